@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llm_oracle import one_model, shared_gpu
 
 from cotenant.core.metrics.tokens import Target, TokenTimes
-from cotenant.policy.residency import ModelFacts, MoveRates
+from cotenant.policy.residency import Do, ModelFacts, MoveRates
 from cotenant.profiles.llm import LlmProfile, StepTimes
 from cotenant.sim.llm.engine import LlmResult, LlmSetup, SimModel, longest, simulate
 from cotenant.sim.llm.gpu import SharedGpu
@@ -71,9 +71,10 @@ def test_a_model_that_is_not_there_comes_back_at_link_speed() -> None:
     out, back = rates.seconds(50 * GIB, 0), rates.seconds(0, 50 * GIB)
     assert found.times.first_s[0] == pytest.approx(10.030)
     assert found.times.first_s[1] == pytest.approx(20 + out + 30.0 + 0.030)  # cold: starting takes 30 s
-    assert found.moves[0].evictions == 1
-    assert found.moves[0].returns == 1
-    assert found.moves[1].evictions == 1
+    assert [(s.model, s.do) for s in found.switches] == [
+        (0, None), (0, Do.EVICT), (1, Do.START), (1, Do.EVICT), (0, Do.BRING)
+    ]  # fmt: skip
+    assert [row["evictions"] for row in found.summary()["models"].values()] == [1, 1]
     # b has just come and was asked for at once, so it has had no stay; a comes once b has been idle as long as a
     # return takes
     assert found.times.first_s[2] >= found.times.last_s[1] + out + back

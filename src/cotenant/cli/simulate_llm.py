@@ -57,6 +57,7 @@ def simulate(
     keep: Keep = "100%",
     seed: Seed = 0,
     csv: Annotated[str | None, typer.Option(help="Every request: when due, first and last token.")] = None,
+    html: Annotated[str | None, typer.Option(help="Write a self-contained report page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Replay requests to language models on shared GPUs: batches per iteration, KV memory, models that come and go.
@@ -72,8 +73,9 @@ def simulate(
     from cotenant.serving.config.models import read_models
     from cotenant.sim.llm.engine import longest
 
-    if csv is not None:
-        check_writable(csv)
+    for path in (csv, html):
+        if path is not None:
+            check_writable(path)
     config = read_models(models)
     start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
     setup = build_setup(
@@ -86,6 +88,10 @@ def simulate(
     if csv is not None:
         with atomic_file(csv) as file:
             file.write(result.times.csv(names))
+    if html is not None:
+        from cotenant.report.llm import write_page
+
+        write_page(html, result)
     if as_json:
         print(json.dumps(content))
         return

@@ -1,19 +1,26 @@
-"""One self-contained HTML page for a load test of language models: distributions of TTFT and TPOT against promises."""
+"""One self-contained HTML page for requests to language models, sent or simulated: distributions of TTFT and TPOT
+against promises, and in a simulation, which models were on the GPUs."""
 
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cotenant.core.files import atomic_file
-from cotenant.loadgen.openai import OpenAiResult
+from cotenant.policy.residency import Do
 from cotenant.report.distributions import cdf_points, rounded
 from cotenant.report.embed import asset, plotly, script_json
+from cotenant.sim.llm.engine import LlmResult, Switch
+
+if TYPE_CHECKING:
+    from cotenant.loadgen.openai import OpenAiResult
 
 WINDOWS = 60
+PIXELS = 1500  # of the longest run
 HEADS = (
     ("requests", "requests"), ("answered", "answered"), ("ttft_ms", "TTFT p50 / p99 ms"),
     ("tpot_ms", "TPOT p50 / p99 ms"), ("attainment", "in time"), ("goodput_rps", "goodput /s"),
@@ -21,22 +28,21 @@ HEADS = (
 )  # fmt: skip
 
 
-def write_page(path: str | Path, result: OpenAiResult) -> None:
+def write_page(path: str | Path, result: OpenAiResult | LlmResult) -> None:
     """Write the page; the file appears whole or not at all."""
     page = build_page(result)
     with atomic_file(path) as file:
         file.write(page)
 
 
-def build_page(result: OpenAiResult) -> str:
+def build_page(result: OpenAiResult | LlmResult) -> str:
     """The page as text."""
     content = result.summary()
-    late = content["lateness_ms"]
-    text = f"{len(result.outcome):,} requests in {result.duration_s:.1f} s to {content['url']}, seed {content['seed']}."
-    if late["p50"] is not None:
-        text += f" Requests left {late['p50']:.2f} ms after their time in the median, 99 % within {late['p99']:.2f} ms."
+    simulated = isinstance(result, LlmResult)
+    title = "Language models, simulated" if simulated else "Language models under load"
     parts = {
-        "headline": html.escape(text),
+        "title": title,
+        "headline": html.escape(_simulated(content) if simulated else _sent(content)),
         "table": _table(content),
         "css": asset("report.css"),
         "data": script_json(page_data(result)),
@@ -49,26 +55,47 @@ def build_page(result: OpenAiResult) -> str:
     return page
 
 
+def _sent(content: dict[str, Any]) -> str:
+    text = f"{content['trace']['requests']:,} requests in {content['duration_s']:.1f} s to {content['url']}"
+    late = content["lateness_ms"]
+    text += f", seed {content['seed']}."
+    if late["p50"] is not None:
+        text += f" Requests left {late['p50']:.2f} ms after their time in the median, 99 % within {late['p99']:.2f} ms."
+    return text
+
+
+def _simulated(content: dict[str, Any]) -> str:
+    gpus, models = content["gpus"], len(content["models"])
+    busy = ", ".join(f"{gpu['busy']:.0%}" for gpu in gpus)
+    text = f"{content['trace']['requests']:,} requests in {content['span_s']:,.0f} s ({content['trace']['source']}): "
+    text += f"{models} {'model' if models == 1 else 'models'} on {len(gpus)} {'GPU' if len(gpus) == 1 else 'GPUs'}, "
+    return text + f"{content['sharing']} shares, busy {busy}, {content['switches']:,} switches."
+
+
 def _table(content: dict[str, Any]) -> str:
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("model", *(h for _, h in HEADS)))
     rows = []
     for name, row in {**content["models"], "all": content["total"]}.items():
-        cells = "".join(f"<td>{_cell(row[key])}</td>" for key, _ in HEADS)
+        cells = "".join(f"<td>{_cell(key, row[key])}</td>" for key, _ in HEADS)
         rows.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _cell(value: Any) -> str:
+def _cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
+    if key == "attainment":
+        return f"{value:.2%}"
     if isinstance(value, dict):
         return f"{value['p50']:.1f} / {value['p99']:.1f}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
-def page_data(result: OpenAiResult) -> dict[str, Any]:
-    """Curves: distributions per model, attainment in windows of the run."""
-    times, promises = result.times, result.test.promises
+def page_data(result: OpenAiResult | LlmResult) -> dict[str, Any]:
+    """Curves: distributions per model, attainment in windows of the run; of a simulation, which models were on the
+    GPUs."""
+    times = result.times
+    promises = result.targets if isinstance(result, LlmResult) else result.test.promises
     kept = times.kept(promises)
     edges = np.linspace(0.0, max(float(times.due_s.max()), 1e-3), WINDOWS + 1)
     where = np.clip(np.searchsorted(edges, times.due_s, side="right") - 1, 0, WINDOWS - 1)
@@ -83,4 +110,37 @@ def page_data(result: OpenAiResult) -> dict[str, Any]:
             "tpot": cdf_points(times.tpot_ms[mine]) | {"promise": promise.tpot_ms},
             "attainment": [None if n == 0 else rounded(float(g / n)) for g, n in zip(good, sent, strict=True)],
         })  # fmt: skip
-    return {"models": models, "windows_s": rounded(((edges[:-1] + edges[1:]) / 2).tolist())}
+    return {
+        "models": models,
+        "windows_s": rounded(((edges[:-1] + edges[1:]) / 2).tolist()),
+        "stays": stays(result.switches, result.end_s) if isinstance(result, LlmResult) else [],
+    }
+
+
+def stays(switches: Sequence[Switch], end_s: float) -> list[dict[str, Any]]:
+    """When each model was on which GPU, or on its way there or back (`moving`), as bars of seconds. Bars of one model
+    closer than a pixel are one bar."""
+    gap_s, found = end_s / PIXELS, []
+    open_bars: dict[tuple[int, bool], dict[str, Any]] = {}
+
+    def bar(model: int, gpu: int, moving: bool, start_s: float, until_s: float) -> None:
+        last = open_bars.get((model, moving))
+        if last is not None and last["gpu"] == gpu and start_s - last["end"] < gap_s:
+            last["end"] = until_s
+        elif until_s > start_s:
+            last = {"model": model, "gpu": gpu, "moving": moving, "start": start_s, "end": until_s}
+            open_bars[model, moving] = last
+            found.append(last)
+
+    there: dict[int, float] = {}  # by model, since when
+    for switch in switches:
+        begun = there.pop(switch.model, None)
+        if begun is not None:
+            bar(switch.model, switch.gpu, False, begun, switch.at_s)
+        bar(switch.model, switch.gpu, True, switch.at_s, switch.at_s + switch.seconds)
+        if switch.do not in (Do.EVICT, Do.STOP):
+            there[switch.model] = switch.at_s + switch.seconds
+    last_gpu = {switch.model: switch.gpu for switch in switches}
+    for model, begun in there.items():
+        bar(model, last_gpu[model], False, begun, end_s)
+    return [row | {"start": rounded(row["start"], 7), "end": rounded(row["end"], 7)} for row in found]

@@ -22,10 +22,33 @@ function drawDistribution(id) {
   const shapes = DATA.models.flatMap((m, i) => (m[id].promise === null ? [] : [{
     type: "line", x0: m[id].promise, x1: m[id].promise, y0: 0, y1: 1, yref: "paper", line: { color: color(i), dash: "dot", width: 1 },
   }]));
-  Plotly.react(id, traces, layout(320, { shapes, xaxis: axis("ms", { rangemode: "tozero" }), yaxis: axis("share", { range: [0, 1.02], tickformat: ".0%" }) }), OPTIONS);
+  const all = DATA.models.flatMap((m) => m[id].x).filter((ms) => ms > 0);
+  const wide = all.length && Math.max(...all) > 200 * Math.min(...all); // best-effort models wait for minutes, others for milliseconds
+  const scale = wide ? { type: "log", dtick: 1 } : { rangemode: "tozero" };
+  Plotly.react(id, traces, layout(320, { shapes, xaxis: axis("ms", scale), yaxis: axis("share", { range: [0, 1.02], tickformat: ".0%" }) }), OPTIONS);
+}
+
+function drawStays() {
+  document.getElementById("stays-part").hidden = !DATA.stays.length; // a load test does not see the GPUs
+  if (!DATA.stays.length) return;
+  const gpus = new Set(DATA.stays.map((s) => s.gpu)).size;
+  const traces = [false, true].map((moving) => {
+    const rows = DATA.stays.filter((s) => s.moving === moving);
+    return {
+      type: "bar", orientation: "h", showlegend: false, y: rows.map((s) => DATA.models[s.model].name), base: rows.map((s) => s.start),
+      x: rows.map((s) => s.end - s.start), marker: { color: rows.map((s) => color(s.model)), opacity: moving ? 0.35 : 1 },
+      text: rows.map((s) => (gpus > 1 && !moving ? `GPU ${s.gpu}` : "")), textangle: 0, constraintext: "inside", textposition: "inside", textfont: { color: "#fff" },
+      customdata: rows.map((s) => [s.end, s.gpu]), hovertemplate: "%{base:.1f} to %{customdata[0]:.1f} s, GPU %{customdata[1]}<extra>%{y}</extra>",
+    };
+  });
+  Plotly.react("stays", traces, layout(80 + 30 * DATA.models.length, {
+    barmode: "overlay", bargap: 0.3, xaxis: axis("s", { rangemode: "tozero" }),
+    yaxis: axis("", { autorange: "reversed", type: "category", categoryorder: "array", categoryarray: DATA.models.map((m) => m.name) }),
+  }), OPTIONS);
 }
 
 function draw() {
+  drawStays();
   drawDistribution("ttft");
   drawDistribution("tpot");
   const traces = DATA.models.map((m, i) => ({

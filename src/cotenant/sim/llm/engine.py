@@ -52,15 +52,15 @@ class LlmSetup:
     host_bytes: int | None = None
 
 
-@dataclass
-class Moves:
-    """Switches of one model and the seconds that they took."""
+@dataclass(frozen=True)
+class Switch:
+    """A model's program comes to a GPU or leaves it, from `at_s` on for `seconds`. `do` None: there from the start."""
 
-    starts: int = 0
-    evictions: int = 0
-    returns: int = 0
-    stops: int = 0
-    seconds: float = 0.0
+    at_s: float
+    seconds: float
+    model: int
+    gpu: int
+    do: Do | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class LlmResult:
     setup: LlmSetup
     times: TokenTimes
     refused: np.ndarray  # by a full queue
-    moves: tuple[Moves, ...]
+    switches: tuple[Switch, ...]
     busy_s: tuple[float, ...]
     preempted: tuple[int, ...]
     end_s: float
@@ -85,15 +85,18 @@ class LlmResult:
         """Figures per model and of all."""
         span = max(self.end_s, 1e-9)
         rows = self.times.rows(self.targets, span)
-        for index, (row, moves) in enumerate(zip(rows.values(), self.moves, strict=True)):
+        switches = [s for s in self.switches if s.do is not None]
+        for index, row in enumerate(rows.values()):
+            mine = [s for s in switches if s.model == index]
             row["refused"] = int(self.refused[self.times.model == index].sum())
             row["preempted"] = self.preempted[index]
-            row |= {"starts": moves.starts, "evictions": moves.evictions, "returns": moves.returns,
-                    "stops": moves.stops, "move_s": moves.seconds}  # fmt: skip
+            for name, do in (("starts", Do.START), ("evictions", Do.EVICT), ("returns", Do.BRING), ("stops", Do.STOP)):
+                row[name] = sum(s.do is do for s in mine)
+            row["move_s"] = sum(s.seconds for s in mine)
         return {
             "trace": self.trace.summary(), "models": rows, "total": self.times.total(self.targets, span),
             "gpus": [{"busy": busy / span} for busy in self.busy_s],
-            "switches": sum(m.starts + m.evictions + m.returns + m.stops for m in self.moves), "span_s": self.end_s,
+            "switches": len(switches), "span_s": self.end_s,
             "sharing": self.setup.sharing,
         }  # fmt: skip
 
@@ -108,7 +111,6 @@ class _Model:
         self.queue: deque[int] = deque()
         self.gpu = -1
         self.busy = False  # a step runs
-        self.moves = Moves()
 
 
 class _Run:
@@ -124,6 +126,7 @@ class _Run:
         self.first = np.full(len(trace), np.nan)
         self.last = np.full(len(trace), np.nan)
         self.refused = np.zeros(len(trace), bool)
+        self.switches: list[Switch] = []
         self._heap: list[tuple[float, int, int, int, int]] = []  # time, order, kind, a, b
         self._order = 0
         self._wake_s = math.inf
@@ -184,6 +187,7 @@ class _Run:
             self.policy.arrived(model.name, 0.0)
             for action in self.policy.decide(0.0):
                 self.by_name[action.model].gpu = action.gpu
+                self.switches.append(Switch(0.0, 0.0, model.index, action.gpu, None))
                 self.policy.settled(action.model, 0.0)
             self.policy.withdrawn(model.name, 0.0)
 
@@ -204,18 +208,14 @@ class _Run:
             held = model.config.facts.memory_bytes
             if action.do is Do.START:
                 seconds = self.policy.rows[action.model].start_s
-                model.moves.starts += 1
             elif action.do is Do.BRING:
                 seconds = self.rates.seconds(0, held)
-                model.moves.returns += 1
             elif action.do is Do.EVICT:
                 seconds = self.rates.seconds(held, 0)
-                model.moves.evictions += 1
             else:
                 seconds = STOP_S
-                model.moves.stops += 1
             model.gpu = action.gpu
-            model.moves.seconds += seconds
+            self.switches.append(Switch(self.now_s, seconds, model.index, action.gpu, action.do))
             self._push(self.now_s + seconds, self.MOVED, model.index, round(seconds * 1e9))
         if self.policy.wake_s < self._wake_s:
             self._wake_s = self.policy.wake_s
@@ -282,7 +282,7 @@ def simulate(trace: TokenTrace, setup: LlmSetup, progress: Callable[[int], None]
     run.run()
     times = TokenTimes(trace.model, trace.times_s, run.first, run.last, trace.prompt, trace.output)
     return LlmResult(
-        trace, setup, times, run.refused, tuple(m.moves for m in run.models), tuple(g.busy_s for g in run.gpus),
+        trace, setup, times, run.refused, tuple(run.switches), tuple(g.busy_s for g in run.gpus),
         tuple(m.batcher.preempted for m in run.models), run.now_s,
     )  # fmt: skip
 
