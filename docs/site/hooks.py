@@ -1,9 +1,13 @@
-"""Steps of the site's build: the list of decisions, blank lines before lists, and no file of another site."""
+"""Steps of the site's build: pages from the code, the list of decisions, blank lines before lists, no foreign file."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import reference
 
 LIST_ITEM = re.compile(r"^(?:[-*]|\d+\.) ")
 CONTINUES = re.compile(r"^(?:[-*] |\d+\. | |#|\||$)")
@@ -28,6 +32,15 @@ def with_blank_lines(markdown: str) -> str:
             lines.append("")
         lines.append(line)
     return "\n".join(lines)
+
+
+def on_files(files, config, **_):
+    """Adds the pages that are written from the code (decision 0149)."""
+    from mkdocs.structure.files import File
+
+    for path, text in {**reference.pages(), **reference.schemas()}.items():
+        files.append(File.generated(config, path, content=text))
+    return files
 
 
 def on_page_markdown(markdown: str, page, config, **_) -> str:

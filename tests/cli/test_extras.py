@@ -53,6 +53,7 @@ NEEDS = {
     "load": ("--url http://127.0.0.1:1 --service x=1", "serve"),
     "dashboard": ("nonsense", ""),
     "metrics": ("", ""),
+    "schema": ("agent", ""),
     "fleet": ("up", "fleet"),
     "submit": ("-- true", ""),
     "queue": ("", ""),

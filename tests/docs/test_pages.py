@@ -33,8 +33,9 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_page_has_its_place_in_the_navigation() -> None:
+    """Pages of reference/ are written when the site is built (test_reference.py)."""
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
-    listed = re.findall(r"[\w/-]+\.md", navigation)
+    listed = [page for page in re.findall(r"[\w/-]+\.md", navigation) if not page.startswith("reference/")]
     decisions = DOCS / "decisions"
     expected = {
         page.relative_to(DOCS).as_posix() for page in PAGES if page.parent != decisions or page.name == "README.md"

@@ -64,6 +64,10 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, copies, schemes."),
         "dashboard": ("cotenant.cli.dashboard", "Agents, servers and fleets on one live page."),
         "metrics": ("cotenant.cli.metrics", "List every live metric."),
+        "schema": (
+            "cotenant.cli.schema",
+            "Print the JSON Schema of a file, for an editor that completes and checks it.",
+        ),
     },
 }
 VERBS = {verb: row for verbs in PANELS.values() for verb, row in verbs.items()}

@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def resume(
-    name: Annotated[str, typer.Argument(metavar="NAME|pid:N")],
+    name: Annotated[str, typer.Argument(metavar="NAME|pid:N", help="What was parked.")],
     gpu: Annotated[str | None, typer.Option(metavar="UUID", help="Another GPU of the same kind.")] = None,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="How long to wait for room on the GPU.")] = "60s",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,

@@ -15,7 +15,7 @@ Text = str | None
 
 @app.command("set")
 def set_share(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")],
     request: Annotated[Text, typer.Option(metavar="30%", help="GPU time it gets when others compete.")] = None,
     limit: Annotated[Text, typer.Option(metavar="60%", help="GPU time it never exceeds.")] = None,
     memory: Annotated[Text, typer.Option(metavar="8GiB", help="GPU memory it may take.")] = None,

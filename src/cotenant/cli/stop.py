@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def stop(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")],
     grace: Annotated[str, typer.Option(metavar="TIME", help="Time between SIGTERM and SIGKILL.")] = "10s",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,

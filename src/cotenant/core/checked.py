@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from cotenant.core.errors import InputError
@@ -31,17 +31,22 @@ def parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
-Seconds = Annotated[float, parsed(parse_seconds)]
-Nanoseconds = Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e9))]
-Bytes = Annotated[int, parsed(parse_bytes)]
-Memory = Annotated[int, parsed(parse_memory)]
-Fraction = Annotated[float, parsed(parse_fraction)]
+# how quantities are written in a file, for editors: by JSON Schema
+TIME = WithJsonSchema({"type": ["number", "string"], "title": "time", "examples": ["2h", "500ms", "10s"]})
+SIZE = WithJsonSchema({"type": ["integer", "string"], "title": "size", "examples": ["256MiB", "62.5GB", "8GiB"]})
+PART = WithJsonSchema({"type": ["number", "string"], "title": "part", "examples": [0.3, "30%"]})
+
+Seconds = Annotated[float, parsed(parse_seconds), TIME]
+Nanoseconds = Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e9)), TIME]
+Bytes = Annotated[int, parsed(parse_bytes), SIZE]
+Memory = Annotated[int, parsed(parse_memory), SIZE]
+Fraction = Annotated[float, parsed(parse_fraction), PART]
 
 
 class Strict(BaseModel):
-    """A model that refuses keys it does not have, and says which it has."""
+    """A model that refuses keys it does not have, and says which it has. What a field is for stands below it."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -173,7 +173,7 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
 
 
-_KEYS = (
+KEYS = (
     "name", "command", "gpus", "share", "slice", "mechanism", "cpus", "memory", "model", "profile", "duration",
     "iterations", "priority", "tenant", "deadline", "env", "workdir", "retries", "grace", "processes", "job_dir",
 )  # fmt: skip
@@ -195,8 +195,8 @@ def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
     if not isinstance(data, Mapping):
         raise InputError("a job file holds settings, one `name: value` a line")
     for key in data:
-        if key not in _KEYS:
-            raise InputError(f"is not a field of a job; known: {', '.join(_KEYS)}", field=str(key)[:60])
+        if key not in KEYS:
+            raise InputError(f"is not a field of a job; known: {', '.join(KEYS)}", field=str(key)[:60])
     ways = [key for key in ("gpus", "share", "slice") if data.get(key) is not None]
     if len(ways) > 1:
         raise InputError(f"{ways[0]} and {ways[1]} exclude each other", field=ways[1])

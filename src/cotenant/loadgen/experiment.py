@@ -38,22 +38,34 @@ class LoadEntry(Strict):
     """`load`: what is sent, against what is planned."""
 
     rate: str = "x1"
+    """Factor on the planned rates."""
     arrivals: str = "poisson"
+    """Arrival process."""
     rates: dict[str, list[float]] = Field(default_factory=dict)
+    """By service, its rate in each step."""
     step: str = "20s"
+    """Length of a step."""
     senders: int = Field(default=1, ge=1, le=64)
+    """Processes that send."""
     grpc: bool = False
+    """Send over gRPC, not HTTP."""
 
 
 class ExperimentFile(Strict):
     """The whole of an experiment file."""
 
     title: str = "Experiment"
+    """Title of the page."""
     services: dict[str, Any] | str
+    """A services file, or its content."""
     load: LoadEntry = LoadEntry()
+    """What is sent."""
     duration: str = "30s"
+    """Length of the load."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the requests."""
     replan: bool = False
+    """Whether the server may follow the rates."""
 
 
 @dataclass(frozen=True)

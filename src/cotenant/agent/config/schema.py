@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool
+from pydantic import Field, StrictBool, TypeAdapter, WithJsonSchema
 
 from cotenant.agent.config.choices import one_or_range, split_ranges
 from cotenant.agent.config.colocation import known_kernels, parse_colocation, whole
@@ -25,17 +25,45 @@ from cotenant.agent.config.files import (
 )
 from cotenant.agent.config.swap import parse_moving, parse_piece
 from cotenant.agent.mechanisms import registry as mechanisms
-from cotenant.core.checked import Bytes, Memory, Nanoseconds, Strict, check, parsed
+from cotenant.core.checked import PART, SIZE, TIME, Bytes, Memory, Nanoseconds, Strict, check, parsed
 from cotenant.core.errors import InputError
 from cotenant.core.strength import Strength, strength_named
 from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
 from cotenant.core.yamlfile import parse_yaml
-from cotenant.policy.colocation import ColocationSettings
+from cotenant.policy.colocation import SCHEMES, ColocationSettings
 from cotenant.policy.copies import CopySettings
 from cotenant.policy.shares import DISCIPLINES, QuotaSettings
 
-Share = Annotated[float | tuple[float, float], parsed(one_or_range(parse_fraction))]  # 10%..50%: a launcher chooses
-Size = Annotated[int | tuple[int, int], parsed(one_or_range(parse_memory))]
+# a range, 10%..50%: a launcher chooses
+A_SHARE = WithJsonSchema({"type": ["number", "string"], "title": "share", "examples": ["30%", "10%..50%"]})
+A_SIZE = WithJsonSchema({"type": ["integer", "string"], "title": "size", "examples": ["8GiB", "2GiB..16GiB"]})
+STRENGTHS = {"enum": [strength.value for strength in Strength if strength is not Strength.NOTHING]}
+A_LIMIT = WithJsonSchema(
+    {
+        "anyOf": [
+            A_SIZE.json_schema,
+            {
+                "type": "object",
+                "properties": {"bytes": A_SIZE.json_schema, "enforce": STRENGTHS},
+                "required": ["bytes", "enforce"],
+            },
+        ]
+    }
+)
+SOME_GPUS = WithJsonSchema({"type": ["string", "integer", "array"], "items": {"type": ["string", "integer"]}})
+SCHEME_OR_SETTINGS = WithJsonSchema(
+    {"anyOf": [{"enum": [scheme.name for scheme in SCHEMES]}, TypeAdapter(ColocationSettings).json_schema()]}
+)
+ON_OR_SIZES = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "boolean"},
+            {"type": "object", "properties": dict.fromkeys(("period_bytes", "chunk_bytes"), SIZE.json_schema)},
+        ]
+    }
+)
+Share = Annotated[float | tuple[float, float], parsed(one_or_range(parse_fraction)), A_SHARE]
+Size = Annotated[int | tuple[int, int], parsed(one_or_range(parse_memory)), A_SIZE]
 UNSET: Any = None  # of settings whose defaults are those of the classes they go to
 
 
@@ -74,7 +102,9 @@ class MemoryLimit(Strict):
     """`memory: {bytes: 8GiB, enforce: driver}`."""
 
     size: Size = Field(alias="bytes")
+    """The limit."""
     enforce: Annotated[Strength, parsed(strength_named)]
+    """At least so strongly, or the tenant is not run: kernel, driver, shim."""
 
 
 _size = one_or_range(parse_memory)
@@ -88,53 +118,96 @@ class TenantEntry(Strict):
     """One of `tenants`. What is left out is as TenantSpec has it."""
 
     name: Annotated[str, parsed(check_name)]
+    """1 to 63 letters, digits and . _ / -"""
     request: Share = 0.0
+    """Share of its GPU while others compete. A range (10%..50%) lets the launcher choose."""
     limit: Share = 1.0
-    memory_bytes: Annotated[int | tuple[int, int] | MemoryLimit, parsed(_memory)] = Field(default=UNSET, alias="memory")
+    """Share that it never exceeds, even alone; a range likewise."""
+    memory_bytes: Annotated[int | tuple[int, int] | MemoryLimit, parsed(_memory), A_LIMIT] = Field(
+        default=UNSET, alias="memory"
+    )
+    """GPU memory of all its processes together; a range, or a limit with what must enforce it, else it is not run."""
     priority: int = 0
+    """For the discipline `priority`: the larger goes first."""
     weight: float = 0.0
-    gpus: Annotated[tuple[str, ...], parsed(_gpus)] = ()
+    """For `weighted-round-robin` and under MPS; by default the request."""
+    gpus: Annotated[tuple[str, ...], parsed(_gpus), SOME_GPUS] = ()
+    """Indices or UUIDs of its GPUs; by default the agent chooses one."""
     mechanism: str = mechanisms.AUTO
+    """How its share is enforced; auto: slices where the driver takes them, else time."""
     uid: Annotated[int, parsed(_user)] = Field(default=UNSET, alias="user")
+    """User who may run it; by default that of the agent."""
     best_effort: StrictBool = False
+    """Keep its work out of the way of latency-sensitive tenants."""
     work_class: str | None = None
+    """What its kernels need most, for the scheme orion: memory, compute, unknown."""
     work_sms: int = 0
-    kernel_profile: Any = None
+    """SMs that its kernels fill; 0: not known."""
+    kernel_profile: Annotated[Any, WithJsonSchema({"type": "string"})] = None
+    """File of `cotenant profile kernels`, relative to this one."""
     in_flight_us: Annotated[int, parsed(lambda value: whole(value, ""))] = 0
+    """GPU time that a best-effort tenant may have in flight; 0: as the scheme says."""
     copy_weight: float = Field(default=UNSET)
+    """Weight of its copies over the PCIe link."""
     latency_sensitive: StrictBool = False
+    """Best-effort tenants keep off its GPU while it has work there, and its copies go first."""
     oversubscribe: str = "none"
+    """How its memory leaves the GPU for others: none, swap, managed, park."""
 
 
 class AgentFile(Strict):
     """The whole file. What is left out is as AgentConfig and QuotaSettings have it."""
 
-    gpus: Annotated[tuple[str, ...], parsed(_some_gpus)] = ("all",)
+    gpus: Annotated[tuple[str, ...], parsed(_some_gpus), SOME_GPUS] = ("all",)
+    """`soft`: the software GPU; `all`; or indices or UUIDs."""
     fail: Literal["open", "closed"] = "closed"
+    """What tenants do when the agent is gone: wait (closed), or go on without limits (open)."""
     discipline: Annotated[str, parsed(_discipline)] = "request-limit"
+    """Order of time slices under the mechanism `time`."""
     quota_ns: Nanoseconds = Field(default=UNSET, alias="quota")
+    """Length of a slice while a tenant's bursts are not known."""
     min_quota_ns: Nanoseconds = Field(default=UNSET, alias="min_quota")
+    """Shortest slice."""
     max_quota_ns: Nanoseconds = Field(default=UNSET, alias="max_quota")
+    """Longest slice."""
     window_ns: Nanoseconds = Field(default=UNSET, alias="window")
+    """Time over which requests and limits hold."""
     idle_credit_ns: Nanoseconds = Field(default=UNSET, alias="idle_credit")
+    """Idle time that a tenant may make up for later."""
     alone_ns: Nanoseconds = Field(default=UNSET, alias="alone_after")
+    """How long no other tenant must have wanted the GPU before a slice has no end."""
     exclusive_ns: Nanoseconds = Field(default=UNSET, alias="exclusive_turn")
+    """Length of a slice of the discipline `exclusive-turns`."""
     grace_ns: Nanoseconds = Field(default=UNSET, alias="revoke_grace")
+    """After the end of a slice, before its tenant is told to stop."""
     stuck_ns: Nanoseconds = Field(default=UNSET, alias="stuck_after")
+    """After that, before others get the GPU although the tenant's kernels still run."""
     idle_release_ns: Nanoseconds = Field(default=UNSET, alias="idle_release")
+    """How long a tenant must have launched nothing before it gives its slice back."""
     inflight_ns: Nanoseconds = Field(default=UNSET, alias="work_in_flight")
-    reconnect_ms: Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e3))] = Field(
+    """GPU time that a tenant may have queued ahead."""
+    reconnect_ms: Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e3)), TIME] = Field(
         default=UNSET, alias="reconnect"
     )
+    """How often a tenant tries to reach an agent that is gone."""
     context_reserve_bytes: Bytes = Field(default=UNSET, alias="context_reserve")
+    """Memory counted for the context of a process; by default 640 MiB, 0 on the software GPU."""
     gpu_memory_bytes: Memory = Field(default=UNSET, alias="gpu_memory")
+    """Memory of each GPU that tenants share; by default all."""
     swap_memory_bytes: Bytes = Field(default=UNSET, alias="swap_memory")
-    most_moving: Annotated[float, parsed(parse_moving)] = Field(default=UNSET)
-    swap_piece_bytes: Annotated[int, parsed(parse_piece)] = Field(default=UNSET, alias="swap_piece")
+    """Host memory that contents may move to; by default half of what is available."""
+    most_moving: Annotated[float, parsed(parse_moving), PART] = Field(default=UNSET)
+    """Largest part of the time that may go to moving memory."""
+    swap_piece_bytes: Annotated[int, parsed(parse_piece), SIZE] = Field(default=UNSET, alias="swap_piece")
+    """Largest unit that moves."""
     swap_hand: StrictBool = True
-    colocation: Annotated[ColocationSettings, parsed(parse_colocation)] = Field(default=UNSET)
-    copies: Annotated[CopySettings, parsed(parse_copies)] = Field(default=UNSET)
+    """Device memory goes from one tenant of a user to another without being cleared."""
+    colocation: Annotated[ColocationSettings, parsed(parse_colocation), SCHEME_OR_SETTINGS] = Field(default=UNSET)
+    """A scheme of co-location by name, or its settings."""
+    copies: Annotated[CopySettings, parsed(parse_copies), ON_OR_SIZES] = Field(default=UNSET)
+    """Whether copies over the PCIe link take turns, or the sizes by which they do."""
     tenants: list[TenantEntry] = Field(default_factory=list)
+    """Tenants that are declared here rather than by the command that starts them."""
 
 
 def load(source: str) -> AgentConfig:

@@ -27,36 +27,56 @@ class ModelGpusEntry(Strict):
     """`gpus`: how many the models may use, and how much of each. `model: soft` is the software GPU, `cpu` is none."""
 
     count: int = Field(default=1, ge=1, le=64)
+    """How many GPUs the models may use."""
     model: str | None = None
+    """`soft`: the software GPU; `cpu`: none. By default what is there."""
     memory: Memory | None = None
+    """What they may take of each GPU; by default all."""
 
 
 class ModelEntry(Strict):
     """One of `models`."""
 
     name: str = Field(min_length=1, max_length=63)
+    """What clients ask for, and the tenant's name."""
     command: str = Field(min_length=1)
+    """The program; `{port}` becomes a free port of 127.0.0.1. It is run without a shell."""
     memory: Memory
+    """GPU memory it may take in all: weights, KV cache, workspaces."""
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
+    """Best-effort models wait for the work of the others on their GPU, and are evicted first."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    """Within its class, the larger goes first."""
     ttft_ms: float = Field(default=1000.0, allow_inf_nan=False, gt=0)
+    """Target for the time to the first token; first requests are ordered by when they would miss it."""
     tpot_ms: float = Field(default=100.0, allow_inf_nan=False, gt=0)
+    """Target for the time per token after the first."""
     keep: int = Field(default=0, ge=0)
+    """1: start with the server and never evict."""
     served_as: str | None = Field(default=None, min_length=1)
+    """What the program calls the model; by default `name`, else the first of its `/v1/models`."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
+    """Requests that may wait; one more is refused."""
     max_concurrency: int = Field(default=256, ge=1, le=1_000_000)
+    """Requests that the program is given at once."""
 
 
 class ModelsFile(BaseModel):
     """The whole of models.yaml. Keys of a services file may stand beside `models`: they are kept for its reader."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
     gpus: ModelGpusEntry = ModelGpusEntry()
+    """The GPUs that the models share."""
     models: list[ModelEntry] = Field(min_length=1, max_length=MOST_MODELS)
+    """The models, each a program that speaks OpenAI's API."""
     listen: ListenEntry = ListenEntry()
+    """Address and limits of the door."""
     host_memory: Memory | None = None
+    """Host memory for evicted models, together; by default the agent's bound."""
     load_timeout: Seconds = Field(default=600.0, gt=0)
+    """How long a program may take to start."""
     idle: Seconds = Field(default=10.0, ge=0)
+    """How long a model must be idle before one of a lower class or priority gets its memory."""
 
 
 @dataclass(frozen=True)

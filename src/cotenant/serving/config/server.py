@@ -20,33 +20,56 @@ class ListenEntry(Strict):
     """`listen`: addresses, who may ask, and how much and how long."""
 
     http: str | None = "127.0.0.1:8000"
+    """HOST:PORT of the HTTP door; port 0 is any that is free, `none` keeps the door shut."""
     grpc: str | None = "127.0.0.1:8001"
+    """HOST:PORT of the gRPC door."""
     tls_certificate: str | None = None
+    """Certificate for both doors, relative to this file."""
     tls_key: str | None = None
+    """Its key."""
     tokens: str | None = None
+    """File with a bearer token a line that clients must show; without it no token is needed."""
     max_body: Bytes = Field(default=64 << 20, ge=1024, le=1 << 33)
+    """Largest request."""
     max_in_flight: int = Field(default=10_000, ge=1, le=1_000_000)
+    """Most requests in the server; near it those of low priority are refused."""
     max_connections: int = Field(default=20_000, ge=1, le=1_000_000)
+    """Most connections of clients."""
     read_timeout: Seconds = Field(default=30.0, gt=0)
+    """How long a request may take to arrive."""
     write_timeout: Seconds = Field(default=30.0, gt=0)
+    """How long a client may take to read an answer."""
     idle_timeout: Seconds = Field(default=300.0, gt=0)
+    """How long a connection may be idle."""
     drain: Seconds = Field(default=30.0, ge=0)
+    """How long requests may take to be answered after SIGTERM."""
 
 
 class ServingEntry(Strict):
     """Top-level keys of a server."""
 
     listen: ListenEntry = ListenEntry()
+    """Addresses and limits."""
     backend: Annotated[str, parsed(backends.check)] = backends.AUTO
+    """How models are run; by default by their files. `timed`: as long as the profile says."""
     models: str | None = None
+    """Folder of the models that are named without a slash, relative to this file."""
     autoscale: bool = True
+    """Whether GPUs are taken and given back as rates change."""
     forecast: Literal["ewma", "trend"] = "trend"
+    """How the rates of the next period are estimated."""
     patience: int = Field(default=3, ge=1, le=1000)
+    """Periods that must all want fewer GPUs before one is given back."""
     least_rate: float = Field(default=0.1, ge=0, le=1)
+    """Part of its announced rate that an idle service is planned for."""
     verify: bool = True
+    """Whether plans are simulated before they are used."""
     hold: float = Field(default=0.0, ge=0, le=1)
+    """Part of a duty cycle for which a batch that is not full waits."""
     poll_models: Seconds = Field(default=0.0, ge=0)
+    """How often folders are looked at for new versions; 0: never."""
     load_timeout: Seconds = Field(default=300.0, gt=0)
+    """How long a model may take to load."""
 
 
 @dataclass(frozen=True)

@@ -27,35 +27,55 @@ class GpusEntry(Strict):
     """`gpus`: how many of which model."""
 
     count: int = Field(ge=1, le=MAX_GPUS)
+    """How many GPUs."""
     model: str
+    """The model of all of them, as the catalog or the profile calls it; `cpu` with the mechanism `cores`."""
 
 
 class ReplanEntry(Strict):
     """`replan`: how often plans are made when serving, and the factor on rates that they are made for."""
 
     period: Seconds = 20.0
+    """How often a server plans for the rates that it sees."""
     headroom: float = Field(default=1.2, ge=1.0, le=100.0)
+    """Factor on the rates that plans are made for."""
 
 
 class ServiceEntry(Strict):
     """One of `services`. Without a rate it is planned for 1 request/s until one is measured."""
 
     name: str = Field(min_length=1, max_length=200)
+    """What clients ask for."""
     model: str | None = None
+    """Folder of the model in a repository, or a model of the profile; by default the service's name."""
     rate_rps: float = Field(default=1.0, allow_inf_nan=False, gt=0)
+    """Requests per second to plan for."""
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
+    """Time within which an answer must arrive."""
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
+    """A best-effort service has no deadlines and, under a co-location scheme, waits for the others."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    """The larger goes first where not everything fits."""
     memory: Memory | None = None
+    """GPU memory reserved for its worker under a co-location scheme."""
     input_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Size of a request, for the time that its copy to the GPU takes."""
     copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Weight of its worker's copies over the PCIe link."""
     work_class: Literal["unknown", "memory", "compute"] = "unknown"
+    """What its kernels need most, for the scheme orion."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
+    """Requests that may wait; one more is refused."""
     arrivals: str | None = None
+    """Arrival process in simulations: poisson, constant, gamma:CV, mmpp:..., trace:FORMAT:FILE."""
     backend: str | None = None
+    """How its model is run; by default as the whole file says."""
     version: int | None = Field(default=None, ge=1)
+    """Version of the model; by default the largest."""
     max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Requests that may be in the server at once."""
     sample: str | None = None
+    """File with an inference request in JSON to measure the model with."""
 
     @property
     def profile_model(self) -> str:
@@ -67,29 +87,47 @@ class ApplicationEntry(Strict):
     """One of `applications`. `graph`: stage to following stages, or the name of a known one (game, traffic)."""
 
     name: str = Field(min_length=1, max_length=200)
+    """What clients ask for."""
     graph: dict[str, list[str]] | str
+    """Each stage with those that follow it, or the name of a known graph."""
     rate_rps: float = Field(allow_inf_nan=False, gt=0)
+    """Requests per second to plan for."""
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
+    """Time within which the last stage must have answered."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    """The larger goes first where not everything fits."""
     arrivals: str | None = None
+    """Arrival process in simulations, as for services."""
     inputs: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """By stage and input, from which output (`STAGE.OUTPUT`) it comes."""
 
 
 class ServicesFile(BaseModel):
     """The whole of services.yaml. `backends`, `listen` and other keys of serving are kept for the server."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
     gpus: GpusEntry | None = None
+    """The GPUs to plan for: this or `cluster`."""
     cluster: str | None = None
+    """A cluster, written as for simulations (16x8, a file)."""
     mechanism: str = "mps"
+    """How a part of a GPU is enforced: time, mps, green, mig, cores."""
     partitions: list[str | float] | None = None
+    """Sizes of parts that may be made, as the profile labels them; by default all of the profile."""
     max_gpulets: int | None = Field(default=None, ge=1, le=64)
+    """Most parts of one GPU; by default the profile's."""
     max_models: int = Field(default=MOST_MODELS, ge=1, le=MOST_MODELS)
+    """Most models that share one part."""
     colocation: str | None = None
+    """Scheme under which latency-sensitive and best-effort services share GPUs."""
     profile: str | dict[str, str] | None = None
+    """Profile of the models, relative to this file; or one for each GPU model."""
     replan: ReplanEntry = ReplanEntry()
+    """How a server plans anew."""
     services: list[ServiceEntry] = Field(default_factory=list)
+    """Models that answer requests."""
     applications: list[ApplicationEntry] = Field(default_factory=list)
+    """Graphs of models that answer as one."""
 
 
 @dataclass(frozen=True)

@@ -29,18 +29,26 @@ class NodesEntry(Strict):
     """One entry of `nodes`. Left out: gpu, cpus, memory and storage_mbps come from the command line or defaults."""
 
     count: Count = Field(default=1, ge=1, le=MAX_NODES)
+    """Nodes of this group."""
     gpus: Count = Field(ge=0, le=MAX_GPUS_PER_NODE)
+    """GPUs of each node."""
     gpu: Annotated[str, parsed(lambda name: find_gpu(name).name if isinstance(name, str) else name)] | None = None
+    """Their model."""
     cpus: Number | None = Field(default=None, gt=0, lt=1e6)
+    """CPU cores of each node."""
     memory: Bytes | None = Field(default=None, gt=0)
+    """Memory of each node."""
     storage_mbps: Number | None = Field(default=None, gt=0, lt=1e9)
+    """Rate of storage of each node, in 10^6 bytes per second."""
     name: str | None = None
+    """Nodes are called NAME0, NAME1, ..."""
 
 
 class ClusterFile(Strict):
     """The whole file."""
 
     nodes: list[NodesEntry] = Field(min_length=1)
+    """Groups of equal nodes."""
 
 
 def read_cluster_yaml(path: str, wishes: NodeOptions) -> Cluster:
