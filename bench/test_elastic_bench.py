@@ -23,7 +23,7 @@ from cotenant.core.cluster import Cluster, NodeGroup
 from cotenant.core.gpus import CATALOG
 from cotenant.core.metrics.summary import summarise
 from cotenant.core.work import Jobs, Trace
-from cotenant.policy.elastic.choices import find_elastic
+from cotenant.policy.elastic.registry import find_elastic
 from cotenant.policy.elastic.view import NONE, Configurations, View
 from cotenant.profiles.training.elastic import load_elastic
 from cotenant.sim.jobs.elastic import ElasticOptions, run_elastic

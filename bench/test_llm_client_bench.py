@@ -18,9 +18,9 @@ from cotenant.bench.llm_fidelity import timed_engine
 from cotenant.core.metrics.tokens import Target as Promise
 from cotenant.loadgen.openai import OpenAiTest, run_openai
 from cotenant.loadgen.target import parse_target
-from cotenant.profiles.llm import roofline
-from cotenant.workloads.tokens.text import WORDS
-from cotenant.workloads.tokens.trace import make_trace
+from cotenant.profiles.llm.profile import roofline
+from cotenant.workloads.llm.text import WORDS
+from cotenant.workloads.llm.trace import make_trace
 
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 PROMPT, OUTPUT, COUNT = 500, 64, 90

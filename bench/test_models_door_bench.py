@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from cotenant.serving.models.program import free_port
+from cotenant.serving.llm.program import free_port
 
 HERE = Path(__file__).parent
 STREAM = [sys.executable, str(HERE / "door_stream.py")]

@@ -27,7 +27,7 @@ from cotenant.core.strength import Strength  # noqa: E402
 from cotenant.devices.base import Gpu  # noqa: E402
 from cotenant.devices.cards import NO_LIMIT, Card  # noqa: E402
 from cotenant.devices.cgroups import Hierarchy, delegate_down  # noqa: E402
-from cotenant.devices.memory_limits import detect, words  # noqa: E402
+from cotenant.devices.memory_limit_probe import detect, words  # noqa: E402
 from cotenant.devices.registry import device_named  # noqa: E402
 from cotenant.policy.memory_limits import prospect  # noqa: E402
 

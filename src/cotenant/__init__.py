@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cotenant.api.agent import Agent as Agent
     from cotenant.api.jobs import compare as compare
     from cotenant.api.jobs import draw_trace as draw_trace
     from cotenant.api.jobs import read_record as read_record
     from cotenant.api.jobs import simulate as simulate
     from cotenant.api.mig import predict as predict
-    from cotenant.api.node import Agent as Agent
     from cotenant.api.serving import plan as plan
     from cotenant.training.loop import loop as loop
 
@@ -27,7 +27,7 @@ _HOMES = {
     **dict.fromkeys(("draw_trace", "simulate", "read_record", "compare"), "cotenant.api.jobs"),
     "plan": "cotenant.api.serving",
     "predict": "cotenant.api.mig",
-    "Agent": "cotenant.api.node",
+    "Agent": "cotenant.api.agent",
 }
 __all__ = ["Agent", "compare", "draw_trace", "loop", "plan", "predict", "read_record", "simulate"]
 

@@ -13,8 +13,8 @@ from fake_shim import register
 
 from cotenant.agent.config.files import Choices, TenantSpec, check_spec
 from cotenant.agent.config.schema import parse_config
-from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.mechanisms.base import Enforcement
+from cotenant.agent.memory_limits.enforcer import MemoryLimits
 from cotenant.agent.tenants.registry import Registry, spec_from_dict, spec_to_dict
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError

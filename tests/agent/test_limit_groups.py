@@ -13,10 +13,10 @@ import pytest
 from kube_node import wait_for
 
 from cotenant.agent.config.files import TenantSpec
-from cotenant.agent.limits.enforcer import MemoryLimits, card_of
-from cotenant.agent.limits.groups import NoGroupError, new_group, own_group, place_group
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
+from cotenant.agent.memory_limits.enforcer import MemoryLimits, card_of
+from cotenant.agent.memory_limits.groups import NoGroupError, new_group, own_group, place_group
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.registry import Registry

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from cotenant.agent.audit.shares import ShareProof
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms.base import Enforcement, Mechanism
 from cotenant.agent.mechanisms.proof import Client, Look, Place, Sms
-from cotenant.agent.owners.proof import ShareProof
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.devices.base import Gpu
@@ -85,7 +85,7 @@ def test_the_sms_that_a_program_sees_are_those_it_was_given(sleeper: int, sms: i
 def test_what_was_put_right_stays_named_for_a_while(sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
     proof, _ = world(sleeper)
     now = [100.0]
-    monkeypatch.setattr("cotenant.agent.owners.proof.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("cotenant.agent.audit.shares.time.monotonic", lambda: now[0])
     (text,) = proof.judge(look(a="its namespace was gone: it was set again"), {})["a"]
     assert text.startswith("its namespace was gone: it was set again (")
     now[0] += 29

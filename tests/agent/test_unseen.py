@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
+from cotenant.agent.audit.processes import UnseenWatch
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.owners.owners import Owners
-from cotenant.agent.owners.unseen import UnseenWatch
 from cotenant.agent.processes import key_of
 from cotenant.agent.tenants.registry import Registry
 from cotenant.core.errors import WorkError

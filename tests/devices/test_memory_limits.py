@@ -10,7 +10,7 @@ import pytest
 
 from cotenant.core.strength import Strength
 from cotenant.devices.cgroups import Cgroups, delegate_down
-from cotenant.devices.memory_limits import detect
+from cotenant.devices.memory_limit_probe import detect
 from cotenant.devices.registry import device
 from cotenant.policy.memory_limits import prospect
 from cotenant.softgpu.cgroups import FolderCgroups, region

@@ -16,7 +16,7 @@ from heard import heard
 
 from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind
-from cotenant.fleet.database import StoreError
+from cotenant.fleet.store.sqlite import StoreError
 from cotenant.policy.jobs.choice import JobPolicy
 
 
@@ -299,7 +299,7 @@ def test_whatever_is_killed_no_job_is_lost_or_runs_twice(tmp_path: Path, seed: i
 
 def test_time_does_not_follow_the_date_and_outlives_the_controller(tmp_path: Path) -> None:
     from cotenant.fleet.controller.clock import FleetClock
-    from cotenant.fleet.store import Store
+    from cotenant.fleet.store.jobs import Store
 
     store, ticks = Store(tmp_path), [10**9]
     clock = FleetClock(store, lambda: ticks[0], "boot 1")

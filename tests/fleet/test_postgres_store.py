@@ -17,10 +17,10 @@ from postgres_server import PostgresServer
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.events import Kind
 from cotenant.fleet.controller.job_table import Book
-from cotenant.fleet.database import StoreError
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
-from cotenant.fleet.store import Store, keep_store_url, take_lock
+from cotenant.fleet.store.jobs import Store, keep_store_url, take_lock
+from cotenant.fleet.store.sqlite import StoreError
 
 pytestmark = [pytest.mark.extras, pytest.mark.slow]
 SPEC = JobSpec("job", ("true",), env={"A": "b"})
@@ -91,7 +91,7 @@ def test_a_store_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 LEADER = """
 import sys, time
 from pathlib import Path
-from cotenant.fleet.store import Store, take_lock
+from cotenant.fleet.store.jobs import Store, take_lock
 lock = take_lock(Path(sys.argv[1]))
 store = Store(Path(sys.argv[1]), database=lock.database)
 print("leads", flush=True)

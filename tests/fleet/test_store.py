@@ -10,10 +10,10 @@ from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind
 from cotenant.fleet.controller.job_table import Book
 from cotenant.fleet.controller.recording import record_of
-from cotenant.fleet.database import StoreError
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
-from cotenant.fleet.store import FleetLock, Store
+from cotenant.fleet.store.jobs import FleetLock, Store
+from cotenant.fleet.store.sqlite import StoreError
 
 SPEC = JobSpec("job", ("true",), env={"A": "b"})
 HELD = Assignment((Place("node-0", (GpuShare("g"),), 3.0, 10**9),), 1, 1.5)

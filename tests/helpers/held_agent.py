@@ -20,9 +20,9 @@ from cotenant.agent.__main__ import serve
 from cotenant.agent.daemon import AgentOptions
 from cotenant.devices.base import Gpu, uuid_text
 from cotenant.agent.tenants.places import place_in, place_of
-from cotenant.agent.owners import ended
+from cotenant.agent.owners import slurm_ended
 
-ended.LOOK_EVERY_S, ended.PATIENCE_S = 0.1, float(sys.argv[4])
+slurm_ended.LOOK_EVERY_S, slurm_ended.PATIENCE_S = 0.1, float(sys.argv[4])
 folder, count, memory = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", memory << 30, i, kind="soft") for i in range(count))
 

@@ -13,7 +13,7 @@ from kubelet_standin import Kubelet
 from pods import Pod, patched
 from waiting import wait_for
 
-from cotenant.kube.mutate import mutate
+from cotenant.kube.admission.mutate import mutate
 
 
 class Node:

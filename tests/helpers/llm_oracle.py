@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cotenant.profiles.llm import LlmProfile
+from cotenant.profiles.llm.profile import LlmProfile
 
 
 @dataclass

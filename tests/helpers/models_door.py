@@ -15,7 +15,7 @@ from typing import Any
 from waiting import wait_for
 
 from cotenant.serving.config.models import parse_models
-from cotenant.serving.models.server import ModelOptions, ModelServer
+from cotenant.serving.llm.server import ModelOptions, ModelServer
 from cotenant.serving.server import new_loop
 
 STANDIN = Path(__file__).with_name("llm_standin.py")

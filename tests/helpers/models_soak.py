@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from models_door import STANDIN, until
 
-from cotenant.workloads.tokens.text import digest
+from cotenant.workloads.llm.text import digest
 
 MARK = "COTENANT_SOAK_MARK"
 ANSWER_WITHIN_S = 300.0

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cotenant.bench.timed_llm.engine import Device
-from cotenant.bench.timed_llm.serve import serve
-from cotenant.profiles.llm import LlmProfile, Step, StepTimes
+from cotenant.profiles.llm.profile import LlmProfile, Step, StepTimes
+from cotenant.timed_llm.engine import Device
+from cotenant.timed_llm.serve import serve
 
 NO_TIME = StepTimes(0, 0, 0, 0, 0, 0)
 

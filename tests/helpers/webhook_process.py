@@ -13,7 +13,7 @@ from typing import Any
 
 from waiting import wait_for
 
-from cotenant.kube import certificates
+from cotenant.kube.admission import certificates
 
 CODE = "import sys; from cotenant.cli.main import main; sys.argv = ['cotenant', *sys.argv[1:]]; main()"
 NAMES = ["cotenant-webhook.cotenant-system.svc", "localhost"]

@@ -17,7 +17,8 @@ from pods import Pod, check_pod, patched, pod, share
 from waiting import wait_for
 
 from cotenant.core.errors import InputError
-from cotenant.kube import dra, offer
+from cotenant.kube.admission.mutate import mutate
+from cotenant.kube.dra import claims, offer
 from cotenant.kube.messages import (
     DRA_HEALTH,
     DRA_PLUGINS,
@@ -27,7 +28,6 @@ from cotenant.kube.messages import (
     open_channel,
     registration,
 )
-from cotenant.kube.mutate import mutate
 from cotenant.kube.quantity import parse_memory
 from cotenant.kube.shares import shares_of
 
@@ -80,7 +80,7 @@ def place(node: Node, thing: Pod, device: str = "") -> tuple[Pod, Thing]:
 
     `device`: the scheduler is passed over, and that one is allocated.
     """
-    template, after = dra.claims_of(thing, (1, 36))
+    template, after = claims.claims_of(thing, (1, 36))
     after = patched(after, mutate(after))
     check_pod(after)
     spec = template["spec"]["spec"]
@@ -194,7 +194,7 @@ def test_an_agent_that_is_away_offers_nothing(node: Node) -> None:
 
 
 def test_a_pod_of_claims_takes_no_units() -> None:
-    _, after = dra.claims_of(pod(annotations=share("30%", memory="1Gi")), (1, 34))
+    _, after = claims.claims_of(pod(annotations=share("30%", memory="1Gi")), (1, 34))
     operations = mutate(after)
     assert operations
     assert not any("resources" in op["path"] for op in operations)
@@ -208,7 +208,7 @@ def test_a_pod_of_claims_takes_no_units() -> None:
 
 def test_what_resources_say_becomes_annotations() -> None:
     limits = {"cotenant.dev/share": 40, "cotenant.dev/memory": 8, "cpu": "1"}
-    _, after = dra.claims_of(pod(containers=[{"name": "main", "resources": {"limits": limits}}]), (1, 34))
+    _, after = claims.claims_of(pod(containers=[{"name": "main", "resources": {"limits": limits}}]), (1, 34))
     assert after["metadata"]["annotations"] == {
         "cotenant.dev/request": "40%", "cotenant.dev/limit": "100%", "cotenant.dev/memory": "8192Mi",
         "cotenant.dev/containers": "main", "cotenant.dev/placed-by": "claims",
@@ -216,12 +216,12 @@ def test_what_resources_say_becomes_annotations() -> None:
     assert after["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1"}
     two = [{"name": n, "resources": {"limits": {"cotenant.dev/share": u}}} for n, u in (("a", 10), ("b", 20))]
     with pytest.raises(InputError, match="containers ask for different shares by resources"):
-        dra.claims_of(pod(containers=two), (1, 34))
+        claims.claims_of(pod(containers=two), (1, 34))
 
 
 @pytest.mark.parametrize("count", [2 << 30, 500_000_001, (1 << 20) + 1, 3 * 10**9])
 def test_the_memory_of_a_share_is_written_as_an_annotation_is_read(count: int) -> None:
     thing = pod("train", annotations=share("30%", memory="8Gi"))
     (one,) = shares_of(thing)
-    said = dra._terms([dataclasses.replace(one, memory_bytes=count)])["cotenant.dev/memory"]
+    said = claims._terms([dataclasses.replace(one, memory_bytes=count)])["cotenant.dev/memory"]
     assert parse_memory(said, "memory") == count

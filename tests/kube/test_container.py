@@ -24,8 +24,8 @@ from waiting import wait_for
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import names
+from cotenant.kube.admission.mutate import mutate
 from cotenant.kube.install import install
-from cotenant.kube.mutate import mutate
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 ENTER = """

@@ -8,11 +8,11 @@ from api_standin import ApiServer
 from pods import pod, share
 
 from cotenant.agent.tenants.places import Place
-from cotenant.kube.api import KubeApi
-from cotenant.kube.binder import Binder
-from cotenant.kube.escapes import Escape, EscapeWatch
+from cotenant.kube.binding.binder import Binder
+from cotenant.kube.binding.escapes import Escape, EscapeWatch
+from cotenant.kube.client import KubeApi
 from cotenant.kube.inventory import Inventory
-from cotenant.kube.plugin import Desk
+from cotenant.kube.plugin.resource import Desk
 from cotenant.kube.units import NodeGpu
 
 PLACES = {

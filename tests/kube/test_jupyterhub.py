@@ -11,7 +11,7 @@ import pytest
 from pods import check_pod, patched, pod
 
 from cotenant.agent.config.files import TenantSpec, check_spec
-from cotenant.kube.mutate import mutate
+from cotenant.kube.admission.mutate import mutate
 from cotenant.kube.shares import shares_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "jupyterhub" / "cotenant.py"

@@ -14,8 +14,8 @@ import yaml
 from dra_scheduler import COMPARED
 from pods import check_object, check_pod, patched, pod, versions
 
-from cotenant.kube import dra, offer
-from cotenant.kube.mutate import mutate
+from cotenant.kube.admission.mutate import mutate
+from cotenant.kube.dra import claims, offer
 from cotenant.kube.quantity import parse_quantity
 from cotenant.kube.shares import shares_of
 from cotenant.kube.units import MigSlice, NodeGpu
@@ -111,7 +111,7 @@ def test_claims_are_counted_by_classes_and_what_the_driver_publishes() -> None:
     check_object(template, versions()[-1])
     asked = pod("train", annotations={k: v for k, v in thing["metadata"]["annotations"].items() if "placed" not in k})
     asked["spec"]["containers"] = [{"name": "train", "image": "x"}]
-    made, changed = dra.claims_of(asked, (1, 36))
+    made, changed = claims.claims_of(asked, (1, 36))
     assert made["spec"] == template["spec"], "as `cotenant kube claims` makes it"
     assert changed["metadata"]["annotations"] == thing["metadata"]["annotations"]
     check_pod(patched(thing, mutate(thing)))

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from pods import check_object, pod, pods, versions
 
 from cotenant.core.errors import InputError
-from cotenant.kube import dra, names, offer
+from cotenant.kube import names
+from cotenant.kube.dra import claims, offer
 from cotenant.kube.shares import shares_of
 from cotenant.kube.units import MigSlice, NodeGpu
 
@@ -306,7 +307,7 @@ def test_the_condition(thing: Thing, asked: bool) -> None:
 
 
 def test_the_folders_of_the_node_are_those_that_pods_mount() -> None:
-    from cotenant.kube.mutate import Injection
+    from cotenant.kube.admission.mutate import Injection
 
     daemon = by_name(install())["DaemonSet", "cotenant-node"]
     spec = daemon["spec"]["template"]["spec"]
@@ -343,7 +344,7 @@ def test_claims_are_valid_and_replace_units(version: str) -> None:
     from pods import share
 
     kubernetes = (1, int(version.partition(".")[2]))
-    things = dra.claims_of(pod(annotations=share("30%", limit="60%", memory="8Gi")), kubernetes)
+    things = claims.claims_of(pod(annotations=share("30%", limit="60%", memory="8Gi")), kubernetes)
     for thing in things:
         check_object(thing, version)
     template, changed = things
@@ -363,5 +364,5 @@ def test_what_a_version_does_not_have_is_said() -> None:
     with pytest.raises(InputError, match=r"Kubernetes 1.31 serves no resource.k8s.io for claims; use 1.32 or newer"):
         offer.api_version((1, 31))
     with pytest.raises(InputError, match=r"needs consumable capacity, in Kubernetes 1.34 or newer"):
-        dra.claim_template("x", "y", mine, (1, 33))
+        claims.claim_template("x", "y", mine, (1, 33))
     assert names.SHARE_UNITS == 100

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from pods import Pod, check_pod, patched, pod, pods, share, versions
 
 from cotenant.core.errors import InputError
-from cotenant.kube.mutate import Injection, mutate
+from cotenant.kube.admission.mutate import Injection, mutate
 from cotenant.kube.shares import shares_of
 
 SHIMS = "/opt/cotenant/lib/current/libcotenant-shim.so:/opt/cotenant/lib/current/libcotenant-nvml.so"

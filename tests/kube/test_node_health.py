@@ -16,11 +16,12 @@ from nvml_standin import Card, StandIn
 from pods import pod, share
 from waiting import wait_for
 
-from cotenant.kube import inventory, nodeplugin
-from cotenant.kube.api import KubeApi
+from cotenant.kube import inventory
+from cotenant.kube import node as node_plugin
+from cotenant.kube.client import KubeApi
 from cotenant.kube.inventory import Inventory, nvml_faults
-from cotenant.kube.nodeplugin import NodePlugin, NodeSettings
-from cotenant.kube.plugin import Desk
+from cotenant.kube.node import NodePlugin, NodeSettings
+from cotenant.kube.plugin.resource import Desk
 from cotenant.kube.units import MigSlice, NodeGpu, gpu_of
 
 SHARE = "cotenant.dev/share"
@@ -41,7 +42,7 @@ def world() -> World:
 
 @pytest.fixture
 def node(make_node: Callable[..., Node], world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(nodeplugin, "HEALTH_EVERY_S", 0.1)
+    monkeypatch.setattr(node_plugin, "HEALTH_EVERY_S", 0.1)
     found = make_node(gpus=2)
     settings = NodeSettings(
         "node-a", found.agent.folder, found.kubelet.plugins, found.kubelet.resources / "kubelet.sock",

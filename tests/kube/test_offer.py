@@ -9,9 +9,9 @@ import pytest
 from api_standin import ApiServer, Thing
 from dra_scheduler import CLASSES, Scheduler
 
-from cotenant.kube import offer
-from cotenant.kube.api import KubeApi
-from cotenant.kube.claims import ClaimDriver, ClaimSettings
+from cotenant.kube.client import KubeApi
+from cotenant.kube.dra import offer
+from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.units import MigSlice, NodeGpu
 

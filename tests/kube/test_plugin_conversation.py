@@ -19,7 +19,7 @@ from pods import patched, pod, share
 from waiting import wait_for
 
 from cotenant.abi.protocol import MessageType
-from cotenant.kube.mutate import mutate
+from cotenant.kube.admission.mutate import mutate
 from cotenant.kube.units import gpu_of
 
 SHARE, MEMORY = "cotenant.dev/share", "cotenant.dev/memory"

@@ -16,10 +16,10 @@ from kubelet_standin import AdmissionError, Kubelet
 from pods import pod, share
 from waiting import wait_for
 
-from cotenant.kube.folderwatch import FolderWatch
 from cotenant.kube.inventory import Inventory
-from cotenant.kube.plugin import Desk
-from cotenant.kube.registrar import Registrar
+from cotenant.kube.plugin.folderwatch import FolderWatch
+from cotenant.kube.plugin.registrar import Registrar
+from cotenant.kube.plugin.resource import Desk
 from cotenant.kube.units import NodeGpu
 
 SHARE = "cotenant.dev/share"
@@ -71,7 +71,7 @@ def test_a_folder_that_is_made_again_is_watched_again(tmp_path: Path) -> None:
 
 
 def test_without_inotify_it_is_a_short_poll(tmp_path: Path) -> None:
-    with mock.patch("cotenant.kube.folderwatch.ctypes.CDLL") as libc:
+    with mock.patch("cotenant.kube.plugin.folderwatch.ctypes.CDLL") as libc:
         libc.return_value.inotify_init1.return_value = -1
         watch = FolderWatch(tmp_path)
     assert not watch.wait(NEVER_S), "it looks again by itself"
@@ -109,7 +109,7 @@ def test_a_folder_that_is_emptied_while_the_plugin_starts_to_listen(folder: Path
             path.unlink()
         real(path, mode)
 
-    with mock.patch("cotenant.kube.plugin.os.chmod", chmod):
+    with mock.patch("cotenant.kube.plugin.resource.os.chmod", chmod):
         registrar.start()
         try:
             wait_for(lambda: kubelet.healthy(SHARE))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pods import decoded, patched, pod, review, share
 
-from cotenant.kube import review as reviews
-from cotenant.kube.review import Answer, WebhookSettings, answer
+from cotenant.kube.admission import review as reviews
+from cotenant.kube.admission.review import Answer, WebhookSettings, answer
 
 UID = "705ab4f5-6393-11e8-b7cc-42010a800002"
 CLOSED, OPEN = WebhookSettings(), WebhookSettings(fail_open=True)

@@ -19,9 +19,9 @@ from waiting import wait_for
 from webhook_process import NAMES, Webhook, write_pair
 
 from cotenant.core.errors import InputError, WorkError
-from cotenant.kube import bootstrap, certificates
-from cotenant.kube.api import KubeApi
-from cotenant.kube.review import MAX_BODY_BYTES
+from cotenant.kube.admission import bootstrap, certificates
+from cotenant.kube.admission.review import MAX_BODY_BYTES
+from cotenant.kube.client import KubeApi
 
 Start = Callable[..., Webhook]
 

@@ -18,10 +18,10 @@ from cotenant.core.metrics.tokens import Target as Promise
 from cotenant.core.metrics.tokens import TokenTimes
 from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, ask_models, run_openai
 from cotenant.loadgen.target import parse_target
-from cotenant.profiles.llm import LlmProfile
+from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.report.llm import page_data
-from cotenant.workloads.tokens.text import answer_text, digest, prompt_of
-from cotenant.workloads.tokens.trace import make_trace
+from cotenant.workloads.llm.text import answer_text, digest, prompt_of
+from cotenant.workloads.llm.trace import make_trace
 
 PROFILE = LlmProfile("chat", NO_TIME)
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.core.errors import InputError
-from cotenant.policy.batching import Batcher, Token
-from cotenant.profiles.llm import LlmProfile, Step, StepTimes
+from cotenant.policy.llm_batching import Batcher, Token
+from cotenant.profiles.llm.profile import LlmProfile, Step, StepTimes
 
 TIMES = StepTimes(0.01, 1e-4, 0, 0.01, 1e-3, 0)
 

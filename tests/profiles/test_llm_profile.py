@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from timed_llm import running
 
-from cotenant.bench.timed_llm.engine import Clock
 from cotenant.core.errors import InputError
 from cotenant.loadgen.llm_profiling import Cell, Profiling, limits, measure
 from cotenant.loadgen.target import parse_target
-from cotenant.profiles.llm import LlmProfile, Step, StepTimes, pairs_of, parse_size, roofline
-from cotenant.profiles.llm_files import add_row, find_profile, read_profiles
-from cotenant.profiles.llm_fit import Point, fit
+from cotenant.profiles.llm.files import add_row, find_profile, read_profiles
+from cotenant.profiles.llm.fit import Point, fit
+from cotenant.profiles.llm.profile import LlmProfile, Step, StepTimes, pairs_of, parse_size, roofline
+from cotenant.timed_llm.engine import Clock
 
 TRUE = StepTimes(0.004, 20e-6, 1e-9, 0.006, 50e-6, 40e-9)
 

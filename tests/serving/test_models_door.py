@@ -21,9 +21,9 @@ from models_door import PATIENCE_S, Door, chat, door, model, until
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.config.models import parse_models
 from cotenant.serving.config.services import parse_services
-from cotenant.serving.models.hosts import NoHostMemoryError, PlainHost
-from cotenant.serving.models.openai import Renamed
-from cotenant.serving.models.server import ModelServer
+from cotenant.serving.llm.hosts import NoHostMemoryError, PlainHost
+from cotenant.serving.llm.openai import Renamed
+from cotenant.serving.llm.server import ModelServer
 from cotenant.serving.server import Options, build
 
 

@@ -208,7 +208,7 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded_or_measured(
 
 def test_a_first_start_says_that_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cotenant.policy import compiled
-    from cotenant.serving.parts import is_compiled
+    from cotenant.serving.wiring import is_compiled
 
     monkeypatch.setattr(compiled, "CACHED", True)
     monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)

@@ -16,7 +16,7 @@ from cotenant.core.gpus import CATALOG
 from cotenant.core.metrics.summary import summarise
 from cotenant.core.record.record import Record
 from cotenant.core.work import Jobs, Trace
-from cotenant.policy.elastic.choices import ELASTIC
+from cotenant.policy.elastic.registry import ELASTIC
 from cotenant.policy.elastic.view import NONE
 from cotenant.profiles.training.elastic import load_elastic
 from cotenant.sim.jobs.elastic import ElasticOptions, keeps_gpu, run_elastic

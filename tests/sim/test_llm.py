@@ -10,10 +10,10 @@ from llm_oracle import one_model, shared_gpu
 
 from cotenant.core.metrics.tokens import Target, TokenTimes
 from cotenant.policy.residency import Do, ModelFacts, MoveRates
-from cotenant.profiles.llm import LlmProfile, StepTimes
+from cotenant.profiles.llm.profile import LlmProfile, StepTimes
 from cotenant.sim.llm.engine import LlmResult, LlmSetup, SimModel, longest, simulate
 from cotenant.sim.llm.gpu import SharedGpu
-from cotenant.workloads.tokens.trace import TokenTrace, make_trace
+from cotenant.workloads.llm.trace import TokenTrace, make_trace
 
 GIB = 1 << 30
 ROUND = StepTimes(0.010, 0.001, 0.0, 0.020, 0.0, 0.0)  # 10 ms and 1 ms a token; a decode takes 20 ms

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from cotenant.core.errors import InputError
-from cotenant.workloads.tokens.drawn import draw_trace, parse_lengths
-from cotenant.workloads.tokens.native import write_csv
-from cotenant.workloads.tokens.registry import FORMATS, read_tokens
-from cotenant.workloads.tokens.trace import TokenOptions, TokenTrace, make_trace
+from cotenant.workloads.llm.drawn import draw_trace, parse_lengths
+from cotenant.workloads.llm.native import write_csv
+from cotenant.workloads.llm.registry import FORMATS, read_tokens
+from cotenant.workloads.llm.trace import TokenOptions, TokenTrace, make_trace
 
 
 def rows(trace: TokenTrace) -> list[tuple[float, str, int, int]]:

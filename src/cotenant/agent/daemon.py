@@ -16,6 +16,8 @@ from typing import Any
 
 from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent import processes
+from cotenant.agent.audit.processes import UnseenWatch
+from cotenant.agent.audit.shares import ShareProof
 from cotenant.agent.config import files as configs
 from cotenant.agent.config.file_watch import FileWatch
 from cotenant.agent.config.files import AgentConfig
@@ -34,7 +36,6 @@ from cotenant.agent.lifecycle.lives import Lives
 from cotenant.agent.lifecycle.reconfigure import Reconfigure
 from cotenant.agent.lifecycle.state import StateFile, load
 from cotenant.agent.lifecycle.takeover import take_over
-from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.agent.mechanisms.slices import Slices
@@ -47,10 +48,9 @@ from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.space import SpaceMaker
 from cotenant.agent.memory.whole import WholeProcesses
-from cotenant.agent.owners.ended import EndedJobs, job_file, running_jobs, why_held
+from cotenant.agent.memory_limits.enforcer import MemoryLimits
 from cotenant.agent.owners.owners import Owners
-from cotenant.agent.owners.proof import ShareProof
-from cotenant.agent.owners.unseen import UnseenWatch
+from cotenant.agent.owners.slurm_ended import EndedJobs, job_file, running_jobs, why_held
 from cotenant.agent.shims.requests import Requests
 from cotenant.agent.shims.server import ShimServer
 from cotenant.agent.slices.enforcer import SliceEnforcer

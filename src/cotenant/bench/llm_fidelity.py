@@ -19,10 +19,10 @@ from cotenant.loadgen.llm_profiling import Profiling, measure
 from cotenant.loadgen.openai import OpenAiTest, run_openai
 from cotenant.loadgen.target import parse_target
 from cotenant.policy.residency import ModelFacts
-from cotenant.profiles.llm import LlmProfile
-from cotenant.profiles.llm_files import add_row
+from cotenant.profiles.llm.files import add_row
+from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.sim.llm.engine import LlmSetup, SimModel, longest, simulate
-from cotenant.workloads.tokens.trace import TokenTrace
+from cotenant.workloads.llm.trace import TokenTrace
 
 KEYS = ("ttft_ms", "tpot_ms")
 

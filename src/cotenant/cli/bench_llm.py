@@ -25,10 +25,10 @@ def llm(
     from cotenant.bench.llm_fidelity import compare, dump, table
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
-    from cotenant.profiles.llm_files import find_profile
-    from cotenant.workloads.tokens.drawn import draw_trace
-    from cotenant.workloads.tokens.registry import read_tokens
-    from cotenant.workloads.tokens.trace import TokenOptions
+    from cotenant.profiles.llm.files import find_profile
+    from cotenant.workloads.llm.drawn import draw_trace
+    from cotenant.workloads.llm.registry import read_tokens
+    from cotenant.workloads.llm.trace import TokenOptions
 
     length_s = parse_seconds(duration, field="duration")
     found = find_profile(profile, "timed")

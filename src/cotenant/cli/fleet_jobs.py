@@ -18,7 +18,7 @@ def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
     if not run.is_dir() and job is None and str(run) == run.name:
         from cotenant.core.folders import fleet_folder
         from cotenant.fleet.controller.recording import record_of
-        from cotenant.fleet.store import is_fleet
+        from cotenant.fleet.store.jobs import is_fleet
 
         folder = fleet_folder()
         if is_fleet(folder):
@@ -28,7 +28,7 @@ def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
             if not run.exists():
                 raise InputError(f"{run} is neither a run's folder nor a job of the fleet in {folder}", field="RUN")
     if run.is_dir():
-        from cotenant.fleet.store import is_fleet
+        from cotenant.fleet.store.jobs import is_fleet
 
         if is_fleet(run):
             from cotenant.fleet.controller.recording import record_of

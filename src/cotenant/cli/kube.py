@@ -61,11 +61,11 @@ def webhook(
 
     from cotenant.core import logs
     from cotenant.core.errors import InputError
-    from cotenant.kube import bootstrap
-    from cotenant.kube.api import connect
-    from cotenant.kube.mutate import Injection
-    from cotenant.kube.review import WebhookSettings
-    from cotenant.kube.webhook import LOOK_S, FilePair, Listening, LiveContext, Refresh, WebhookApp, serve
+    from cotenant.kube.admission import bootstrap
+    from cotenant.kube.admission.mutate import Injection
+    from cotenant.kube.admission.review import WebhookSettings
+    from cotenant.kube.admission.webhook import LOOK_S, FilePair, Listening, LiveContext, Refresh, WebhookApp, serve
+    from cotenant.kube.client import connect
 
     logs.configure(log_format, log_level)
     _one_of(fail, ("open", "closed"), "--fail")
@@ -142,12 +142,12 @@ def plugin(
     from cotenant.core import logs
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
-    from cotenant.kube import offer
-    from cotenant.kube.api import connect
-    from cotenant.kube.claims import CDI_KIND, ClaimSettings
+    from cotenant.kube.client import connect
+    from cotenant.kube.dra import offer
+    from cotenant.kube.dra.driver import CDI_KIND, ClaimSettings
     from cotenant.kube.inventory import Inventory
-    from cotenant.kube.nodeplugin import NodeSettings, run
-    from cotenant.kube.plugin import Desk, Grant
+    from cotenant.kube.node import NodeSettings, run
+    from cotenant.kube.plugin.resource import Desk, Grant
 
     logs.configure(log_format, log_level)
     _one_of(mounts, ("webhook", "plugin"), "--mounts")

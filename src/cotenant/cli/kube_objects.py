@@ -30,8 +30,8 @@ def mutate(
     as_json: AsJson = False,
 ) -> None:
     """Show what the webhook makes of a pod, without a cluster."""
-    from cotenant.kube.mutate import Injection, change
-    from cotenant.kube.mutate import mutate as patch_of
+    from cotenant.kube.admission.mutate import Injection, change
+    from cotenant.kube.admission.mutate import mutate as patch_of
 
     thing = _read_pod(pod)
     injection = Injection(mounts=mounts == "webhook", memory_hook=memory_hook)
@@ -42,7 +42,7 @@ def mutate(
 
 def claims(pod: PodFile, kubernetes: Version = "1.34", as_json: AsJson = False) -> None:
     """Print the pod with claims of dynamic resource allocation in place of units, and their templates."""
-    from cotenant.kube.dra import claims_of
+    from cotenant.kube.dra.claims import claims_of
 
     thing, version = _read_pod(pod), _version(kubernetes)
     with _of_file(pod):
@@ -60,7 +60,7 @@ def slice_(
     """Print the ResourceSlices of this node's GPUs for dynamic resource allocation."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
-    from cotenant.kube import offer
+    from cotenant.kube.dra import offer
     from cotenant.kube.inventory import check_whole, gpus_of, mig_slices
 
     given = [part for part in whole.split(",") if part]

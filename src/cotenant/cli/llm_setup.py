@@ -11,10 +11,10 @@ import typer
 from cotenant.core.errors import InputError
 
 if TYPE_CHECKING:
-    from cotenant.profiles.llm import LlmProfile
+    from cotenant.profiles.llm.profile import LlmProfile
     from cotenant.serving.config.models import ModelsConfig
     from cotenant.sim.llm.engine import LlmSetup
-    from cotenant.workloads.tokens.trace import TokenTrace
+    from cotenant.workloads.llm.trace import TokenTrace
 
 REQUESTS = "Requests"
 DEFAULT_GPU_BYTES = 80 << 30
@@ -47,9 +47,9 @@ def build_trace(
 ) -> TokenTrace:  # fmt: skip
     """The requests that the options mean, for these models, at `factor` times their rates."""
     from cotenant.core.units import parse_fraction, parse_seconds
-    from cotenant.workloads.tokens.drawn import draw_trace
-    from cotenant.workloads.tokens.registry import read_tokens
-    from cotenant.workloads.tokens.trace import TokenOptions
+    from cotenant.workloads.llm.drawn import draw_trace
+    from cotenant.workloads.llm.registry import read_tokens
+    from cotenant.workloads.llm.trace import TokenOptions
 
     length_s = None if duration is None else parse_seconds(duration, field="duration")
     if trace is None:
@@ -90,7 +90,7 @@ def profiles_of(config: ModelsConfig, given: Sequence[str]) -> list[LlmProfile]:
     """A profile for each model of the file, under its name."""
     from dataclasses import replace
 
-    from cotenant.profiles.llm_files import find_profile
+    from cotenant.profiles.llm.files import find_profile
 
     names = [m.name for m in config.models]
     specs: dict[str, str] = {}

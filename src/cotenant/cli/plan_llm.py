@@ -28,7 +28,7 @@ from cotenant.cli.llm_setup import (
 if TYPE_CHECKING:
     from cotenant.sim.llm.engine import LlmSetup
     from cotenant.sim.llm.packing import Row
-    from cotenant.workloads.tokens.trace import TokenTrace
+    from cotenant.workloads.llm.trace import TokenTrace
 
 app = typer.Typer(add_completion=False)
 

@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False)
 def policy_lists() -> dict[str, dict[str, str]]:
     """Kind of policy -> name -> what it does, from the lists that the code itself uses."""
     from cotenant.policy.colocation import SCHEMES
-    from cotenant.policy.elastic.choices import ELASTIC
+    from cotenant.policy.elastic.registry import ELASTIC
     from cotenant.policy.jobs.allotment import ALLOTMENTS
     from cotenant.policy.jobs.ordering import ORDERINGS
     from cotenant.policy.jobs.placement import PLACEMENTS

@@ -33,8 +33,8 @@ def llm(
     from cotenant.loadgen.llm_profiling import Profiling, limits, measure
     from cotenant.loadgen.openai import PATHS
     from cotenant.loadgen.target import parse_target
-    from cotenant.profiles.llm import LlmProfile
-    from cotenant.profiles.llm_files import add_row, row_of
+    from cotenant.profiles.llm.files import add_row, row_of
+    from cotenant.profiles.llm.profile import LlmProfile
 
     check_writable(out)
     if endpoint not in PATHS:

@@ -12,7 +12,7 @@ import typer
 from cotenant.cli.log_options import LogFormat, LogLevel
 
 if TYPE_CHECKING:
-    from cotenant.serving.models.server import ModelServer
+    from cotenant.serving.llm.server import ModelServer
     from cotenant.serving.server import Server
 
 LOG = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def _models(
     """The door of a models file, with the services of the same file behind it."""
     from cotenant.core.errors import InputError
     from cotenant.serving.config.models import read_models
-    from cotenant.serving.models.server import ModelOptions, ModelServer
+    from cotenant.serving.llm.server import ModelOptions, ModelServer
 
     config = read_models(path)
     for option, given in unused.items():

@@ -19,7 +19,7 @@ TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile",
 
 def is_elastic(policy: str) -> bool:
     """Whether the policy is one of the elastic ones."""
-    from cotenant.policy.elastic.choices import ELASTIC
+    from cotenant.policy.elastic.registry import ELASTIC
 
     return policy in ELASTIC
 
@@ -38,7 +38,7 @@ def run_elastic_policy(
     """Read and simulate. `job_options`: the options of job policies that were given; some make no sense here."""
     from cotenant.cli.progress import jobs_progress, say_compiling, say_inputs
     from cotenant.core.units import parse_seconds
-    from cotenant.policy.elastic.choices import find_elastic
+    from cotenant.policy.elastic.registry import find_elastic
     from cotenant.profiles.training.elastic import load_elastic
     from cotenant.sim.jobs.elastic import ElasticOptions, run_elastic
     from cotenant.workloads.jobs.select import load_trace

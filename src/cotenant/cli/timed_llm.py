@@ -27,10 +27,10 @@ def timed_llm(
     steps as long as the profile says. Answers name the model and the prompt, so one of a wrong model is seen."""
     from dataclasses import replace
 
-    from cotenant.bench.timed_llm.serve import run
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_memory, parse_seconds
-    from cotenant.profiles.llm_files import find_profile
+    from cotenant.profiles.llm.files import find_profile
+    from cotenant.timed_llm.serve import run
 
     if device not in ("clock", "cuda"):
         raise InputError(f"{device!r} is not clock or cuda", field="device")

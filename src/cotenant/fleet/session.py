@@ -24,7 +24,7 @@ from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.noderuntime.inventory import agent_node, nodes_of_cluster, this_machine
 from cotenant.fleet.nodes import NodeSpec, pretend_nodes
-from cotenant.fleet.store import keep_store_url, take_lock
+from cotenant.fleet.store.jobs import keep_store_url, take_lock
 from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.profiles.training.tables import Profiles, load_profiles
 

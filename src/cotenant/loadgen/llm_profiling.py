@@ -13,9 +13,9 @@ from cotenant.core.errors import WorkError
 from cotenant.core.metrics.tokens import Target as Promise
 from cotenant.loadgen.openai import OpenAiTest, OpenAiTransport, run_openai
 from cotenant.loadgen.target import Target
-from cotenant.profiles.llm import Step, pairs_of
-from cotenant.profiles.llm_fit import Fit, Point, fit
-from cotenant.workloads.tokens.trace import make_trace
+from cotenant.profiles.llm.fit import Fit, Point, fit
+from cotenant.profiles.llm.profile import Step, pairs_of
+from cotenant.workloads.llm.trace import make_trace
 
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32)

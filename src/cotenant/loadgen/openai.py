@@ -19,8 +19,8 @@ from cotenant.loadgen.http import RECEIVE, Connection, HttpTransport
 from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
 from cotenant.loadgen.schedule import Schedule
 from cotenant.loadgen.target import Target
-from cotenant.workloads.tokens.text import fault_of, prompt_text
-from cotenant.workloads.tokens.trace import TokenTrace
+from cotenant.workloads.llm.text import fault_of, prompt_text
+from cotenant.workloads.llm.trace import TokenTrace
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 MOST_EVENT = 1 << 20

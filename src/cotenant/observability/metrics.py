@@ -6,7 +6,7 @@ Names follow Prometheus's conventions: a base unit at the end (`_seconds`, `_byt
 
 from __future__ import annotations
 
-from cotenant.observability import metrics_kube, metrics_models
+from cotenant.observability import metrics_kube, metrics_llm
 from cotenant.observability.metric import Metric
 
 TURN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -127,4 +127,4 @@ AGENT, SERVER, FLEET = _of("gpu", "agent", "turn", "tenant"), _of("server"), _of
 
 def every() -> tuple[Metric, ...]:
     """All live metrics, in the order of documents and dashboards."""
-    return AGENT + SERVER + metrics_models.MODEL + FLEET + metrics_kube.WEBHOOK + metrics_kube.PLUGIN
+    return AGENT + SERVER + metrics_llm.MODEL + FLEET + metrics_kube.WEBHOOK + metrics_kube.PLUGIN

@@ -28,15 +28,15 @@ from cotenant.serving.dispatch.pool import TICK_S, Pool
 from cotenant.serving.dispatch.requestlog import GPU_COLUMNS, REQUEST_COLUMNS, CsvLog
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.gateway import doors
-from cotenant.serving.gateway.api import Api
 from cotenant.serving.gateway.http1 import HttpFront
+from cotenant.serving.gateway.management import Api
 from cotenant.serving.gateway.requests import Gateway
 from cotenant.serving.gateway.routes import Routes
 from cotenant.serving.gateway.tokens import Tokens
-from cotenant.serving.parts import http_limits, is_compiled, local_factory, raise_file_limit
 from cotenant.serving.planning.crew import Crew
 from cotenant.serving.planning.replanner import Replanner
 from cotenant.serving.protocol.shared_memory import Regions
+from cotenant.serving.wiring import http_limits, is_compiled, local_factory, raise_file_limit
 from cotenant.serving.worker import WorkerFactory
 from cotenant.serving.workers.quick import measured
 from cotenant.serving.workers.quick import wanted as quick_wanted

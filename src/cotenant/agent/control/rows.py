@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.agent.audit.processes import UnseenWatch
 from cotenant.agent.config.in_force import InForce
 from cotenant.agent.control.shortfalls import Shortfalls
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc.page import counters as counters_of
-from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.mechanisms.mps_prospects import MpsHere, find_mps
 from cotenant.agent.mechanisms.prospects import Found, row_of, strongest, under
 from cotenant.agent.mechanisms.slices import Slices
 from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.residents import Residents
-from cotenant.agent.owners.unseen import UnseenWatch
+from cotenant.agent.memory_limits.enforcer import MemoryLimits
 from cotenant.agent.shims.server import ShimServer
 from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.host_memory import HostMemory

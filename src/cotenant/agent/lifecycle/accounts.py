@@ -6,10 +6,10 @@ from cotenant.abi.protocol import MessageType
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.ipc import wire
-from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.pages import MemoryPages
 from cotenant.agent.memory.residents import Residents
+from cotenant.agent.memory_limits.enforcer import MemoryLimits
 from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from cotenant.agent.lifecycle import state
 from cotenant.agent.lifecycle.lives import Lives
-from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.memory.checkpoints import Checkpoints
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.swap_orders import MoveCount
+from cotenant.agent.memory_limits.enforcer import MemoryLimits
 from cotenant.agent.owners.owners import Owners
 from cotenant.core.errors import InputError, WorkError
 

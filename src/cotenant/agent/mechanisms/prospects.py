@@ -14,7 +14,7 @@ from cotenant.agent.mechanisms.registry import MECHANISMS, names
 from cotenant.agent.mechanisms.slices import Slices
 from cotenant.core.strength import Promise, Prospect, Strength
 from cotenant.devices.base import Gpu
-from cotenant.devices.memory_limits import detect
+from cotenant.devices.memory_limit_probe import detect
 from cotenant.devices.registry import device_of
 from cotenant.policy.memory_limits import prospect
 

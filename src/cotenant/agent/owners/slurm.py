@@ -17,7 +17,7 @@ from typing import Any
 
 from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.ipc.client import ControlClient
-from cotenant.agent.owners.ended import job_file
+from cotenant.agent.owners.slurm_ended import job_file
 from cotenant.agent.tenants.launcher import program_environment
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, WorkError

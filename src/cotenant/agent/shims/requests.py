@@ -10,12 +10,12 @@ from cotenant.agent.config.in_force import InForce
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.wire import BadMessageError
-from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.pages import MemoryPages
 from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.space import SpaceMaker
+from cotenant.agent.memory_limits.enforcer import MemoryLimits
 from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.registry import Registry

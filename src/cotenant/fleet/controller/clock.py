@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cotenant.fleet.store import Store
+from cotenant.fleet.store.jobs import Store
 
 Monotonic = Callable[[], int]
 

@@ -28,13 +28,13 @@ from cotenant.fleet.controller.leases import Leases
 from cotenant.fleet.controller.planners import FleetPlan, Planner, View
 from cotenant.fleet.controller.reports import Absorber
 from cotenant.fleet.controller.rounds import round_row
-from cotenant.fleet.database import StoreError
 from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.noderuntime.tenancy import can_park
 from cotenant.fleet.nodes import NodeSpec, by_number
 from cotenant.fleet.state import CANCELLED, Job
-from cotenant.fleet.store import Lock, Store, take_lock
+from cotenant.fleet.store.jobs import Lock, Store, take_lock
+from cotenant.fleet.store.sqlite import StoreError
 
 LOG = logging.getLogger(__name__)
 

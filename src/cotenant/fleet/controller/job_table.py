@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 from cotenant.core.events import Kind, Reason
-from cotenant.fleet.database import StoreError
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import (
     ENDED,
@@ -23,7 +22,8 @@ from cotenant.fleet.state import (
     Attempt,
     Job,
 )
-from cotenant.fleet.store import Event, Store
+from cotenant.fleet.store.jobs import Event, Store
+from cotenant.fleet.store.sqlite import StoreError
 
 
 class Book:

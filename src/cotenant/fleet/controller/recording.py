@@ -20,7 +20,7 @@ from cotenant.fleet.controller.profiles import ProfileBook
 from cotenant.fleet.jobs import spec_from_dict
 from cotenant.fleet.nodes import NodeSpec, by_number, node_from_dict
 from cotenant.fleet.state import Job
-from cotenant.fleet.store import Store
+from cotenant.fleet.store.jobs import Store
 from cotenant.policy.jobs.arrays import IDEAL
 from cotenant.policy.jobs.demand import build_workload
 from cotenant.profiles.training.tables import load_profiles

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cotenant.agent.processes import ProcessKey, alive, descendants, key_of
 from cotenant.core.errors import WorkError
-from cotenant.fleet.store import LOCK_FILE
+from cotenant.fleet.store.jobs import LOCK_FILE
 
 STATE_FILE = "ray.json"
 TOKEN_FILE = "ray-token"

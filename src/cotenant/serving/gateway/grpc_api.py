@@ -8,8 +8,8 @@ from typing import Any
 
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.gateway import reflection
-from cotenant.serving.gateway.api import NO_CUDA_MEMORY, Api
 from cotenant.serving.gateway.http2_stream import Handler, Slot
+from cotenant.serving.gateway.management import NO_CUDA_MEMORY, Api
 from cotenant.serving.protocol.messages import SERVICE, classes
 from cotenant.serving.protocol.oip import (
     InferAnswer,

@@ -15,7 +15,7 @@ from cotenant.serving.dispatch.calls import Outcome
 
 if TYPE_CHECKING:
     from cotenant.serving.dispatch.lets import Let
-    from cotenant.serving.gateway.api import Api
+    from cotenant.serving.gateway.management import Api
 
 WINDOW_MS = 10_000.0
 

@@ -12,9 +12,9 @@ import orjson
 from cotenant.observability.exposition import CONTENT_TYPE
 from cotenant.observability.feed import Feed
 from cotenant.serving.dispatch.calls import Kind, Refusal
-from cotenant.serving.gateway.api import NO_CUDA_MEMORY, Api
 from cotenant.serving.gateway.http1 import JSON, Exchange
 from cotenant.serving.gateway.live_rows import Got, exposition, rows
+from cotenant.serving.gateway.management import NO_CUDA_MEMORY, Api
 from cotenant.serving.gateway.pages import Pages, token_in
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest, WireError, decode_request, encode_answer
 from cotenant.serving.protocol.openapi import document

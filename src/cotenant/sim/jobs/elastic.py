@@ -17,7 +17,7 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.record.record import Record, cluster_info
 from cotenant.core.record.schema import RunInfo
 from cotenant.core.record.writer import RecordWriter
-from cotenant.policy.elastic.choices import find_elastic
+from cotenant.policy.elastic.registry import find_elastic
 from cotenant.policy.elastic.view import NONE, Decision, ElasticPolicy, View
 from cotenant.policy.jobs.allotment import A_ELASTIC
 from cotenant.policy.jobs.arrays import JOB, NOT_RUNNING

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from cotenant.core.metrics.tokens import Target, TokenTimes
-from cotenant.policy.batching import Batcher
+from cotenant.policy.llm_batching import Batcher
 from cotenant.policy.residency import Do, ModelFacts, ModelResidency, ModelSettings, MoveRates
-from cotenant.profiles.llm import LlmProfile
+from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.sim.llm.gpu import SharedGpu
-from cotenant.workloads.tokens.trace import TokenTrace
+from cotenant.workloads.llm.trace import TokenTrace
 
 STOP_S = 1.0  # how long a program takes to end
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cotenant.core.errors import InputError
 from cotenant.sim.llm.engine import LlmSetup, simulate
-from cotenant.workloads.tokens.trace import TokenTrace
+from cotenant.workloads.llm.trace import TokenTrace
 
 MISSES = 2  # so many numbers of models in a row that miss the target end the search
 

@@ -1,0 +1,146 @@
+"""Proves that tenants have the share they were given: their processes are clients where they belong, and see no more.
+
+A program that leaves its MPS server has the whole GPU and gets no error; what is not as it should be is found here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+from cotenant.agent import processes
+from cotenant.agent.audit.processes import using
+from cotenant.agent.mechanisms.base import Mechanism
+from cotenant.agent.mechanisms.proof import Look
+from cotenant.agent.processes import ProcessKey
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.core.errors import WorkError
+
+LOG = logging.getLogger(__name__)
+LOOK_EVERY_S = 0.5
+LOOKS = 2  # in which a process is on a GPU and no client before it is named: it may be on its way
+LOOKS_BY_SHIM = 10  # where the device does not list it: a context is announced before a server that starts lets it in
+NAMED_S = 30.0  # what was put right stays in the state for as long, so that metrics have it
+AGAIN = "start it again with the environment that cotenant run gives"
+
+
+class ShareProof:
+    """Looks at the servers of all mechanisms that have some, and keeps each tenant's `not_enforced`."""
+
+    def __init__(self, registry: Registry, tenant_of: Callable[[int], Tenant | None]) -> None:
+        """`tenant_of`: the tenant that a process belongs to, whether it came to the agent or not."""
+        self._registry, self._tenant_of = registry, tenant_of
+        self._outside: dict[tuple[str, ProcessKey], int] = {}  # in how many looks
+        self._put_right: dict[tuple[str, str], float] = {}
+
+    async def run(self, warned: Callable[[Tenant, str], None]) -> None:
+        """For as long as the agent runs."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            found: dict[str, list[str]] = defaultdict(list)
+            for mechanism in self._registry.mechanisms.values():
+                tenants = [t for t in self._registry.tenants.values() if t.spec.mechanism == mechanism.name]
+                if not tenants:
+                    continue
+                try:
+                    look, running = await asyncio.to_thread(self._ask, mechanism)
+                except WorkError as error:
+                    for tenant in tenants:
+                        found[tenant.name].append(f"whether its share holds is not known: {error}")
+                    continue
+                if look is not None:
+                    for name, texts in self.judge(look, running).items():
+                        found[name] += texts
+            for tenant in list(self._registry.tenants.values()):
+                for text in self.take(tenant, found.get(tenant.name, ())):
+                    warned(tenant, f"ShareNotEnforced: {text}")
+
+    def _ask(self, mechanism: Mechanism) -> tuple[Look | None, dict[str, list[int]]]:
+        look = mechanism.look()
+        return look, using(list(self._registry.gpus.values())) if look is not None else {}
+
+    @staticmethod
+    def take(tenant: Tenant, texts: Iterable[str]) -> list[str]:
+        """Keep what is wrong with a tenant's share now, with since when; returns what is new."""
+        before = tenant.not_enforced
+        tenant.not_enforced = {text: before.get(text, time.monotonic_ns()) for text in texts}
+        return [text for text in tenant.not_enforced if text not in before]
+
+    def judge(self, look: Look, running: Mapping[str, Iterable[int]]) -> dict[str, list[str]]:
+        """What is wrong with the share of each tenant, in sentences that say what to do. `running`: processes on each
+        GPU."""
+        found: dict[str, list[str]] = defaultdict(list)
+        tenants = {name: self._registry.tenants[name] for name in look.places if name in self._registry.tenants}
+        clients = {client.pid for client in look.clients}
+        outside: dict[tuple[str, ProcessKey], int] = {}
+        for uuid, pid, tenant in self._on_gpus(tenants, running):
+            key = (uuid, processes.key_of(pid))
+            if pid in clients or not processes.alive(key[1]):
+                continue
+            outside[key] = self._outside.get(key, 0) + 1
+            if outside[key] >= (LOOKS if pid in running.get(uuid, ()) else LOOKS_BY_SHIM):
+                found[tenant.name].append(self._escaped(uuid, pid))
+        self._outside = outside
+        for client in sorted(look.clients):
+            owner = self._owner(client.pid)
+            if owner is not None and owner.name in tenants and client.place != look.places[owner.name]:
+                mine = look.places[owner.name]
+                found[owner.name].append(f"process {client.pid} is in {client.place}, not in {mine}: {AGAIN}")
+        for name, tenant in tenants.items():
+            found[name] += _sms_seen(tenant)
+        now = time.monotonic()
+        for name, text in look.put_right.items():
+            by = "a program with the rights of the server changed it; keep the server's sockets out of its container"
+            self._put_right[(name, f"{text} ({by}), and start again what began meanwhile")] = now
+        self._put_right = {key: at for key, at in self._put_right.items() if now - at < NAMED_S}
+        for name, text in self._put_right:
+            found[name].append(text)
+        return found
+
+    def _on_gpus(
+        self, tenants: Mapping[str, Tenant], running: Mapping[str, Iterable[int]]
+    ) -> Iterable[tuple[str, int, Tenant]]:
+        """(GPU, process, tenant) of all that use a GPU, by the device's list or by what the shim has said."""
+        seen = {
+            (uuid, session.peer.pid): tenant
+            for tenant in tenants.values()
+            for session in tenant.sessions
+            for slot, uuid in session.slots.items()
+            if session.page.slots[slot].contexts  # without one it only asks about the GPU
+        }
+        for uuid, pids in running.items():
+            for pid in pids:
+                owner = seen.get((uuid, pid)) or self._owner(pid)
+                if owner is not None and owner.name in tenants:
+                    seen[(uuid, pid)] = owner
+        return [(uuid, pid, owner) for (uuid, pid), owner in sorted(seen.items(), key=lambda item: item[0])]
+
+    def _owner(self, pid: int) -> Tenant | None:
+        return self._registry.by_connection(pid) or self._tenant_of(pid)
+
+    def _escaped(self, uuid: str, pid: int) -> str:
+        index = self._registry.gpus[uuid].index
+        return (
+            f"process {pid} uses GPU {index} past its MPS server and may have all of it: {AGAIN}; nvidia-smi -i {index}"
+            " -c EXCLUSIVE_PROCESS keeps such programs out"
+        )
+
+
+def _sms_seen(tenant: Tenant) -> list[str]:
+    """Programs that see more SMs than the tenant may have, or fewer than are reserved for it."""
+    texts = []
+    for session in tenant.sessions:
+        for slot, sms in session.sms.items():
+            given = tenant.enforcement.sms.get(session.slots.get(slot, ""))
+            if given is None or not sms:
+                continue
+            who = f"process {session.peer.pid} sees {sms} SMs"
+            if given.at_most and sms > given.at_most:
+                texts.append(f"{who}, its share has at most {given.at_most}: {AGAIN}")
+            elif sms < given.reserved:
+                texts.append(f"{who}, {given.reserved} are reserved for it: {AGAIN}")
+    return texts

@@ -1,0 +1,367 @@
+"""Tenants' memory limits: set on their control groups before their programs run, followed, watched, and cleared before
+the groups go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cotenant.agent.memory_limits.groups import NoGroupError, mark_of, new_group, own_group, place_group
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import ControlGroup, Tenant
+from cotenant.core.errors import InputError
+from cotenant.core.strength import Promise, Prospect, Strength
+from cotenant.devices.base import Gpu
+from cotenant.devices.cards import NO_LIMIT, Card
+from cotenant.devices.cgroups import Hierarchy, delegate_down
+from cotenant.devices.memory_limit_probe import detect, words
+from cotenant.devices.registry import device_of
+from cotenant.policy.memory_limits import Detected, prospect
+
+LOG = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0
+SHIM_ALONE = "its memory is limited by the shim in its processes alone"
+
+
+def card_of(gpu: Gpu) -> Card:
+    """A GPU's NVML. OSError where it does not answer."""
+    card = device_of(gpu).card(gpu.uuid)
+    if card is None:
+        raise OSError(f"GPU {gpu.index} does not answer")
+    return card
+
+
+def find(gpu: Gpu) -> Detected:
+    """What there is for limits on its memory."""
+    return detect(device_of(gpu), gpu)
+
+
+_Key = tuple[Path, str]  # a group and a GPU's UUID
+
+
+def _too_weak(tenant: Tenant, why: str) -> InputError:
+    demanded = tenant.spec.enforce_memory
+    return InputError(
+        f"the memory of {tenant.name} must be limited by the {demanded} or something stronger, and cannot: {why};"
+        " cotenant doctor says what to do",
+        field="--enforce-memory",
+    )
+
+
+@dataclass
+class _Closing:
+    """A group whose tenant has gone. Its limit holds until nothing is in it."""
+
+    group: ControlGroup
+    gpus: tuple[Gpu, ...]
+    name: str
+
+
+class MemoryLimits:
+    """Limits of kernel or driver on the tenants of this node."""
+
+    def __init__(
+        self,
+        folder: Path,
+        registry: Registry,
+        warn: Callable[[Tenant, str], None],
+        *,
+        find: Callable[[Gpu], Detected] = find,
+        card: Callable[[Gpu], Card] = card_of,
+    ) -> None:
+        """`folder`: of the agent, which its groups are known by."""
+        self._find, self._card = find, card
+        self._mark, self._registry, self._warn = mark_of(folder), registry, warn
+        self._detected: dict[str, Detected] = {}
+        self._closing: list[_Closing] = []
+        self._in_force: dict[_Key, int] = {}  # (group, GPU) -> hard limit as the driver reads it back
+        self._outside: set[tuple[str, int]] = set()  # (tenant, process) that were named
+
+    # -- what there is ---------------------------------------------------------------------------------------------
+
+    def prospect(self, gpu: Gpu, *, swaps: bool = False) -> Prospect:
+        """What would hold a new tenant of a GPU to its memory."""
+        if gpu.uuid not in self._detected:
+            self._detected[gpu.uuid] = self._find(gpu)
+        found, mine = self._detected[gpu.uuid], tuple(f"{path}:" for path in self._held())
+        return prospect(replace(found, foreign=tuple(t for t in found.foreign if not t.startswith(mine))), swaps=swaps)
+
+    def of(self, tenant: Tenant, gpu: Gpu) -> Prospect:
+        """What holds a tenant to its memory on a GPU now."""
+        found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
+        if tenant.spec.memory_bytes is None:
+            return Prospect(Promise.MEMORY, Strength.NOTHING, "no limit", "it has no limit on its memory")
+        if tenant.held is not None or found.by is Strength.SHIM:
+            return found
+        why = tenant.held_not or f"{SHIM_ALONE}, because it was started without a limit on its memory"
+        return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, (why,))
+
+    def check(self, tenant: Tenant) -> None:
+        """InputError where its memory would be limited less strongly than is demanded for it."""
+        for gpu in tenant.gpus:
+            found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
+            if not found.by.at_least(tenant.spec.enforce_memory):
+                raise _too_weak(tenant, f"GPU {gpu.index} has it limited by the {found.by}: {found.why}")
+
+    def tenant_in(self, pid: int) -> Tenant | None:
+        """The tenant in whose group a process is."""
+        held = self._held()
+        if not held:
+            return None
+        try:
+            group = self._hierarchy(tuple(self._registry.gpus.values())).of(pid)
+        except OSError:
+            return None
+        return next((held[path] for path in (group, *group.parents) if path in held), None)
+
+    # -- a tenant's life -------------------------------------------------------------------------------------------
+
+    def begin(self, tenant: Tenant, pid: int) -> None:
+        """Before a tenant's program runs: its launcher goes into the tenant's group, which has its limits then."""
+        if tenant.spec.memory_bytes is None:
+            return
+        swaps = tenant.spec.oversubscribe != "none"
+        if any(self.prospect(gpu, swaps=swaps).by is Strength.SHIM for gpu in tenant.gpus):
+            return
+        before, tenant.held, tenant.held_not = tenant.held, None, ""
+        try:
+            tenant.held = self._group_of(tenant, pid, before)
+            for gpu in tenant.gpus:
+                self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
+        except InputError:
+            tenant.held = before
+            raise
+        except (NoGroupError, OSError) as error:
+            self._let_go(tenant)
+            if not Strength.SHIM.at_least(tenant.spec.enforce_memory):
+                raise _too_weak(tenant, words(error)) from None
+            tenant.held_not = f"{SHIM_ALONE}, because {words(error)}"
+            self._say(tenant, tenant.held_not)
+
+    def came(self, tenant: Tenant, pid: int) -> None:
+        """A process of a tenant has connected, and has no memory yet: a pod or job has no launcher before it."""
+        if tenant.owner is None or tenant.spec.memory_bytes is None:
+            return
+        with contextlib.suppress(OSError):
+            hierarchy = device_of(tenant.gpus[0]).cgroups()
+            if hierarchy is None or tenant.held is None or tenant.held.path != place_group(hierarchy.of(pid)):
+                self.begin(tenant, pid)
+
+    def follow(self, tenant: Tenant) -> None:
+        """A tenant's promise has changed. InputError, and nothing changed, where the driver refuses the new limit."""
+        if tenant.held is None:
+            return
+        done: list[tuple[Gpu, int | None]] = []
+        for gpu in tenant.gpus:
+            before = self._in_force.get((tenant.held.path, gpu.uuid))
+            try:
+                self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
+                done.append((gpu, before))
+            except OSError as error:
+                for other, limit_bytes in done:
+                    with contextlib.suppress(OSError):
+                        self._set(tenant.held.path, other, limit_bytes)
+                raise InputError(self._refusal(tenant, gpu, error), field="--memory") from None
+
+    def leave(self, tenant: Tenant, gpu: Gpu) -> None:
+        """The tenant has moved to another GPU."""
+        if tenant.held is not None:
+            with contextlib.suppress(OSError):
+                self._set(tenant.held.path, gpu, None)
+
+    def end(self, tenant: Tenant) -> None:
+        """The tenant is no more. Its limits are cleared, and a group made for it goes, when nothing is in it."""
+        self._let_go(tenant)
+        self._sweep()
+
+    def take_back(self, tenant: Tenant, group: ControlGroup) -> None:
+        """The last agent held this tenant by that group."""
+        tenant.held = group
+        with contextlib.suppress(InputError):  # what `look` finds different, it sets again
+            self.follow(tenant)
+
+    def clean(self, left: Iterable[ControlGroup]) -> None:
+        """After a restart: `left` are groups of tenants that were not taken over; those made and not written down are
+        found by their names."""
+        gpus = tuple(self._registry.gpus.values())
+        hierarchy = device_of(gpus[0]).cgroups()
+        if hierarchy is None or hierarchy.version != 2:
+            return
+        used = {tenant.held.path for tenant in self._registry.tenants.values() if tenant.held is not None}
+        made = [group for group in hierarchy.groups(hierarchy.root) if group.name.startswith(self._mark)]
+        groups = {group.path: group for group in (*left, *(ControlGroup(path, True) for path in made))}
+        for group in (group for path, group in groups.items() if path not in used):
+            self._closing.append(_Closing(group, gpus, f"a tenant of the last agent ({group.path.name})"))
+        self._sweep()
+
+    # -- watching --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look after all limits for as long as the agent runs."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            wanted = self._wanted()  # the driver is asked beside the turns of the tenants
+            self._judge(wanted, await asyncio.to_thread(self._read, wanted))
+
+    def look(self) -> None:
+        """Set again what another program has changed, name processes that have left their tenant's group."""
+        wanted = self._wanted()
+        self._judge(wanted, self._read(wanted))
+
+    def _wanted(self) -> dict[_Key, int]:
+        """What the driver should answer."""
+        return {key: limit for key, limit in self._in_force.items() if key[0] in self._held()}
+
+    def _read(self, keys: Iterable[_Key]) -> dict[_Key, int | str]:
+        """What the driver answers, or why it does not."""
+        found: dict[_Key, int | str] = {}
+        for path, uuid in keys:
+            try:
+                found[path, uuid] = self._card(self._registry.gpus[uuid]).memory_limits(path).hard_bytes
+            except OSError as error:
+                found[path, uuid] = words(error)
+        return found
+
+    def _judge(self, wanted: Mapping[_Key, int], found: Mapping[_Key, int | str]) -> None:
+        held = self._held()
+        for key, expected in wanted.items():
+            tenant = held.get(key[0])
+            if tenant is not None and found[key] != expected and self._in_force.get(key) == expected:
+                self._set_back(tenant, self._registry.gpus[key[1]], expected, found[key])
+        for tenant in held.values():
+            for session in list(tenant.sessions):
+                self._check_place(tenant, session.peer.pid)
+        self._sweep()
+
+    def _set_back(self, tenant: Tenant, gpu: Gpu, expected: int, found: int | str) -> None:
+        assert tenant.held is not None
+        text = "nothing" if found == NO_LIMIT else found if isinstance(found, str) else f"{found / 2**30:.2f} GiB"
+        self._say(
+            tenant,
+            "another program (root in its container, or a service of this node) changed what its control group is held"
+            f" to on GPU {gpu.index} from {expected / 2**30:.2f} GiB to {text}: set back",
+        )
+        try:
+            self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
+        except OSError as error:
+            self._say(tenant, f"its limit on the memory of GPU {gpu.index} cannot be set again: {words(error)}")
+
+    def _check_place(self, tenant: Tenant, pid: int) -> None:
+        if self._is_in(tenant, pid) or not os.path.exists(f"/proc/{pid}"):
+            return
+        assert tenant.held is not None
+        if (tenant.name, pid) not in self._outside:
+            self._outside.add((tenant.name, pid))
+            self._say(
+                tenant,
+                f"process {pid} left the tenant's control group, so that the limit on memory held for it no longer; it"
+                " was put back, and what it took meanwhile is not counted",
+            )
+        with contextlib.suppress(OSError):
+            self._hierarchy(tenant.gpus).enter(tenant.held.path, pid)
+
+    def _sweep(self) -> None:
+        """Clear and remove groups of tenants that have gone, once they are empty."""
+        self._closing = [each for each in self._closing if each.group.path.exists() and not self._closed(each)]
+
+    def _closed(self, each: _Closing) -> bool:
+        """Clear and remove a group, if nothing is left in it; in one that is not ours, nothing that uses the GPU."""
+        hierarchy, path = self._hierarchy(each.gpus), each.group.path
+        try:
+            left = {pid for group in hierarchy.groups(path) for pid in hierarchy.processes(group)}
+            if not each.group.made:
+                using = device_of(each.gpus[0]).processes(gpu.uuid for gpu in each.gpus)
+                left = {pid for pids in using.values() for pid in pids if hierarchy.of(pid).is_relative_to(path)}
+            if left:
+                return False
+            for gpu in each.gpus:
+                self._set(path, gpu, None)  # first: ancestors keep what a removed group had
+        except OSError as error:
+            LOG.warning(f"the control group {path} of {each.name} is not cleared: {words(error)}")
+        if each.group.made:
+            with contextlib.suppress(OSError):
+                hierarchy.remove(path)
+        return True
+
+    # -- one group -------------------------------------------------------------------------------------------------
+
+    def _group_of(self, tenant: Tenant, pid: int, before: ControlGroup | None) -> ControlGroup:
+        """The group of a tenant, with the process in it. NoGroupError, OSError."""
+        hierarchy = self._hierarchy(tenant.gpus)
+        if before is not None and before.path.exists():
+            if before.made:
+                hierarchy.enter(before.path, pid)
+            elif tenant.pids and not hierarchy.of(pid).is_relative_to(before.path):
+                text = f"process {pid} joined from another control group: the shim alone limits its memory"
+                if not Strength.SHIM.at_least(tenant.spec.enforce_memory):
+                    raise _too_weak(tenant, text)
+                self._say(tenant, text)
+            if before.made or tenant.pids:
+                return before
+        taken = self._held()
+        if tenant.owner is not None:
+            own: Path | None = place_group(hierarchy.of(pid)) or hierarchy.of(pid)
+            if own in taken or own == hierarchy.root:
+                raise NoGroupError(f"its processes have no control group of their own ({own})")
+        else:
+            own = own_group(hierarchy, pid, taken)
+        group = own or new_group(hierarchy, pid, self._mark, tenant.name)
+        if self._detected[tenant.gpus[0].uuid].dmem:
+            delegate_down(hierarchy, group, "dmem")
+        if own is None:
+            hierarchy.create(group)
+            try:
+                hierarchy.enter(group, pid)
+            except OSError:
+                hierarchy.remove(group)
+                raise
+        self._closing = [each for each in self._closing if each.group.path != group]
+        return ControlGroup(group, own is None)
+
+    def _held(self) -> dict[Path, Tenant]:
+        return {tenant.held.path: tenant for tenant in self._registry.tenants.values() if tenant.held is not None}
+
+    def _say(self, tenant: Tenant, text: str) -> None:
+        if text not in tenant.warnings:  # what is so each second is said once
+            self._warn(tenant, text)
+
+    def _let_go(self, tenant: Tenant) -> None:
+        if tenant.held is not None:
+            self._closing.append(_Closing(tenant.held, tenant.gpus, tenant.name))
+            tenant.held = None
+        self._outside = {(name, pid) for name, pid in self._outside if name != tenant.name}
+
+    def _set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
+        # soft as hard: a strict part of the card, none of which the driver lends to others
+        soft, hard = (0, NO_LIMIT) if limit_bytes is None else (limit_bytes, limit_bytes)
+        card = self._card(gpu)
+        card.set_memory_limits(group, soft, hard)
+        self._in_force.pop((group, gpu.uuid), None)
+        if limit_bytes is not None:
+            self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # a driver may round
+
+    def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:
+        assert tenant.held is not None
+        used = ""
+        with contextlib.suppress(OSError):
+            used = f", where it holds {self._card(gpu).memory_limits(tenant.held.path).used_bytes / 2**30:.2f} GiB"
+        return f"the new limit on the memory of {tenant.name} on GPU {gpu.index}{used} was refused: {words(error)}"
+
+    def _is_in(self, tenant: Tenant, pid: int) -> bool:
+        assert tenant.held is not None
+        try:
+            return self._hierarchy(tenant.gpus).of(pid).is_relative_to(tenant.held.path)
+        except OSError:
+            return False
+
+    @staticmethod
+    def _hierarchy(gpus: tuple[Gpu, ...]) -> Hierarchy:
+        hierarchy = device_of(gpus[0]).cgroups()
+        if hierarchy is None:
+            raise OSError("there are no control groups here")
+        return hierarchy

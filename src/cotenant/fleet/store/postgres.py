@@ -1,0 +1,166 @@
+"""The job store in PostgreSQL: several controllers, of which one leads.
+
+Whoever holds an advisory lock of the database leads. The lock belongs to the session that writes, so a controller that
+lost it cannot write; the server ends the session of one that is silent for SILENT_S, dead, cut off or frozen alike.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.extras import needs
+from cotenant.fleet.store.sqlite import Row, StoreError
+
+if TYPE_CHECKING:
+    import psycopg
+
+SILENT_S, BEAT_S, TRY_EVERY_S = 10, 2.0, 1.0
+# the client gives a server up that does not answer, so that a controller without its store ends
+CONNECTION = {
+    "connect_timeout": 5, "keepalives_idle": 3, "keepalives_interval": 2, "keepalives_count": 3,
+    "tcp_user_timeout": 9000, "application_name": "cotenant fleet",
+}  # fmt: skip
+TYPES = (
+    (" WITHOUT ROWID", ""), ("number INTEGER PRIMARY KEY", "number BIGSERIAL PRIMARY KEY"), (" INTEGER", " BIGINT"),
+    (" REAL", " DOUBLE PRECISION"),
+)  # fmt: skip
+
+
+class LostStoreError(WorkError):
+    """The session has ended: this controller leads no more and must stop."""
+
+
+class Postgres:
+    """See Database."""
+
+    shared = True
+
+    def __init__(self, url: str) -> None:
+        """Connect. WorkError where that fails, InputError where the URL is none."""
+        with needs("postgres"):
+            import psycopg
+        try:
+            self.connection: psycopg.Connection[Row] = psycopg.connect(url, autocommit=True, **CONNECTION)
+            for setting in ("idle_session_timeout", "idle_in_transaction_session_timeout"):
+                self.connection.execute(f"SET {setting} = '{SILENT_S}s'")
+        except psycopg.OperationalError as error:
+            raise WorkError(f"the store cannot be reached: {_first(error)}") from None
+        except psycopg.Error as error:
+            raise InputError(f"the store cannot be used: {_first(error)}; it has to be PostgreSQL 14 or newer",
+                             field="store") from None  # fmt: skip
+        self.errors = psycopg.Error
+        info = self.connection.info
+        self.name = f"database {info.dbname} at {info.host or 'a unix socket'}"
+        self._closed = threading.Event()
+        threading.Thread(target=self._beat, name="fleet store", daemon=True).start()
+
+    def _beat(self) -> None:
+        """Keep the session: a decision may take longer than the server waits."""
+        while not self._closed.wait(BEAT_S):
+            try:
+                self.connection.execute("SELECT 1")
+            except self.errors:
+                if self.connection.closed:
+                    return
+
+    def lead(self) -> bool:
+        """Try to become the controller of this fleet."""
+        query = "SELECT pg_try_advisory_lock(hashtext('cotenant fleet in ' || current_schema()))"
+        return self.read(query)[0][0] is True
+
+    def _failed(self, error: Exception) -> WorkError:
+        if self.connection.closed or self.connection.broken:
+            return LostStoreError(f"{self.name}: the session has ended ({_first(error)}): this controller stops")
+        self.rollback()
+        return StoreError(f"{self.name}: cannot be written: {_first(error)}")
+
+    def _in_transaction(self) -> bool:
+        return bool(self.connection.info.transaction_status != 0)  # IDLE
+
+    def create(self, schema: str) -> None:
+        """See Database."""
+        for ours, theirs in TYPES:
+            schema = schema.replace(ours, theirs)
+        try:
+            self.connection.execute(schema)
+        except self.errors as error:
+            raise self._failed(error) from None
+
+    def write(self, statement: str, rows: Iterable[Row]) -> None:
+        """See Database."""
+        try:
+            if not self._in_transaction():
+                self.connection.execute("BEGIN")
+            with self.connection.cursor() as cursor:
+                cursor.executemany(statement.replace("?", "%s"), rows)
+        except self.errors as error:
+            raise self._failed(error) from None
+
+    def read(self, query: str, values: Row = ()) -> list[Row]:
+        """See Database."""
+        try:
+            rows: list[Row] = self.connection.execute(query.replace("?", "%s"), values).fetchall()
+            return rows
+        except self.errors as error:
+            raise self._failed(error) from None
+
+    def commit(self) -> None:
+        """See Database."""
+        try:
+            if self._in_transaction():
+                self.connection.execute("COMMIT")
+        except self.errors as error:
+            raise self._failed(error) from None
+
+    def rollback(self) -> None:
+        """See Database."""
+        try:
+            if self._in_transaction():
+                self.connection.execute("ROLLBACK")
+        except self.errors:
+            return
+
+    def close(self) -> None:
+        """See Database."""
+        self._closed.set()
+        self.connection.close()
+
+
+class PostgresLock:
+    """The lead of a fleet, waited for as long as another controller has it. `database` is the session that holds it."""
+
+    def __init__(self, url: str, waiting: Callable[[], None] = lambda: None) -> None:
+        self.database = Postgres(url)  # what is wrong with the URL is said at once
+        said = False
+        while True:
+            try:
+                if self.database.lead():
+                    return
+            except WorkError:
+                self.database.close()
+                self.database = _again(url)
+            if not said:
+                waiting()
+                said = True
+            time.sleep(TRY_EVERY_S)
+
+    def release(self) -> None:
+        """Let another controller lead."""
+        self.database.close()
+
+
+def _again(url: str) -> Postgres:
+    """A new session once the server answers: one that waits outlives a server that fails over."""
+    while True:
+        try:
+            return Postgres(url)
+        except WorkError:
+            time.sleep(TRY_EVERY_S)
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

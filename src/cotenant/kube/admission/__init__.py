@@ -1,0 +1,1 @@
+"""The webhook: what a pod asks for, checked and written into it; its certificates."""

@@ -1,0 +1,104 @@
+"""Self-signed certificates in a Secret, their authority in the webhook's configuration: made, shared, renewed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+
+from cotenant.core.errors import WorkError
+from cotenant.kube.admission import certificates
+from cotenant.kube.admission.certificates import Certificates
+from cotenant.kube.client import ApiError, KubeApi
+
+MOST_TRIES = 20
+RENEW_S = 60.0  # how often the Secret and the configuration are looked at
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Where the certificates are kept and who has to trust them."""
+
+    namespace: str
+    service: str
+    secret: str
+    configuration: str
+
+    @property
+    def dns_names(self) -> list[str]:
+        """What the certificate must be for."""
+        return certificates.server_names(self.service, self.namespace)
+
+    @property
+    def secret_path(self) -> str:
+        """The Secret in the API."""
+        return f"/api/v1/namespaces/{self.namespace}/secrets/{self.secret}"
+
+
+def ensure(api: KubeApi, where: Bootstrap) -> Certificates:
+    """Good certificates: those of the Secret, or new ones written to it; the API server is told to trust them.
+
+    Several replicas may do this at once: the first to write wins, the others take what is there.
+    """
+    for _ in range(MOST_TRIES):
+        found = api.find(where.secret_path)
+        held = _decode(found)
+        before = held.ca if held else b""
+        try:
+            if held is None or certificates.fault(held, where.dns_names):
+                held = certificates.make(where.dns_names)
+                _store(api, where, found, held)
+            trust(api, where, held.ca, before)
+        except ApiError as error:
+            if error.status == 409:  # another replica was faster
+                continue
+            raise
+        return held
+    raise WorkError(f"the Secret {where.namespace}/{where.secret} changes under our hands")
+
+
+def trust(api: KubeApi, where: Bootstrap, ca: bytes, before: bytes = b"") -> bool:
+    """Fill caBundle of every webhook in the configuration; says whether anything changed.
+
+    The authority before stays in the bundle, so that a replica that still has the old certificate is believed.
+    """
+    path = f"{CONFIGURATIONS}/{where.configuration}"
+    found = api.get(path)
+    changed = False
+    for webhook in found.get("webhooks") or []:
+        client = webhook.setdefault("clientConfig", {})
+        bundle = _unpack(client.get("caBundle", ""))
+        if ca in bundle:
+            continue
+        keep = before if before and before != ca else b""
+        client["caBundle"] = base64.b64encode(ca + keep).decode()
+        changed = True
+    if changed:
+        api.replace(path, found)
+    return changed
+
+
+def _store(api: KubeApi, where: Bootstrap, found: dict[str, object] | None, held: Certificates) -> None:
+    data = {key: base64.b64encode(value).decode() for key, value in held.as_secret_data().items()}
+    if found is None:
+        metadata = {"name": where.secret, "namespace": where.namespace}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": data}
+        api.create(where.secret_path.rpartition("/")[0], secret)
+    else:
+        api.replace(where.secret_path, found | {"data": data})  # with its resourceVersion: a race is a 409
+
+
+def _decode(secret: dict[str, object] | None) -> Certificates | None:
+    data = secret.get("data") if secret else None
+    if not isinstance(data, dict):
+        return None
+    parts = [_unpack(str(data.get(key, ""))) for key in ("ca.crt", "tls.crt", "tls.key")]
+    return Certificates(*parts) if all(parts) else None
+
+
+def _unpack(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return b""

@@ -1,0 +1,303 @@
+"""Keeps the agent's tenants equal to the pods that the kubelet has given devices to."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import Any, Protocol
+
+import grpc
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.kube import names
+from cotenant.kube.binding.escapes import Escape
+from cotenant.kube.binding.events import PodEvents
+from cotenant.kube.binding.orders import (
+    Devices,
+    Order,
+    PodKey,
+    containers_left,
+    described,
+    devices_by_pod,
+    ended,
+    init_order,
+    init_share,
+    other_name,
+    started,
+    wanted,
+)
+from cotenant.kube.client import ApiError, KubeApi
+from cotenant.kube.dra.driver import ClaimDriver
+from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, open_channel, pod_resources
+from cotenant.kube.plugin.resource import Desk, said
+from cotenant.kube.shares import shares_of
+
+LOG = logging.getLogger(__name__)
+
+LIST_EVERY_S = 5.0  # pods are listed at least so often: a process of a pod waits 8 s for the news of it
+MISSED_BEFORE_GONE = 10  # rounds without the pod, when the API server cannot say whether it has ended
+MOST_RESOURCES_BYTES = 64 << 20
+Held = dict[tuple[str, str], dict[str, Any]]  # (pod's UID, container) -> what the agent holds
+
+
+class Agent(Protocol):
+    """Orders to the node's agent: `call("hold", ...)`. Raises InputError or WorkError as the agent answers."""
+
+    def call(self, op: str, **order: Any) -> dict[str, Any]:
+        """One order, one answer."""
+        ...
+
+
+class Binder:
+    """One node. `round()` brings the agent up to date."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        desk: Desk,
+        api: KubeApi,
+        pod_resources_socket: str,
+        node: str,
+        list_every_s: float = LIST_EVERY_S,
+        claims: ClaimDriver | None = None,
+    ) -> None:
+        self._claims = claims
+        self._list_every_s = list_every_s
+        self._agent = agent
+        self._desk = desk
+        self._api = api
+        self._socket = pod_resources_socket
+        self._node = node
+        self._events = PodEvents(api, node)
+        self._pods: dict[PodKey, dict[str, Any]] = {}
+        self._listed_s = self._api_failed_s = -1e9
+        self._missed: dict[tuple[str, str], int] = {}
+        self._faults: dict[str, str] = {}
+        self._known: set[PodKey] = set()  # pods that PodResources lists with devices
+        desk.pending = self.pending
+
+    def pending(self, anew: bool) -> list[tuple[int, int]]:
+        """(share units, memory units) of containers that wait for their devices; `anew`: as the API has them now."""
+        if anew and time.monotonic() - self._api_failed_s > LIST_EVERY_S:  # the kubelet waits for our answer meanwhile
+            self._list_pods({}, force=True)
+        found = []
+        for key, pod in self._pods.items():
+            if key in self._known or ended(pod):
+                continue
+            with contextlib.suppress(InputError):
+                found += [(share.units, share.memory_units) for share in shares_of(pod) if not share.whole]
+        return found
+
+    def round(self) -> None:
+        """Look at the kubelet and the API, and tell the agent. Whoever does not answer leaves things as they are."""
+        devices = self._devices()
+        if devices is None:
+            return
+        self._remember(devices)
+        self._known = set(devices)
+        fresh = self._list_pods(devices)
+        try:
+            held: Held = {(row["id"], row["container"]): row for row in self._agent.call("held", kind="pod")["held"]}
+        except (WorkError, InputError) as error:
+            self._say_once("agent", str(error))
+            return
+        self._say_once("agent", "")
+        claimed, unclear = self._claimed()
+        orders, more = self._orders(devices | claimed)
+        unclear |= more
+        orders += self._init_orders(devices, held, {order.key for order in orders})
+        self._let_go(held, {order.key for order in orders}, unclear, fresh)
+        self._hold(held, orders)
+
+    def escaped(self, found: list[Escape]) -> None:
+        """Say it to the pods whose processes nothing holds to a share."""
+        for one in found:
+            for pod in self._pods.values():
+                if pod["metadata"]["uid"] == one.uid:
+                    where = self._desk.inventory.index_of(one.gpu)
+                    text = (
+                        f"a process uses {where} past the shim: nothing holds it to a share (musl, or LD_PRELOAD lost?)"
+                    )
+                    self._events.say(pod, "ShareNotEnforced", text, warning=True)
+
+    def not_enforced(self, tenants: list[dict[str, Any]]) -> None:
+        """Say it to the pods whose tenants have more than their share, as the agent has found."""
+        pods = {pod["metadata"]["uid"]: pod for pod in self._pods.values()}
+        for row in tenants:
+            pod = pods.get(row["holder"]["id"]) if row["holder"] else None
+            if pod is not None:
+                for fault in row["not_enforced"]:
+                    self._events.say(pod, "ShareNotEnforced", fault["text"], warning=True)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def _devices(self) -> dict[PodKey, Devices] | None:
+        """What the kubelet has given out, by pod; None when it does not answer."""
+        try:
+            with open_channel(self._socket) as channel:
+                answer = caller(channel, POD_RESOURCES, "List")(pod_resources.ListPodResourcesRequest(), timeout=5.0)
+        except grpc.RpcError as error:
+            self._say_once("kubelet", f"the kubelet's PodResources at {self._socket}: {said(error)}")
+            return None
+        self._say_once("kubelet", "")
+        rows = (
+            ((pod.namespace, pod.name), container.name, resource, ids)
+            for pod in answer.pod_resources
+            for container in pod.containers
+            for resource, ids in devices_of(container)
+        )
+        return dict(devices_by_pod(rows))
+
+    def _remember(self, devices: dict[PodKey, Devices]) -> None:
+        """What is taken, for the plugins; allocations too new to be listed count as well."""
+        taken: dict[str, set[str]] = {}
+        for containers in devices.values():
+            for resources in containers.values():
+                for resource, ids in resources.items():
+                    taken.setdefault(resource, set()).update(ids)
+        now = time.monotonic()
+        for allocation in list(self._desk.log):
+            if now - allocation.at_s < LIST_EVERY_S:
+                taken.setdefault(allocation.resource, set()).update(allocation.ids)
+        if taken != self._desk.taken:
+            self._desk.taken = taken
+            if self._desk.one_gpu:
+                self._desk.inventory.wake()
+
+    def _list_pods(self, devices: dict[PodKey, Devices], *, force: bool = False) -> bool:
+        """List the node's pods when somebody is not known or it is time. Says whether the list is fresh."""
+        known = all(key in self._pods for key in devices)
+        if known and not force and time.monotonic() - self._listed_s < self._list_every_s:
+            return False
+        try:
+            mine = {"fieldSelector": f"spec.nodeName={self._node}"}
+            # from the API server's cache, but not when a pod that came just now must be in it
+            answer = self._api.get("/api/v1/pods", **mine, **({} if force else {"resourceVersion": "0"}))
+        except ApiError as error:
+            self._api_failed_s = time.monotonic()
+            self._say_once("api", str(error))
+            return False
+        self._say_once("api", "")
+        self._listed_s = time.monotonic()
+        self._pods = {(pod["metadata"]["namespace"], pod["metadata"]["name"]): pod for pod in answer.get("items") or []}
+        return True
+
+    # -- deciding --------------------------------------------------------------------------------------------------
+
+    def _orders(self, devices: dict[PodKey, Devices]) -> tuple[list[Order], set[str]]:
+        """Orders for all pods, and UIDs of pods whose annotations cannot be read now: what they have stays."""
+        orders: list[Order] = []
+        unclear: set[str] = set()
+        for key, containers in devices.items():
+            pod = self._pods.get(key)
+            if pod is None or ended(pod):
+                continue
+            found = wanted(pod, containers)
+            orders += found.orders
+            for remark in found.remarks:
+                if remark.reason == "ShareUnclear":
+                    unclear.add(pod["metadata"]["uid"])
+                self._events.say(pod, remark.reason, remark.message, warning=remark.warning)
+        return orders, unclear
+
+    def _claimed(self) -> tuple[dict[PodKey, Devices], set[str]]:
+        """Devices of pods that are placed by claims, and UIDs of pods whose claims cannot be read now."""
+        found: dict[PodKey, Devices] = {}
+        unclear: set[str] = set()
+        for key, pod in self._pods.items() if self._claims is not None else ():
+            if ended(pod) or not pod["spec"].get("resourceClaims"):
+                continue
+            try:
+                assert self._claims is not None
+                mine = self._claims.devices(pod)
+            except (InputError, WorkError) as error:
+                unclear.add(pod["metadata"]["uid"])
+                self._say_once(f"claims of {key[0]}/{key[1]}", str(error))
+                continue
+            if mine:
+                found[key] = mine
+        return found, unclear
+
+    def _init_orders(self, devices: dict[PodKey, Devices], held: Held, ordered: set[tuple[str, str]]) -> list[Order]:
+        """Orders for init containers whose devices went to no other container: where they are, Allocate has shown."""
+        found = []
+        for pod in self._pods.values():
+            share = None if ended(pod) else init_share(pod)
+            if share is None or (pod["metadata"]["uid"], share.container) in ordered:
+                continue
+            before = held.get((pod["metadata"]["uid"], share.container))
+            resource = names.GPU_RESOURCE if share.whole else names.SHARE_RESOURCE
+            gpus = before["gpus"] if before else self._desk.unclaimed(resource, share.gpus or share.units, devices)
+            if gpus:
+                found.append(init_order(pod, share, gpus))
+            elif started(pod, share.container):
+                text = (
+                    f"init container {share.container}: which GPU it was given is not known, for the plugin was started"
+                    " after it; its processes are not let in. Delete the pod to have it placed again"
+                )
+                self._events.say(pod, "ShareRefused", text, warning=True)
+        return found
+
+    def _let_go(self, held: Held, keep: set[tuple[str, str]], unclear: set[str], fresh: bool) -> None:
+        """Free the shares of containers that the kubelet lists no more and whose pod has ended."""
+        running = {(pod["metadata"]["uid"], name) for pod in self._pods.values() for name in containers_left(pod)}
+        for key, row in list(held.items()):
+            if key in keep or key[0] in unclear:
+                self._missed.pop(key, None)
+                continue
+            missed = self._missed[key] = self._missed.get(key, 0) + 1
+            if missed == 1 and not fresh:
+                self._listed_s = -1e9  # ask the API about it in the next round
+            if key in running and missed < MISSED_BEFORE_GONE:
+                continue
+            if not fresh and self._faults.get("api") and missed < MISSED_BEFORE_GONE:
+                continue
+            self._agent.call("let_go", kind="pod", id=key[0], container=key[1], name=row["name"])
+            self._missed.pop(key, None)
+            del held[key]
+
+    def _hold(self, held: Held, orders: list[Order]) -> None:
+        bound = refused = 0
+        for order in orders:
+            before = held.get(order.key)
+            try:
+                if before is None or changed(before, order):
+                    self._place(order, before)
+                bound += 1
+            except InputError as error:
+                refused += 1
+                self._tell(order, "ShareRefused", f"container {order.container}: {error.message}", warning=True)
+        self._desk.metrics.bound = bound
+        self._desk.metrics.unbound = refused
+
+    def _place(self, order: Order, before: dict[str, Any] | None) -> None:
+        tenant = dict(order.tenant)
+        if before is not None:
+            tenant["name"] = before["name"]
+        place = {"kind": "pod", "id": order.uid, "container": order.container, "container_id": order.container_id}
+        try:
+            self._agent.call("hold", tenant=tenant, **place)
+        except InputError as error:
+            if "is there already" not in error.message or before is not None:
+                raise
+            # a pod of that name came before, and its processes have not ended yet
+            self._agent.call("hold", tenant=tenant | {"name": other_name(tenant["name"], order.uid)}, **place)
+        where = " and ".join(self._desk.inventory.index_of(uuid) for uuid in tenant["gpus"])
+        self._tell(order, "ShareBound", f"container {order.container} {described(tenant, f'{where} of {self._node}')}")
+
+    def _tell(self, order: Order, reason: str, message: str, *, warning: bool = False) -> None:
+        for pod in self._pods.values():
+            if pod["metadata"]["uid"] == order.uid:
+                self._events.say(pod, reason, message, warning=warning)
+
+    def _say_once(self, whom: str, fault: str) -> None:
+        if self._faults.get(whom, "") != fault:
+            LOG.log(logging.WARNING if fault else logging.INFO, fault or f"the {whom} answers again")
+            self._faults[whom] = fault
+
+
+def changed(row: dict[str, Any], order: Order) -> bool:
+    """Whether what the agent holds is not what it should."""
+    same = all(row[key] == order.tenant[key] for key in ("request", "limit", "memory_bytes"))
+    return not same or (bool(order.container_id) and row["container_id"] != order.container_id)

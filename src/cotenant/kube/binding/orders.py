@@ -1,0 +1,223 @@
+"""Which tenants the pods of a node should have: PodResources and pods in, orders for the agent out. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.core.errors import InputError
+from cotenant.kube import names
+from cotenant.kube.admission.mutate import preload
+from cotenant.kube.shares import ContainerShare, containers_of, percent, present, shares_of
+from cotenant.kube.units import gpu_of
+
+MOST_NAME = 63  # of a tenant
+Devices = Mapping[str, Mapping[str, list[str]]]  # container -> resource -> ids
+PodKey = tuple[str, str]  # namespace, name
+
+
+@dataclass(frozen=True)
+class Order:
+    """A container's tenant as the agent should have it."""
+
+    uid: str
+    container: str
+    container_id: str
+    tenant: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Pod and container."""
+        return self.uid, self.container
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something to say about a pod."""
+
+    reason: str
+    message: str
+    warning: bool = True
+
+
+@dataclass
+class Wanted:
+    """What one pod should have, and what to say about it."""
+
+    orders: list[Order] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+
+
+def ended(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod will not run any more."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
+    """Tenants of a pod whose containers have those devices, and run now.
+
+    What the kubelet gave out bounds the request, whatever the annotations say now; limit and memory are the pod's.
+    """
+    found = Wanted()
+    try:
+        asked = shares_of(pod)
+        shares = {share.container: share for share in present(asked, _finished_inits(pod))}
+    except InputError as error:
+        # annotations of a running pod can be edited: what it has stays, and its owner is told
+        found.remarks.append(Remark("ShareUnclear", str(error)))
+        return found
+    for container, resources in sorted(devices.items()):
+        share = shares.get(container)
+        ids = resources.get(names.SHARE_RESOURCE) or resources.get(names.GPU_RESOURCE) or []
+        if not ids or share is None:
+            continue
+        gpus = sorted({gpu_of(device) for device in ids})
+        if not share.whole and not share.claimed and len(gpus) > 1:
+            found.remarks.append(
+                Remark("ShareRefused", f"container {container} was given units of {' and '.join(gpus)}")
+            )
+            continue
+        found.orders.append(_order(pod, share, ids, gpus))
+        shares.pop(container)
+        if not injected(pod, share):
+            found.remarks.append(
+                Remark(
+                    "ShareNotEnforced",
+                    f"container {container} has a share and Cotenant's webhook did not see it: nothing holds it to it",
+                )
+            )
+    for share in shares.values():
+        gpus = _handed_on(share, asked, devices)
+        if share.ends and len(gpus) == max(1, share.gpus):
+            found.orders.append(init_order(pod, share, gpus))
+    return found
+
+
+def _handed_on(share: ContainerShare, asked: list[ContainerShare], devices: Devices) -> list[str]:
+    """GPUs of an init container, which PodResources does not list: the next one that takes the same resource has got
+    its devices. Empty where there is none."""
+    resource = names.GPU_RESOURCE if share.whole else names.SHARE_RESOURCE
+    for other in asked[asked.index(share) + 1 :]:
+        if ids := devices.get(other.container, {}).get(resource):
+            return sorted({gpu_of(device) for device in ids})
+    return []
+
+
+def containers_left(pod: Mapping[str, Any]) -> set[str]:
+    """Containers of a pod that run, or will run once its init containers have ended; none once the pod has ended."""
+    if ended(pod):
+        return set()
+    finished = _finished_inits(pod)
+    with contextlib.suppress(InputError):
+        shares = shares_of(pod)
+        now = present(shares, finished)
+        if any(share.ends for share in now):
+            return {share.container for share in now}
+    return {c["name"] for _, _, c in containers_of(pod)} - finished
+
+
+def _finished_inits(pod: Mapping[str, Any]) -> set[str]:
+    """Init containers that have ended, all of them once the pod is initialized."""
+    status = pod.get("status") or {}
+    conditions = {row.get("type"): row.get("status") for row in status.get("conditions") or []}
+    if conditions.get("Initialized") == "True":
+        return {
+            c["name"] for kind, _, c in containers_of(pod)
+            if kind == "initContainers" and c.get("restartPolicy") != "Always"
+        }  # fmt: skip
+    return {
+        str(row.get("name"))
+        for row in status.get("initContainerStatuses") or []
+        if ((row.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
+    }
+
+
+def init_share(pod: Mapping[str, Any]) -> ContainerShare | None:
+    """The share of the init container that runs now, or is next."""
+    try:
+        return next((share for share in present(shares_of(pod), _finished_inits(pod)) if share.ends), None)
+    except InputError:
+        return None
+
+
+def started(pod: Mapping[str, Any], container: str) -> bool:
+    """Whether an init container runs."""
+    rows = (pod.get("status") or {}).get("initContainerStatuses") or []
+    return any(row.get("name") == container and "running" in (row.get("state") or {}) for row in rows)
+
+
+def init_order(pod: Mapping[str, Any], share: ContainerShare, gpus: list[str]) -> Order:
+    """The order for such a share, on the GPUs that were given out for it."""
+    count = share.units or share.gpus
+    return _order(pod, share, [gpus[0]] * count, gpus)
+
+
+def _order(pod: Mapping[str, Any], share: ContainerShare, ids: list[str], gpus: list[str]) -> Order:
+    metadata = pod["metadata"]
+    request = 1.0 if share.whole else min(share.request, len(ids) / len(gpus) / names.SHARE_UNITS)
+    tenant = {
+        "name": tenant_name(metadata["namespace"], metadata["name"], share.container, metadata["uid"]),
+        "request": request,
+        "limit": max(share.limit, request),
+        "memory_bytes": share.memory_bytes,
+        "gpus": gpus,
+        "gpu_count": len(gpus),
+        "mechanism": mechanisms.EXCLUSIVE if share.whole else mechanisms.AUTO,
+    }
+    return Order(metadata["uid"], share.container, container_id(pod, share.container), tenant)
+
+
+def tenant_name(namespace: str, pod: str, container: str, uid: str) -> str:
+    """namespace/pod/container; what is too long is cut, and a hash of the pod's UID keeps it unique."""
+    whole = f"{namespace}/{pod}/{container}"
+    if len(whole) <= MOST_NAME:
+        return whole
+    digest = hashlib.sha256(f"{uid}/{container}".encode()).hexdigest()[:10]
+    return f"{whole[: MOST_NAME - 11]}-{digest}"
+
+
+def other_name(name: str, uid: str) -> str:
+    """Another name for a pod whose predecessor of the same name has not gone yet."""
+    digest = hashlib.sha256(uid.encode()).hexdigest()[:10]
+    return f"{name[: MOST_NAME - 11]}-{digest}"
+
+
+def container_id(pod: Mapping[str, Any], container: str) -> str:
+    """The runtime's id of a container; empty until the pod's status has it."""
+    status = pod.get("status") or {}
+    for kind in ("containerStatuses", "initContainerStatuses"):
+        for row in status.get(kind) or []:
+            if row.get("name") == container:
+                return str(row.get("containerID") or "").rpartition("//")[2]
+    return ""
+
+
+def injected(pod: Mapping[str, Any], share: ContainerShare) -> bool:
+    """Whether the webhook has seen this container."""
+    container = pod["spec"][share.list_name][share.index]
+    found = [e.get("value") or "" for e in container.get("env") or [] if e.get("name") == "LD_PRELOAD"]
+    return bool(found) and str(found[-1]).startswith(preload())
+
+
+def described(tenant: Mapping[str, Any], where: str) -> str:
+    """A tenant's share for people."""
+    if tenant["mechanism"] == mechanisms.EXCLUSIVE:
+        return f"has all of {where}"
+    memory = tenant["memory_bytes"]
+    amount = "all memory" if memory is None else f"{memory / 2**30:.4g} GiB"
+    return f"has {percent(tenant['request'])} of {where}, at most {percent(tenant['limit'])}, and {amount}"
+
+
+def devices_by_pod(
+    listed: Iterable[tuple[PodKey, str, str, list[str]]],
+) -> dict[PodKey, dict[str, dict[str, list[str]]]]:
+    """Rows of PodResources (pod, container, resource, ids) that concern us, nested."""
+    found: dict[PodKey, dict[str, dict[str, list[str]]]] = {}
+    for pod, container, resource, ids in listed:
+        if names.in_domain(resource) and ids:
+            found.setdefault(pod, {}).setdefault(container, {}).setdefault(resource, []).extend(ids)
+    return found

@@ -1,0 +1,1 @@
+"""Dynamic resource allocation: devices of ResourceSlices, claims, the node's driver."""

@@ -1,0 +1,115 @@
+"""Dynamic resource allocation: claims from the same shares as everything else, and what was allocated for them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from cotenant.core.errors import InputError
+from cotenant.kube import names
+from cotenant.kube.dra.offer import CONSUMABLE_SINCE, DRIVER, api_version
+from cotenant.kube.quantity import parse_quantity
+from cotenant.kube.shares import ContainerShare, Pod, percent, shares_of
+
+Thing = dict[str, Any]
+SHARE_CLASS, GPU_CLASS = f"share.{names.DOMAIN}", f"gpu.{names.DOMAIN}"
+
+
+def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes: tuple[int, int]) -> Thing:
+    """A ResourceClaimTemplate for one container's share; request and limit go to the driver as opaque parameters."""
+    exact: Thing = {"deviceClassName": GPU_CLASS if share.whole else SHARE_CLASS}
+    if share.whole:
+        exact["count"] = share.gpus
+    elif kubernetes >= CONSUMABLE_SINCE:
+        wanted = {"share": str(share.units)}
+        if share.memory_bytes is not None:
+            wanted["memory"] = f"{-(-share.memory_bytes // 2**20)}Mi"
+        exact["capacity"] = {"requests": wanted}
+    else:
+        raise InputError("a share of a GPU by a claim needs consumable capacity, in Kubernetes 1.34 or newer")
+    flat = api_version(kubernetes).endswith("/v1beta1")
+    request = {"name": "gpu"} | (exact if flat else {"exactly": exact})
+    return {
+        "apiVersion": api_version(kubernetes),
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+
+
+def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
+    """Claim templates for every container of a pod that asks, and the pod with claims in place of units.
+
+    The pod says by annotations what it asks for, so that its limits are found as for any pod. InputError: containers
+    that ask for different things by resources, which annotations cannot say.
+    """
+    changed: Thing = copy.deepcopy(dict(pod))
+    shares = shares_of(pod)
+    if not shares:
+        return [changed]
+    if len({(s.request, s.limit, s.memory_bytes, s.gpus) for s in shares}) > 1:
+        raise InputError(
+            "containers ask for different shares by resources; claims are for pods whose annotations say it"
+        )
+    metadata, spec = changed["metadata"], changed["spec"]
+    name, namespace = metadata.get("name") or "pod", metadata.get("namespace") or "default"
+    metadata["annotations"] = (metadata.get("annotations") or {}) | _terms(shares)
+    templates = []
+    for share in shares:
+        template = f"{name}-{share.container}"[:253]
+        templates.append(claim_template(template, namespace, share, kubernetes))
+        spec.setdefault("resourceClaims", []).append({"name": share.container, "resourceClaimTemplateName": template})
+        container = spec[share.list_name][share.index]
+        resources = container.setdefault("resources", {})
+        for kind in ("limits", "requests"):
+            for key in list(resources.get(kind) or {}):
+                if key in names.RESOURCES:
+                    del resources[kind][key]
+        resources.setdefault("claims", []).append({"name": share.container})
+    return [*templates, changed]
+
+
+def _terms(shares: list[ContainerShare]) -> dict[str, str]:
+    """Annotations that say the same as the shares."""
+    first = shares[0]
+    found = {
+        names.REQUEST: percent(first.request),
+        names.LIMIT: percent(first.limit),
+        names.CONTAINERS: ",".join(share.container for share in shares),
+        names.PLACED_BY: "claims",
+    }
+    return found | ({} if first.memory_bytes is None else {names.MEMORY: _with_unit(first.memory_bytes)})
+
+
+def _with_unit(count: int) -> str:
+    """Bytes, exactly, as an annotation has them: 2048Mi, or 500000.001k."""
+    mib, rest = divmod(count, 1 << 20)
+    return f"{count // 1000}.{count % 1000:03}k" if rest else f"{mib}Mi"
+
+
+def allocated(claim: Mapping[str, Any], node: str) -> list[Thing]:
+    """The devices of a claim that are this driver's, on this node."""
+    status = claim.get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+    return [one for one in results if one.get("driver") == DRIVER and one.get("pool") == node]
+
+
+def units_of_result(result: Mapping[str, Any]) -> int:
+    """Share units that an allocated device gives: what of it was consumed, or all."""
+    consumed = (result.get("consumedCapacity") or {}).get("share")
+    return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
+
+
+def claims_of_container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
+    """Names of the ResourceClaims that a container of a pod uses, as far as they have been made."""
+    wanted = {one.get("name") for one in (container.get("resources") or {}).get("claims") or []}
+    made = {
+        one.get("name"): one.get("resourceClaimName")
+        for one in (pod.get("status") or {}).get("resourceClaimStatuses") or []
+    }
+    found = []
+    for one in pod["spec"].get("resourceClaims") or []:
+        if one.get("name") in wanted:
+            found.append(one.get("resourceClaimName") or made.get(one["name"]))
+    return [str(name) for name in found if name]

@@ -1,0 +1,181 @@
+"""The device plugin of a node: the GPUs and their health, the binder; one loop beside the registrar."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.core.errors import InputError, WorkError
+from cotenant.devices.registry import device
+from cotenant.kube import names
+from cotenant.kube.binding.binder import LIST_EVERY_S, Binder
+from cotenant.kube.binding.escapes import EscapeWatch, GpuProcesses, nvml_processes
+from cotenant.kube.client import KubeApi
+from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
+from cotenant.kube.inventory import FaultSource, check_whole, gpus_of, mig_slices, nvml_faults
+from cotenant.kube.plugin.registrar import Registrar
+from cotenant.kube.plugin.resource import KUBELET_SOCKET, Desk
+from cotenant.kube.units import MigSlice
+
+LOG = logging.getLogger(__name__)
+
+ROUND_S = 1.0
+HEALTH_EVERY_S = 5.0
+AFTER_ALLOCATE_S = 0.1
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Where things are on the node, and what is offered how. `whole`: GPUs given away entire (UUIDs, indices, all)."""
+
+    node: str
+    agent_folder: Path = Path(str(names.HOST_AGENT))
+    plugin_folder: Path = Path(str(names.DEVICE_PLUGINS))
+    pod_resources: Path = Path(str(names.POD_RESOURCES)) / KUBELET_SOCKET
+    whole: tuple[str, ...] = ()
+    faults: FaultSource = nvml_faults
+    slices: Callable[[], Iterable[MigSlice]] = mig_slices
+    processes: Callable[[Iterable[str]], GpuProcesses] = nvml_processes
+    list_every_s: float = LIST_EVERY_S
+    claims: ClaimSettings | None = None  # place pods by claims, and offer no units
+
+
+class AgentOrders:
+    """Orders to the agent, each on a connection of its own: an agent that was restarted is found again by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def call(self, op: str, **order: Any) -> dict[str, Any]:
+        """One order, one answer."""
+        with ControlClient(self._folder, timeout_s=10.0) as client:
+            return client.call(op, **order)
+
+
+class NodePlugin:
+    """Runs until `stop`."""
+
+    def __init__(self, settings: NodeSettings, desk: Desk, api: KubeApi) -> None:
+        self.settings = settings
+        self.desk = desk
+        self._agent = AgentOrders(settings.agent_folder)
+        self._claims = ClaimDriver(settings.claims, api, desk.inventory, desk.kick.set) if settings.claims else None
+        self._binder = Binder(
+            self._agent,
+            desk,
+            api,
+            str(settings.pod_resources),
+            settings.node,
+            settings.list_every_s,
+            self._claims,
+        )
+        self._registrar = Registrar(settings.plugin_folder, desk, by_claims=settings.claims is not None)
+        self._resources: list[str] = []
+        self._stop = threading.Event()
+        self._health_s = -1e9
+        self._slices: list[MigSlice] = []
+        self._faults: dict[str, str] = {}
+        self._said = ""
+        self._escapes = EscapeWatch()
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop`. InputError for settings that do not fit the node; everything else is tried again."""
+        try:
+            if self._claims is not None:
+                self._claims.start()
+            self._registrar.start()
+            while not self._stop.is_set():
+                self.round()
+                if self._registrar.met == self._resources:
+                    ready()
+                    ready = lambda: None  # noqa: E731 said once
+                if self.desk.kick.wait(ROUND_S):
+                    self.desk.kick.clear()
+                    self._stop.wait(AFTER_ALLOCATE_S)  # the kubelet lists an allocation once it has our answer
+        finally:
+            if self._claims is not None:
+                self._claims.stop()
+            self._registrar.stop()
+
+    def stop(self) -> None:
+        """End the run. What was bound stays bound: the next plugin takes it over."""
+        self._stop.set()
+        self.desk.kick.set()
+
+    def round(self) -> None:
+        """One look at everything. A side that does not answer does not keep the others from being looked at."""
+        faults = []
+        for step in (self._look, self._tell_kubelet, self._binder.round, self._offer):
+            try:
+                step()
+            except WorkError as error:
+                faults.append(str(error))
+        self._say("; ".join(dict.fromkeys(faults)))
+
+    # -- the node --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """GPUs as the agent has them, with their health."""
+        try:
+            status = self._agent.call("status")
+            self._agent.call("expect", kind="pod")
+        except WorkError as error:
+            self.desk.inventory.all_sick(str(error))
+            raise
+        due = time.monotonic() - self._health_s >= HEALTH_EVERY_S
+        monitored = any(device(row["kind"]).monitored for row in status["gpus"])
+        if due:
+            self._health_s = time.monotonic()
+            self._faults = dict(self.settings.faults(status["gpus"]))
+            self._slices = list(self.settings.slices())
+        in_mig = {piece.gpu for piece in self._slices}
+        gpus = [g for g in gpus_of(status, self.settings.whole, self._faults) if g.uuid not in in_mig]
+        check_whole(self.settings.whole, gpus_of(status, (), {}))
+        self.desk.inventory.set(gpus, self._slices)
+        if due:
+            tenants = self._agent.call("list")["tenants"]
+            self._binder.not_enforced(tenants)
+            if monitored:
+                found = self._escapes.look(self.settings.processes([gpu.uuid for gpu in gpus]), tenants)
+                self.desk.metrics.escaped = len(found)
+                self._binder.escaped(found)
+
+    def _offer(self) -> None:
+        """The node's GPUs for claims, where pods are placed by those."""
+        if self._claims is not None and self._claims.offer():
+            inventory = self.desk.inventory
+            LOG.info("offered by claims: %d GPUs, %d MIG instances", len(inventory.gpus), len(inventory.slices))
+
+    def _tell_kubelet(self) -> None:
+        """Have new resources registered; WorkError while some are not."""
+        resources = self.desk.inventory.resources()
+        if resources != self._resources:
+            self._resources = resources
+            self._registrar.look()
+        if self._registrar.fault:
+            raise WorkError(self._registrar.fault)
+
+    def _say(self, fault: str) -> None:
+        if fault != self._said:
+            LOG.log(logging.WARNING if fault else logging.INFO, fault or "all is well again")
+            self._said = fault
+
+
+def run(settings: NodeSettings, desk: Desk, api: KubeApi, metrics: tuple[str, int] | None = None) -> None:
+    """Run the plugin in the foreground until SIGTERM or SIGINT."""
+    import signal
+
+    plugin = NodePlugin(settings, desk, api)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: plugin.stop())
+    if metrics is not None:
+        desk.metrics.listen(*metrics)
+    if not settings.plugin_folder.is_dir():
+        raise InputError("this is no folder of a kubelet's device plugins", file=settings.plugin_folder)
+    plugin.run(lambda: LOG.info("ready"))

@@ -1,0 +1,1 @@
+"""The device plugin: resources of a node, registered with the kubelet."""

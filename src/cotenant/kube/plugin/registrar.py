@@ -1,0 +1,100 @@
+"""Registration of the node's resources with the kubelet, in a thread of its own.
+
+A kubelet that starts offers no units until they are registered again, and refuses running pods that it has to admit
+meanwhile; so registration waits neither for the agent nor for the API server.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from cotenant.core.errors import WorkError
+from cotenant.kube.plugin.folderwatch import FolderWatch
+from cotenant.kube.plugin.resource import KUBELET_SOCKET, Desk, ResourcePlugin
+
+LOG = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0  # beside the watch
+RETRY_S = 0.2  # a socket is there before its kubelet listens on it, and no further event follows
+
+
+class Registrar:
+    """`met`: the node's resources that a kubelet has now (None: there is none), `fault`: why it has not all.
+
+    `by_claims`: only MIG instances are offered as units."""
+
+    def __init__(self, folder: Path, desk: Desk, *, by_claims: bool, every_s: float = LOOK_EVERY_S) -> None:
+        self.fault = ""
+        self.met: list[str] | None = None
+        self._folder, self._desk, self._by_claims, self._every_s = folder, desk, by_claims, every_s
+        self._plugins: dict[str, ResourcePlugin] = {}
+        self._kubelet: tuple[int, int, int] | None = None  # the socket we are registered at
+        self._watch = FolderWatch(folder)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
+
+    def start(self) -> None:
+        """Register, and again whenever the kubelet restarts."""
+        self._thread.start()
+
+    def look(self) -> None:
+        """Look again now: the node's resources have changed."""
+        self._watch.wake()
+
+    def stop(self) -> None:
+        """End the thread and every plugin."""
+        self._stop.set()
+        self._watch.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        for plugin in self._plugins.values():
+            plugin.stop()
+        self._watch.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._meet()
+                self.fault = ""
+            except WorkError as error:
+                self.fault = str(error)
+            self._watch.wait(min(self._every_s, RETRY_S) if self.fault else self._every_s)
+
+    def _meet(self) -> None:
+        """Serve every resource there is, and register with a kubelet that does not know us yet.
+
+        A kubelet that starts empties the folder: its socket is another one, and ours are gone.
+        """
+        kubelet = self._folder / KUBELET_SOCKET
+        try:
+            found = kubelet.stat()
+        except OSError:
+            self._kubelet = self.met = None
+            raise WorkError(f"{kubelet}: there is no kubelet yet") from None
+        identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
+        if identity != self._kubelet:
+            for known in self._plugins.values():
+                known.stop()
+            self._plugins.clear()
+            self._kubelet = self.met = None
+        resources = self._desk.inventory.resources()
+        for resource in () if self._by_claims else resources:  # no GPU is offered in two ways
+            plugin = self._plugins.get(resource)
+            if plugin is not None and plugin.path.exists():
+                continue
+            if plugin is not None:
+                plugin.stop()
+            fresh = ResourcePlugin(resource, self._desk, self._folder)
+            try:
+                fresh.start()
+                fresh.register(kubelet)
+            except WorkError:
+                fresh.stop()
+                raise
+            self._plugins[resource] = fresh
+            LOG.info("registered %s: %d devices", resource, len(self._desk.inventory.of(resource)))
+        self._kubelet = identity
+        if resources != self.met:
+            self.met = resources
+            self._desk.kick.set()

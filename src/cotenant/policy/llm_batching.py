@@ -1,0 +1,150 @@
+"""Iteration-level batching of one language model, as a pure state machine: requests in, the work of each step out.
+
+In every step each running request that has its prompt in the cache decodes one token; what is left of the step's
+budget goes to prompts, first come first served, a long one in chunks. A request is admitted when its prompt fits the
+cache beside all others. When the cache has no room for the next tokens, the request that was admitted last gives its
+place up and later computes its prompt and what it had produced again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from cotenant.core.errors import InputError
+from cotenant.profiles.llm.profile import LlmProfile, Step, pairs_of
+
+
+@dataclass
+class Sequence:
+    """A request: `total` tokens (prompt and produced), of which `computed` are in the cache."""
+
+    id: int
+    total: int
+    left: int  # tokens still to produce
+    computed: int = 0
+
+    @property
+    def decodes(self) -> bool:
+        """Its prompt is in the cache, all but the token that it produced last."""
+        return self.computed > 0 and self.total - self.computed == 1
+
+
+@dataclass(frozen=True)
+class Token:
+    """The request produced a token; `last`: its answer is complete."""
+
+    id: int
+    last: bool
+
+
+class Batcher:
+    """One model's requests. Call `begin` for the next step, and `end` when it is over; None: nothing to do."""
+
+    def __init__(self, profile: LlmProfile) -> None:
+        self._limits = profile
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.held = 0  # tokens of all running requests, which the cache has to hold
+        self.preempted = 0
+        self._chunks: list[tuple[Sequence, int]] = []
+        self._gone: set[int] = set()
+        self._stepping = False
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    def add(self, id_: int, prompt: int, output: int, cached: int = 0) -> None:
+        """A request of `prompt` tokens, `cached` of which need no computing, for `output` tokens. InputError where it
+        can never run."""
+        limits = self._limits
+        most = min(limits.max_context, limits.kv_tokens)
+        if prompt < 1 or output < 1:
+            raise InputError(f"{prompt} prompt and {output} output tokens are not 1 or more each")
+        if prompt + output > most:
+            raise InputError(f"{prompt} prompt and {output} output tokens are more than the model's {most}")
+        self.waiting.append(Sequence(id_, prompt, output, min(cached, prompt - 1)))
+
+    def cancel(self, id_: int) -> None:
+        """The client has gone; a step that runs is not cut short."""
+        if self._stepping:
+            self._gone.add(id_)
+            return
+        self._drop({id_})
+
+    def begin(self) -> Step | None:
+        """The work of the next step."""
+        assert not self._stepping
+        self._make_room()
+        decoding = [one for one in self.running if one.decodes]
+        self._chunks = [(one, 1) for one in decoding]
+        context = sum(one.total for one in decoding)
+        budget = self._limits.step_tokens - len(decoding)
+        tokens = pairs = 0
+        prompts = [one for one in self.running if not one.decodes]
+        at = 0
+        while budget > 0:
+            one = prompts[at] if at < len(prompts) else self._admit()
+            if one is None:
+                break
+            at += 1
+            part = min(budget, one.total - one.computed)
+            budget -= part
+            tokens += part
+            pairs += pairs_of(part, one.computed)
+            self._chunks.append((one, part))
+        if not self._chunks:
+            return None
+        self._stepping = True
+        return Step(tokens, pairs, len(decoding), context)
+
+    def end(self) -> list[Token]:
+        """The step is over: what it produced, in the order of admission."""
+        assert self._stepping
+        self._stepping = False
+        produced, ended = [], set()
+        for one, part in self._chunks:
+            one.computed += part
+            if one.computed < one.total:
+                continue
+            one.total += 1
+            one.left -= 1
+            self.held += 1
+            if one.id not in self._gone:
+                produced.append(Token(one.id, one.left == 0))
+            if one.left == 0:
+                ended.add(one.id)
+        self._chunks = []
+        if ended or self._gone:
+            self._drop(ended | self._gone)
+            self._gone.clear()
+        return produced
+
+    def _admit(self) -> Sequence | None:
+        """The first that waits, where the cache and the step have room for it."""
+        if not self.waiting or len(self.running) >= self._limits.max_sequences:
+            return None
+        one = self.waiting[0]
+        if self.held + one.total > self._limits.kv_tokens:
+            return None
+        self.waiting.popleft()
+        self.running.append(one)
+        self.held += one.total
+        return one
+
+    def _make_room(self) -> None:
+        """Requests that were admitted last leave until the cache holds the others."""
+        while self.held > self._limits.kv_tokens and len(self.running) > 1:
+            one = self.running.pop()
+            self.held -= one.total
+            one.computed = 0
+            self.preempted += 1
+            self.waiting.appendleft(one)
+
+    def _drop(self, ids: set[int]) -> None:
+        kept = [one for one in self.running if one.id not in ids]
+        if len(kept) < len(self.running):
+            self.held -= sum(one.total for one in self.running if one.id in ids)
+            self.running = kept
+        if any(one.id in ids for one in self.waiting):
+            self.waiting = deque(one for one in self.waiting if one.id not in ids)

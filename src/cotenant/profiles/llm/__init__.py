@@ -1,0 +1,1 @@
+"""What a step of a language model's engine takes: the profile, its files, its fit."""

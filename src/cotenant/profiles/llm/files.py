@@ -1,0 +1,114 @@
+"""Files of language models' profiles: JSON, a row per model, times in ms.
+
+{"format": "cotenant-llm-profile-1", "models": {"chat-8b": {
+    "prefill_ms": {"base": 6, "per_token": 0.03, "per_pair": 0},
+    "decode_ms": {"base": 6, "per_sequence": 0.02, "per_context": 5e-5},
+    "kv_tokens": 200000, "step_tokens": 8192, "max_sequences": 256, "max_context": 32768,
+    "weights": "16GiB", "gpu": "H100", "measured": {...}}}}
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from cotenant.core.checked import Memory, Strict, check
+from cotenant.core.errors import InputError
+from cotenant.profiles.llm.profile import H100_MEMORY, LlmProfile, StepTimes, parse_size, roofline
+
+FORMAT = "cotenant-llm-profile-1"
+
+
+class _Prefill(Strict):
+    base: float = Field(ge=0, lt=1e9)
+    per_token: float = Field(ge=0, lt=1e9)
+    per_pair: float = Field(0.0, ge=0, lt=1e9)
+
+
+class _Decode(Strict):
+    base: float = Field(ge=0, lt=1e9)
+    per_sequence: float = Field(0.0, ge=0, lt=1e9)
+    per_context: float = Field(0.0, ge=0, lt=1e9)
+
+
+class _Row(Strict):
+    prefill_ms: _Prefill
+    decode_ms: _Decode
+    kv_tokens: int = Field(200_000, ge=1)
+    step_tokens: int = Field(8192, ge=1)
+    max_sequences: int = Field(256, ge=1)
+    max_context: int = Field(32_768, ge=1)
+    weights: Memory = 0
+    gpu: str = ""
+    measured: dict[str, Any] = Field(default_factory=dict)
+
+
+class _File(Strict):
+    format: Literal["cotenant-llm-profile-1"]
+    models: dict[str, _Row] = Field(min_length=1)
+
+
+def read_profiles(path: str | Path) -> dict[str, LlmProfile]:
+    """All models of a file, by name. InputError with file and field of the first thing that is wrong."""
+    content = check(_File, _load(path), path)
+    return {name: _profile(name, row) for name, row in content.models.items()}
+
+
+def _load(path: str | Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the profile: {error.strerror}", file=path) from None
+    except ValueError as error:
+        raise InputError(f"is not JSON: {error}", file=path) from None
+
+
+def _profile(name: str, row: _Row) -> LlmProfile:
+    p, d = row.prefill_ms, row.decode_ms
+    times = StepTimes(*(x / 1000 for x in (p.base, p.per_token, p.per_pair, d.base, d.per_sequence, d.per_context)))
+    return LlmProfile(
+        name, times, row.kv_tokens, row.step_tokens, row.max_sequences, row.max_context, row.weights, row.gpu
+    )
+
+
+def row_of(profile: LlmProfile, measured: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A model's row, as `read_profiles` takes it."""
+    t = profile.times
+    row: dict[str, Any] = {
+        "prefill_ms": {"base": t.prefill_base * 1e3, "per_token": t.per_token * 1e3, "per_pair": t.per_pair * 1e3},
+        "decode_ms": {"base": t.decode_base * 1e3, "per_sequence": t.per_sequence * 1e3,
+                      "per_context": t.per_context * 1e3},
+        "kv_tokens": profile.kv_tokens, "step_tokens": profile.step_tokens, "max_sequences": profile.max_sequences,
+        "max_context": profile.max_context, "gpu": profile.gpu,
+    }  # fmt: skip
+    if profile.weights_bytes:
+        row["weights"] = f"{profile.weights_bytes / 2**20:.0f}MiB"
+    return row if measured is None else {**row, "measured": measured}
+
+
+def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | None = None) -> None:
+    """Write a model's row into a file, beside those that are there."""
+    from cotenant.core.files import atomic_file
+
+    content: dict[str, Any] = {"format": FORMAT, "models": {}}
+    if Path(path).exists():
+        read_profiles(path)
+        content = _load(path)
+    content["models"][profile.name] = row_of(profile, measured)
+    with atomic_file(path) as file:
+        file.write(json.dumps(content, indent=1) + "\n")
+
+
+def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> LlmProfile:
+    """A model's profile: estimated for a program of `memory_bytes` where `spec` is a size; else the row of its name
+    in a file, or the only row."""
+    size = parse_size(spec)
+    if size is not None:
+        return roofline(name, size, memory_bytes)
+    rows = read_profiles(spec)
+    if name not in rows and len(rows) > 1:
+        raise InputError(f"has no model {name!r}; it has {', '.join(rows)}", file=spec)
+    return rows.get(name) or next(iter(rows.values()))

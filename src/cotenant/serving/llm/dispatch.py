@@ -1,0 +1,335 @@
+"""The queues of all models, and the programs behind them: carries out what the policy decides.
+
+policy/residency/models.py decides; one event loop calls everything here, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.policy.residency import Action, Do, ModelResidency, ModelRow, ModelSettings, Place
+from cotenant.serving.config.models import ModelEntry, ModelsConfig
+from cotenant.serving.llm.hosts import Host, NoHostMemoryError
+from cotenant.serving.llm.keeper import Keeper
+from cotenant.serving.llm.openai import OpenAIError
+from cotenant.serving.llm.program import Program, launch
+from cotenant.serving.llm.stats import ModelStats
+from cotenant.serving.llm.tickets import Ticket
+
+LOG = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # before a program that failed is started again
+WAITED_FOR_S = 4.0  # requests wait for a pause of so long, and are refused in a longer one
+MOVE_TRIES = 3
+DRAIN_POLL_S = 0.02
+
+
+class Model:
+    """One model: its queue, its program, its counts."""
+
+    __slots__ = ("entry", "failures", "fault", "moves_failed", "program", "queue", "row", "stats")
+
+    def __init__(self, entry: ModelEntry, row: ModelRow) -> None:
+        self.entry, self.row = entry, row
+        self.queue: deque[Ticket] = deque()
+        self.program: Program | None = None
+        self.stats = ModelStats()
+        self.failures = self.moves_failed = 0
+        self.fault = ""  # why it cannot be used, while that is so
+
+
+class Dispatch:
+    """All models of a server. `tell` gets a sentence about what was decided."""
+
+    def __init__(
+        self, config: ModelsConfig, host: Host, keeper: Keeper, logs: Path, tell: Callable[[str], None]
+    ) -> None:
+        self.config, self._host, self._keeper, self._logs, self._tell = config, host, keeper, logs, tell
+        host_bytes = config.raw.host_memory if host.moves else 0
+        self.policy = ModelResidency(
+            [gpu.memory_bytes for gpu in host.gpus], config.facts(), ModelSettings(idle_s=config.raw.idle), host_bytes
+        )
+        self.models = {m.name: Model(m, self.policy.rows[m.name]) for m in config.models}
+        self.open = 0
+        self.draining = False
+        self._ports: set[int] = set()
+        self._programs: set[Program] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # ---- requests ----
+
+    def submit(self, ticket: Ticket) -> None:
+        """Take a request in; OpenAIError where that cannot be."""
+        model = self.models[ticket.model]
+        now_s = time.monotonic()
+        if self.draining:
+            raise OpenAIError(503, "the server is shutting down", "shutting_down", retry_s=5.0)
+        if model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
+            model.stats.outcomes["unavailable"] += 1
+            wait_s = model.row.not_before_s - now_s
+            text = f"{ticket.model} is not available: {model.fault}"
+            raise OpenAIError(503, text, "model_unavailable", retry_s=wait_s)
+        if len(model.queue) >= model.entry.max_queue:
+            model.stats.outcomes["full"] += 1
+            wait_s = self.policy.wait_s(ticket.model, now_s)
+            text = f"{len(model.queue)} requests wait for {ticket.model} already"
+            raise OpenAIError(429, text, "queue_full", retry_s=max(1.0, wait_s))
+        self._notice(model)
+        self.open += 1
+        model.queue.append(ticket)
+        self.policy.arrived(ticket.model, now_s)
+        if not self._pump(model, now_s):
+            self.turn()
+
+    def _pump(self, model: Model, now_s: float) -> bool:
+        """Give the program what it can take; whether nothing waits any more."""
+        name, most = model.entry.name, model.entry.max_concurrency
+        while model.queue and model.program is not None and model.row.open < most and self.policy.admits(name):
+            ticket = model.queue.popleft()
+            self.policy.began(name, now_s)
+            ticket.send(model.program)
+        return not model.queue
+
+    def over(self, ticket: Ticket, outcome: str) -> None:
+        """A request has its answer, or its client has gone."""
+        model, now_s = self.models[ticket.model], time.monotonic()
+        self.open -= 1
+        model.stats.outcomes[outcome] += 1
+        if outcome == "ok":
+            model.failures = 0
+        if (times := ticket.times) is not None:
+            model.stats.streamed(*times)
+        if ticket.running:
+            self.policy.ended(ticket.model, now_s)
+            if model.queue:
+                self._pump(model, now_s)
+        else:
+            model.queue.remove(ticket)
+            self.policy.withdrawn(ticket.model, now_s)
+        if self.policy.wanting:
+            self.turn()
+
+    def again(self, ticket: Ticket, why: str) -> None:
+        """A request whose program failed it waits once more, before all others."""
+        model, now_s = self.models[ticket.model], time.monotonic()
+        self._notice(model)
+        model.stats.retries += 1
+        self.policy.ended(ticket.model, now_s)
+        model.queue.appendleft(ticket)
+        self.policy.arrived(ticket.model, now_s)
+        LOG.info("%s: a request is given to the program again: %s", ticket.model, why)
+        if model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
+            self._refuse_all(model)
+        elif not self._pump(model, now_s):
+            self.turn()
+
+    # ---- decisions ----
+
+    def turn(self) -> None:
+        """Ask the policy, and begin what it says."""
+        now_s = time.monotonic()
+        for action in self.policy.decide(now_s):
+            self._begin(action)
+        for model in self._waiting():
+            self._pump(model, now_s)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self.policy.wake_s < math.inf:
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_later(max(0.001, self.policy.wake_s - now_s), self.turn)
+
+    def _waiting(self) -> list[Model]:
+        """Models that were draining and need not any more."""
+        return [self.models[name] for name in self.policy.resident if self.models[name].queue]
+
+    def _begin(self, action: Action) -> None:
+        model = self.models[action.model]
+        work = {Do.START: self._start, Do.EVICT: self._evict, Do.BRING: self._bring, Do.STOP: self._stop}[action.do]
+        task = asyncio.get_running_loop().create_task(self._carry_out(work(model, action.gpu), model))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(self, work: Coroutine[Any, Any, None], model: Model) -> None:
+        try:
+            await work
+        except Exception as error:  # a fault of ours must not leave the model in between for ever
+            LOG.error("%s: in the background", model.entry.name, exc_info=error)
+            self.policy.failed(model.entry.name, time.monotonic(), MOST_PAUSE_S)
+        self.turn()
+
+    async def _start(self, model: Model, gpu: int) -> None:
+        name, began_s = model.entry.name, time.monotonic()
+        self._tell(f"{name} is started on GPU {self._host.gpus[gpu].index}")
+        try:
+            program = await self._launch(model, gpu)
+        except (InputError, WorkError) as error:
+            self._not_started(model, str(error))
+            return
+        self._ports.add(program.upstream.port)
+        self._programs.add(program)
+        try:
+            await program.ready(self.config.raw.load_timeout)
+        except WorkError as error:
+            await self._gone(program)
+            self._not_started(model, str(error))
+            return
+        model.program = program
+        took_s = time.monotonic() - began_s
+        model.fault = ""
+        model.stats.switched("start", took_s)
+        self.policy.settled(name, time.monotonic(), took_s)
+        task = asyncio.get_running_loop().create_task(self._watch(model, program))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._tell(f"{name} is ready after {took_s:.1f} s")
+
+    async def _launch(self, model: Model, gpu: int) -> Program:
+        """Its program; evicted ones that nobody waits for are stopped where they hold all host memory."""
+        while True:
+            try:
+                return await launch(model.entry, gpu, self._host, self._keeper, self._logs, self._ports)
+            except NoHostMemoryError:
+                evicted = [m for m in self.models.values() if m.row.place is Place.EVICTED and m.row.idle]
+                if not evicted:
+                    raise
+                await self._forget(min(evicted, key=lambda m: m.row.used_s))
+
+    async def _forget(self, model: Model) -> None:
+        """End an evicted program."""
+        began_s = time.monotonic()
+        self.policy.died(model.entry.name, began_s)
+        self._tell(f"{model.entry.name} is stopped: its host memory is needed")
+        await self._end(model)
+        model.stats.switched("stop", time.monotonic() - began_s)
+
+    def _not_started(self, model: Model, why: str) -> None:
+        model.fault = f"it could not be started: {why}"
+        self._tell(f"{model.entry.name}: {model.fault}")
+        self.policy.failed(model.entry.name, time.monotonic(), self._pause_s(model))
+        self._refuse_all(model)
+
+    def _pause_s(self, model: Model) -> float:
+        model.failures += 1
+        return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (model.failures - 1))
+
+    def _refuse_all(self, model: Model) -> None:
+        """Nobody waits for a program that cannot be had now."""
+        wait_s = max(1.0, model.row.not_before_s - time.monotonic())
+        text = f"{model.entry.name} is not available: {model.fault}"
+        for ticket in list(model.queue):
+            ticket.fail(OpenAIError(503, text, "model_unavailable", retry_s=wait_s), "unavailable")
+
+    async def _watch(self, model: Model, program: Program) -> None:
+        await program.ended.wait()
+        self._notice(model)
+
+    def _notice(self, model: Model) -> None:
+        """Take note of a program that has ended unasked: before anything else that follows from its end."""
+        program = model.program
+        if program is None or not program.ended.is_set():
+            return
+        model.program = None
+        self._programs.discard(program)
+        self._ports.discard(program.upstream.port)
+        model.stats.deaths += 1
+        pause_s = 0.0  # once more at once, unless the last run has answered nothing either
+        if model.failures:
+            pause_s = self._pause_s(model)
+        else:
+            model.failures = 1
+        model.fault = f"its program has ended: {program.why_ended}"
+        self._tell(f"{model.entry.name}: {program.why_ended}; it is started again")
+        self.policy.died(model.entry.name, time.monotonic(), pause_s)
+        if pause_s > WAITED_FOR_S:
+            self._refuse_all(model)
+        self.turn()
+
+    async def _evict(self, model: Model, gpu: int) -> None:
+        name, began_s = model.entry.name, time.monotonic()
+        try:
+            await self._host.evict(name)
+        except (InputError, WorkError) as error:
+            if model.row.place is Place.LEAVING:  # else its program has ended meanwhile
+                self._tell(f"{name} cannot be moved to host memory, so it is stopped: {error}")
+                await self._stop(model, gpu)
+            return
+        if model.row.place is Place.LEAVING:
+            took_s = time.monotonic() - began_s
+            model.stats.switched("evict", took_s)
+            self.policy.settled(name, time.monotonic(), took_s)
+            self._tell(f"{name} was evicted in {took_s:.2f} s")
+
+    async def _bring(self, model: Model, gpu: int) -> None:
+        name, began_s = model.entry.name, time.monotonic()
+        try:
+            await self._host.bring(name)
+        except (InputError, WorkError) as error:
+            if model.row.place is not Place.RETURNING:
+                return
+            model.moves_failed += 1
+            self._tell(f"{name} cannot be brought back: {error}")
+            if model.moves_failed < MOVE_TRIES:
+                self.policy.failed(name, time.monotonic(), FIRST_PAUSE_S)
+            else:
+                await self._end(model)
+                self.policy.died(name, time.monotonic())
+            return
+        if model.row.place is Place.RETURNING:
+            took_s = time.monotonic() - began_s
+            model.moves_failed = 0
+            model.stats.switched("bring", took_s)
+            self.policy.settled(name, time.monotonic(), took_s)
+            self._tell(f"{name} is back after {took_s:.2f} s")
+
+    async def _stop(self, model: Model, gpu: int) -> None:
+        began_s = time.monotonic()
+        await self._end(model)
+        if model.row.place is Place.LEAVING:
+            took_s = time.monotonic() - began_s
+            model.stats.switched("stop", took_s)
+            model.row.stopping = True
+            self.policy.settled(model.entry.name, time.monotonic(), took_s)
+            self._tell(f"{model.entry.name} was stopped to make room")
+
+    async def _end(self, model: Model) -> None:
+        program, model.program = model.program, None
+        if program is not None:
+            await self._gone(program)
+
+    async def _gone(self, program: Program) -> None:
+        await program.stop()
+        self._programs.discard(program)
+        self._ports.discard(program.upstream.port)
+
+    # ---- the end ----
+
+    async def drain(self, limit_s: float) -> None:
+        """Take no more; let what is there end, for at most so long."""
+        self.draining = True
+        deadline = time.monotonic() + limit_s
+        while self.open and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        for model in self.models.values():
+            for ticket in list(model.queue):
+                ticket.fail(OpenAIError(503, "the server is shutting down", "shutting_down", retry_s=5.0), "failed")
+
+    async def close(self) -> None:
+        """End all programs."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for model in self.models.values():
+            model.program = None
+        await asyncio.gather(*(self._gone(program) for program in list(self._programs)))

@@ -1,0 +1,302 @@
+"""Where programs run: as tenants of this node's agent, or without a GPU as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.tenants.launcher import program_environment
+from cotenant.agent.tenants.registry import spec_to_dict
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.folders import agent_folder
+from cotenant.serving.config.models import ModelEntry, ModelGpusEntry
+from cotenant.serving.llm.keeper import Keeper, kill_group
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+AGENT_WITHIN_S = 60.0
+AGENT_BACK_S = 30.0  # how long an order waits for an agent that has gone
+PARK_WITHIN_S = 10.0
+NAME_FREE_S = 10.0  # how long a dead tenant's name may stay taken
+
+
+@dataclass(frozen=True)
+class GpuRoom:
+    """A GPU that models may use, and how much of its memory."""
+
+    index: int
+    uuid: str
+    memory_bytes: int
+
+
+class NoHostMemoryError(WorkError):
+    """The agent cannot promise a program host memory for all that it may have to move."""
+
+
+class Host(Protocol):
+    """Starts model processes and moves them between GPU and host memory. Raises WorkError or InputError with the
+    reason."""
+
+    gpus: list[GpuRoom]
+    moves: bool  # whether what makes way is kept in host memory
+
+    async def start(self) -> None:
+        """Find the GPUs."""
+
+    async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
+        """Start a program in a process group of its own, its output in a file."""
+
+    async def evict(self, name: str) -> None:
+        """Off its GPU."""
+
+    async def bring(self, name: str) -> None:
+        """And back."""
+
+    async def close(self) -> None:
+        """Let go of what the host has started."""
+
+
+async def spawn(command: list[str], log: Path, environment: Mapping[str, str] | None) -> asyncio.subprocess.Process:
+    """A program whose output goes to a file; InputError where it cannot be started."""
+    with log.open("ab") as out:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise InputError(f"{command[0]} cannot be started: {reason.lower()}") from None
+
+
+class PlainHost:
+    """Programs without a GPU, in an amount of memory; they cannot be moved."""
+
+    moves = False
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.gpus = [GpuRoom(0, "", memory_bytes)]
+
+    async def start(self) -> None:
+        """See Host."""
+
+    async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
+        """See Host."""
+        return await spawn(command, log, None)
+
+    async def evict(self, name: str) -> None:
+        """See Host."""
+        raise WorkError("a program without a GPU cannot be moved")
+
+    async def bring(self, name: str) -> None:
+        """See Host."""
+
+    async def close(self) -> None:
+        """See Host."""
+
+
+class AgentHost:
+    """Programs as tenants. Where no agent runs in `folder` (None: this user's), one is started, kept running, and
+    stopped at the end."""
+
+    moves = True
+
+    def __init__(self, wanted: ModelGpusEntry, models: tuple[ModelEntry, ...], folder: Path | None, keeper: Keeper):
+        self._wanted, self._models, self._keeper = wanted, models, keeper
+        self._given = folder
+        self._folder = folder or agent_folder()
+        self._own: asyncio.subprocess.Process | None = None
+        self._temporary: str | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._threads = ThreadPoolExecutor(16, thread_name_prefix="agent-orders")
+        self.gpus: list[GpuRoom] = []
+        self._all_fit = False
+
+    # ---- the agent ----
+
+    async def start(self) -> None:
+        """See Host."""
+        try:
+            status = await self._in_thread(lambda: self._call_once("status"))
+        except WorkError:
+            if self._given is not None:
+                raise
+            await self._start_own()
+            status = await self._in_thread(lambda: self._call_once("status"))
+        found, count = status["gpus"], self._wanted.count
+        if len(found) < count:
+            raise InputError(f"the agent has {len(found)} GPUs, not {count}", field="gpus.count")
+        most = self._wanted.memory
+        rooms = [GpuRoom(int(g["index"]), g["uuid"], int(g["memory_bytes"])) for g in found[:count]]
+        self.gpus = [GpuRoom(g.index, g.uuid, min(most or g.memory_bytes, g.memory_bytes)) for g in rooms]
+        self._all_fit = count == 1 and sum(m.memory for m in self._models) <= self.gpus[0].memory_bytes
+
+    async def _start_own(self) -> None:
+        self._temporary = tempfile.mkdtemp(prefix="cotenant-agent-")
+        self._folder = Path(self._temporary)
+        await self._run_own()
+        self._watch = asyncio.get_running_loop().create_task(self._keep_own())
+
+    async def _run_own(self) -> None:
+        gpus = "soft" if self._wanted.model == "soft" else "all"
+        command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self._folder), "--gpus", gpus]
+        log = self._folder / "agent.log"
+        self._own = await spawn(command, log, os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        self._keeper.begin(self._own.pid)
+        deadline = time.monotonic() + AGENT_WITHIN_S
+        while True:
+            with contextlib.suppress(WorkError):
+                await self._in_thread(lambda: self._call_once("status"))
+                return
+            if self._own.returncode is not None:
+                self._keeper.ended(self._own.pid)
+                raise WorkError(f"no agent could be started: {last_line(log) or 'it ended'}")
+            if time.monotonic() > deadline:
+                raise WorkError("the agent that was started does not answer")
+            await asyncio.sleep(0.05)
+
+    async def _keep_own(self) -> None:
+        """An agent that ends is started again, in the same folder: it takes its tenants over."""
+        while True:
+            assert self._own is not None
+            await self._own.wait()
+            self._keeper.ended(self._own.pid)
+            LOG.warning("the agent has ended: starting it again")
+            while True:
+                try:
+                    await self._run_own()
+                    break
+                except (InputError, WorkError) as error:
+                    LOG.error("%s; trying again in 5 s", error)
+                    await asyncio.sleep(5.0)
+
+    # ---- programs ----
+
+    async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
+        """See Host."""
+        effort = model.class_ == "best-effort"
+        spec = TenantSpec(
+            model.name, memory_bytes=model.memory, priority=model.priority, gpus=(self.gpus[gpu].uuid,),
+            best_effort=effort, latency_sensitive=not effort, oversubscribe="none" if self._all_fit else "swap",
+        )  # fmt: skip
+        client, answer = await self._in_thread(lambda: self._register(spec))
+        try:
+            environment = await self._in_thread(lambda: program_environment(answer))
+            process = await spawn(command, log, environment)
+            try:
+                with contextlib.suppress(WorkError):  # it has ended already
+                    await self._in_thread(lambda: client.call("started", name=model.name, pid=process.pid))
+            except BaseException:
+                kill_group(process.pid)
+                raise
+            return process
+        finally:
+            client.close()
+
+    def _register(self, spec: TenantSpec) -> tuple[ControlClient, dict[str, Any]]:
+        """The tenant, once the last one of that name has gone."""
+        deadline = time.monotonic() + NAME_FREE_S
+        while True:
+            client = self._connected()
+            try:
+                return client, client.call("register", tenant=spec_to_dict(spec), join=False, timeout_s=None)
+            except (InputError, WorkError) as error:
+                client.close()
+                if "of host memory to move to" in str(error):
+                    raise NoHostMemoryError(str(error)) from None
+                taken = "is running" in str(error) or isinstance(error, WorkError)
+                if not taken or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    async def evict(self, name: str) -> None:
+        """See Host."""
+        await self._order("park", "is parked already", name=name, timeout_s=PARK_WITHIN_S)
+
+    async def bring(self, name: str) -> None:
+        """See Host."""
+        await self._order("resume", "is not parked", name=name, timeout_s=AGENT_BACK_S)
+
+    async def _order(self, op: str, done: str, **values: Any) -> None:
+        """An order that may be given again, to an agent that came back in the middle of it."""
+
+        def give() -> None:
+            deadline = time.monotonic() + AGENT_BACK_S
+            again = False
+            while True:
+                try:
+                    with self._connected() as client:
+                        client.within(300.0)
+                        client.call(op, **values)
+                    return
+                except InputError as error:
+                    if again and done in str(error):
+                        return
+                    raise
+                except WorkError as error:
+                    lost = "has gone" in str(error) or "does not answer" in str(error)
+                    if not lost or time.monotonic() > deadline:
+                        raise
+                    again = True
+
+        await self._in_thread(give)
+
+    def _connected(self) -> ControlClient:
+        """A connection, also to an agent that is just coming back."""
+        deadline = time.monotonic() + AGENT_BACK_S
+        while True:
+            try:
+                return ControlClient(self._folder)
+            except WorkError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def _call_once(self, op: str) -> dict[str, Any]:
+        with ControlClient(self._folder, timeout_s=10.0) as client:
+            return client.call(op)
+
+    async def _in_thread(self, work: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def close(self) -> None:
+        """See Host."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self._own is not None and self._own.returncode is None:
+            kill_group(self._own.pid, signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self._own.wait(), 10.0)
+            except TimeoutError:
+                LOG.warning("the agent did not end: killing it")
+            self._keeper.ended(self._own.pid)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def last_line(log: Path) -> str:
+    """What a program said last, shortened."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].strip()[:200] if lines else ""

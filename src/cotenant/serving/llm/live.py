@@ -1,0 +1,113 @@
+"""What the door shows of its models: status for `top`, rows of the live page, metrics."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from cotenant.observability import metrics_llm as names
+from cotenant.observability.exposition import Exposition, Histogram
+from cotenant.observability.feed import Row
+from cotenant.policy.residency import Place
+from cotenant.serving.llm.dispatch import Dispatch, Model
+from cotenant.serving.llm.hosts import GpuRoom
+from cotenant.serving.llm.stats import percentile_ms
+
+NO_TTFT, NO_TPOT = Histogram(names.MODEL_TTFT.buckets), Histogram(names.MODEL_TPOT.buckets)
+
+
+class Decisions:
+    """The last sentences about what was decided."""
+
+    def __init__(self) -> None:
+        self.rows: deque[tuple[int, float, str]] = deque(maxlen=50)
+
+    def add(self, text: str) -> None:
+        """One more."""
+        self.rows.append((self.rows[-1][0] + 1 if self.rows else 0, time.time(), text))
+
+
+def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:
+    """One model as numbers and words."""
+    row, stats, entry = model.row, model.stats, model.entry
+    met = [t <= entry.ttft_ms / 1e3 for t in stats.ttfts]
+    state = "draining" if row.draining and row.place is Place.RESIDENT else row.place.value
+    return {
+        "name": entry.name, "state": state, "gpu": gpus[row.gpu].index if row.gpu >= 0 else None,
+        "memory_bytes": entry.memory, "class": entry.class_, "priority": entry.priority, "kept": entry.keep > 0,
+        "waiting": row.waiting, "open": row.open,
+        "ttft_ms": percentile_ms(stats.ttfts, 0.5), "ttft_p99_ms": percentile_ms(stats.ttfts, 0.99),
+        "tpot_ms": percentile_ms(stats.tpots, 0.5), "ttft_slo_ms": entry.ttft_ms, "tpot_slo_ms": entry.tpot_ms,
+        "attainment": sum(met) / len(met) if met else None, "outcomes": dict(stats.outcomes),
+        "retries": stats.retries, "deaths": stats.deaths, "switches": dict(stats.switches),
+        "switch_s": {kind: round(seconds, 3) for kind, seconds in stats.seconds.items()},
+        "pid": model.program.process.pid if model.program is not None else None,
+        "fault": model.fault,
+    }  # fmt: skip
+
+
+def status(dispatch: Dispatch, gpus: list[GpuRoom], started_s: float) -> dict[str, Any]:
+    """As GET /cotenant/status."""
+    rows = [model_row(model, gpus) for model in dispatch.models.values()]
+    return {
+        "uptime_s": time.monotonic() - started_s, "in_flight": dispatch.open, "models": rows,
+        "gpus": [{"index": g.index, "memory_bytes": g.memory_bytes, "used_bytes": _used(rows, g.index)} for g in gpus],
+    }  # fmt: skip
+
+
+def _used(rows: list[dict[str, Any]], gpu: int) -> int:
+    away = (Place.COLD.value, Place.EVICTED.value)
+    return sum(int(row["memory_bytes"]) for row in rows if row["gpu"] == gpu and row["state"] not in away)
+
+
+def exposition(dispatch: Dispatch, connections: int) -> str:
+    """The page for Prometheus."""
+    out = Exposition()
+    out.declare(names.MODEL)
+    for name, model in dispatch.models.items():
+        row, stats = model.row, model.stats
+        out.add(names.MODEL_STATE, 1, model=name, state=row.place.value)
+        out.add(names.MODEL_WAITING, row.waiting, model=name)
+        out.add(names.MODEL_OPEN, row.open, model=name)
+        for outcome, count in stats.outcomes.items():
+            out.add(names.MODEL_REQUESTS, count, model=name, outcome=outcome)
+        out.add(names.MODEL_RETRIES, stats.retries, model=name)
+        out.histogram(names.MODEL_TTFT, stats.ttft or NO_TTFT, model=name)
+        out.histogram(names.MODEL_TPOT, stats.tpot or NO_TPOT, model=name)
+        out.add(names.MODEL_TTFT_SLO, model.entry.ttft_ms / 1e3, model=name)
+        out.add(names.MODEL_TPOT_SLO, model.entry.tpot_ms / 1e3, model=name)
+        for kind, count in stats.switches.items():
+            out.add(names.MODEL_SWITCHES, count, model=name, kind=kind)
+        for kind, seconds in stats.seconds.items():
+            out.add(names.MODEL_SWITCH_SECONDS, seconds, model=name, kind=kind)
+        out.add(names.MODEL_DEATHS, stats.deaths, model=name)
+    out.add(names.MODEL_CONNECTIONS, connections)
+    return out.text()
+
+
+async def rows(dispatch: Dispatch, gpus: list[GpuRoom], address: str, decisions: Decisions) -> AsyncIterator[Row]:
+    """Rows of the live page (observability/feed.py says which fields they have)."""
+    node = socket.gethostname()
+    yield "sources", "models", {
+        "name": f"{node} serve", "kind": "models", "address": address, "ok": True, "note": "",
+    }  # fmt: skip
+    shown = [model_row(model, gpus) for model in dispatch.models.values()]
+    for gpu in gpus:
+        yield "gpus", f"models-{gpu.index}", {
+            "node": node, "index": gpu.index, "model": "", "memory_bytes": gpu.memory_bytes,
+            "memory_used_bytes": _used(shown, gpu.index),
+        }  # fmt: skip
+    for row in shown:
+        yield "models", row["name"], {
+            "state": row["state"], "gpu": None if row["gpu"] is None else f"models-{row['gpu']}",
+            "memory_bytes": row["memory_bytes"], "queue": row["waiting"], "open": row["open"],
+            "ttft_ms": row["ttft_ms"], "ttft_p99_ms": row["ttft_p99_ms"], "ttft_slo_ms": row["ttft_slo_ms"],
+            "tpot_ms": row["tpot_ms"], "tpot_slo_ms": row["tpot_slo_ms"], "attainment": row["attainment"],
+            "switches": sum(row["switches"].values()), "switch_s": round(sum(row["switch_s"].values()), 3),
+            "failed": row["outcomes"].get("failed", 0) + row["outcomes"].get("unavailable", 0), "fault": row["fault"],
+        }  # fmt: skip
+    for number, at, text in decisions.rows:
+        yield "decisions", f"models-{number}", {"time_s": at, "source": "models", "text": text}

@@ -1,0 +1,166 @@
+"""The program of one model: started, watched, found ready, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shlex
+import signal
+import socket
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import WorkError
+from cotenant.serving.config.models import PORT, ModelEntry
+from cotenant.serving.llm.hosts import Host, last_line
+from cotenant.serving.llm.keeper import Keeper, kill_group
+from cotenant.serving.llm.upstream import Link, Upstream
+
+LOG = logging.getLogger(__name__)
+
+ASK_EVERY_S = 0.05
+ASK_SELDOM_S = 0.5
+ANSWER_WITHIN_S = 5.0
+GRACE_S = 10.0
+
+
+class Program:
+    """One run of a model's program. `ended` is set when it has ended, by itself or not."""
+
+    def __init__(self, model: ModelEntry, process: asyncio.subprocess.Process, port: int, keeper: Keeper, log: Path):
+        self.model, self.process, self.log = model, process, log
+        self.upstream = Upstream(port)
+        self.served_as = model.served_as or model.name
+        self.ended = asyncio.Event()
+        self._keeper = keeper
+        keeper.begin(process.pid)
+        self.watch = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        await self.process.wait()
+        self._keeper.ended(self.process.pid)  # what it has left running goes, too
+        self.ended.set()
+        self.upstream.close()
+
+    @property
+    def why_ended(self) -> str:
+        """How it ended, with what it said last."""
+        code = self.process.returncode
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return f"it was ended by {signal.Signals(-code).name}"
+        said = last_line(self.log)
+        return f"it ended with code {code}" + (f": {said}" if said else "")
+
+    async def ready(self, within_s: float) -> None:
+        """Wait until it answers; WorkError when it ends before, or does not in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._ready()
+        except TimeoutError:
+            raise WorkError(f"it was not ready within {within_s:g} s") from None
+
+    async def _ready(self) -> None:
+        every_s = ASK_EVERY_S
+        while True:
+            if self.ended.is_set():
+                raise WorkError(self.why_ended)
+            status, content = await self._get(b"/v1/models")
+            if status == 200:
+                self._named(content)
+                return
+            if status in (404, 405, 501) and (await self._get(b"/health"))[0] == 200:
+                return  # it has no list of models
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), every_s)
+            every_s = min(ASK_SELDOM_S, every_s * 1.2)
+
+    def _named(self, content: bytes) -> None:
+        """What the program calls its model: the door's name where it knows that, else the first one of its list."""
+        if self.model.served_as is not None:
+            return
+        try:
+            names = [row["id"] for row in json.loads(content)["data"]]
+        except (ValueError, TypeError, KeyError):
+            return
+        if names and self.model.name not in names and isinstance(names[0], str):
+            self.served_as = names[0]
+
+    async def _get(self, path: bytes) -> tuple[int, bytes]:
+        """Status and body of an answer; 0 where there is none."""
+        answer = _Answer()
+        host = self.upstream.host
+        links: list[Link] = []
+
+        def begun(link: Link) -> bool:
+            links.append(link)
+            return not answer.done.done()
+
+        self.upstream.ask(b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (path, host), answer, begun)
+        try:
+            return await asyncio.wait_for(answer.done, ANSWER_WITHIN_S)
+        except TimeoutError:
+            for link in links:
+                link.abandon()
+            return 0, b""
+
+    async def stop(self, grace_s: float = GRACE_S) -> None:
+        """End it: SIGTERM, and SIGKILL for what is left after `grace_s`."""
+        if self.process.returncode is None:
+            kill_group(self.process.pid, signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self.ended.wait(), grace_s)
+            except TimeoutError:
+                kill_group(self.process.pid)
+        await self.watch
+
+
+class _Answer:
+    """Collects one short answer."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._status, self._parts = 0, [b""]
+
+    def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """See Receiver."""
+        self._status = status
+
+    def got_body(self, data: bytes) -> None:
+        """See Receiver."""
+        self._parts.append(data)
+
+    def got_end(self) -> None:
+        """See Receiver."""
+        if not self.done.done():
+            self.done.set_result((self._status, b"".join(self._parts)))
+
+    def got_fault(self, why: str) -> None:
+        """See Receiver."""
+        if not self.done.done():
+            self.done.set_result((0, b""))
+
+
+async def launch(
+    model: ModelEntry, gpu: int, host: Host, keeper: Keeper, logs: Path, taken: Collection[int]
+) -> Program:
+    """Start the program of a model on a free port, and on none that was given to another one and may not be open yet:
+    a program that answers in the place of another one would answer for the wrong model."""
+    port = free_port()
+    while port in taken:
+        port = free_port()
+    command = [word.replace(PORT, str(port)) for word in shlex.split(model.command)]
+    log = logs / f"{model.name.replace('/', '_')}.log"
+    process: Any = await host.spawn(model, gpu, command, log)
+    return Program(model, process, port, keeper, log)
+
+
+def free_port() -> int:
+    """A port that no socket of this machine has now."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        port: int = door.getsockname()[1]
+        return port

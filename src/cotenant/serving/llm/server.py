@@ -1,0 +1,189 @@
+"""The door of language models: everything composed, started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import WorkError
+from cotenant.observability.feed import Feed, Row
+from cotenant.observability.http import is_loopback
+from cotenant.serving.config.models import ModelsConfig, check_kept
+from cotenant.serving.config.server import parse_address, read_tokens, tls_context
+from cotenant.serving.gateway import doors
+from cotenant.serving.gateway.http1 import Exchange, HttpFront, HttpLimits
+from cotenant.serving.gateway.pages import Pages
+from cotenant.serving.gateway.tokens import Tokens
+from cotenant.serving.llm.dispatch import Dispatch
+from cotenant.serving.llm.hosts import AgentHost, Host, PlainHost
+from cotenant.serving.llm.keeper import Keeper
+from cotenant.serving.llm.live import Decisions, exposition, rows, status
+from cotenant.serving.llm.routes import ModelRoutes
+
+LOG = logging.getLogger(__name__)
+BACKLOG = 4096
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What the command line adds to models.yaml. `logs`: a folder for what programs print; None: one that is removed at
+    the end."""
+
+    http: str | None = None
+    agent: Path | None = None
+    logs: Path | None = None
+
+
+class ModelServer:
+    """The HTTP server for language models and the processes behind it. Call `start`, then `stop`, on one event loop.
+    `services`: the server for the file's other services; it opens no HTTP port."""
+
+    def __init__(self, config: ModelsConfig, options: ModelOptions, services: Any = None) -> None:
+        self.config, self.options, self.services = config, options, services
+        listen = config.raw.listen
+        self._address = parse_address(options.http or str(listen.http), "http")
+        self.tokens = Tokens(read_tokens(listen, config.file))
+        self.tls = tls_context(listen, "http/1.1", config.file)
+        self._limits = HttpLimits(
+            listen.max_body, listen.read_timeout, listen.write_timeout, listen.idle_timeout, listen.max_connections
+        )
+        self.decisions = Decisions()
+        self.http_url = self.grpc_address = ""
+        self._closing = contextlib.AsyncExitStack()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._started_s = time.monotonic()
+        self.dispatch: Dispatch
+        self.front: HttpFront
+        self.host: Host
+
+    def _tell(self, text: str) -> None:
+        """A sentence for the log and for the live page."""
+        self.decisions.add(text)
+        LOG.info("%s", text)
+
+    async def start(self) -> None:
+        """Take the address, find the GPUs, begin with the models to keep, listen."""
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: LOG.error("in the background: %s", context.get("exception") or context["message"])
+        )
+        try:
+            await self._start()
+        except BaseException:
+            await self._closing.aclose()
+            raise
+
+    async def _start(self) -> None:
+        closing = self._closing
+        taken = doors.take({"http": self._address})
+        closing.callback(doors.let_go, taken)
+        logs = self.options.logs
+        if logs is None:
+            logs = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="cotenant-serve-")))
+        else:
+            logs.mkdir(parents=True, exist_ok=True)
+        keeper = Keeper()
+        closing.callback(keeper.close)
+        self.host = self._make_host(keeper)
+        closing.push_async_callback(self.host.close)
+        await self.host.start()
+        with self.config.source.located() if self.config.source is not None else contextlib.nullcontext():
+            check_kept(self.config.models, [gpu.memory_bytes for gpu in self.host.gpus])
+        if self.services is not None:
+            await self.services.start()
+            closing.push_async_callback(self.services.stop, 0.0)
+            self.grpc_address = self.services.grpc_address
+        self.dispatch = Dispatch(self.config, self.host, keeper, logs, self._tell)
+        closing.push_async_callback(self.dispatch.close)
+        pages = Pages(Feed(self._rows), lambda: self.http_url)
+        closing.push_async_callback(pages.close)
+        routes = ModelRoutes(
+            self.dispatch, self.tokens, pages, self._metrics, self.status, self._later,
+            None if self.services is None else self.services.routes.handle,
+        )  # fmt: skip
+        self.front = HttpFront(routes.handle, self._limits, self._failed)
+        closing.callback(self.front.abort)
+        self._spawn(self._seconds())
+        self.dispatch.turn()
+        await self._listen(taken["http"])
+
+    def _make_host(self, keeper: Keeper) -> Host:
+        gpus = self.config.raw.gpus
+        if self.config.on_cpu:
+            assert gpus.memory is not None
+            return PlainHost(gpus.memory)
+        return AgentHost(gpus, self.config.models, self.options.agent, keeper)
+
+    async def _listen(self, sockets: list[socket.socket]) -> None:
+        loop = asyncio.get_running_loop()
+        host, port = self._address[0], sockets[0].getsockname()[1]
+        if not is_loopback(host) and not self.tokens.any:
+            self._tell(f"{host}:{port} is reached from other machines, and anybody may ask there (listen.tokens)")
+        for door in sockets:
+            try:
+                door.listen(BACKLOG)  # uvloop drops the error of a second server that was bound meanwhile
+                listener = await loop.create_server(self.front.protocol, sock=door, ssl=self.tls, backlog=BACKLOG)
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                raise WorkError(f"cannot listen on {host}:{port}: {why}") from None
+            self._closing.callback(listener.close)
+        shown = f"[{host}]" if ":" in host else host
+        self.http_url = f"{'https' if self.tls else 'http'}://{shown}:{port}"
+
+    # ---- while it runs ----
+
+    async def _seconds(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.front.sweep()
+
+    async def _rows(self) -> AsyncIterator[Row]:
+        async for row in rows(self.dispatch, self.host.gpus, self.http_url, self.decisions):
+            yield row
+        if self.services is not None:
+            async for row in self.services.routes.rows():
+                yield row
+
+    def _metrics(self) -> str:
+        more = "" if self.services is None else self.services.routes.metrics()
+        return exposition(self.dispatch, len(self.front.connections)) + more
+
+    def status(self) -> dict[str, Any]:
+        """As GET /cotenant/status."""
+        found = status(self.dispatch, self.host.gpus, self._started_s)
+        return found if self.services is None else found | {"services": self.services.status()}
+
+    def _later(self, x: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
+        async def run() -> None:
+            x.respond(200, await work)
+
+        self._spawn(run())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _failed(self, error: BaseException) -> None:
+        LOG.error("a request made the server fail", exc_info=error)
+
+    # ---- the end ----
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Take no new requests, let what is there end (at most `drain_s`), then end the programs, the doors last."""
+        self.front.drain()
+        await self.dispatch.drain(self.config.raw.listen.drain if drain_s is None else drain_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await self._closing.aclose()
+
+    def hurry(self) -> None:
+        """Stop waiting for what is on its way."""
+        self.front.abort()

@@ -1,0 +1,51 @@
+"""What the door counts of each model: plain numbers that the request path can afford."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from cotenant.observability.exposition import Histogram
+from cotenant.observability.metrics_llm import MODEL_TPOT, MODEL_TTFT
+
+RECENT = 512  # streams kept per model for the percentiles of `top`
+OUTCOMES = ("ok", "error", "full", "unavailable", "failed", "cancelled")
+
+
+class ModelStats:
+    """Of one model. Histograms are made when the first stream ends: a thousand idle models have none."""
+
+    __slots__ = ("deaths", "outcomes", "retries", "seconds", "switches", "tpot", "tpots", "ttft", "ttfts")
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.switches: Counter[str] = Counter()  # starts, evictions, returns, stops
+        self.seconds: dict[str, float] = {}  # and how long they took
+        self.deaths = self.retries = 0
+        self.ttft: Histogram | None = None
+        self.tpot: Histogram | None = None
+        self.ttfts: deque[float] = deque(maxlen=RECENT)
+        self.tpots: deque[float] = deque(maxlen=RECENT)
+
+    def streamed(self, ttft_s: float, between_s: float | None) -> None:
+        """A stream has ended: from the request's arrival to the first event, and the mean between two events."""
+        if self.ttft is None or self.tpot is None:
+            self.ttft, self.tpot = Histogram(MODEL_TTFT.buckets), Histogram(MODEL_TPOT.buckets)
+        self.ttft.observe(ttft_s)
+        self.ttfts.append(ttft_s)
+        if between_s is not None:
+            self.tpot.observe(between_s)
+            self.tpots.append(between_s)
+
+    def switched(self, what: str, seconds: float) -> None:
+        """A start, an eviction, a return or a stop has taken so long."""
+        self.switches[what] += 1
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+
+
+def percentile_ms(values: Sequence[float], fraction: float) -> float | None:
+    """Of the last ones, in milliseconds; None without any."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(1e3 * ordered[min(len(ordered) - 1, int(fraction * len(ordered)))], 3)

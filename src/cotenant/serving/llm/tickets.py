@@ -1,0 +1,205 @@
+"""One request on its way: waiting for its model, then streamed from the program to the client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+import orjson
+
+from cotenant.serving.gateway.http1 import Exchange
+from cotenant.serving.llm.openai import (
+    OpenAIError,
+    Renamed,
+    answer_headers,
+    refuse,
+    request_bytes,
+    request_id_of,
+)
+from cotenant.serving.llm.program import Program
+from cotenant.serving.llm.upstream import Link
+
+MOST_TRIES = 2  # a request that a program did not survive may be what ended it
+EVENT_END, DONE = b"\n\n", b"data: [DONE]\n\n"
+DEATH_WITHIN_S = 2.0  # a connection breaks before the end of its program is known
+
+
+class Ticket:
+    """See the module. `over` is called once, when the request has an answer or its client has gone; `again` when it
+    should be given to a program once more."""
+
+    __slots__ = (
+        "_again", "_events", "_first_s", "_headers", "_kept", "_last_s", "_link", "_over", "_parts", "_program",
+        "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "model", "request_id", "streamed",
+        "tries", "x",
+    )  # fmt: skip
+
+    def __init__(
+        self, x: Exchange, model: str, over: Callable[[Ticket, str], None], again: Callable[[Ticket, str], None]
+    ) -> None:
+        self.x, self.model, self._over, self._again = x, model, over, again
+        self.body = x.body
+        self.request_id = request_id_of(x)
+        self.arrived_s = time.monotonic()
+        self.began_s: float | None = None
+        self.tries = 0
+        self.done = self.streamed = False
+        self._program: Program | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._link: Link | None = None
+        self._kept = False
+        self._renamed: Renamed | None = None
+        self._parts: list[bytes] = []
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._events = 0
+        self._first_s = self._last_s = 0.0
+        x.withdraw = self.withdraw
+
+    @property
+    def running(self) -> bool:
+        """Whether a program has it."""
+        return self._program is not None
+
+    # ---- to the program ----
+
+    def send(self, program: Program, *, fresh: bool = False) -> None:
+        """Give it to a program, `fresh` on a new connection."""
+        self._program = program
+        self.tries += 1
+        self.began_s = time.monotonic()
+        body, self._renamed = self.body, None
+        if program.served_as != self.model:
+            body = orjson.dumps(orjson.loads(body) | {"model": program.served_as})
+            self._renamed = Renamed(program.served_as, self.model)
+        self._parts.clear()
+        upstream = program.upstream
+        upstream.ask(request_bytes(self.x, upstream.host, self.request_id, body), self, self._begun, fresh=fresh)
+
+    def _begun(self, link: Link) -> bool:
+        if self.done:
+            return False
+        self._link, self._kept = link, link.kept
+        self.x.slow = link.slow
+        return True
+
+    def withdraw(self) -> None:
+        """The client has gone: the program is told so."""
+        if self.done:
+            return
+        link, self._link = self._link, None
+        if link is not None:
+            link.abandon()
+        if self.streamed:
+            self.x.cut()
+        else:
+            refuse(self.x, OpenAIError(503, "given up, for the client closed its side", "cancelled"), self.request_id)
+        self._finish("cancelled")
+
+    # ---- from the program ----
+
+    def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """See Receiver. Only streams go on in pieces: a short answer can be asked for again until it is whole."""
+        self._status, self._headers = status, headers
+        kind = next((value for name, value in headers if name == b"content-type"), b"")
+        if kind.startswith(b"text/event-stream"):
+            queued_s = (self.began_s or self.arrived_s) - self.arrived_s
+            self.streamed = self.x.begin(status, answer_headers(headers, self.request_id, queued_s))
+            if not self.streamed:
+                self.fail(OpenAIError(400, "a stream cannot be pipelined", "pipelined"), "failed")
+
+    def got_body(self, data: bytes) -> None:
+        """See Receiver."""
+        if not self.streamed:
+            self._parts.append(data)
+            return
+        now_s = time.monotonic()
+        if not self._first_s:
+            self._first_s = now_s
+        events = data.count(EVENT_END) - data.endswith(DONE)  # which comes with the last token
+        if events > 0:
+            self._last_s = now_s
+            self._events += events
+        if self._renamed is not None:
+            data = self._renamed.take(data)
+        if data:
+            self.x.send(data)
+
+    def got_end(self) -> None:
+        """See Receiver."""
+        if self.done:
+            return
+        self._link = None
+        if self.streamed:
+            if self._renamed is not None and (rest := self._renamed.end()):
+                self.x.send(rest)
+            self.x.end()
+        else:
+            body = b"".join(self._parts)
+            if self._renamed is not None:
+                body = self._renamed.take(body) + self._renamed.end()
+            queued_s = (self.began_s or self.arrived_s) - self.arrived_s
+            self.x.respond(self._status, body, answer_headers(self._headers, self.request_id, queued_s))
+        self._finish("ok" if self._status < 400 else "error")
+
+    def got_fault(self, why: str) -> None:
+        """See Receiver."""
+        self._link = None
+        if not self.done:
+            self._task = asyncio.get_running_loop().create_task(self._fault(why))
+
+    async def _fault(self, why: str) -> None:
+        """Tell the client, or try once more where it has seen nothing of an answer yet."""
+        program = self._program
+        assert program is not None
+        if self._kept and not self.streamed:  # the program may have closed it for its age: no try is lost
+            self._kept = False
+            self.tries -= 1
+            self.send(program, fresh=True)
+            return
+        if not program.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(program.ended.wait(), DEATH_WITHIN_S)
+        if self.done:
+            return
+        if program.ended.is_set():
+            why = program.why_ended
+        if not self.streamed and self.tries < MOST_TRIES:
+            self._program = None
+            self._again(self, why)
+            return
+        text = f"the program of {self.model} did not finish this answer: {why}"
+        self.fail(OpenAIError(502, text, "program_failed"), "failed")
+
+    def fail(self, error: OpenAIError, outcome: str) -> None:
+        """No answer, or no more of it: one sentence for the client."""
+        if self.done:
+            return
+        if self.streamed:
+            self.x.send(b"data: " + error.body + b"\n\n")
+            self.x.end()
+        else:
+            refuse(self.x, error, self.request_id)
+        link, self._link = self._link, None
+        if link is not None:
+            link.abandon()
+        self._finish(outcome)
+
+    def _finish(self, outcome: str) -> None:
+        self.done = True
+        self.x.slow = _anything
+        self._over(self, outcome)
+
+    @property
+    def times(self) -> tuple[float, float | None] | None:
+        """Of a stream: seconds to its first event, and between two (None where there was but one)."""
+        if not self._events:
+            return None
+        between = (self._last_s - self._first_s) / (self._events - 1) if self._events > 1 else None
+        return self._first_s - self.arrived_s, between
+
+
+def _anything(full: bool) -> None:
+    """The stream is over."""

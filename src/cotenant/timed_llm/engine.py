@@ -1,0 +1,126 @@
+"""The thread that runs steps: by the clock, or as kernels on a GPU, so that a tenant's share acts on them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from cotenant.core.errors import WorkError
+from cotenant.policy.llm_batching import Batcher, Token
+from cotenant.profiles.llm.profile import LlmProfile, Step
+
+SPIN_S = 0.0002  # a sleeping thread wakes up to this late
+KERNEL_NS = 500_000  # a step is made of kernels of this length
+MOST_BEHIND_S = 0.02  # a machine that stood still for longer does not make steps shorter afterwards
+
+
+class Device(Protocol):
+    """What steps take their time on."""
+
+    def run(self, step: Step, began_s: float, seconds: float) -> float:
+        """Return when a step that began at `began_s` of the monotonic clock is over: the time that it ended."""
+
+
+class Clock:
+    """Steps as long as they should be, one after the other: what the host takes between two is part of the next."""
+
+    def run(self, step: Step, began_s: float, seconds: float) -> float:
+        """See Device."""
+        until = max(began_s, time.monotonic() - MOST_BEHIND_S) + seconds
+        left = until - time.monotonic()
+        if left > SPIN_S:
+            time.sleep(left - SPIN_S)
+        while time.monotonic() < until:
+            time.sleep(0)
+        return until
+
+
+class Cuda:
+    """Steps as kernels of device 0 (the software GPU, or a real one), and device memory that is held."""
+
+    def __init__(self, memory_bytes: int = 0, piece_bytes: int = 256 << 20) -> None:
+        from cotenant.bench.driver import Driver
+
+        self._driver = Driver()
+        left = memory_bytes
+        while left > 0:
+            self._driver.device_memory(min(left, piece_bytes))
+            left -= piece_bytes
+        self._bound = False
+
+    def run(self, step: Step, began_s: float, seconds: float) -> float:
+        """See Device. Prefill is mostly products, decode mostly reads memory."""
+        if not self._bound:  # the thread that launches needs the context
+            self._driver.make_current()
+            self._bound = True
+        work = "compute" if step.tokens else "memory"
+        left = round(seconds * 1e9)
+        while left > 0:
+            self._driver.launch(min(left, KERNEL_NS), work=work)
+            left -= KERNEL_NS
+        self._driver.synchronise()
+        return time.monotonic()
+
+
+class Engine:
+    """Requests of any thread; `deliver` gets what each step produced, on the engine's thread."""
+
+    def __init__(self, profile: LlmProfile, device: Device, deliver: Callable[[Sequence[Token]], None]) -> None:
+        self.profile = profile
+        self._device, self._deliver = device, deliver
+        self._batcher = Batcher(profile)
+        self._changed = threading.Condition()
+        self._closing = False
+        self.error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
+        self._thread.start()
+
+    def add(self, id_: int, prompt: int, output: int) -> None:
+        """See Batcher. WorkError where the device was lost."""
+        with self._changed:
+            if self.error is not None:
+                raise WorkError(self.error)
+            self._batcher.add(id_, prompt, output)
+            self._changed.notify()
+
+    def cancel(self, id_: int) -> None:
+        """The client has gone."""
+        with self._changed:
+            self._batcher.cancel(id_)
+
+    @property
+    def load(self) -> int:
+        """Requests that run or wait."""
+        return len(self._batcher)
+
+    def close(self) -> None:
+        """End after the step that runs."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        free_s = time.monotonic()  # since when nothing runs
+        while True:
+            with self._changed:
+                step = self._batcher.begin()
+                while step is None:
+                    if self._closing:
+                        return
+                    self._changed.wait()
+                    free_s = time.monotonic()
+                    step = self._batcher.begin()
+                if self._closing:
+                    return
+            try:
+                free_s = self._device.run(step, free_s, self.profile.times.seconds(step))
+            except WorkError as error:
+                self.error = str(error)
+                self._deliver(())
+                return
+            with self._changed:
+                produced = self._batcher.end()
+            self._deliver(produced)

@@ -1,0 +1,123 @@
+"""Requests of OpenAI's API as a timed engine takes them; faults become a `RefusalError` in the API's form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from cotenant.profiles.llm.profile import LlmProfile
+from cotenant.workloads.llm.text import count_tokens, digest, prompt_of
+
+CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+DEFAULT_TOKENS = {CHAT: 64, COMPLETION: 16}  # of an answer where the request has no limit
+STOP_TOKENS = 32  # an answer without a limit ends itself
+DIMENSIONS = 64
+
+
+class RefusalError(Exception):
+    """An answer of status 4xx or 5xx."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+
+    def body(self) -> bytes:
+        """As the API has errors."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt. `finish`: why its answer ends."""
+
+    path: str
+    model: str
+    name: str  # digest of the prompt
+    prompt_tokens: int
+    output_tokens: int
+    finish: str
+    stream: bool
+    usage: bool  # a stream ends with its token counts
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request."""
+    try:
+        body = json.loads(raw)
+    except ValueError as error:
+        raise RefusalError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RefusalError(400, "the body is not a JSON object")
+    return body
+
+
+def check_model(body: dict[str, Any], served: str) -> None:
+    """404 for another model's name."""
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise RefusalError(400, "model is missing", param="model")
+    if model != served:
+        message = f"The model `{model}` does not exist; this engine has `{served}`."
+        raise RefusalError(404, message, "model_not_found", "model")
+
+
+def parse_request(path: str, body: dict[str, Any], profile: LlmProfile) -> Request:
+    """A request for an answer."""
+    check_model(body, profile.name)
+    if body.get("n", 1) != 1:
+        raise RefusalError(400, "n must be 1", param="n")
+    _check_prompt(path, body)
+    prompt = prompt_of(body)
+    tokens = len(body["prompt"]) if isinstance(body.get("prompt"), list) else count_tokens(prompt)
+    asked = body.get("max_completion_tokens", body.get("max_tokens"))
+    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
+        raise RefusalError(400, f"max_tokens must be at least 1, got {asked!r}", param="max_tokens")
+    most = min(profile.max_context, profile.kv_tokens)
+    output = asked if asked is not None else DEFAULT_TOKENS[path]
+    finish = "length"
+    if asked is None and path == CHAT:
+        output, finish = STOP_TOKENS, "stop"
+    if tokens + output > most:
+        raise RefusalError(
+            400, f"This model's maximum context length is {most} tokens. However, the request has {tokens} prompt "
+            f"tokens and asks for {output} more.", "context_length_exceeded", "messages" if path == CHAT else "prompt",
+        )  # fmt: skip
+    options = body.get("stream_options") or {}
+    usage = isinstance(options, dict) and bool(options.get("include_usage"))
+    return Request(path, profile.name, digest(prompt), tokens, output, finish, bool(body.get("stream")), usage)
+
+
+def _check_prompt(path: str, body: dict[str, Any]) -> None:
+    if path == CHAT:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+            raise RefusalError(400, "messages must be a list of one message or more", param="messages")
+        return
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        body["prompt"] = prompt = prompt[0]
+    tokens = isinstance(prompt, list) and prompt and all(isinstance(x, int) for x in prompt)
+    if not tokens and (not isinstance(prompt, str) or not prompt):
+        raise RefusalError(400, "prompt must be one text or one list of tokens", param="prompt")
+
+
+def embedding_inputs(body: dict[str, Any], profile: LlmProfile) -> list[str]:
+    """The texts of a request for embeddings; lists of tokens become texts of as many words."""
+    check_model(body, profile.name)
+    given = body.get("input")
+    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
+        given = [given]
+    if not isinstance(given, list) or not given:
+        raise RefusalError(400, "input must be a text, tokens, or a list of them", param="input")
+    texts = [x if isinstance(x, str) else " ".join(map(str, x)) for x in given if isinstance(x, str | list)]
+    if len(texts) < len(given):
+        raise RefusalError(400, "input must be a text, tokens, or a list of them", param="input")
+    most = min(profile.max_context, profile.kv_tokens)
+    for text in texts:
+        if count_tokens(text) + 1 > most:
+            message = f"an input of {count_tokens(text)} tokens is more than the model's {most - 1}"
+            raise RefusalError(400, message, param="input")
+    return texts

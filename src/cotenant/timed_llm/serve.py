@@ -1,0 +1,64 @@
+"""A timed engine behind a port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+
+from cotenant.core.errors import WorkError
+from cotenant.core.extras import needs
+from cotenant.profiles.llm.profile import LlmProfile
+from cotenant.timed_llm.app import App
+from cotenant.timed_llm.engine import Clock, Cuda, Device
+
+Ready = Callable[[int, Callable[[], None]], None]  # the port, and what ends serving (from the server's thread)
+
+
+def make_device(device: str, memory_bytes: int) -> Device:
+    """`clock` or `cuda`."""
+    return Cuda(memory_bytes) if device == "cuda" else Clock()
+
+
+def run(
+    profile: LlmProfile, host: str, port: int, device: str = "clock", memory_bytes: int = 0, load_s: float = 0.0,
+    ready: Ready = lambda port, stop: None,
+) -> None:  # fmt: skip
+    """Load for `load_s`, listen, serve until SIGTERM or `stop`. WorkError when the device is lost."""
+    began = time.monotonic()
+    made = make_device(device, memory_bytes)
+    time.sleep(max(0.0, load_s - (time.monotonic() - began)))
+    error = asyncio.run(serve(profile, made, host, port, ready))
+    if error is not None:
+        raise WorkError(error)
+
+
+async def serve(profile: LlmProfile, device: Device, host: str, port: int, ready: Ready) -> str | None:
+    """Listen and serve. Returns how the device was lost, where it was."""
+    with needs("serve"):
+        import uvicorn
+
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        raise WorkError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    server: uvicorn.Server
+
+    def stop() -> None:
+        server.should_exit = True
+
+    app = App(profile, device, stop)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2, server_header=False
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    ready(listener.getsockname()[1], stop)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        app.close()
+    return app.engine.error

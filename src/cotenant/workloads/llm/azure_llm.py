@@ -1,0 +1,34 @@
+"""Azure's traces of 2023 and 2024: TIMESTAMP, ContextTokens, GeneratedTokens.
+
+2023 has seven fractional digits and no zone; 2024 has a zone (+00:00), and no fraction where it is zero. No model is
+named: one file is one service (code or conversation).
+"""
+
+from __future__ import annotations
+
+from cotenant.core.extras import needs
+from cotenant.workloads.llm.trace import MAX_TOKENS, TokenOptions, TokenTrace, make_trace
+from cotenant.workloads.table_files import read_csv
+
+with needs("sim"):
+    import polars as pl
+
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def read(path: str, options: TokenOptions) -> TokenTrace:
+    """Requests of one file."""
+    table = read_csv(path, COLUMNS)
+    table.require(*COLUMNS)
+    empty = table.empty("ContextTokens") | table.empty("GeneratedTokens")
+    table.leave_out(empty, "without token counts")
+    written = pl.Series(table.texts("TIMESTAMP").tolist(), dtype=pl.String)
+    plain = written.str.replace(r"(?:Z|\+00:00)$", "").str.replace("T", " ", literal=True)
+    times = plain.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ns", strict=False)
+    table.refuse(times.is_null().to_numpy(), "TIMESTAMP", "{} is not a time like 2024-05-10 00:00:00.009930+00:00")
+    prompt, output = (table.numbers(name, least=0, most=MAX_TOKENS) for name in COLUMNS[1:])
+    seconds = times.dt.epoch("ns").to_numpy().astype("int64")
+    return make_trace(
+        f"azure-llm:{path}", (seconds - seconds.min()) / 1e9, None, prompt, output, left_out=table.left_out,
+        remarks=table.remarks, options=options,
+    )  # fmt: skip

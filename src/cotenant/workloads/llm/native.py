@@ -1,0 +1,40 @@
+"""The format of this project: CSV or Parquet with time_s, prompt_tokens, output_tokens, and where known model,
+cached_tokens."""
+
+from __future__ import annotations
+
+from cotenant.core.extras import needs
+from cotenant.workloads.llm.trace import MAX_TOKENS, TokenOptions, TokenTrace, coded, make_trace
+from cotenant.workloads.table_files import read_csv, read_parquet
+
+with needs("sim"):
+    import numpy as np
+
+COLUMNS = ("time_s", "model", "prompt_tokens", "output_tokens", "cached_tokens")
+
+
+def read(path: str, options: TokenOptions) -> TokenTrace:
+    """Requests of one file."""
+    table = read_parquet(path, COLUMNS) if path.lower().endswith(".parquet") else read_csv(path, COLUMNS)
+    table.require("time_s", "prompt_tokens", "output_tokens")
+    models, model = coded(table.texts("model")) if "model" in table.header else (("",), None)
+    cached = None
+    if "cached_tokens" in table.header:
+        cached = np.nan_to_num(table.numbers("cached_tokens", least=0, most=MAX_TOKENS, optional=True))
+    prompt, output = (table.numbers(name, least=0, most=MAX_TOKENS) for name in ("prompt_tokens", "output_tokens"))
+    return make_trace(
+        f"native:{path}", table.numbers("time_s", least=0), model, prompt, output, models, cached, table.left_out,
+        table.remarks, options,
+    )  # fmt: skip
+
+
+def write_csv(trace: TokenTrace) -> str:
+    """A trace in this format."""
+    rows = zip(trace.times_s.tolist(), trace.model, trace.prompt, trace.output, trace.cached, strict=True)
+    lines = [",".join(COLUMNS)]
+    lines += [f"{t:.6f},{_quoted(trace.models[m])},{p},{o},{c}" for t, m, p, o, c in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"' if any(c in name for c in ',"\n') else name

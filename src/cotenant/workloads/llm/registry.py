@@ -1,0 +1,32 @@
+"""The one list of formats of token traces, and `FORMAT:PATH`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+
+from cotenant.core.errors import InputError
+from cotenant.workloads.llm.trace import TokenOptions, TokenTrace
+
+# format -> (module with `read(path, options) -> TokenTrace`, one line of help)
+FORMATS: dict[str, tuple[str, str]] = {
+    "native": ("cotenant.workloads.llm.native", "CSV or Parquet: time_s, prompt_tokens, output_tokens, model, ..."),
+    "azure-llm": ("cotenant.workloads.llm.azure_llm", "Azure LLM inference 2023 and 2024 (CSV)"),
+    "burstgpt": ("cotenant.workloads.llm.burstgpt", "BurstGPT: ChatGPT and GPT-4 of a campus (CSV)"),
+    "copilot": ("cotenant.workloads.llm.copilot", "Copilot coding agents 2026, 37 models (JSONL, gzip, folders)"),
+    "mooncake": ("cotenant.workloads.llm.mooncake", "Mooncake: lengths and blocks of prompts (JSONL)"),
+    "servegen": ("cotenant.workloads.llm.servegen", "ServeGen's clients, drawn anew (folder or tar)"),
+}
+
+
+def read_tokens(spec: str, options: TokenOptions | None = None) -> TokenTrace:
+    """The trace of FORMAT:PATH; a path alone is native."""
+    name, colon, path = spec.partition(":")
+    if not colon and spec.lower().endswith((".csv", ".parquet")):
+        name, path = "native", spec
+    if name not in FORMATS or not path:
+        near = difflib.get_close_matches(name, list(FORMATS), n=1)
+        hint = f"did you mean {near[0]}:{path or 'PATH'}?" if near else f"write FORMAT:PATH, of {', '.join(FORMATS)}"
+        raise InputError(f"unknown token trace {spec!r}; {hint}", field="trace")
+    found: TokenTrace = importlib.import_module(FORMATS[name][0]).read(path, options or TokenOptions())
+    return found

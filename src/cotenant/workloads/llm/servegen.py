@@ -1,0 +1,154 @@
+"""ServeGen's clients as a generator: a folder or tar with chunk-N-trace.csv and chunk-N-dataset.json for each client.
+
+trace.csv: start [s] of a window, rate, CV, then the fit of the gaps. Gaps are drawn from a gamma distribution of the
+window's rate and CV. dataset.json: by start of a window of its own, `input_tokens` (or text_, image_, audio_ and
+video_tokens, which are added up) and `output_tokens`, each a text like {12: 0.25, 40: 0.75}. A folder is one model: its
+name; clients of several folders are several models.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from cotenant.core.errors import InputError
+from cotenant.core.extras import needs
+from cotenant.workloads.llm.trace import MAX_REQUESTS, TokenOptions, TokenTrace, coded, make_trace
+
+with needs("sim"):
+    import numpy as np
+
+PAIR = re.compile(r"([0-9.]+)\s*:\s*([0-9.eE+-]+)")
+INPUTS = ("text_tokens", "image_tokens", "audio_tokens", "video_tokens")
+MOST_BYTES = 256 << 20
+Dist = tuple[np.ndarray, np.ndarray]  # values, probabilities
+
+
+def read(path: str, options: TokenOptions) -> TokenTrace:
+    """Requests drawn from all clients, of the windows that `options` reach."""
+    end = options.start_s + options.duration_s
+    parts: list[tuple[str, np.ndarray, np.ndarray, np.ndarray]] = []
+    drawn = idle = 0
+    for number, (name, windows, lengths) in enumerate(_clients(path)):
+        rng = np.random.default_rng([options.seed, number])
+        step = windows[1][0] - windows[0][0] if len(windows) > 1 else 600.0
+        for start, rate, cv in windows:
+            if start >= end or start + step <= options.start_s:
+                continue
+            idle += rate <= 0
+            times = _arrivals(rng, start, step, rate, cv)
+            drawn += len(times)
+            if drawn > MAX_REQUESTS:
+                raise InputError(f"more than {MAX_REQUESTS:,} requests; give a shorter duration", file=path)
+            prompts, outputs = (_draw(rng, dists, len(times)) for dists in _at(lengths, start))
+            parts.append((name, times, prompts, outputs))
+    if not parts:
+        raise InputError("has no windows in that time", file=path)
+    times, prompt, output = (np.concatenate([part[k] for part in parts]) for k in (1, 2, 3))
+    models, code = coded(part[0] for part in parts)
+    model = np.repeat(code, [len(part[1]) for part in parts])
+    remarks = [f"{idle:,} windows had no rate"] if idle else []
+    return make_trace(
+        f"servegen:{path}", times, model, prompt, output, models, remarks=remarks, options=options, zero_s=0.0
+    )
+
+
+def _arrivals(rng: np.random.Generator, start: float, step: float, rate: float, cv: float) -> np.ndarray:
+    if rate <= 0:
+        return np.zeros(0)
+    shape = 1.0 / max(cv, 0.05) ** 2
+    count = int(rate * step * 1.5 + 10 * max(cv, 1.0) * math.sqrt(rate * step) + 10)
+    gaps = rng.gamma(shape, 1.0 / (shape * rate), count)
+    times = start + np.cumsum(gaps) - gaps[0] * rng.random()
+    kept: np.ndarray = times[times < start + step]
+    return kept
+
+
+def _draw(rng: np.random.Generator, dists: list[Dist], count: int) -> np.ndarray:
+    total = np.zeros(count)
+    for values, chances in dists:
+        total += rng.choice(values, size=count, p=chances)
+    return total
+
+
+def _at(lengths: list[tuple[float, list[Dist], list[Dist]]], start: float) -> tuple[list[Dist], list[Dist]]:
+    found = next((row for row in reversed(lengths) if row[0] <= start), lengths[0])
+    return found[1], found[2]
+
+
+def _clients(path: str) -> Iterator[tuple[str, np.ndarray, list[tuple[float, list[Dist], list[Dist]]]]]:
+    """(model, windows (n, 3), lengths by window) of each client, in order of their names."""
+    texts = _texts(path)
+    for name in sorted(texts):
+        if not name.endswith("-trace.csv"):
+            continue
+        other = name.removesuffix("-trace.csv") + "-dataset.json"
+        if other not in texts:
+            raise InputError(f"{name} has no lengths beside it ({PurePosixPath(other).name})", file=path)
+        model = PurePosixPath(name).parent.name or "servegen"
+        yield model, _windows(path, name, texts[name]), _lengths(path, other, texts[other])
+
+
+def _texts(path: str) -> dict[str, str]:
+    where = Path(path)
+    found: dict[str, str] = {}
+    wanted = ("-trace.csv", "-dataset.json")
+    try:
+        if where.is_dir():
+            for file in where.rglob("*"):
+                if file.name.endswith(wanted):
+                    found[f"{where.name}/{file.relative_to(where).as_posix()}"] = file.read_text(encoding="utf-8")
+        else:
+            with tarfile.open(where) as tar:
+                for member in tar:
+                    if member.isfile() and member.name.endswith(wanted) and member.size <= MOST_BYTES:
+                        taken = tar.extractfile(member)
+                        assert taken is not None
+                        found[member.name] = taken.read().decode("utf-8", errors="replace")
+    except (OSError, tarfile.TarError) as error:
+        raise InputError(f"cannot read: {getattr(error, 'strerror', None) or error}", file=path) from None
+    if not any(name.endswith("-trace.csv") for name in found):
+        raise InputError("has no clients (chunk-N-trace.csv)", file=path)
+    return found
+
+
+def _windows(path: str, name: str, text: str) -> np.ndarray:
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        cells = line.split(",")[:3]
+        try:
+            row = [float(cell) for cell in cells]
+        except ValueError:
+            row = []
+        if len(row) < 3 or not all(math.isfinite(x) and x >= 0 for x in row):
+            raise InputError(f"{name}: a row is start,rate,CV,...", file=path, line=number)
+        rows.append(row)
+    if len(rows) > 1 and rows[1][0] <= rows[0][0]:
+        raise InputError(f"{name}: windows must start one after another", file=path, line=2)
+    return np.array(rows).reshape(-1, 3)
+
+
+def _lengths(path: str, name: str, text: str) -> list[tuple[float, list[Dist], list[Dist]]]:
+    try:
+        content = json.loads(text)
+        rows = sorted((float(start), row) for start, row in content.items())
+        found = []
+        for start, row in rows:
+            inputs = ("input_tokens",) if "input_tokens" in row else [x for x in INPUTS if x in row]
+            found.append((start, [_dist(row[x]) for x in inputs], [_dist(row["output_tokens"])]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{name}: not distributions of tokens: {error}", file=path) from None
+    if not found or not found[0][1]:
+        raise InputError(f"{name}: has no distributions of tokens", file=path)
+    return found
+
+
+def _dist(text: str) -> Dist:
+    pairs = np.array([(float(v), float(p)) for v, p in PAIR.findall(text)]).reshape(-1, 2)
+    if not len(pairs) or pairs[:, 1].sum() <= 0:
+        raise ValueError(f"{text[:40]!r} is no distribution")
+    return pairs[:, 0], pairs[:, 1] / pairs[:, 1].sum()
