@@ -81,7 +81,7 @@ def load(
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.openai import PATHS, OpenAiTest, ask_models, promises, run_openai
     from cotenant.loadgen.target import parse_target
-    from cotenant.workloads.tokens.drawn import draw_pool
+    from cotenant.workloads.llm.drawn import draw_pool
 
     for path in (csv, html):
         if path is not None:
