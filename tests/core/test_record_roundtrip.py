@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,26 @@ def test_same_input_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
     write_record(random_record(5, jobs=40), tmp_path / "three")
     assert digest(tmp_path / "one") == digest(tmp_path / "three")
+
+
+def test_a_jobs_table_may_come_in_pieces(tmp_path: Path) -> None:
+    jobs = two_jobs(5)
+    pieces = [jobs[:2], jobs[2:3], jobs[3:]]
+    for path in (tmp_path / "run", None):
+        with RecordWriter(path, RunInfo("x", placements=False), iter(pieces)) as writer:
+            pass
+        assert writer.close().jobs.equals(jobs)
+    assert sorted(f.name for f in (tmp_path / "run").iterdir()) == [
+        "events.parquet", "jobs.parquet", "rounds.parquet", "run.json",
+    ]  # fmt: skip
+
+    def fails() -> Iterator[pl.DataFrame]:
+        yield from pieces[:2]
+        raise RuntimeError("the second half is not there")
+
+    with pytest.raises(RuntimeError):
+        RecordWriter(tmp_path / "failed", RunInfo("x"), fails())
+    assert [f.name for f in tmp_path.iterdir()] == ["run"]
 
 
 def test_the_number_of_threads_does_not_change_the_bytes(tmp_path: Path) -> None:

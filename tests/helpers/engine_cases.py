@@ -117,6 +117,7 @@ def options() -> st.SearchStrategy[EngineOptions]:
         restart_cost_s=st.sampled_from([0.0, 0.0, 30.0, 45.0]),  # with the next less than a lease, or none may end
         checkpoint_cost_s=st.sampled_from([0.0, 0.0, 11.5]),
         record_placements=st.booleans(),
+        jobs_at_once=st.sampled_from([1, 2, 5, 1 << 18]),
     )
 
 

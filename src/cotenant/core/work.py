@@ -61,8 +61,8 @@ class Jobs:
             raise ValueError(f"unknown columns {sorted(columns)}")
         return cls(**filled)
 
-    def take(self, rows: NDArray[Any]) -> Jobs:
-        """The given rows (indices or a mask), in that order."""
+    def take(self, rows: NDArray[Any] | slice) -> Jobs:
+        """The given rows (indices, a mask or a slice), in that order."""
         return Jobs(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 

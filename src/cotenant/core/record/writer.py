@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,23 +44,36 @@ class RecordWriter:
     """Takes a run's events and rounds chunk by chunk.
 
     `path` is the folder to write (an earlier run there is replaced), or None to keep the record in memory. `jobs` is
-    the jobs table (see record.jobs_table). `info` may be changed until close(). Events go to disk as they come, so
-    memory does not grow with the run. The same calls with the same data write the same bytes.
+    the jobs table (see record.jobs_table), whole or in pieces. `info` may be changed until close(). What comes goes to
+    disk piece by piece, so memory does not grow with the run. The same calls with the same data write the same bytes.
 
     Use it as a context manager: leaving with an error discards everything, leaving without one closes.
     Raises InputError at once where the folder cannot be written, WorkError where the disk fails later.
     """
 
-    def __init__(self, path: str | Path | None, info: RunInfo, jobs: pl.DataFrame) -> None:
+    def __init__(self, path: str | Path | None, info: RunInfo, jobs: pl.DataFrame | Iterable[pl.DataFrame]) -> None:
         self.info = info
-        self._jobs = jobs.select(list(JOBS)).cast(JOBS)  # type: ignore[arg-type]
         self._folder = None if path is None else AtomicFolder(path, replaceable=RUN_FILE)
+        self._pieces: dict[str, list[Path]] = {JOBS_FILE: [], EVENTS_FILE: [], ROUNDS_FILE: []}  #: on disk already
         self._events: list[Columns] = []
         self._rounds: list[Columns] = []
-        self._buffered = 0
-        self._parts = 0
         self._last_s = -np.inf
         self._record: Record | None = None
+        self._height = 0
+        self._jobs = _frame({}, JOBS)  #: those that are not on disk
+        try:
+            self._take_jobs((jobs,) if isinstance(jobs, pl.DataFrame) else jobs)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _take_jobs(self, frames: Iterable[pl.DataFrame]) -> None:
+        for frame in frames:
+            if self._folder is not None and self._height:
+                self._put(JOBS_FILE, self._jobs)
+                self._jobs = _frame({}, JOBS)
+            self._jobs = pl.concat([self._jobs, frame.select(list(JOBS)).cast(JOBS)])  # type: ignore[arg-type]
+            self._height += frame.height
 
     def append_events(
         self,
@@ -101,9 +115,8 @@ class RecordWriter:
             chunk["nodes"] = np.array(np.asarray(node_ids)[flat], dtype=np.int32)
             chunk["node_gpus"] = np.array(np.asarray(node_gpus)[flat], dtype=np.float32)
         self._events.append(chunk)
-        self._buffered += n
-        if self._folder is not None and self._buffered >= _SPILL_ROWS:
-            self._spill()
+        if self._folder is not None and _rows(self._events) >= _SPILL_ROWS:
+            self._put(EVENTS_FILE, _events_frame(*self._take_events()))
 
     def append_rounds(
         self,
@@ -124,17 +137,18 @@ class RecordWriter:
             "cpu_milli_held": cpu_milli_held, "memory_mb_held": memory_mb_held,
         }  # fmt: skip
         self._rounds.append(_copied(given))
+        if self._folder is not None and _rows(self._rounds) >= _SPILL_ROWS:
+            self._put(ROUNDS_FILE, self._take_rounds())
 
     def close(self) -> Record:
         """Finish; the folder, if any, is in its place when this returns. Returns the record; again on a second call."""
         if self._record is not None:
             return self._record
-        rounds = _frame(_joined(self._rounds, tuple(ROUNDS)), ROUNDS)
-        self._rounds = []
         if self._folder is None:
-            self._record = self._in_memory(rounds)
+            self._record = self._in_memory()
         else:
-            self._write(rounds)
+            self._write()
+            self._jobs = _frame({}, JOBS)
             self._record = read_record(self._folder.path)
         return self._record
 
@@ -158,46 +172,53 @@ class RecordWriter:
         times, jobs = chunk["time_s"], chunk["job"]
         if not (np.isfinite(times[-1]) and times[0] >= self._last_s and bool(np.all(times[1:] >= times[:-1]))):
             raise ValueError("event times must be finite and must not run backwards")
-        if int(jobs.min()) < 0 or int(jobs.max()) >= self._jobs.height:
-            raise ValueError(f"an event names a job outside 0..{self._jobs.height - 1}")
+        if int(jobs.min()) < 0 or int(jobs.max()) >= self._height:
+            raise ValueError(f"an event names a job outside 0..{self._height - 1}")
         self._last_s = float(times[-1])
 
     def _take_events(self) -> tuple[Columns, Placements | None]:
-        chunks, self._events, self._buffered = self._events, [], 0
+        chunks, self._events = self._events, []
         columns = _joined(chunks, _EVENT_COLUMNS)
         return columns, _joined_placements(chunks) if self.info.placements else None
 
-    def _in_memory(self, rounds: pl.DataFrame) -> Record:
-        columns, placements = self._take_events()
-        return Record(self.info, self._jobs, Events(**columns), rounds, None, lambda: placements)
+    def _take_rounds(self) -> pl.DataFrame:
+        chunks, self._rounds = self._rounds, []
+        return _frame(_joined(chunks, tuple(ROUNDS)), ROUNDS)
 
-    def _spill(self) -> None:
+    def _in_memory(self) -> Record:
+        columns, placements = self._take_events()
+        return Record(self.info, self._jobs, Events(**columns), self._take_rounds(), None, lambda: placements)
+
+    def _put(self, file: str, frame: pl.DataFrame) -> None:
+        """Put the next piece of a table on disk."""
         assert self._folder is not None
-        frame = _events_frame(*self._take_events())
+        pieces = self._pieces[file]
+        piece = self._folder.part / f"{file}-{len(pieces):06d}.arrow"
         try:
-            frame.write_ipc(self._folder.part / f"events-{self._parts:06d}.arrow", compression="lz4")
+            frame.write_ipc(piece, compression="lz4")
         except (OSError, pl.exceptions.PolarsError) as error:
             self.discard()
             raise _failed(self._folder.path, error) from error
-        self._parts += 1
+        pieces.append(piece)
 
-    def _write(self, rounds: pl.DataFrame) -> None:
+    def _finish(self, file: str, rest: pl.DataFrame) -> None:
+        """Write a table from its pieces and from what is left of it in memory."""
         assert self._folder is not None
-        part = self._folder.part
+        pieces = self._pieces[file]
+        if pieces and rest.height:
+            self._put(file, rest)
+        _sink(pl.scan_ipc(pieces) if pieces else rest.lazy(), self._folder.part / file)
+        for piece in pieces:
+            piece.unlink()
+
+    def _write(self) -> None:
+        assert self._folder is not None
         try:
             text = json.dumps(self.info.to_dict(), indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
-            if self._parts:
-                if self._buffered:
-                    self._spill()
-                pieces = sorted(part.glob("events-*.arrow"))
-                _sink(pl.scan_ipc(pieces), part / EVENTS_FILE)
-                for piece in pieces:
-                    piece.unlink()
-            else:
-                _sink(_events_frame(*self._take_events()).lazy(), part / EVENTS_FILE)
-            _sink(self._jobs.lazy(), part / JOBS_FILE)
-            _sink(rounds.lazy(), part / ROUNDS_FILE)
-            (part / RUN_FILE).write_text(text + "\n", encoding="utf-8")
+            self._finish(EVENTS_FILE, _events_frame(*self._take_events()))
+            self._finish(JOBS_FILE, self._jobs)
+            self._finish(ROUNDS_FILE, self._take_rounds())
+            (self._folder.part / RUN_FILE).write_text(text + "\n", encoding="utf-8")
         except (OSError, pl.exceptions.PolarsError) as error:
             self.discard()
             raise _failed(self._folder.path, error) from error
@@ -217,6 +238,10 @@ def write_record(record: Record, path: str | Path) -> Record:
         writer.append_events(**columns)
         writer.append_rounds(**{name: record.rounds[name].to_numpy() for name in ROUNDS})
         return writer.close()
+
+
+def _rows(chunks: list[Columns]) -> int:
+    return sum(len(chunk["time_s"]) for chunk in chunks)
 
 
 def _copied(given: dict[str, ArrayLike]) -> Columns:
@@ -248,7 +273,7 @@ def _joined_placements(chunks: list[Columns]) -> Placements:
 
 
 def _frame(columns: Columns, schema: dict[str, pl.DataType]) -> pl.DataFrame:
-    return pl.DataFrame(columns).cast(schema)  # type: ignore[arg-type]
+    return pl.DataFrame(columns, schema=None if columns else schema).cast(schema)  # type: ignore[arg-type]
 
 
 def _events_frame(columns: Columns, placements: Placements | None) -> pl.DataFrame:

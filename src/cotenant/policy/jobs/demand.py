@@ -111,7 +111,7 @@ def _needs(
         raise InputError(
             f"no profile named {default_profile!r}; known: {', '.join(profiles.models)}", field="default-profile"
         )
-    models, model_of = np.unique(jobs.model.astype(str), return_inverse=True)
+    models, model_of = _distinct_texts(jobs.model)
     for i, name in enumerate(models):
         if name not in profiles.models and default_profile is None:
             row = int(np.flatnonzero(model_of == i)[0])
@@ -122,9 +122,19 @@ def _needs(
                 f"{what} (first at job {jobs.id[row]}); known: {', '.join(profiles.models)}; "
                 "or give --default-profile NAME",
             )
-    accepts, accepts_of = np.unique(jobs.gpu_models.astype(str), return_inverse=True)
-    columns = np.column_stack([model_of, jobs.gpus, jobs.cpus, jobs.memory_bytes, accepts_of])
-    rows, types = np.unique(np.nan_to_num(columns, nan=-1.0), axis=0, return_inverse=True)
+    accepts, accepts_of = _distinct_texts(jobs.gpu_models)
+    known = [
+        np.unique(np.nan_to_num(c, nan=-1.0), return_inverse=True) for c in (jobs.gpus, jobs.cpus, jobs.memory_bytes)
+    ]
+    columns = [(np.arange(len(models)), model_of), *known, (np.arange(len(accepts)), accepts_of)]
+    # a number per combination, by which combinations sort as by their columns from the first on
+    code = np.zeros(len(jobs), np.int64)
+    for values, which in columns:
+        if int(code.max(initial=0)) >= 2**62 // max(len(values), 1):
+            code = np.unique(code, return_inverse=True)[1]
+        code = code * len(values) + which
+    _, first, types = np.unique(code, return_index=True, return_inverse=True)
+    rows = [[values[which[row]] for values, which in columns] for row in first]
     needs = []
     for model, gpus, cpus, memory, accept in rows:
         name = str(models[int(model)])
@@ -139,6 +149,14 @@ def _needs(
             )
         )
     return needs, types.astype(np.int32).reshape(-1)
+
+
+def _distinct_texts(texts: work.Names) -> tuple[list[str], Ints]:
+    """The distinct texts, sorted, and which of them each is. Texts of a trace are few and repeat."""
+    listed = texts.tolist()
+    names = sorted(set(listed))
+    code = {name: i for i, name in enumerate(names)}
+    return names, np.fromiter((code[text] for text in listed), np.int64, len(listed))
 
 
 def _accepted(need: Need, kinds: list[NodeGroup]) -> NDArray[np.bool_]:

@@ -28,8 +28,9 @@ from cotenant.policy.jobs.placement import FEWEST_NODES
 from cotenant.policy.jobs.rounds import Choice
 from cotenant.profiles.training.elastic import load_elastic
 from cotenant.sim.jobs.elastic_world import ElasticTables, build_tables
-from cotenant.sim.jobs.engine import IDLE_ROUNDS, Outcome, recorded_jobs, run_world, warm_up
+from cotenant.sim.jobs.engine import IDLE_ROUNDS, Outcome, recorded_jobs, run_window, warm_up
 from cotenant.sim.jobs.state import C_ACTIVE, C_TICK, Options, World, make_world
+from cotenant.sim.jobs.window import Window
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -99,9 +100,10 @@ def run_elastic(
     work_as_rows = Workload(tables.demand, tables.nodes, tables.base.astype(np.int32), tables.total)
     with RecordWriter(out, info, recorded_jobs(trace.jobs, work_as_rows)) as writer:
         started = time.perf_counter()
-        run_world(world, chooser.choose, writer, progress)
+        window = Window(world, len(trace.jobs))
+        run_window(window, chooser.choose, writer, progress)
         engine_s = time.perf_counter() - started
-        never = np.flatnonzero(np.isnan(world.run.job["finish_s"]))
+        never = window.unfinished()
         if len(never):
             first = trace.jobs.id[never[0]]
             raise WorkError(f"policy {options.policy} left {len(never)} jobs waiting (first: job {first})")
@@ -126,7 +128,7 @@ def _world(jobs: work.Jobs, tables: ElasticTables, choice: Choice, lease_s: floa
     )
     context = JobPolicy().context(np.ones(1), 1.0)
     world = make_world(rows, tables.demand, tables.nodes, choice, context, kernel_options)
-    world.run.resume_s[:] = restart_s
+    world.run.job["resume_s"] = restart_s
     return world
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,15 +29,16 @@ from cotenant.sim.jobs import kernel
 from cotenant.sim.jobs.state import (
     C_ACTIVE,
     C_EVENTS,
-    C_NEXT,
     C_NODES,
     C_ROUNDS,
     EVENT,
     ROUND,
     Options,
     World,
+    make_progress,
     make_world,
 )
+from cotenant.sim.jobs.window import JOBS_AT_ONCE, Window
 
 IDLE_ROUNDS = 10_000  # rounds in which restarts eat everything before a run is given up
 MAX_LEASES_OF_A_JOB = 50_000_000
@@ -57,6 +58,7 @@ class EngineOptions:
     default_profile: str | None = None
     trace_gpu: str | None = None  #: GPU model on which the trace's times hold; None: the cluster's first
     record_placements: bool | None = None  #: None: up to MOVES_RECORDED_UP_TO jobs
+    jobs_at_once: int = JOBS_AT_ONCE  #: arrivals that are loaded together; it changes memory, not the result
 
     @property
     def whole_iterations(self) -> bool:
@@ -103,7 +105,7 @@ def run_training(
         trace=trace,
     )
     _check_length(trace.jobs, workload, options.lease_s)
-    world = _world(trace.jobs, workload, policy, options)
+    window = _window(trace.jobs, workload, policy, options)
     chooser = LevelChooser(workload.demand, workload.nodes, policy.solver_limit_s)
     info = describe_run(trace, cluster, policy, options, label)
     info.options.update(more_options or {})
@@ -112,9 +114,9 @@ def run_training(
     warm_up(workload.demand, workload.nodes, policy.choice())
     with RecordWriter(out, info, recorded_jobs(trace.jobs, workload)) as writer:
         started = time.perf_counter()
-        run_world(world, partial(_choose_levels, chooser), writer, progress)
+        run_window(window, partial(_choose_levels, chooser), writer, progress)
         engine_s = time.perf_counter() - started
-        never = np.flatnonzero(np.isnan(world.run.job["finish_s"]))
+        never = window.unfinished()
         if len(never):
             raise WorkError(
                 f"{len(never)} jobs can never run here (first: job {trace.jobs.id[never[0]]}): no node has the CPU "
@@ -144,17 +146,8 @@ def warm_up(demand: Demand, nodes: Array, choice: Choice) -> None:
     kernel.advance(make_world(np.zeros(0, JOB), demand, nodes, choice, context, options))
 
 
-def _world(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options: EngineOptions) -> World:
-    n = len(trace_jobs)
-    jobs = np.zeros(n, JOB)
-    jobs["type"] = workload.type
-    jobs["priority"] = trace_jobs.priority
-    jobs["arrival_s"] = jobs["last_run_s"] = trace_jobs.arrival_s
-    jobs["total"] = workload.iterations
-    jobs["wanted"] = IDEAL
-    types = workload.demand.type
-    gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
-    gpu_seconds = (gpus * types["isolated_s"])[workload.type] * workload.iterations
+def _window(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options: EngineOptions) -> Window:
+    n, types = len(trace_jobs), workload.demand.type
     keep = options.record_placements
     recorded = n <= MOVES_RECORDED_UP_TO if keep is None else keep
     cost_s = float(options.restart_cost_s + options.checkpoint_cost_s)
@@ -167,12 +160,32 @@ def _world(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options
         idle_limit=IDLE_ROUNDS + int(10 * cost_s / options.lease_s),
         moves_matter=recorded or cost_s > 0 or unlike,
     )
-    context = policy.context(gpu_seconds, float(workload.nodes["gpus"].sum()))
+
+    def load(first: int, last: int) -> tuple[Array, Array]:
+        rows = slice(first, last)
+        jobs, progress = np.zeros(last - first, JOB), make_progress(last - first)
+        jobs["type"], jobs["total"] = workload.type[rows], workload.iterations[rows]
+        jobs["priority"] = trace_jobs.priority[rows]
+        jobs["arrival_s"] = jobs["last_run_s"] = trace_jobs.arrival_s[rows]
+        jobs["wanted"] = IDEAL
+        progress["resume_s"] = cost_s
+        if options.launch_s is not None:
+            progress["debt_s"] = options.launch_s[rows]
+        return jobs, progress
+
+    jobs, progress = load(0, min(n, options.jobs_at_once))
+    sample = _gpu_seconds(workload) if policy.ordering == "gittins" else np.zeros(0)
+    context = policy.context(sample, float(workload.nodes["gpus"].sum()))
     world = make_world(jobs, workload.demand, workload.nodes, policy.choice(), context, kernel_options)
-    world.run.resume_s[:] = cost_s
-    if options.launch_s is not None:
-        world.run.job["debt_s"] = options.launch_s
-    return world
+    world.run.job[:] = progress
+    return Window(world, n, load, options.jobs_at_once)
+
+
+def _gpu_seconds(workload: Workload) -> NDArray[np.float64]:
+    """GPU-time of each job alone."""
+    types = workload.demand.type
+    gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
+    return np.asarray((gpus * types["isolated_s"])[workload.type] * workload.iterations)
 
 
 def _choose_levels(chooser: LevelChooser, world: World) -> None:
@@ -184,37 +197,39 @@ def _choose_levels(chooser: LevelChooser, world: World) -> None:
     chooser.choose(selected[:count], jobs)
 
 
-def run_world(
-    world: World,
+def run_window(
+    window: Window,
     choose: Callable[[World], None],
     writer: RecordWriter,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Run to the end and record it; `choose(world)` is called where the policy asks for it."""
-    run, jobs = world.run, world.jobs
     while True:
-        status = kernel.advance(world)
+        status = kernel.advance(window.world)
         if status == kernel.NOWHERE:
             raise WorkError(
                 f"for {IDLE_ROUNDS:,} rounds nobody got any work done: jobs take turns, and restarts and checkpoints "
                 "take longer than their turns; use a longer --lease or --sticky"
             )
         if status == kernel.NEED_CHOICE:
-            choose(world)
+            choose(window.world)
             continue
-        _flush(world, writer)
+        _flush(window, writer)
         if progress is not None:
-            progress(int(run.counters[C_NEXT] - run.counters[C_ACTIVE]), len(jobs))
+            progress(window.finished, window.jobs)
         if status == kernel.DONE:
             return
+        if window.needs_jobs():
+            window.advance()
 
 
-def _flush(world: World, writer: RecordWriter) -> None:
+def _flush(window: Window, writer: RecordWriter) -> None:
     """Hand what the kernel told to the record, and empty the buffers."""
-    c, out = world.run.counters, world.out
+    c, out = window.world.run.counters, window.world.out
     events, rounds = out.event[: int(c[C_EVENTS])], out.round[: int(c[C_ROUNDS])]
     columns: dict[str, Any] = {name: events[name] for name in EVENT.names or () if name != "node_end"}
-    if world.options.record_moves:
+    columns["job"] = window.rows[events["job"]]
+    if window.world.options.record_moves:
         nodes = out.node[: int(c[C_NODES])]
         columns |= {
             "node_offset": np.concatenate([np.zeros(1, np.int64), events["node_end"]]),
@@ -226,18 +241,21 @@ def _flush(world: World, writer: RecordWriter) -> None:
     c[C_EVENTS] = c[C_NODES] = c[C_ROUNDS] = 0
 
 
-def recorded_jobs(jobs: work.Jobs, workload: Workload) -> pl.DataFrame:
-    """jobs.parquet: what the record says of each job."""
-    demand, types = workload.demand, workload.type
+def recorded_jobs(jobs: work.Jobs, workload: Workload) -> Iterator[pl.DataFrame]:
+    """jobs.parquet in pieces: what the record says of each job."""
+    demand = workload.demand
     rows, reference = np.arange(len(demand.type)), np.argmax(demand.allowed, axis=1)
     ideal, gpus = demand.amount[IDEAL, rows, reference], demand.type["gpus"]
-    return jobs_table(
-        jobs,
-        isolated_s=demand.type["isolated_s"][types] * workload.iterations,
-        ideal_s=ideal["iteration_s"][types] * workload.iterations,
-        ideal_cpus=(ideal["cpu"] * gpus)[types] / 1000.0,
-        ideal_memory_bytes=(ideal["memory"] * gpus)[types] * 1e6,
-    )
+    for first in range(0, len(jobs), JOBS_AT_ONCE):
+        part = slice(first, first + JOBS_AT_ONCE)
+        types, iterations = workload.type[part], workload.iterations[part]
+        yield jobs_table(
+            jobs.take(part),
+            isolated_s=demand.type["isolated_s"][types] * iterations,
+            ideal_s=ideal["iteration_s"][types] * iterations,
+            ideal_cpus=(ideal["cpu"] * gpus)[types] / 1000.0,
+            ideal_memory_bytes=(ideal["memory"] * gpus)[types] * 1e6,
+        )
 
 
 def describe_run(

@@ -18,6 +18,7 @@ from cotenant.sim.jobs.state import (
     C_FINISHED,
     C_FRESH,
     C_IDLE,
+    C_MORE,
     C_NEXT,
     C_PHASE,
     C_RUNNING,
@@ -51,10 +52,11 @@ P_TICK, P_DECIDE, P_TELL, P_SERVE = 0, 1, 2, 3
 
 @inner
 def _admit(w: World, now: float) -> bool:
-    """Tell ends and arrivals up to now, in time order; False when the buffers are full."""
+    """Tell ends and arrivals up to now, in time order; False when the buffers are full or the next arrival is not
+    loaded yet."""
     run, c = w.run, w.run.counters
     while True:
-        if no_room(w, ZERO):
+        if no_room(w, ZERO) or (c[C_MORE] == 1 and c[C_NEXT] == len(w.jobs)):
             return False
         has_end = c[C_TOLD] < c[C_FINISHED]
         has_arrival = c[C_NEXT] < len(w.jobs) and w.jobs[c[C_NEXT]].arrival_s <= now
@@ -171,7 +173,8 @@ def _serve(w: World, now: float) -> None:
 
 @bare
 def advance(w: World) -> int:
-    """Go on until DONE, until the buffers are full (FLUSH), or until the policy is to choose (NEED_CHOICE).
+    """Go on until DONE, until buffers are full or arrivals are missing (FLUSH), or until the policy is to choose
+    (NEED_CHOICE).
 
     NOWHERE: for `idle_limit` rounds restarts took the whole lease of everybody who ran.
     """

@@ -15,13 +15,14 @@ ROUND_ROOM = 1 << 14
 
 # counters, by index
 (C_PHASE, C_TICK, C_ACTIVE, C_NEXT, C_EMIT, C_FINISHED, C_TOLD, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_FRESH,
- C_SAME, C_DECISIONS, C_STALLED, C_IDLE) = range(16)  # fmt: skip
+ C_SAME, C_DECISIONS, C_STALLED, C_IDLE, C_MORE) = range(17)  # fmt: skip
 
 # what the simulator knows of a job beyond what policies read
 PROGRESS = np.dtype([
     ("iteration_s", "f8"),  # seconds per iteration where it runs now
     ("finish_s", "f8"),  # NaN until known
     ("debt_s", "f8"),  # restart and checkpoint time still to be served
+    ("resume_s", "f8"),  # lost when a job that ran before starts again or moves (checkpoint + restart)
     ("started", "?"),  # has run before
     ("told_waiting", "?"),
     ("old_first", "i8"),  # the last decision's grant
@@ -56,13 +57,12 @@ class Run(NamedTuple):
     """What changes while a run goes on, beside the jobs themselves. J jobs, E entries."""
 
     job: Array  #: PROGRESS[J]
-    resume_s: Array  #: f8[J] lost when a job that ran before starts again or moves (checkpoint + restart)
     order: Array  #: i8[J] unfinished jobs, as ordered last
     previous_order: Array  #: i8[J]
     sort_scratch: Array  #: i8[2J]
     old_entry: Array  #: ENTRY[E] the last decision's entries
     ended: Array  #: i8[J] jobs that finished in the last lease, by finish time
-    counters: Array  #: i8[16]
+    counters: Array  #: i8[17]
     wanted_gpus: Array  #: f8[1] GPUs that unfinished jobs ask for
 
 
@@ -89,28 +89,36 @@ class World(NamedTuple):
     out: Buffers
 
 
+def make_progress(jobs: int) -> Array:
+    """PROGRESS[jobs] of jobs that have not arrived yet."""
+    progress = np.zeros(jobs, PROGRESS)
+    progress["finish_s"] = np.nan
+    progress["old_level"] = -1
+    return progress
+
+
+def make_run(jobs: int, entries: int) -> Run:
+    """The state of a run that has not begun."""
+    return Run(
+        job=make_progress(jobs),
+        order=np.zeros(jobs, np.int64),
+        previous_order=np.zeros(jobs, np.int64),
+        sort_scratch=np.zeros(2 * jobs, np.int64),
+        old_entry=np.zeros(entries, ENTRY),
+        ended=np.zeros(jobs, np.int64),
+        counters=np.zeros(C_MORE + 1, np.int64),
+        wanted_gpus=np.zeros(1),
+    )
+
+
 def make_world(jobs: Array, demand: Demand, nodes: Array, choice: Choice, context: Context, options: Options) -> World:
     """A run that has not begun."""
     j = len(jobs)
     alloc = make_allocation(demand, nodes, j)
     e = len(alloc.entry)
-    progress = np.zeros(j, PROGRESS)
-    progress["finish_s"] = np.nan
-    progress["old_level"] = -1
-    run = Run(
-        job=progress,
-        resume_s=np.zeros(j),
-        order=np.zeros(j, np.int64),
-        previous_order=np.zeros(j, np.int64),
-        sort_scratch=np.zeros(2 * j, np.int64),
-        old_entry=np.zeros(e, ENTRY),
-        ended=np.zeros(j, np.int64),
-        counters=np.zeros(16, np.int64),
-        wanted_gpus=np.zeros(1),
-    )
     out = Buffers(
         event=np.zeros(EVENT_ROOM, EVENT),
         node=np.zeros(max(4 * EVENT_ROOM, 2 * e), EVENT_NODE),
         round=np.zeros(ROUND_ROOM, ROUND),
     )
-    return World(jobs, run, alloc, demand, nodes, choice, context, options, make_scratch(alloc), out)
+    return World(jobs, make_run(j, e), alloc, demand, nodes, choice, context, options, make_scratch(alloc), out)

@@ -136,7 +136,7 @@ def _tell_running(w: World, now: float, job: int, moved: bool) -> None:
     old = progress[job].old_level
     progress[job].iteration_s = _pace(w, job)
     if progress[job].started and (moved or old == NOT_RUNNING):
-        progress[job].debt_s += w.run.resume_s[job]
+        progress[job].debt_s += progress[job].resume_s
     if old == NOT_RUNNING:
         reason = R_RESERVED if w.jobs[job].rank == RESERVED_PRIORITY else R_IN_ORDER
         tell(w, now, job, RESUME if progress[job].started else START, reason, HOLDS)
