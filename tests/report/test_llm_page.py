@@ -11,10 +11,10 @@ from command import cotenant
 
 from cotenant.core.metrics.tokens import Target
 from cotenant.policy.residency import Do, ModelFacts
-from cotenant.profiles.llm import LlmProfile, StepTimes
+from cotenant.profiles.llm.profile import LlmProfile, StepTimes
 from cotenant.report.llm import build_page, page_data, stays
 from cotenant.sim.llm.engine import LlmSetup, SimModel, Switch, simulate
-from cotenant.workloads.tokens.trace import make_trace
+from cotenant.workloads.llm.trace import make_trace
 
 MODELS = """
 gpus: {count: 1, memory: 40GiB}
