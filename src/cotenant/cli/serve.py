@@ -47,8 +47,11 @@ def serve(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Plan, start workers, answer requests by the Open Inference Protocol v2 until Ctrl-C or SIGTERM; plan again every
-    period, move models without dropping a request, use more or fewer GPUs. Listens on loopback by default."""
+    """Answer requests until Ctrl-C or SIGTERM: for the services of SERVICES.yaml by the Open Inference Protocol v2, for
+    the language models of MODELS.yaml by OpenAI's API. Listens on loopback by default.
+
+    Services are planned again every period: models move without dropping a request, on more or fewer GPUs. Language
+    models start at their first request and make way for others when they are idle."""
     from cotenant.core import logs
     from cotenant.core.yamlfile import read_yaml
     from cotenant.serving.config.models import is_models_file
@@ -192,6 +195,8 @@ def _ready(server: Server | ModelServer, as_json: bool) -> None:
     status = server.status()
     if "models" in status:
         print(f"http  {server.http_url}/v1")
+        if status["agent"] is not None:
+            print(f"agent {status['agent']}  (cotenant ps --dir {status['agent']})")
         for model in status["models"]:
             print(f"  {model['name']}: {model['state']}")
         print("", end="", flush=True)

@@ -55,6 +55,10 @@ class Host(Protocol):
     gpus: list[GpuRoom]
     moves: bool  # whether what makes way is kept in host memory
 
+    @property
+    def agent(self) -> Path | None:
+        """Folder of the agent whose tenants the programs are."""
+
     async def start(self) -> None:
         """Find the GPUs."""
 
@@ -88,6 +92,7 @@ class PlainHost:
     """Programs without a GPU, in an amount of memory; they cannot be moved."""
 
     moves = False
+    agent = None
 
     def __init__(self, memory_bytes: int) -> None:
         self.gpus = [GpuRoom(0, "", memory_bytes)]
@@ -119,7 +124,7 @@ class AgentHost:
     def __init__(self, wanted: ModelGpusEntry, models: tuple[ModelEntry, ...], folder: Path | None, keeper: Keeper):
         self._wanted, self._models, self._keeper = wanted, models, keeper
         self._given = folder
-        self._folder = folder or agent_folder()
+        self.agent = folder or agent_folder()
         self._own: asyncio.subprocess.Process | None = None
         self._temporary: str | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -148,14 +153,14 @@ class AgentHost:
 
     async def _start_own(self) -> None:
         self._temporary = tempfile.mkdtemp(prefix="cotenant-agent-")
-        self._folder = Path(self._temporary)
+        self.agent = Path(self._temporary)
         await self._run_own()
         self._watch = asyncio.get_running_loop().create_task(self._keep_own())
 
     async def _run_own(self) -> None:
         gpus = "soft" if self._wanted.model == "soft" else "all"
-        command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self._folder), "--gpus", gpus]
-        log = self._folder / "agent.log"
+        command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.agent), "--gpus", gpus]
+        log = self.agent / "agent.log"
         self._own = await spawn(command, log, os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
         self._keeper.begin(self._own.pid)
         deadline = time.monotonic() + AGENT_WITHIN_S
@@ -261,14 +266,14 @@ class AgentHost:
         deadline = time.monotonic() + AGENT_BACK_S
         while True:
             try:
-                return ControlClient(self._folder)
+                return ControlClient(self.agent)
             except WorkError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
     def _call_once(self, op: str) -> dict[str, Any]:
-        with ControlClient(self._folder, timeout_s=10.0) as client:
+        with ControlClient(self.agent, timeout_s=10.0) as client:
             return client.call(op)
 
     async def _in_thread(self, work: Any) -> Any:

@@ -158,6 +158,7 @@ class ModelServer:
     def status(self) -> dict[str, Any]:
         """As GET /cotenant/status."""
         found = status(self.dispatch, self.host.gpus, self._started_s)
+        found["agent"] = None if self.host.agent is None else str(self.host.agent)
         return found if self.services is None else found | {"services": self.services.status()}
 
     def _later(self, x: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
