@@ -20,8 +20,7 @@ def test_the_file_of_the_howto_runs(tmp_path: Path) -> None:
     content = yaml.safe_load(textwrap.dedent("\n".join(lines[: lines.index("")])))
     for row in content["models"]:
         row["command"] = row["command"].replace("cotenant ", f"{sys.executable} -m cotenant.cli.main ", 1)
-    with door(tmp_path, *content["models"], gpus=content["gpus"], load_timeout="200s") as it:
-        it.answer_within_s = 250.0
+    with door(tmp_path, *content["models"], gpus=content["gpus"]) as it:
         for name in ("a", "b", "c", "a"):
             status, _, answer = it.chat(name, max_tokens=2)
             assert (status, answer["choices"][0]["message"]["content"].count(f"{name}/")) == (200, 2)
