@@ -1,9 +1,12 @@
-"""What a self-contained page carries in itself: styles, scripts, data and the chart library."""
+"""Self-contained pages: one shell for all, with styles, scripts, data and the chart library inside."""
 
 from __future__ import annotations
 
 import gzip
+import html
 import json
+import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -18,6 +21,35 @@ def asset(name: str) -> str:
 def plotly() -> str:
     """Plotly's basic bundle (scatter and bar), the one file here that others wrote; its licence lies beside it."""
     return gzip.decompress(ASSETS.joinpath("plotly-basic.min.js.gz").read_bytes()).decode()
+
+
+def shell(
+    title: str, head: str, main: str, parts: Mapping[str, str], data: Any, scripts: Sequence[str], body: str = ""
+) -> str:
+    """A whole page. `head`: HTML below the title; `main`: the asset with the page's sections, whose {{NAME}} are taken
+    from `parts`, HTML as well; `data`: what the `scripts` (assets) draw; `body`: attributes of the body element.
+
+    All names are replaced in one pass, so that a text with braces of its own stays what it is."""
+    whole = {
+        "title": html.escape(title),
+        "head": head,
+        "main": _fill(asset(main), parts),
+        "body": body,
+        "css": asset("report.css"),
+        "js": "\n".join(asset(name) for name in scripts),
+        "data": script_json(data),
+        "plotly": plotly(),
+    }
+    return _fill(asset("shell.html"), whole)
+
+
+def lead(text: str) -> str:
+    """What came out, as the paragraph below the title."""
+    return f'<p class="headline">{html.escape(text)}</p>'
+
+
+def _fill(template: str, parts: Mapping[str, str]) -> str:
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], template)
 
 
 def script_json(data: Any) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from cotenant.core.files import atomic_file
 from cotenant.policy.residency import Do
 from cotenant.report.distributions import cdf_points, rounded
-from cotenant.report.embed import asset, plotly, script_json
+from cotenant.report.embed import lead, shell
 from cotenant.sim.llm.engine import LlmResult, Switch
 
 if TYPE_CHECKING:
@@ -40,19 +40,8 @@ def build_page(result: OpenAiResult | LlmResult) -> str:
     content = result.summary()
     simulated = isinstance(result, LlmResult)
     title = "Language models, simulated" if simulated else "Language models under load"
-    parts = {
-        "title": title,
-        "headline": html.escape(_simulated(content) if simulated else _sent(content)),
-        "table": _table(content),
-        "css": asset("report.css"),
-        "data": script_json(page_data(result)),
-        "js": asset("llm.js"),
-        "plotly": plotly(),
-    }
-    page = asset("llm.html")
-    for key, part in parts.items():
-        page = page.replace("{{" + key + "}}", part)
-    return page
+    head = lead(_simulated(content) if simulated else _sent(content))
+    return shell(title, head, "llm.html", {"table": _table(content)}, page_data(result), ("llm.js",))
 
 
 def _sent(content: dict[str, Any]) -> str:

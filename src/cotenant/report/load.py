@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy as np
 from cotenant.core.files import atomic_file
 from cotenant.loadgen.loop import LATE, OK
 from cotenant.loadgen.result import LoadResult
-from cotenant.report.embed import asset, plotly, script_json
-from cotenant.report.serving import POINTS, WINDOWS, _table, in_time
+from cotenant.report.embed import lead, shell
+from cotenant.report.serving import POINTS, WINDOWS, in_time, service_table
 
 
 def write_page(path: str | Path, result: LoadResult, title: str = "Load test") -> None:
@@ -24,19 +23,8 @@ def write_page(path: str | Path, result: LoadResult, title: str = "Load test") -
 
 def build_page(result: LoadResult, title: str = "Load test") -> str:
     """The page as text."""
-    parts = {
-        "title": html.escape(title),
-        "headline": html.escape(headline(result)),
-        "table": _table({"services": result.summary()["services"], "applications": {}}),
-        "css": asset("report.css"),
-        "js": asset("serving.js"),
-        "data": script_json(page_data(result)),
-        "plotly": plotly(),
-    }
-    page = asset("serving.html")
-    for key, text in parts.items():
-        page = page.replace("{{" + key + "}}", text)
-    return page
+    parts = {"table": service_table(result.summary()["services"])}
+    return shell(title, lead(headline(result)), "serving.html", parts, page_data(result), ("serving.js",))
 
 
 def headline(result: LoadResult) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from cotenant.core.errors import InputError
 from cotenant.core.files import atomic_file
 from cotenant.core.metrics.registry import lookup
 from cotenant.report.distributions import cdf_points, ratio_to, rounded
-from cotenant.report.embed import asset, plotly, script_json
+from cotenant.report.embed import shell
 from cotenant.report.runs import Run, arrange, facet_name, moves_note
 from cotenant.report.table import COLUMNS, Column, best_rows, cell_texts
 from cotenant.report.text import count_text, metric_text, plural, time_text
@@ -39,23 +38,18 @@ def write_page(path: str | Path, runs: list[Run], title: str = "Cotenant runs", 
 def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | None = None) -> str:
     """The page as text. Runs are arranged anew: labels made unique, facets found."""
     arrange(runs)
-    data = page_data(runs, pick_baseline(runs, baseline))
+    head = (
+        f'<p class="lede">{lede(runs)}</p>\n    <p class="headline">{headline(runs)}</p>\n'
+        f'    <div class="tiles">\n{tiles(runs)}\n    </div>'
+    )
     parts = {
-        "title": html.escape(title),
-        "lede": lede(runs),
-        "headline": headline(runs),
-        "tiles": tiles(runs),
         "table": table_html(runs),
         "moves": html.escape(moves_note((run.info, run.summary) for run in runs) or ""),
-        "single": " data-single" if len(runs) == 1 else "",
         "conditions": conditions_html(runs),
-        "css": asset("report.css"),
-        "js": "\n".join(asset(name) for name in ("base.js", "charts.js", "page.js")),
-        "data": script_json(data),
-        "plotly": plotly(),
     }
-    page = asset("page.html")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], page)
+    data = page_data(runs, pick_baseline(runs, baseline))
+    single = " data-single" if len(runs) == 1 else ""
+    return shell(title, head, "page.html", parts, data, ("base.js", "charts.js", "page.js"), single)
 
 
 def pick_baseline(runs: list[Run], wanted: str | None = None) -> str:

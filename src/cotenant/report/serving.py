@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cotenant.core.files import atomic_file
-from cotenant.report.embed import asset, plotly, script_json
+from cotenant.report.embed import lead, shell
 from cotenant.sim.serving.engine import ServingResult
 
 WINDOWS = 60
@@ -27,19 +28,10 @@ def write_page(path: str | Path, result: ServingResult, title: str = "Serving ru
 def build_page(result: ServingResult, title: str = "Serving run") -> str:
     """The page as text."""
     summary = result.summary()
-    parts = {
-        "title": html.escape(title),
-        "headline": html.escape(headline(result, summary)),
-        "table": _table(summary),
-        "css": asset("report.css"),
-        "js": asset("serving.js"),
-        "data": script_json(page_data(result)),
-        "plotly": plotly(),
-    }
-    page = asset("serving.html")
-    for key, text in parts.items():
-        page = page.replace("{{" + key + "}}", text)
-    return page
+    head = lead(headline(result, summary))
+    return shell(
+        title, head, "serving.html", {"table": service_table(_rows(summary))}, page_data(result), ("serving.js",)
+    )
 
 
 def _rows(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -69,8 +61,8 @@ def in_time(worst: str, share: float) -> str:
     return f"{worst} answered only {share:.2%} of its requests in time."
 
 
-def _table(summary: dict[str, Any]) -> str:
-    rows = _rows(summary)
+def service_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Rows of the summary, a row per service or stage, as a table's HTML."""
     failing = any(row.get("failed") for row in rows.values())  # in a simulation nothing fails
     more = ("failed",) if failing else ()
     heads = ("service", "sent", "p50 ms", "p95 ms", "p99 ms", "late", "dropped", *more, "in time")
