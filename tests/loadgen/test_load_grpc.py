@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.http2 import FIRST_WINDOW, frame, literal
 from cotenant.loadgen.grpc import SERVICE, GrpcPayload
-from cotenant.loadgen.http2 import FIRST_WINDOW, Http2Client, frame, literal
+from cotenant.loadgen.http2 import Http2Client
 from cotenant.loadgen.result import LoadResult
 from cotenant.loadgen.run import LoadTest, run_here
 from cotenant.loadgen.schedule import parse_service

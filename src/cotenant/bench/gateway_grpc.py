@@ -12,18 +12,10 @@ import time
 from pathlib import Path
 
 from cotenant.bench.gateway_client import WARM_S, summary
+from cotenant.core.http2 import DATA, FIRST_WINDOW, FRAME_HEAD, HEADERS, PREFACE, SETTINGS, WINDOW_UPDATE, frame
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FRAME = struct.Struct(">HBBBI")
-DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8
 PATH = b"/inference.GRPCInferenceService/ModelInfer"
 WINDOW = 1 << 30
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One HTTP/2 frame."""
-    size = len(payload)
-    return FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
 
 
 def headers() -> bytes:
@@ -44,7 +36,7 @@ class Client:
         self.socket = socket.create_connection((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         window = struct.pack(">HI", 4, WINDOW)
-        grow = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW - 65535))
+        grow = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW - FIRST_WINDOW))
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, window) + grow)
         self.block = headers()
         self.data = struct.pack(">BI", 0, len(message)) + message
@@ -66,7 +58,7 @@ class Client:
         self.buffer += data
         answer: bool | None = None
         while len(self.buffer) >= 9:
-            high, low, kind, flags, stream = FRAME.unpack_from(self.buffer)
+            high, low, kind, flags, stream = FRAME_HEAD.unpack_from(self.buffer)
             size = (high << 8) | low
             if len(self.buffer) < 9 + size:
                 break

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from cotenant.core.errors import InputError, WorkError
-from cotenant.loadgen.http2 import Http2Client, Stream, literal
+from cotenant.core.http2 import literal
+from cotenant.loadgen.http2 import Http2Client, Stream
 from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
 from cotenant.loadgen.target import ASK_WITHIN_S, Target
 from cotenant.serving.protocol.messages import SERVICE, classes

@@ -10,35 +10,31 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 1, 1, 4, 8, 32
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-WINDOW, FIRST_WINDOW, FRAME = (1 << 31) - 1, 65_535, 16_384
+from cotenant.core.http2 import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FIRST_WINDOW,
+    GOAWAY,
+    HEADERS,
+    MOST_WINDOW,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    WITH_PRIORITY,
+    frame,
+    unpadded,
+)  # fmt: skip
+
+FRAME = 16_384  # bytes of a frame, until the server allows more
 REFILL = 1 << 24  # bytes received before the connection's window is opened again
 MOST_KEPT, MOST_RECEIVED = 4096, 1 << 30
 
 Headers = dict[bytes, bytes]
-
-
-def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
-    """One frame."""
-    return struct.pack(">I", len(body))[1:] + struct.pack(">BBI", kind, flags, stream) + body
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """A header that enters no table, without Huffman coding (RFC 7541, 6.2.2)."""
-    return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
-
-
-def _length(size: int) -> bytes:
-    if size < 127:
-        return bytes((size,))
-    out, size = bytearray((127,)), size - 127
-    while size >= 128:
-        out.append(size & 127 | 128)
-        size >>= 7
-    out.append(size)
-    return bytes(out)
 
 
 @dataclass
@@ -62,9 +58,9 @@ class Http2Client:
         self._decoder = Decoder()
         self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
         self._kept: dict[bytes, Headers] = {}
-        settings = struct.pack(">HIHIHI", 1, 0, 2, 0, 4, WINDOW)
+        settings = struct.pack(">HIHIHI", 1, 0, 2, 0, 4, MOST_WINDOW)
         self.out = bytearray(PREFACE + frame(SETTINGS, 0, 0, settings))
-        self.out += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW - FIRST_WINDOW))
+        self.out += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", MOST_WINDOW - FIRST_WINDOW))
         self.streams: dict[int, Stream] = {}
         self.most_streams = 100  # until the server says otherwise
         self.going_away = False
@@ -123,7 +119,7 @@ class Http2Client:
             if len(buffer) - at < 9 + size:
                 break
             kind, flags = buffer[at + 3], buffer[at + 4]
-            number = int.from_bytes(buffer[at + 5 : at + 9], "big") & WINDOW
+            number = int.from_bytes(buffer[at + 5 : at + 9], "big") & MOST_WINDOW
             self._frame_in(kind, flags, number, bytes(buffer[at + 9 : at + 9 + size]), ended)
             at += 9 + size
         del buffer[:at]
@@ -133,8 +129,8 @@ class Http2Client:
         if kind == DATA:
             self._data(flags, number, body, ended)
         elif kind == HEADERS:
-            body = _unpadded(body, flags)
-            block = bytearray(body[5:] if flags & PRIORITY else body)
+            body = unpadded(flags, body)
+            block = bytearray(body[5:] if flags & WITH_PRIORITY else body)
             self._headers(number, flags, block, bool(flags & END_HEADERS), ended)
         elif kind == CONTINUATION and self._block is not None:
             first, begun, block = self._block
@@ -150,9 +146,9 @@ class Http2Client:
         elif kind == PING and not flags & ACK:
             self.out += frame(PING, ACK, 0, body)
         elif kind == GOAWAY:
-            self._goodbye(int.from_bytes(body[:4], "big") & WINDOW, ended)
+            self._goodbye(int.from_bytes(body[:4], "big") & MOST_WINDOW, ended)
         elif kind == WINDOW_UPDATE:
-            more = int.from_bytes(body, "big") & WINDOW
+            more = int.from_bytes(body, "big") & MOST_WINDOW
             if number == 0:
                 self._window += more
             elif number in self.streams:
@@ -188,7 +184,7 @@ class Http2Client:
         stream = self.streams.get(number)
         if stream is None:
             return
-        stream.data += _unpadded(body, flags)
+        stream.data += unpadded(flags, body)
         if len(stream.data) > MOST_RECEIVED:
             raise ValueError("an answer of more than 1 GiB")
         if flags & END_STREAM:
@@ -219,7 +215,3 @@ class Http2Client:
             if len(self._kept) < MOST_KEPT:
                 self._kept[block] = found
         return found
-
-
-def _unpadded(body: bytes, flags: int) -> bytes:
-    return body[1 : len(body) - body[0]] if flags & PADDED and body else body

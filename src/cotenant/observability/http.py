@@ -38,9 +38,10 @@ def page() -> bytes:
 
 
 def parse_address(text: str, field: str) -> tuple[str, int]:
-    """HOST:PORT or :PORT (loopback); InputError with `field` otherwise. IPv6 as [::1]:9400."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    """HOST:PORT or :PORT (loopback), IPv6 as [::1]:9400; a port of 0 is any that is free. InputError with `field`
+    otherwise."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InputError(f"{text!r} is not an address HOST:PORT", field=field)
     return host.strip("[]") or "127.0.0.1", int(port)
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.serving import ServingPlan
-from cotenant.observability.http import is_loopback
+from cotenant.observability.http import is_loopback, parse_address
 from cotenant.policy.serving.dispatch import warm
 from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
 from cotenant.serving.config.planning import Problem, build_problem
-from cotenant.serving.config.server import ServingConfig, parse_address, read_serving, read_tokens, tls_context
+from cotenant.serving.config.server import ServingConfig, read_serving, read_tokens, tls_context
 from cotenant.serving.config.services import Deployment, parse_services, read_services, with_scheme
 from cotenant.serving.dispatch.admission import Admission
 from cotenant.serving.dispatch.apps import Applications

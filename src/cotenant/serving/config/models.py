@@ -14,8 +14,9 @@ from cotenant.agent.config.files import check_name
 from cotenant.core.checked import Memory, Seconds, Strict, check
 from cotenant.core.errors import InputError
 from cotenant.core.yamlfile import YamlFile, read_yaml
+from cotenant.observability.http import parse_address
 from cotenant.policy.residency import ModelFacts
-from cotenant.serving.config.server import ListenEntry, parse_address
+from cotenant.serving.config.server import ListenEntry
 from cotenant.serving.config.services import MOST_PRIORITY
 
 CPU = "cpu"  # for gpus.model: programs without a GPU, which are stopped where they have to make way

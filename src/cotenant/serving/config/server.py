@@ -12,6 +12,7 @@ from pydantic import Field
 
 from cotenant.core.checked import Bytes, Seconds, Strict, check, parsed
 from cotenant.core.errors import InputError
+from cotenant.observability.http import parse_address
 from cotenant.serving.config import backends
 from cotenant.serving.config.services import Deployment
 
@@ -170,11 +171,3 @@ def read_tokens(entry: ListenEntry, file: str) -> tuple[str, ...]:
     if not tokens or any(len(token) < 8 for token in tokens):
         raise InputError("needs a token of at least 8 characters on each line", file=path)
     return tokens
-
-
-def parse_address(text: str, field: str) -> tuple[str, int]:
-    """HOST:PORT; a port of 0 is any that is free."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InputError(f"{text!r} is not HOST:PORT", field=field)
-    return host.strip("[]") or "127.0.0.1", int(port)

@@ -16,34 +16,39 @@ from hpack import Decoder
 from hpack.exceptions import HPACKError
 from hpack.table import HeaderTable
 
+from cotenant.core.http2 import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FIRST_WINDOW,
+    FRAME_HEAD,
+    GOAWAY,
+    HEADERS,
+    MOST_WINDOW,
+    PADDED,
+    PING,
+    PREFACE,
+    PROTOCOL_ERROR,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    WITH_PRIORITY,
+    ProtocolError,
+    frame,
+    unpadded,
+)  # fmt: skip
 from cotenant.serving.gateway.http1 import MOST_HEADER_BYTES, MOST_HEADERS, HttpLimits
 from cotenant.serving.gateway.http2_stream import Handler, Stream, header_frame
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 1, 3, 6
+NO_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 3, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
-FRAME = struct.Struct(">HBBBI")  # length as two parts, type, flags, stream
 STREAMS, WINDOW, MOST_FRAME = 1024, 4 << 20, 1 << 20
-MOST_WINDOW = 2**31 - 1
 KNOWN_BLOCKS, KNOWN_BYTES = 64, 1024  # header blocks kept for each connection, and the size of one
 MOST_CONTROL = 10_000  # frames without any request between them
 MOST_RESETS = 2 * STREAMS  # calls that a client took back beyond those that were answered
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame."""
-    size = len(payload)
-    return FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
-
-
-class ProtocolError(Exception):
-    """What a client may not do: the connection ends with this code."""
-
-    def __init__(self, code: int, why: str) -> None:
-        super().__init__(why)
-        self.code = code
 
 
 class _Table(HeaderTable):
@@ -95,7 +100,7 @@ class Connection(asyncio.Protocol):
         settings = struct.pack(
             ">HIHIHIHI", 3, STREAMS, 4, WINDOW, 5, MOST_FRAME, 6, MOST_HEADER_BYTES
         )  # streams, window of each, frame, headers
-        grow = struct.pack(">I", 4 * WINDOW - 65535)
+        grow = struct.pack(">I", 4 * WINDOW - FIRST_WINDOW)
         self.transport.write(frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, grow))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -143,7 +148,7 @@ class Connection(asyncio.Protocol):
             self._greeted = True
         at, end = 0, len(buffer)
         while end - at >= 9:
-            high, low, kind, flags, stream = FRAME.unpack_from(buffer, at)
+            high, low, kind, flags, stream = FRAME_HEAD.unpack_from(buffer, at)
             size = (high << 8) | low
             if size > MOST_FRAME:
                 raise ProtocolError(FRAME_SIZE_ERROR, "a frame is too large")
@@ -151,7 +156,7 @@ class Connection(asyncio.Protocol):
                 break
             payload = bytes(buffer[at + 9 : at + 9 + size])
             at += 9 + size
-            self._frame(kind, flags, stream & 0x7FFFFFFF, payload)
+            self._frame(kind, flags, stream & MOST_WINDOW, payload)
             if self.closing:
                 return
         if at:
@@ -166,7 +171,7 @@ class Connection(asyncio.Protocol):
         if kind == DATA:
             self._data(flags, number, payload)
         elif kind == HEADERS:
-            payload = _unpadded(flags, payload)
+            payload = unpadded(flags, payload)
             if flags & WITH_PRIORITY:
                 payload = payload[5:]
             self._header_block(flags, number, payload)
@@ -273,7 +278,7 @@ class Connection(asyncio.Protocol):
             if stream.credit >= WINDOW // 2:
                 self.transport.write(frame(WINDOW_UPDATE, 0, number, struct.pack(">I", stream.credit)))
                 stream.credit = 0
-        stream.received(_unpadded(flags, payload) if flags & PADDED else payload, ended)
+        stream.received(unpadded(flags, payload) if flags & PADDED else payload, ended)
 
     def _window_update(self, number: int, payload: bytes) -> None:
         (more,) = struct.unpack(">I", payload)
@@ -347,14 +352,6 @@ class Connection(asyncio.Protocol):
             for stream in list(self.streams.values()):
                 if stream.streaming:
                     stream.received(b"", True)
-
-
-def _unpadded(flags: int, payload: bytes) -> bytes:
-    if not flags & PADDED:
-        return payload
-    if payload[0] >= len(payload):
-        raise ProtocolError(PROTOCOL_ERROR, "more padding than frame")
-    return payload[1 : len(payload) - payload[0]]
 
 
 class Http2Front:

@@ -11,36 +11,27 @@ from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import quote
 
+from cotenant.core.http2 import DATA, END_HEADERS, END_STREAM, FRAME_HEAD, HEADERS, RST_STREAM, frame, literal
 from cotenant.serving.gateway.http1 import HttpLimits
 
-FRAME = struct.Struct(">HBBBI")
 PREFIX = struct.Struct(">BI")
 OK, CANCELLED, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 1, 8, 12, 13
-_DATA, _HEADERS = 0, 1
-
-
-def _literal(name: bytes, value: bytes) -> bytes:
-    """A header that no table keeps (RFC 7541, 6.2.2); value below 127 * 128 bytes."""
-    size = len(value)
-    length = bytes([size]) if size < 127 else bytes([127, (size - 127) & 0x7F | 0x80, (size - 127) >> 7])
-    return b"\x00" + bytes([len(name)]) + name + length + value
 
 
 def header_frame(stream: int, block: bytes, ends: bool) -> bytes:
     """A HEADERS frame that is whole."""
-    size = len(block)
-    return FRAME.pack(size >> 8, size & 0xFF, _HEADERS, 0x5 if ends else 0x4, stream) + block
+    return frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, stream, block)
 
 
 START = b"\x88" + b"\x0f\x10\x10application/grpc"  # :status 200 (static table), content-type (static name)
-DONE = _literal(b"grpc-status", b"0")
+DONE = literal(b"grpc-status", b"0")
 
 
 def trailers(status: int, message: str, extra: bytes = b"") -> bytes:
     """The block that ends a call."""
-    block = _literal(b"grpc-status", b"%d" % status)
+    block = literal(b"grpc-status", b"%d" % status)
     if message:
-        block += _literal(b"grpc-message", quote(message, safe=" !#$&'()*+,/:;=?@[]~").encode()[:4000])
+        block += literal(b"grpc-message", quote(message, safe=" !#$&'()*+,/:;=?@[]~").encode()[:4000])
     return block + extra
 
 
@@ -244,7 +235,7 @@ class Stream:
             self.gone = True
             connection.transport.write(
                 b"".join((
-                    header_frame(number, START, False), FRAME.pack(size >> 8, size & 0xFF, _DATA, 0, number),
+                    header_frame(number, START, False), FRAME_HEAD.pack(size >> 8, size & 0xFF, DATA, 0, number),
                     PREFIX.pack(0, size - 5), data, header_frame(number, DONE, True),
                 ))
             )  # fmt: skip
@@ -265,7 +256,7 @@ class Stream:
                 return
             self.window -= size
             connection.window -= size
-            head = FRAME.pack(size >> 8, size & 0xFF, _DATA, 0, self.number)
+            head = FRAME_HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.number)
             connection.transport.write(head + bytes(output[:size]))
             del output[:size]
         if self._ending is not None and not self.gone:
@@ -278,12 +269,12 @@ class Stream:
         if self.gone:
             return
         self.gone = True
-        extra = b"" if retry_s is None else _literal(b"retry-after", b"%d" % max(1, round(retry_s)))
+        extra = b"" if retry_s is None else literal(b"retry-after", b"%d" % max(1, round(retry_s)))
         block = trailers(status, message, extra)
         if not self._started:
             block = START + block
         transport = self.connection.transport
         transport.write(header_frame(self.number, block, True))
         if not self.complete:  # the rest of the request is not wanted
-            transport.write(FRAME.pack(0, 4, 3, 0, self.number) + struct.pack(">I", 0))
+            transport.write(frame(RST_STREAM, 0, self.number, struct.pack(">I", 0)))
         self.connection.forget(self)

@@ -15,9 +15,9 @@ from typing import Any
 
 from cotenant.core.errors import WorkError
 from cotenant.observability.feed import Feed, Row
-from cotenant.observability.http import is_loopback
+from cotenant.observability.http import is_loopback, parse_address
 from cotenant.serving.config.models import ModelsConfig, check_kept
-from cotenant.serving.config.server import parse_address, read_tokens, tls_context
+from cotenant.serving.config.server import read_tokens, tls_context
 from cotenant.serving.gateway import doors
 from cotenant.serving.gateway.http1 import Exchange, HttpFront, HttpLimits
 from cotenant.serving.gateway.pages import Pages
