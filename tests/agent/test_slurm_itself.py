@@ -85,7 +85,7 @@ def test_a_job_that_ends_while_the_agent_is_away_is_let_go(node: SlurmNode) -> N
     node.ended(job)
     node.agent.start()
     wait_for(lambda: not node.held())
-    assert node.state() == "idle", "its epilog has not failed"
+    wait_for(lambda: node.state() == "idle", what="its epilog has not failed")
 
 
 def test_a_requeued_job_is_admitted_again(node: SlurmNode) -> None:
@@ -113,10 +113,10 @@ def test_without_an_agent_the_job_waits_until_it_is_released(node: SlurmNode) ->
 
 def test_a_drained_node_keeps_the_shares_of_its_jobs_until_they_end(node: SlurmNode) -> None:
     job = node.submit(f"{SHOW}; sleep 300", ASKS)
-    wait_for(lambda: SHIM in node.output(job), 30)
+    wait_for(lambda: SHIM in node.output(job))
     node.call("scontrol", "update", "nodename=localhost", "state=drain", "reason=test")
     assert node.held() == {f"slurm-{job}"}
     node.call("scancel", job)
-    wait_for(lambda: not node.held() and node.state() == "drained", 60)
+    wait_for(lambda: not node.held() and node.state() == "drained")
     node.call("scontrol", "update", "nodename=localhost", "state=resume")
     assert SHIM in node.run(SHOW, ASKS)
