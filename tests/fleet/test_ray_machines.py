@@ -1,61 +1,40 @@
-"""The fleet over Ray with a head and two nodes at addresses of their own: links that are slow, cut and half open."""
+"""The fleet over Ray with a head and two nodes at addresses of their own: links that are slow, cut and half open; and a
+head that dies."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from machine_drill import JOB
-from netlab import Lab
+from ray_lab import LONG_S, RayLab
+from waiting import wait_for
 
 from cotenant.core.errors import WorkError
 from cotenant.fleet.client import FleetClient
-from cotenant.fleet.executors import ray_head
 
-pytestmark = [pytest.mark.extras, pytest.mark.slow, pytest.mark.timeout(900)]
-RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0",
-       "--object-store-memory=80000000", "--disable-usage-stats")  # fmt: skip
+pytestmark = [pytest.mark.extras, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def _until(check: Callable[[], Any], what: str, within_s: float = 180.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not check():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
+class Fleet:
+    """Ray in the namespaces h, n0, n1, and a controller at h, which lets jobs go on alone for `keep_s`."""
 
-
-class Cluster:
-    """Ray in the namespaces h, n0, n1, and a controller at h."""
-
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        self.lab, self.folder = lab, folder
-        for machine in lab.machines.values():  # Ray asks which of its addresses leads away
-            subprocess.run(["ip", "-n", machine.space, "route", "add", "default", "via", "10.77.0.254"], check=True)
-        address = {name: machine.address for name, machine in lab.machines.items()}
-        head = f"{address['h']}:6379"
-        self._start("h", *RAY, "--head", "--port=6379", f"--node-ip-address={address['h']}",
-                    "--include-dashboard=false", word="Ray runtime started")  # fmt: skip
-        for name in ("n0", "n1"):
-            self._start(name, *RAY, f"--address={head}", f"--node-ip-address={address[name]}",
-                        word="Ray runtime started")  # fmt: skip
-        self._start("h", sys.executable, "-m", "cotenant.cli.main", "fleet", "up", "--foreground", "--executor", "ray",
-                    "--address", head, "--nodes", "3", "--lease", "1s", "--keep", "20s", "--grace", "1s", "--fleet",
-                    str(folder / "f"), word="the fleet is up")  # fmt: skip
-
-    def _start(self, where: str, *command: str, word: str) -> None:
-        log = self.folder / f"{where}-{len(list(self.folder.iterdir()))}.log"
-        with log.open("ab") as out:
-            self.lab.machines[where].start(*command, stdout=out, stderr=out, env=ray_head.environment())
-        _until(lambda: word in log.read_text(errors="replace"), f"{word} in {log}")
+    def __init__(self, folder: Path, keep_s: int) -> None:
+        self.cluster, self.folder = RayLab(folder, ("h", "n0", "n1")), folder
+        self.lab = self.cluster.lab
+        (folder / "out").mkdir()
+        self.cluster.ours(
+            "h", "fleet", "up", "--foreground", "--executor", "ray", "--address", self.cluster.address, "--nodes", "3",
+            "--lease", "1s", "--keep", f"{keep_s}s", "--grace", "1s", "--fleet", str(folder / "f"),
+            word="the fleet is up",
+        )  # fmt: skip
 
     def ask(self, op: str, **order: Any) -> dict[str, Any]:
         """One order to the controller."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LONG_S
         while True:
             try:
                 with FleetClient(self.folder / "f", 20.0) as client:
@@ -63,6 +42,19 @@ class Cluster:
             except WorkError:
                 assert time.monotonic() < deadline
                 time.sleep(0.3)
+
+    def submit(self) -> list[str]:
+        """Three jobs that run on all GPUs until there is a file; all run now."""
+        env = {"S": "0", "GO": "1", "D": str(self.folder / "out")}
+        jobs = [{"name": f"j{i}", "command": ["sh", "-c", JOB], "gpus": gpus, "env": env}
+                for i, gpus in enumerate((1.0, 2.0, 2.0))]  # fmt: skip
+        ids = list(self.ask("submit", jobs=jobs)["ids"])
+        wait_for(lambda: self.states() == {"running"}, LONG_S, "all run")
+        return ids
+
+    def states(self) -> set[str]:
+        """Of all jobs."""
+        return {row["state"] for row in self.ask("queue", all=True)["jobs"]}
 
     def silent(self) -> list[str]:
         """Nodes that do not answer."""
@@ -72,44 +64,59 @@ class Cluster:
         """How often each job was started."""
         return {row["id"]: row["attempts"] for row in self.ask("queue", all=True)["jobs"]}
 
+    def finish(self) -> None:
+        """Let the jobs end; none ran twice at once."""
+        (self.folder / "out" / "go").touch()
+        wait_for(lambda: self.states() == {"finished"}, LONG_S, "all finish")
+        assert not (self.folder / "out" / "twice").exists()
+
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    pytest.importorskip("ray")
-    lab = Lab(("h", "n0", "n1"))
+def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, request.param)
     try:
-        yield Cluster(lab, tmp_path)
+        yield made
     finally:
-        lab.end()
+        made.cluster.end()
 
 
-def test_links_that_fail_for_less_than_a_lease_restart_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    env = {"S": "0", "GO": "1", "D": str(tmp_path / "out")}
-    jobs = [{"name": f"j{i}", "command": ["sh", "-c", JOB], "gpus": gpus, "env": env}
-            for i, gpus in enumerate((1.0, 2.0, 2.0))]  # fmt: skip
-    ids = cluster.ask("submit", jobs=jobs)["ids"]
-    _until(lambda: {row["state"] for row in cluster.ask("queue")["jobs"]} == {"running"}, "all run")
-    lab = cluster.lab
+@pytest.mark.parametrize("fleet", [90], indirect=True)
+def test_links_that_fail_for_less_than_a_lease_restart_nothing(fleet: Fleet) -> None:
+    ids = fleet.submit()
+    lab = fleet.lab
     for link in lab.both("h", "n0"):
         link.delay_s, link.loss = 0.2, 0.05
-    time.sleep(5.0)  # through several rounds
+    rounds = fleet.ask("status")["rounds"]
+    wait_for(lambda: fleet.ask("status")["rounds"] >= rounds + 5, LONG_S, "rounds over slow links")
     lab.heal()
     lab.isolate("n1")
-    _until(cluster.silent, "a node that is cut off is missed")
+    wait_for(fleet.silent, LONG_S, "a node that is cut off is missed")
     lab.heal()
-    _until(lambda: not cluster.silent(), "it is back")
+    wait_for(lambda: not fleet.silent(), LONG_S, "it is back")
     lab.link("n0", "h").cut = True
-    _until(cluster.silent, "a node whose answers are lost is missed")
+    wait_for(fleet.silent, LONG_S, "a node whose answers are lost is missed")
     lab.heal()
-    _until(lambda: not cluster.silent(), "it is back")
-    assert cluster.attempts() == dict.fromkeys(ids, 1)
+    wait_for(lambda: not fleet.silent(), LONG_S, "it is back")
+    assert fleet.attempts() == dict.fromkeys(ids, 1)
     lab.isolate("n1")  # for longer than its leases: what ran there runs elsewhere, after it has ended there
-    _until(
-        lambda: 2 in cluster.attempts().values()
-        or "waiting" in {row["state"] for row in cluster.ask("queue")["jobs"]},
+    wait_for(
+        lambda: 2 in fleet.attempts().values() or "waiting" in fleet.states(), LONG_S,
         "the jobs of a lost node are taken back",
     )  # fmt: skip
-    (tmp_path / "out" / "go").touch()
-    _until(lambda: {row["state"] for row in cluster.ask("queue", all=True)["jobs"]} == {"finished"}, "all finish")
-    assert not (tmp_path / "out" / "twice").exists()
+    fleet.finish()
+
+
+@pytest.mark.parametrize("fleet", [1200], indirect=True)
+def test_jobs_outlive_a_cluster_whose_head_died(fleet: Fleet) -> None:
+    ids = fleet.submit()
+    cluster = fleet.cluster
+    cluster.kill("h", "gcs_server")
+    wait_for(lambda: fleet.ask("status")["faults"], LONG_S, "the fault is told")
+    for name in cluster.names:
+        cluster.rays[name].wait(LONG_S)  # a minute after its head, Ray ends itself everywhere
+        assert fleet.states() == {"running"}
+    for name in cluster.names:
+        cluster.ray(name)
+    wait_for(lambda: not fleet.silent() and not fleet.ask("status")["faults"], LONG_S, "all nodes are back")
+    fleet.finish()
+    assert fleet.attempts() == dict.fromkeys(ids, 1)

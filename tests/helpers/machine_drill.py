@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,16 @@ class Drill:
             for i in range(count)
         ]  # fmt: skip
         return list(self.ask("submit", 300.0, jobs=jobs)["ids"])  # the first start compiles
+
+    def submit_waiting(self) -> list[str]:
+        """Jobs that run until there is a file `go`; all run now."""
+        env = {"S": "0", "GO": "1", "D": str(self.folder / "out")}
+        jobs = [{"name": f"w{i}", "command": ["sh", "-c", JOB], "gpus": gpus, "env": env}
+                for i, gpus in enumerate((1.0, 1.0, 2.0, 2.0))]  # fmt: skip
+        ids = list(self.ask("submit", 300.0, jobs=jobs)["ids"])
+        while {row["state"] for row in self.ask("queue")["jobs"]} != {"running"}:
+            time.sleep(0.1)
+        return ids
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -224,6 +235,31 @@ def run(lab: Lab, folder: Path, seed: int) -> list[str]:
         lab.heal()
 
 
+def fail_over(lab: Lab, folder: Path, seed: int, url: str, fail: Callable[[], None]) -> tuple[float, dict[str, int]]:
+    """The server of the store fails, another takes its place. Returns the seconds until a controller leads again, and
+    attempts by job."""
+    drill = Drill(lab, folder, seed, url=url, keep_s=60.0)
+    try:
+        drill.said("c0", "leads")
+        drill.control("c1")
+        drill.said("c1", "waits")
+        ids = drill.submit_waiting()
+        began = time.monotonic()
+        fail()
+        drill.controllers["c0"].wait(120)  # a leader without its store ends
+        drill.said("c1", "leads")
+        took_s = time.monotonic() - began
+        more = drill.submit(2)
+        lab.heal()
+        (folder / "out" / "go").touch()
+        drill.finish(ids + more)
+        return took_s, {row["id"]: row["attempts"] for row in drill.ask("queue", all=True)["jobs"]}
+    finally:
+        drill.heal()
+        drill.end()
+        lab.heal()
+
+
 def take_over(lab: Lab, folder: Path, seed: int, how: str, url: str) -> tuple[float, dict[str, int]]:
     """A controller that leads is killed, frozen, or cut off from the store while it still reaches the nodes, one of
     which its successor does not (split). Returns the seconds until the other leads, and attempts by job."""
@@ -233,12 +269,7 @@ def take_over(lab: Lab, folder: Path, seed: int, how: str, url: str) -> tuple[fl
         drill.said("c0", "leads")
         drill.control("c1")
         drill.said("c1", "waits")
-        env = {"S": "0", "GO": "1", "D": str(folder / "out")}
-        jobs = [{"name": f"j{i}", "command": ["sh", "-c", JOB], "gpus": gpus, "env": env}
-                for i, gpus in enumerate((1.0, 1.0, 2.0, 2.0))]  # fmt: skip
-        ids = list(drill.ask("submit", jobs=jobs)["ids"])
-        while {row["state"] for row in drill.ask("queue")["jobs"]} != {"running"}:
-            time.sleep(0.1)
+        ids = drill.submit_waiting()
         began = time.monotonic()
         if how in ("killed", "frozen"):
             number = signal.SIGKILL if how == "killed" else signal.SIGSTOP

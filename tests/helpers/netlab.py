@@ -8,6 +8,7 @@ which frame is lost. Needs root and /dev/net/tun. Clocks differ by time namespac
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import heapq
 import itertools
@@ -18,6 +19,7 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from typing import Any
 import pytest
 
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
+CLONE_NEWNET = 0x40000000
 _labs = itertools.count()
 
 
@@ -62,6 +65,17 @@ class Machine:
             return enter
         offset = str(self.offset_s)
         return (*enter, "unshare", "--time", "--monotonic", offset, "--boottime", offset, "--fork", "--kill-child")
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[None]:
+        """Have the calling thread make its connections from there."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net") as here, open(f"/run/netns/{self.space}") as there:
+            assert libc.setns(there.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            try:
+                yield
+            finally:
+                assert libc.setns(here.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
     def start(self, *command: str, **more: Any) -> subprocess.Popen[bytes]:
         """Start a process there; `end` kills what is left of them."""

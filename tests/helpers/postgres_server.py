@@ -12,14 +12,19 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 ROOM = Path("/usr/lib/postgresql")
+USER = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
 
 
 class PostgresServer:
-    """`url`: how to reach it. `prefix`: a command in front of the server, such as one that enters a namespace."""
+    """`url`: how to reach it. `prefix`: a command in front of the server, such as one that enters a namespace.
+    `primary`: whose standby it is."""
 
-    def __init__(self, address: str = "127.0.0.1", prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, address: str = "127.0.0.1", prefix: tuple[str, ...] = (), primary: PostgresServer | None = None
+    ) -> None:
         found = sorted(ROOM.glob("*/bin/postgres"), key=lambda p: int(p.parts[-3]))
         if not found or os.geteuid() != 0:
             pytest.skip("a PostgreSQL server needs its programs and, to change to its user, root")
@@ -32,22 +37,26 @@ class PostgresServer:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         shutil.chown(folder, "postgres", "postgres")
-        subprocess.run(
-            [self.programs / "initdb", "-D", self.data, "-A", "trust", "-U", "fleet", "--no-sync"],
-            user="postgres", group="postgres", extra_groups=[], check=True, stdout=subprocess.DEVNULL, cwd=folder,
-        )  # fmt: skip
-        with (self.data / "pg_hba.conf").open("a") as file:
-            file.write("host all all 10.77.0.0/16 trust\n")
+        if primary is None:
+            self._as_postgres("initdb", "-D", str(self.data), "-A", "trust", "-U", "fleet", "--no-sync")
+            with (self.data / "pg_hba.conf").open("a") as file:
+                file.writelines(f"host {what} all 10.77.0.0/16 trust\n" for what in ("all", "replication"))
+        else:
+            source = f"host={primary.address} port={primary.port} user=fleet application_name=standby"
+            self._as_postgres("pg_basebackup", "-D", str(self.data), "-R", "-c", "fast", "--no-sync", "-d", source)
         self.url = f"postgresql://fleet@{address}:{self.port}/postgres"
         self.start()
+
+    def _as_postgres(self, program: str, *words: str) -> None:
+        subprocess.run([*self.prefix, *USER, self.programs / program, *words], check=True, capture_output=True,
+                       cwd=self.folder)  # fmt: skip
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
         log = (self.folder / "log").open("ab")
-        user = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
         settings = (f"listen_addresses={self.address}", f"unix_socket_directories={self.folder}")
         self.process = subprocess.Popen(
-            [*self.prefix, *user, self.programs / "postgres", "-D", self.data, "-p", str(self.port),
+            [*self.prefix, *USER, self.programs / "postgres", "-D", self.data, "-p", str(self.port),
              *(word for setting in settings for word in ("-c", setting))],
             stdout=log, stderr=log, cwd=self.folder,
         )  # fmt: skip
@@ -57,6 +66,22 @@ class PostgresServer:
             assert time.monotonic() < deadline, (self.folder / "log").read_text()
             assert self.process.poll() is None, (self.folder / "log").read_text()
             time.sleep(0.1)
+
+    def ask(self, query: str, database: str = "postgres") -> str:
+        """What a query answers, asked on the server's own machine."""
+        words = (self.programs / "psql", "-h", self.folder, "-p", str(self.port), "-U", "fleet", "-d", database, "-Atc")
+        return subprocess.run([*words, query], check=True, capture_output=True, text=True).stdout.strip()
+
+    def follow(self, standby: PostgresServer) -> None:
+        """Confirm no commit from now on before the standby has it."""
+        self.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+        self.ask("SELECT pg_reload_conf()")
+        synced = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        wait_for(lambda: self.ask(synced) == "1", 60.0, "the standby follows")
+
+    def promote(self) -> None:
+        """Make a standby the primary: what a fail-over tool does."""
+        self.ask("SELECT pg_promote()")
 
     def database(self, name: str) -> str:
         """A new database; its URL."""

@@ -1,0 +1,98 @@
+"""Ray on the machines of a lab: a head and nodes at addresses of their own, and programs of ours beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from netlab import Lab, child_of
+from waiting import wait_for
+
+from cotenant.fleet.executors import ray_head
+
+PORT = 6379
+START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0",
+         "--object-store-memory=80000000", "--disable-usage-stats")  # fmt: skip
+PLACE = "/tmp/ray"  # where Ray keeps sockets and logs
+SMALL_DISK = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size=32m ray {PLACE} && exec "$@"', "sh")
+LONG_S = 300.0  # no fault takes so long on a machine that has other work
+
+
+class RayLab:
+    """A lab whose first machine has Ray's head. `folder`: for logs. `offsets_s`: of monotonic clocks. `small`: a
+    machine with a small disk of its own for Ray."""
+
+    def __init__(
+        self, folder: Path, names: tuple[str, ...], offsets_s: Mapping[str, int] = MappingProxyType({}), small: str = ""
+    ) -> None:
+        pytest.importorskip("ray")
+        self.folder, self.names, self.small, self._numbers = folder, names, small, itertools.count()
+        self.lab = Lab(names)
+        for name, offset_s in offsets_s.items():
+            self.lab.machines[name].offset_s = offset_s
+        Path(PLACE).mkdir(mode=0o1777, exist_ok=True)
+        self.rays: dict[str, subprocess.Popen[bytes]] = {}
+        for machine in self.lab.machines.values():  # Ray asks which of its addresses leads away
+            subprocess.run(["ip", "-n", machine.space, "route", "add", "default", "via", "10.77.0.254"], check=True)
+        self.address = f"{self.lab.machines[names[0]].address}:{PORT}"
+        try:
+            for name in names:
+                self.ray(name)
+        except BaseException:
+            self.end()
+            raise
+
+    def ray(self, name: str) -> None:
+        """Start Ray on a machine, and wait until it has."""
+        if name in self.rays:
+            self.rays[name].kill()
+            self.rays[name].wait()
+        own = f"--node-ip-address={self.lab.machines[name].address}"
+        where = ("--head", f"--port={PORT}", "--include-dashboard=false") if name == self.names[0] else (
+            f"--address={self.address}",)  # fmt: skip
+        disk = SMALL_DISK if name == self.small else ()
+        self.rays[name] = self.start(name, *disk, *START, own, *where, word="Ray runtime started")
+
+    def kill(self, name: str, word: str = "") -> None:
+        """End what runs on a machine, or those of its processes whose command has a word."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.lab.machines[name].space], capture_output=True, text=True, check=True
+        )
+        for pid in listed.stdout.split():
+            with contextlib.suppress(OSError):
+                if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(int(pid), signal.SIGKILL)
+
+    def filler(self) -> Path:
+        """A file that nothing else fits beside."""
+        path = Path(f"/proc/{child_of(self.rays[self.small])}/root{PLACE}/filler")
+        with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        return path
+
+    def start(self, name: str, *command: str, word: str) -> subprocess.Popen[bytes]:
+        """Start a program on a machine, and wait until it has printed a word."""
+        log = self.folder / f"{name}-{next(self._numbers)}.log"
+        with log.open("ab") as out:
+            started = self.lab.machines[name].start(*command, stdout=out, stderr=out, env=ray_head.environment())
+        text = lambda: log.read_text(errors="replace")  # noqa: E731
+        wait_for(lambda: word in text() or started.poll() is not None, LONG_S, f"{word!r} in {log}")
+        assert word in text(), text()
+        return started
+
+    def ours(self, name: str, *words: str, word: str) -> subprocess.Popen[bytes]:
+        """Start the command line on a machine."""
+        return self.start(name, sys.executable, "-m", "cotenant.cli.main", *words, word=word)
+
+    def end(self) -> None:
+        """End all that runs there."""
+        self.lab.end()
