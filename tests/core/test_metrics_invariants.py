@@ -75,7 +75,7 @@ def test_agrees_with_a_plain_count(record: Record) -> None:
     plain, analysis = count_plainly(record), Analysis(record)
     for j in range(record.jobs.height):
         assert analysis.jobs.running_s[j] == pytest.approx(plain["running"][j], abs=1e-6)  # type: ignore[index]
-    span = analysis.window_s[1] - analysis.window_s[0]
+    span = analysis.timeline.end_s - analysis.timeline.first_s
     cluster, summary = record.info.cluster, analysis.summary
     assert summary["allocation"]["gpu"] == pytest.approx(plain["gpus"] / (cluster["gpus"] * span))  # type: ignore[operator]
     assert summary["allocation"]["cpu"] == pytest.approx(plain["cores"] / (cluster["cpus"] * span))  # type: ignore[operator]

@@ -86,10 +86,9 @@ def serve(
     options = Options(*doors, fixed, name, log, gpus_log, colocation, agent_dir)
     factory = None
     if address is not None:
-        import importlib
+        from cotenant.serving.workers.on_ray import connect
 
-        # the one module that imports ray
-        factory = importlib.import_module("cotenant.serving.workers.on_ray").connect(address, services, profile)
+        factory = connect(address, services, profile)
     server = build(services, options, profile=profile, gpus=gpus, factory=factory)
     raise typer.Exit(_run(server, as_json))
 

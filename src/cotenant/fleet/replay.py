@@ -19,7 +19,6 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.events import Kind
 from cotenant.core.extras import needs
 from cotenant.core.metrics.summary import Analysis
-from cotenant.core.metrics.timeline import build_timeline
 from cotenant.core.record.record import Record
 from cotenant.core.work import Floats, Jobs, Trace
 from cotenant.fleet.controller.planners import cluster_of
@@ -142,7 +141,7 @@ def start_costs_s(record: Record, lease_s: float, heavy: NDArray[np.bool_]) -> F
     """Seconds that a start cost each job of a run: from the round that decided it until its processes run (median over
     all starts), and what it held beyond its work per start (median over the `heavy` jobs, which load more, for those,
     and over the others)."""
-    timeline, events = build_timeline(record), record.events
+    timeline, events = Analysis(record).timeline, record.events
     starts = (events.kind == Kind.START) | (events.kind == Kind.RESUME)
     n = record.jobs.height
     held_s = np.bincount(events.job, weights=timeline.length_s * timeline.holding, minlength=n)

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from cotenant.core.metrics.jobs import JobTimes
+from cotenant.core.events import Kind
 from cotenant.core.metrics.timeline import Floats, Resource, Timeline, mean_in_bins
 from cotenant.core.record.record import Record
 
 RESOURCES: tuple[Resource, ...] = ("gpu", "cpu", "memory")
-HELD: tuple[tuple[Resource, bool], ...] = (  # of use or not
-    ("gpu", False), ("cpu", False), ("memory", False), ("cpu", True), ("memory", True),
-)  # fmt: skip
 
 
-def held_integrals(timeline: Timeline) -> Floats:
-    """GPU-, core- and byte-seconds that the timeline's jobs held, and those of use: [2, 3]."""
-    return np.array(
-        [[timeline.integral(timeline.held(name, useful)) for name in RESOURCES] for useful in (False, True)]
-    )
+def allocation(record: Record, timeline: Timeline) -> dict[str, float]:
+    """Share of the cluster's GPUs, cores and memory that jobs held, 0..1, from the first arrival to the end."""
+    return _shares(record, timeline, useful=False)
 
 
-def shares(record: Record, held: Floats, span_s: float) -> dict[str, float]:
-    """What was held, as `held_integrals` gives it, over the cluster's GPUs, cores and memory times the span: 0..1."""
-    return {
-        name: float(amount) / (total * span_s) if span_s > 0 else float("nan")
-        for name, amount, total in zip(RESOURCES, held, capacities(record), strict=True)
-    }
+def utilisation(record: Record, timeline: Timeline) -> dict[str, float]:
+    """As allocation, but counting of each job's cores and memory only what it can put to use."""
+    return _shares(record, timeline, useful=True)
+
+
+def _shares(record: Record, timeline: Timeline, useful: bool) -> dict[str, float]:
+    span = timeline.end_s - timeline.first_s
+    shares: dict[str, float] = {}
+    for name, total in zip(RESOURCES, capacities(record), strict=True):
+        held = timeline.integral(timeline.held(name, useful))
+        shares[name] = held / (total * span) if span > 0 else float("nan")
+    return shares
 
 
 def capacities(record: Record) -> tuple[float, float, float]:
@@ -47,13 +47,14 @@ def stranded_gpus(record: Record) -> Floats:
     return np.asarray(np.where(rounds["waiting"] > 0, stranded, 0.0))
 
 
-def fragmentation(record: Record, window_s: tuple[float, float]) -> float:
+def fragmentation(record: Record, timeline: Timeline) -> float:
     """Time-weighted mean share of the cluster's GPUs that are stranded, 0..1; NaN where the record has no rounds."""
     times = record.rounds["time_s"].to_numpy()
-    if len(times) == 0 or window_s[1] <= window_s[0]:
+    if len(times) == 0 or timeline.end_s <= timeline.first_s:
         return float("nan")
     change = np.diff(stranded_gpus(record), prepend=0.0)
-    return float(mean_in_bins(times, change, np.array(window_s))[0] / capacities(record)[0])
+    window = np.array([timeline.first_s, timeline.end_s])
+    return float(mean_in_bins(times, change, window)[0] / capacities(record)[0])
 
 
 @dataclass(frozen=True)
@@ -72,47 +73,38 @@ class Series:
     stranded: Floats  #: share of the cluster's GPUs that are stranded, 0..1
 
 
-def series(
-    record: Record, timelines: Iterable[Timeline], times: JobTimes, window_s: tuple[float, float], bins: int
-) -> Series:
-    """The cluster over time, from the timelines of all its jobs."""
-    first_s, end_s = window_s
-    edges = np.linspace(first_s, max(end_s, first_s + 1e-9), bins + 1)
-    held = sum((_held_over_time(timeline, edges) for timeline in timelines), np.zeros((6, bins)))
+def series(record: Record, timeline: Timeline, bins: int = 240) -> Series:
+    """The cluster over time."""
+    edges = np.linspace(timeline.first_s, max(timeline.end_s, timeline.first_s + 1e-9), bins + 1)
+
+    def over_time(held: Floats) -> Floats:
+        return mean_in_bins(record.events.time_s, timeline.change(held), edges)
+
     gpus, cpus, memory = capacities(record)
-    present, wanted = _present(record, times, edges)
+    running = over_time(timeline.holding.astype(np.float64))
+    present, wanted = _present(record, edges)
     rounds_s = record.rounds["time_s"].to_numpy()
     return Series(
         edges_s=edges,
-        running=held[0],
-        waiting=np.maximum(present - held[0], 0.0),
-        gpu=held[1] / gpus,
-        cpu=held[2] / cpus,
-        memory=held[3] / memory,
-        useful_cpu=held[4] / cpus,
-        useful_memory=held[5] / memory,
+        running=running,
+        waiting=np.maximum(present - running, 0.0),
+        gpu=over_time(timeline.held("gpu")) / gpus,
+        cpu=over_time(timeline.held("cpu")) / cpus,
+        memory=over_time(timeline.held("memory")) / memory,
+        useful_cpu=over_time(timeline.held("cpu", useful=True)) / cpus,
+        useful_memory=over_time(timeline.held("memory", useful=True)) / memory,
         wanted=wanted / gpus,
         stranded=mean_in_bins(rounds_s, np.diff(stranded_gpus(record), prepend=0.0), edges) / gpus,
     )
 
 
-def _held_over_time(timeline: Timeline, edges_s: Floats) -> Floats:
-    """Jobs that run, GPUs, cores and bytes that they hold, and cores and bytes of use, in each bin: [6, bins]."""
-    amounts = [timeline.held(what, useful) for what, useful in HELD]
-    return np.stack([
-        mean_in_bins(timeline.record.events.time_s, timeline.change(amount), edges_s)
-        for amount in (timeline.holding.astype(np.float64), *amounts)
-    ])  # fmt: skip
-
-
-def _present(record: Record, times: JobTimes, edges_s: Floats) -> tuple[Floats, Floats]:
+def _present(record: Record, edges_s: Floats) -> tuple[Floats, Floats]:
     """Jobs that arrived and are not over, and the GPUs they want, in each bin."""
-    gpus = record.job("gpus")
-    over_s = np.concatenate((times.finish_s, times.rejected_s))
-    over = ~np.isnan(over_s)
-    at_s = np.concatenate((record.job("arrival_s"), over_s[over]))
-    sign = np.concatenate((np.ones(len(gpus)), -np.ones(int(over.sum()))))
-    wants = np.concatenate((gpus, np.concatenate((gpus, gpus))[over]))
-    order = np.argsort(at_s, kind="stable")
-    at_s, sign, wants = at_s[order], sign[order], wants[order]
-    return mean_in_bins(at_s, sign, edges_s), mean_in_bins(at_s, sign * wants, edges_s)
+    events, gpus = record.events, record.job("gpus")
+    over = (events.kind == Kind.FINISH) | (events.kind == Kind.REJECT)
+    times = np.concatenate((record.job("arrival_s"), events.time_s[over]))
+    sign = np.concatenate((np.ones(record.jobs.height), -np.ones(int(over.sum()))))
+    wants = np.concatenate((gpus, gpus[events.job[over]]))
+    order = np.argsort(times, kind="stable")
+    times, sign, wants = times[order], sign[order], wants[order]
+    return mean_in_bins(times, sign, edges_s), mean_in_bins(times, sign * wants, edges_s)

@@ -21,10 +21,8 @@ class Energy:
     idle_j: float
 
 
-def energy(record: Record, gpu_s: Floats | None, span_s: float) -> Energy:
+def energy(record: Record, timeline: Timeline) -> Energy:
     """Joules; NaN where a GPU's watts are not known, or several GPU models are mixed and the record has no placements.
-
-    `gpu_s[models, J]`: see held_gpu_s. `span_s`: from the first arrival to the end.
 
     A job that holds n GPUs of a model draws n x (idle + (most - idle) x activity of its model).
     """
@@ -37,24 +35,18 @@ def energy(record: Record, gpu_s: Floats | None, span_s: float) -> Energy:
     idle_w, most_w = (np.array([entry[i] for entry in known if entry is not None]) for i in range(2))
     names = record.jobs["model"].unique().to_list()
     busy = record.jobs["model"].replace_strict(names, [activity(x) for x in names], return_dtype=pl.Float64).to_numpy()
-    if gpu_s is None:
+    held = _held_by_model(record, timeline, len(known))
+    if held is None:
         return unknown
     total = np.array(record.info.cluster.get("gpus_by_model") or [record.info.cluster["gpus"]], np.float64)
-    jobs_j = np.zeros(n)
-    for model in range(len(known)):
-        jobs_j += gpu_s[model] * (idle_w[model] + (most_w[model] - idle_w[model]) * busy)
-    idle_s = np.maximum(total * span_s - gpu_s.sum(axis=1), 0.0)
-    return Energy(jobs_j, float((idle_s * idle_w).sum()))
-
-
-def held_gpu_s(timeline: Timeline) -> Floats | None:
-    """GPU-seconds that each job held of each GPU model, [models, J]; None where the record does not say."""
-    record = timeline.record
-    held = _held_by_model(record, timeline, len(record.info.cluster.get("gpu_models") or []))
-    if not held:
-        return None
-    n = record.jobs.height
-    return np.stack([np.bincount(record.events.job, weights=g * timeline.length_s, minlength=n) for g in held])
+    jobs_j, busy_s = np.zeros(n), np.zeros(len(known))
+    for model, gpus in enumerate(held):
+        gpu_s = gpus * timeline.length_s
+        watts_of = idle_w[model] + (most_w[model] - idle_w[model]) * busy
+        jobs_j += np.bincount(record.events.job, weights=gpu_s, minlength=n) * watts_of
+        busy_s[model] = float(gpu_s.sum())
+    span_s = timeline.end_s - timeline.first_s
+    return Energy(jobs_j, float((np.maximum(total * span_s - busy_s, 0.0) * idle_w).sum()))
 
 
 def _held_by_model(record: Record, timeline: Timeline, models: int) -> list[Floats] | None:

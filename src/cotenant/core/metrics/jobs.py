@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,67 +30,34 @@ class JobMetrics:
     energy_j: Floats  #: joules of the GPUs that it held
 
 
-@dataclass(frozen=True)
-class JobTimes:
-    """What the events alone say of each job; NaN where it did not happen."""
-
-    finish_s: Floats
-    rejected_s: Floats
-    first_start_s: Floats
-    running_s: Floats
-    preemptions: NDArray[np.int64]
-    moves: NDArray[np.int64]
-
-
-def job_times(timeline: Timeline) -> JobTimes:
-    """The times of the timeline's jobs."""
-    record, events = timeline.record, timeline.record.events
-    n = record.jobs.height
-    running = np.bincount(events.job, weights=timeline.length_s * timeline.holding, minlength=n)
-    return JobTimes(
-        finish_s=_time_of(record, Kind.FINISH),
-        rejected_s=_time_of(record, Kind.REJECT),
-        first_start_s=_first_share(record, timeline),
-        running_s=np.asarray(running, dtype=np.float64),
-        preemptions=np.bincount(events.job[events.kind == Kind.PREEMPT], minlength=n),
-        moves=np.bincount(events.job[events.kind == Kind.MOVE], minlength=n),
-    )
-
-
-def joined_times(parts: Sequence[JobTimes]) -> JobTimes:
-    """The times of the jobs of several timelines, one after the other."""
-    names = JobTimes.__dataclass_fields__
-    return JobTimes(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
-def job_metrics(record: Record, times: JobTimes, energy_j: Floats) -> JobMetrics:
+def job_metrics(record: Record, timeline: Timeline, energy_j: Floats) -> JobMetrics:
     """Every per-job metric; docs/metrics.md has the formulas. `energy_j`: see metrics.energy."""
-    finish = times.finish_s
+    events, n = record.events, record.jobs.height
+    finish = _time_of(record, Kind.FINISH)
+    rejected = ~np.isnan(_time_of(record, Kind.REJECT))
+    running: Floats = np.asarray(
+        np.bincount(events.job, weights=timeline.length_s * timeline.holding, minlength=n), dtype=np.float64
+    )
     jct = finish - record.job("arrival_s")
     isolated = record.job("isolated_s")
     with np.errstate(divide="ignore", invalid="ignore"):
         slowdown = np.where(isolated > 0, jct / isolated, np.nan)
+    first_start = _first_share(record, timeline)
     return JobMetrics(
         finish_s=finish,
-        first_start_s=times.first_start_s,
-        rejected=~np.isnan(times.rejected_s),
-        running_s=times.running_s,
+        first_start_s=first_start,
+        rejected=rejected,
+        running_s=running,
         jct_s=jct,
         # sums of many intervals may miss the whole by rounding; time waited is never negative
-        queueing_s=np.where(np.isnan(jct), np.nan, np.maximum(jct - times.running_s, 0.0)),
-        response_s=np.where(np.isnan(jct), np.nan, times.first_start_s - record.job("arrival_s")),
+        queueing_s=np.where(np.isnan(jct), np.nan, np.maximum(jct - running, 0.0)),
+        response_s=np.where(np.isnan(jct), np.nan, first_start - record.job("arrival_s")),
         slowdown=slowdown,
-        ftf_rho=slowdown / np.maximum(1.0, _contention(record, times)),
-        preemptions=times.preemptions,
-        moves=times.moves,
+        ftf_rho=slowdown / np.maximum(1.0, _contention(record, timeline, finish)),
+        preemptions=np.bincount(events.job[events.kind == Kind.PREEMPT], minlength=n),
+        moves=np.bincount(events.job[events.kind == Kind.MOVE], minlength=n),
         energy_j=np.where(np.isnan(jct), np.nan, energy_j),
     )
-
-
-def times_over(times: JobTimes) -> Floats:
-    """When jobs were done or rejected, in no order."""
-    both = np.concatenate((times.finish_s, times.rejected_s))
-    return both[~np.isnan(both)]
 
 
 def _time_of(record: Record, kind: Kind) -> Floats:
@@ -108,22 +74,23 @@ def _first_share(record: Record, timeline: Timeline) -> Floats:
     return times
 
 
-def _contention(record: Record, times: JobTimes) -> Floats:
+def _contention(record: Record, timeline: Timeline, finish_s: Floats) -> Floats:
     """gpus x N / G: how many times the job's GPUs exceed an equal share among N unfinished jobs.
 
     N is the mean number of unfinished jobs, the job itself among them, from its arrival to its finish; G the GPUs of
     the cluster.
     """
     arrival = record.job("arrival_s")
-    finish_s, left_s = times.finish_s, times_over(times)
-    at_s = np.concatenate((arrival, left_s))
+    over = record.events.kind
+    left_s = record.events.time_s[(over == Kind.FINISH) | (over == Kind.REJECT)]
+    times = np.concatenate((arrival, left_s))
     change = np.concatenate((np.ones(len(arrival)), -np.ones(len(left_s))))
-    order = np.argsort(at_s, kind="stable")
-    at_s, unfinished = at_s[order], np.cumsum(change[order])
-    area = np.concatenate(([0.0], np.cumsum(unfinished[:-1] * np.diff(at_s)))) if len(at_s) else np.zeros(0)
+    order = np.argsort(times, kind="stable")
+    times, unfinished = times[order], np.cumsum(change[order])
+    area = np.concatenate(([0.0], np.cumsum(unfinished[:-1] * np.diff(times)))) if len(times) else np.zeros(0)
     total_gpus = float(record.info.cluster.get("gpus") or np.nan)
     known = ~np.isnan(finish_s) & (finish_s > arrival)
     mean = np.full(len(arrival), np.nan)
-    lived = np.interp(finish_s[known], at_s, area) - np.interp(arrival[known], at_s, area)
+    lived = np.interp(finish_s[known], times, area) - np.interp(arrival[known], times, area)
     mean[known] = lived / (finish_s[known] - arrival[known])
     return np.asarray(record.job("gpus") * mean / total_gpus)

@@ -21,16 +21,17 @@ HOLDING = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE, Kind.PROFILE, Kind.R
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of a record, or of some of its jobs, in time order (length n): what each changed, and where its
-    effect ends.
+    """The events in time order (length n) with what each changed, and where each one's effect ends.
 
-    An event's effect lasts until the job's next event, or the end of the run.
+    An event's effect lasts until the job's next event, or the end of the record.
     """
 
-    record: Record  #: of these jobs alone
+    record: Record
     length_s: Floats  #: length n; until the job's next event
     holding: Bools  #: length n; whether the job holds a share from here on
     previous: NDArray[np.int32]  #: length n; row of the job's event before this one; -1 for its first
+    first_s: float  #: first arrival
+    end_s: float  #: last finish where every job is done or rejected, else the end of the record
 
     def held(self, what: Resource, useful: bool = False) -> Floats:
         """GPUs, cores or bytes that the job holds from each event on, length n.
@@ -75,23 +76,33 @@ def order_by_job(job: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.asarray(low[np.argsort(high[low], kind="stable")])
 
 
-def build_timeline(record: Record, end_s: float | None = None) -> Timeline:
-    """The timeline of a record; the one costly step that all metrics share. `end_s`: the end of the run, where the
-    record is of some jobs only."""
+def build_timeline(record: Record) -> Timeline:
+    """The timeline of a record; the one costly step that all metrics share."""
     events, n = record.events, len(record.events)
     order = order_by_job(events.job)
     same = np.diff(events.job[order]) == 0
     earlier, later = order[:-1][same], order[1:][same]
     previous = np.full(n, -1, dtype=np.int32)
     previous[later] = earlier
-    length = (record.end_s if end_s is None else end_s) - events.time_s
+    length = record.end_s - events.time_s
     length[earlier] = events.time_s[later] - events.time_s[earlier]
     return Timeline(
         record=record,
         length_s=length,
         holding=np.isin(events.kind, [int(kind) for kind in HOLDING]),
         previous=previous,
+        first_s=float(record.job("arrival_s").min()) if record.jobs.height else 0.0,
+        end_s=_end(record),
     )
+
+
+def _end(record: Record) -> float:
+    kind = record.events.kind
+    over = (kind == Kind.FINISH) | (kind == Kind.REJECT)
+    finished = record.events.time_s[kind == Kind.FINISH]
+    if len(finished) and int(over.sum()) >= record.jobs.height:
+        return float(finished[-1])
+    return record.end_s
 
 
 def mean_in_bins(times_s: NDArray[Any], change: Floats, edges_s: Floats) -> Floats:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import fields, replace
-from functools import cached_property
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from cotenant.core.errors import InputError
-from cotenant.core.record.record import Events, Log, Placements, Record
+from cotenant.core.record.record import Events, Placements, Record
 from cotenant.core.record.schema import (
     EVENTS,
     EVENTS_FILE,
@@ -28,8 +24,6 @@ from cotenant.core.record.schema import (
     RunInfo,
 )
 
-ROWS_AT_ONCE = 1 << 22  #: events that are held in memory at a time where all are not asked for: some 200 MB
-_BLOCK = 1 << 10  # jobs whose events are counted together
 _SCALARS = [name for name in EVENTS if name not in ("nodes", "node_gpus")]
 
 
@@ -37,16 +31,19 @@ def read_record(path: str | Path) -> Record:
     """The record in folder `path`.
 
     Raises InputError where it is missing, is not a record, was written by a newer version, or is truncated. Node
-    lists, and events where they are very many, stay on disk until asked for.
+    lists stay on disk until asked for.
     """
     folder = Path(path)
     info = read_info(folder)
     jobs = _table(folder / JOBS_FILE, JOBS)
     rounds = _table(folder / ROUNDS_FILE, ROUNDS)
-    log = _FileLog(folder / EVENTS_FILE, jobs.height, info.placements)
-    if log.rows <= ROWS_AT_ONCE:
-        log.events  # noqa: B018 - found damaged now, if it is
-    return Record(info, jobs, rounds, log, folder)
+    frame = _table(folder / EVENTS_FILE, EVENTS, _SCALARS)
+    events = Events(**{name: frame[name].to_numpy() for name in _SCALARS})
+    if len(events) and not 0 <= int(events.job.min()) <= int(events.job.max()) < jobs.height:
+        raise InputError(f"names jobs that {JOBS_FILE} does not have; the record is damaged", file=folder / EVENTS_FILE)
+    if not info.placements:
+        return Record(info, jobs, events, rounds, folder)
+    return Record(info, jobs, events, rounds, folder, lambda: _placements(folder / EVENTS_FILE))
 
 
 def is_record(path: str | Path) -> bool:
@@ -115,107 +112,27 @@ def _check_info(loaded: dict[str, Any], file: Path) -> None:
             raise InputError(f"{cluster[name]!r} is not a number", file=file, field=f"cluster.{name}")
 
 
-def _table(file: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame:
-    _check(file, schema)
-    return _read(file, list(schema))
-
-
-def _check(file: Path, schema: dict[str, pl.DataType]) -> None:
-    """InputError unless the file is there and has the columns of the schema."""
+def _table(file: Path, schema: dict[str, pl.DataType], columns: list[str] | None = None) -> pl.DataFrame:
     if not file.is_file():
         raise InputError("is missing; the record is not whole", file=file)
-    with _damage_named(file):
-        found = pl.read_parquet_schema(file)
-    for name, dtype in schema.items():
-        if found.get(name) != dtype:
-            have = f"is {found[name]}" if name in found else "is missing"
-            raise InputError(f"column {have}, it should be {dtype}", file=file, field=name)
-
-
-def _read(file: Path, columns: list[str]) -> pl.DataFrame:
-    with _damage_named(file):
-        # memory_map would keep the file open under a folder that the next run replaces
-        return pl.read_parquet(file, columns=columns, memory_map=False)
-
-
-@contextmanager
-def _damage_named(file: Path) -> Iterator[None]:
     try:
-        yield
+        found = pl.read_parquet_schema(file)
+        for name, dtype in schema.items():
+            if found.get(name) != dtype:
+                have = f"is {found[name]}" if name in found else "is missing"
+                raise InputError(f"column {have}, it should be {dtype}", file=file, field=name)
+        # memory_map would keep the file open under a folder that the next run replaces
+        return pl.read_parquet(file, columns=columns or list(schema), memory_map=False)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(f"is not a whole Parquet file: {str(error).splitlines()[0]}", file=file) from error
 
 
-class _FileLog(Log):
-    """The log in an events file."""
-
-    def __init__(self, file: Path, jobs: int, placements: bool) -> None:
-        super().__init__(
-            self._read_events, lambda: _placements(self._table(["nodes", "node_gpus"])) if placements else None
-        )
-        self._file, self._jobs, self._has_placements = file, jobs, placements
-        _check(file, EVENTS)
-        self.rows = int(self._ask(pl.len()).item())
-
-    @cached_property
-    def last_s(self) -> float:
-        return float(self._ask(pl.col("time_s").last()).item() or 0.0)
-
-    def parts(self) -> Iterator[tuple[slice, Log]]:
-        if self.rows <= ROWS_AT_ONCE:
-            yield from super().parts()
-            return
-        block = pl.col("job") // _BLOCK
-        with _damage_named(self._file):
-            counts = pl.scan_parquet(self._file).group_by(block).len().collect(engine="streaming").sort("job")
-        self._check_jobs(counts["job"] * _BLOCK)
-        held = np.cumsum(counts["len"].to_numpy())
-        cuts = np.unique(held // ROWS_AT_ONCE, return_index=True)[1]  # a piece begins at each
-        firsts = [0, *((counts["job"].to_numpy()[cuts[1:]]) * _BLOCK).tolist(), self._jobs]
-        for first, last in itertools.pairwise(firsts):
-            yield slice(first, last), self._part(first, last)
-
-    def _part(self, first: int, last: int) -> Log:
-        mine = pl.col("job").is_between(first, last, closed="left")
-
-        def events() -> Events:
-            found = _events(self._table(_SCALARS, mine))
-            return replace(found, job=found.job - np.int32(first))
-
-        return Log(events, lambda: self._read_placements(mine))
-
-    def _read_events(self) -> Events:
-        events = _events(self._table(_SCALARS))
-        self._check_jobs(pl.Series(events.job))
-        return events
-
-    def _read_placements(self, rows: pl.Expr | None = None) -> Placements | None:
-        return _placements(self._table(["nodes", "node_gpus"], rows)) if self._has_placements else None
-
-    def _check_jobs(self, job: pl.Series) -> None:
-        if len(job) and not 0 <= int(job.min()) <= int(job.max()) < self._jobs:  # type: ignore[arg-type]
-            raise InputError(f"names jobs that {JOBS_FILE} does not have; the record is damaged", file=self._file)
-
-    def _ask(self, what: pl.Expr) -> pl.DataFrame:
-        with _damage_named(self._file):
-            return pl.scan_parquet(self._file).select(what).collect()
-
-    def _table(self, columns: list[str], rows: pl.Expr | None = None) -> pl.DataFrame:
-        if rows is None:
-            return _read(self._file, columns)
-        with _damage_named(self._file):
-            return pl.scan_parquet(self._file).filter(rows).select(columns).collect()
-
-
-def _events(frame: pl.DataFrame) -> Events:
-    return Events(**{name: frame[name].to_numpy() for name in _SCALARS})
-
-
-def _placements(frame: pl.DataFrame) -> Placements:
+def _placements(file: Path) -> Placements:
+    frame = _table(file, EVENTS, ["nodes", "node_gpus"])
     counts = frame["nodes"].list.len().fill_null(0).to_numpy()
     offset = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offset[1:])
     flat = {name: frame[name].explode(empty_as_null=False, keep_nulls=False).to_numpy() for name in frame.columns}
     if len(flat["nodes"]) != offset[-1] or len(flat["node_gpus"]) != offset[-1]:
-        raise InputError("nodes and node_gpus differ in length; the record is damaged", file=EVENTS_FILE)
+        raise InputError("nodes and node_gpus differ in length; the record is damaged", file=file)
     return Placements(offset, flat["nodes"], flat["node_gpus"])

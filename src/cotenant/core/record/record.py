@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -60,53 +60,24 @@ class Events:
 
 
 @dataclass
-class Log:
-    """The events of a run, and where jobs ran, each loaded when first asked for."""
-
-    load_events: Callable[[], Events] = field(repr=False)
-    load_placements: Callable[[], Placements | None] = field(default=lambda: None, repr=False)
-
-    @cached_property
-    def events(self) -> Events:
-        return self.load_events()
-
-    @cached_property
-    def placements(self) -> Placements | None:
-        """None where the record leaves placements out."""
-        return self.load_placements()
-
-    @property
-    def last_s(self) -> float:
-        """Time of the last event; 0 where there is none."""
-        return float(self.events.time_s[-1]) if len(self.events) else 0.0
-
-    def parts(self) -> Iterator[tuple[slice, Log]]:
-        """The log by jobs, in pieces that fit into memory: rows of the jobs table and their events, whose `job` counts
-        from the first of these rows."""
-        yield slice(None), self
-
-
-@dataclass
 class Record:
     """One run: what was run, its jobs, events and rounds.
 
-    `path` is the folder it was read from, None for a run that was never written.
+    `path` is the folder it was read from, None for a run that was never written. Node lists are loaded when first
+    asked for, since most metrics need none of them.
     """
 
     info: RunInfo
     jobs: pl.DataFrame  #: columns of schema.JOBS
+    events: Events
     rounds: pl.DataFrame  #: columns of schema.ROUNDS
-    log: Log
     path: Path | None = None
+    load_placements: Callable[[], Placements | None] = field(default=lambda: None, repr=False)
 
-    @property
-    def events(self) -> Events:
-        return self.log.events
-
-    @property
+    @cached_property
     def placements(self) -> Placements | None:
         """Where jobs ran, or None where the record leaves placements out."""
-        return self.log.placements
+        return self.load_placements()
 
     def job(self, column: str) -> NDArray[Any]:
         """A column of the jobs table, length jobs."""
@@ -115,13 +86,8 @@ class Record:
     @property
     def end_s(self) -> float:
         """Time of the last thing recorded, seconds from the start of the trace; 0 for an empty record."""
-        rounds_s = self.rounds["time_s"]
-        return max(self.log.last_s, float(rounds_s[-1]) if len(rounds_s) else 0.0)
-
-    def parts(self) -> Iterator[Record]:
-        """The record by jobs, in pieces whose events fit into memory; together they hold every job once, in order."""
-        for rows, log in self.log.parts():
-            yield self if log is self.log else Record(self.info, self.jobs[rows], self.rounds, log)
+        ends = [float(times[-1]) for times in (self.events.time_s, self.rounds["time_s"].to_numpy()) if len(times)]
+        return max(ends, default=0.0)
 
 
 def jobs_table(

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from cotenant.core.errors import WorkError
 from cotenant.core.files import AtomicFolder
 from cotenant.core.record.reader import read_record
-from cotenant.core.record.record import Events, Log, Placements, Record
+from cotenant.core.record.record import Events, Placements, Record
 from cotenant.core.record.schema import (
     EVENTS,
     EVENTS_FILE,
@@ -187,8 +187,7 @@ class RecordWriter:
 
     def _in_memory(self) -> Record:
         columns, placements = self._take_events()
-        log = Log(lambda: Events(**columns), lambda: placements)
-        return Record(self.info, self._jobs, self._take_rounds(), log)
+        return Record(self.info, self._jobs, Events(**columns), self._take_rounds(), None, lambda: placements)
 
     def _put(self, file: str, frame: pl.DataFrame) -> None:
         """Put the next piece of a table on disk."""

@@ -126,6 +126,9 @@ class Crew:
             return model.why
         if placed:
             return ""
+        usable = self.factory.gpus()
+        if usable is not None and not usable:
+            return "no GPU can be used now"
         why = next((x.reason for x in self.pool.plan.left_out if x.service == service), "the GPUs do not suffice")
         return f"the plan has no place for it: {why}"
 

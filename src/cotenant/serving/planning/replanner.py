@@ -22,7 +22,7 @@ from cotenant.serving.dispatch.pool import Pool
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.planning.crew import ApplyError, Crew, Say
 from cotenant.serving.planning.planner import Ask
-from cotenant.serving.worker import WorkerFactory
+from cotenant.serving.worker import UnavailableError, WorkerFactory
 
 SAMPLE_S = 0.5
 LEAST_RATE = 0.01  # a service that nobody asks is still planned for, so that it stays reachable
@@ -219,8 +219,11 @@ class Replanner:
             try:
                 await self.make()
             except (WorkError, InputError, ApplyError) as error:
-                self.say(f"no new plan: {error}", logging.WARNING)
+                if str(error) != self.note:
+                    self.say(f"no new plan: {error}", logging.WARNING)
                 self.note = str(error)
+                if isinstance(error, UnavailableError):  # nobody is to blame: soon it may be otherwise
+                    loop.call_later(SAMPLE_S, self.wanted.set)
 
 
 def _with_seats(let: Gpulet, rates: Mapping[str, float]) -> Gpulet:

@@ -1,136 +1,60 @@
-"""Workers on several machines: one Ray actor per node, which takes no Ray resources and starts processes there.
-
-Ray gives membership, transport and the code on every node; it places nothing. Whether a node lives is asked of its
-actor twice a second, since Ray itself takes up to half a minute to say that one is gone.
-"""
+"""Workers on several machines, through a Ray cluster. Ray itself is spoken by a process of its own (ray_bridge.py),
+which may die with its cluster and is started again."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import queue
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from cotenant.core.errors import WorkError
-from cotenant.core.extras import needs
+from cotenant.core.extras import require
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
-from cotenant.serving.worker import Job, LoadError, Result, Worker, WorkerListener, WorkerSpec
-from cotenant.serving.workers.local import LOAD_LIMIT_S, LocalWorkers
+from cotenant.serving.worker import Job, LoadError, UnavailableError, Worker, WorkerListener, WorkerSpec
+from cotenant.serving.workers.local import LOAD_LIMIT_S
+from cotenant.serving.workers.ray_bridge import CLOSE_S, CONNECT_S, SILENT_S, Settings
 
 LOG = logging.getLogger(__name__)
 
-PING_S, SILENT_S = 0.5, 3.0
-CONNECT_S = 60.0
-CALLS = 1000  # of one actor at a time; each worker has at most one batch
-
-
-class NodeHost:
-    """Runs inside the actor of a node: local workers by name, called from afar."""
-
-    def __init__(self, mechanism: str, gpus: int, timed: bool, load_limit_s: float) -> None:
-        self._factory = LocalWorkers(mechanism, gpus, timed=timed, load_limit_s=load_limit_s)
-        self._workers: dict[str, Worker] = {}
-        self._answers: dict[str, asyncio.Future[Result | str]] = {}
-        self._dead: dict[str, str] = {}
-
-    async def ping(self) -> dict[str, str]:
-        """Workers that have died since the last time, and why."""
-        dead, self._dead = self._dead, {}
-        return dead
-
-    async def start(self, spec: WorkerSpec) -> tuple[int | None, dict[str, ModelInfo] | tuple[str, str]]:
-        """Start a worker: its process and what it found, or the service and the reason of a failure."""
-        worker = self._factory.create(spec, self)
-        self._workers[spec.name] = worker
-        try:
-            found = await worker.start()
-        except LoadError as error:
-            self._workers.pop(spec.name, None)
-            return None, (error.service, error.why)
-        return worker.pid, found
-
-    async def run(self, name: str, job: Job) -> Result | str:
-        """A batch's result, or why the worker died over it."""
-        worker = self._workers.get(name)
-        if worker is None:
-            return "is not there any more"
-        future: asyncio.Future[Result | str] = asyncio.get_running_loop().create_future()
-        self._answers[name] = future
-        worker.submit(job)
-        return await future
-
-    async def stop(self, name: str, grace_s: float) -> None:
-        """End a worker after its batch."""
-        worker = self._workers.pop(name, None)
-        if worker is not None:
-            await worker.stop(grace_s)
-
-    async def kill(self, name: str) -> None:
-        """End a worker now."""
-        worker = self._workers.get(name)
-        if worker is not None:
-            worker.kill()
-
-    async def close(self) -> None:
-        """End every worker."""
-        await asyncio.gather(*(w.stop(1.0) for w in self._workers.values()))
-        self._workers.clear()
-        await self._factory.close()
-
-    def finished(self, worker: Worker, job: Job, result: Result) -> None:
-        """See WorkerListener."""
-        future = self._answers.pop(worker.spec.name, None)
-        if future is not None and not future.done():
-            future.set_result(result)
-
-    def died(self, worker: Worker, why: str) -> None:
-        """See WorkerListener."""
-        name = worker.spec.name
-        self._workers.pop(name, None)
-        future = self._answers.pop(name, None)
-        if future is not None and not future.done():
-            future.set_result(why)
-        else:
-            self._dead[name] = why
-
-
-@dataclass
-class Node:
-    """A machine of the Ray cluster: its id, its actor, the first of its GPU numbers, and when it last answered."""
-
-    id: str
-    actor: Any
-    first: int
-    heard_s: float
-    alive: bool = True
+BRIDGE = "cotenant.serving.workers.ray_bridge"
+HELLO_S = 3 * CONNECT_S  # Ray looks for its cluster, and every node starts an actor
+BRIDGE_SILENT_S = 20.0  # it speaks twice a second
+AGAIN_S = 2.0
+END_S = 3 * CLOSE_S
 
 
 class RayWorker:
     """A worker on another machine. See Worker."""
 
-    def __init__(self, spec: WorkerSpec, listener: WorkerListener, node: Node, owner: RayWorkers) -> None:
-        self.spec, self.node = spec, node
+    def __init__(self, spec: WorkerSpec, listener: WorkerListener, owner: RayWorkers) -> None:
+        self.spec = spec
         self.pid: int | None = None
         self._listener, self._owner = listener, owner
-        self._stopping = self._dead = False
+        self._started = self._stopping = self._dead = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> dict[str, ModelInfo]:
         """See Worker."""
-        self._owner.loop = asyncio.get_running_loop()
-        local = replace(self.spec, gpu=self.spec.gpu - self.node.first)
-        try:
-            self.pid, found = await self.node.actor.start.remote(local)
-        except Exception as error:  # Ray's own: the node or its actor is gone
-            self._owner.lost(self.node)
-            raise LoadError("", f"node {self.node.id[:8]} is lost: {_first_line(error)}") from None
+        self._owner.running[self.spec.name] = self
+        answer = await self._owner.ask(self.spec.gpu, "start", self.spec)
+        if answer is None or self._dead:
+            self.gone()
+            raise UnavailableError(f"the node of GPU {self.spec.gpu} is lost")
+        self.pid, found = answer
         if isinstance(found, tuple):
+            self.gone()
             raise LoadError(*found)
-        self._owner.running.add(self)
+        self._started = True
         infos: dict[str, ModelInfo] = found
         return infos
 
@@ -140,43 +64,39 @@ class RayWorker:
         self._spawn(self._run(job, replace(job, units=units)))
 
     async def _run(self, job: Job, sent: Job) -> None:
-        try:  # when it was submitted is noted there: clocks of machines differ
-            result = await self.node.actor.run.remote(self.spec.name, sent)
-        except Exception as error:
-            self._owner.lost(self.node, _first_line(error))
-            return
+        # when it was submitted is noted there: clocks of machines differ
+        result = await self._owner.ask(self.spec.gpu, "run", self.spec.name, sent)
         if self._dead:
             return
-        if isinstance(result, str):
-            self.gone(result)
+        if result is None or isinstance(result, str):
+            self.gone(result or "was on a node that is lost")
         else:
             self._listener.finished(self, job, result)
 
-    def gone(self, why: str) -> None:
+    def gone(self, why: str = "") -> None:
         """The process, or its whole node, is gone: say so once."""
         if self._dead:
             return
         self._dead = True
-        self._owner.running.discard(self)
-        if not self._stopping:
+        self._owner.running.pop(self.spec.name, None)
+        if self._started and not self._stopping:
             self._listener.died(self, why)
 
     async def stop(self, grace_s: float) -> None:
         """See Worker."""
         self._stopping = True
-        self._owner.running.discard(self)
-        if self.node.alive and not self._dead:
-            with contextlib.suppress(Exception):  # a node that is gone has stopped
-                await asyncio.wait_for(_wait(self.node.actor.stop.remote(self.spec.name, grace_s)), grace_s + SILENT_S)
+        self._owner.running.pop(self.spec.name, None)
+        if not self._dead:
+            with contextlib.suppress(TimeoutError):
+                asked = self._owner.ask(self.spec.gpu, "stop", self.spec.name, grace_s)
+                await asyncio.wait_for(asked, grace_s + SILENT_S)
 
     def kill(self) -> None:
         """See Worker."""
-        if self.node.alive:
-            self._spawn(self._kill())
+        self._spawn(self._kill())
 
     async def _kill(self) -> None:
-        with contextlib.suppress(Exception):
-            await self.node.actor.kill.remote(self.spec.name)
+        await self._owner.ask(self.spec.gpu, "kill", self.spec.name)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -184,149 +104,158 @@ class RayWorker:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _wait(reference: Any) -> Any:
-    return await reference
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
 class RayWorkers:
     """A WorkerFactory over a Ray cluster. Plan GPU k is on node k // per_node; a node that joins takes the numbers of
-    one that is lost."""
+    one that Ray has given up."""
 
     def __init__(
         self, address: str, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S
     ) -> None:
         """Join the cluster at `address` ("auto" for the one of this machine) and put an actor on each node; WorkError
         when it cannot be reached, MissingExtraError when Ray is not installed."""
-        with needs("ray"):
-            import ray
-        self._ray = ray
-        self.count = gpus
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.running: set[RayWorker] = set()
-        self._host = ray.remote(NodeHost)
-        self._arguments = (mechanism, timed, load_limit_s)
-        self._started_ray = not ray.is_initialized()
-        if self._started_ray:
-            try:
-                ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="cotenant")
-            except Exception as error:
-                raise WorkError(f"cannot reach Ray at {address}: {_first_line(error)}") from None
-        living = self._living()
-        if not living:
-            raise WorkError(f"the Ray cluster at {address} has no nodes")
-        self.per_node = -(-gpus // len(living))
-        self.nodes: list[Node] = []
+        require("ray", "ray")
+        self._settings = Settings(address, gpus, 0, mechanism, timed, load_limit_s)
+        self.running: dict[str, RayWorker] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._usable: tuple[int, ...] = ()
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._orders: queue.SimpleQueue[Any] | None = None  # None: no bridge
         self._closing = threading.Event()
-        for i, node_id in enumerate(living[: -(-gpus // self.per_node)]):
-            self.nodes.append(self._place(node_id, i * self.per_node))
-        self._answered(self.nodes)
-        self._watcher = threading.Thread(target=self._watch, name="cotenant-ray", daemon=True)
-        self._watcher.start()
+        self._process, connection = self._connect()
+        self._thread = threading.Thread(target=self._keep, args=(connection,), name="cotenant-ray", daemon=True)
+        self._thread.start()
 
-    def _living(self) -> list[str]:
-        return sorted(n["NodeID"] for n in self._ray.nodes() if n["Alive"])
-
-    def _place(self, node_id: str, first: int) -> Node:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        mechanism, timed, load_limit_s = self._arguments
-        gpus = min(self.per_node, self.count - first)
-        actor = self._host.options(
-            num_cpus=0, num_gpus=0, max_concurrency=CALLS, max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(mechanism, gpus, timed, load_limit_s)  # fmt: skip
-        return Node(node_id, actor, first, time.monotonic())
-
-    def _answered(self, nodes: Sequence[Node]) -> None:
-        """Wait until actors run, so that the first plan does not wait for Ray's worker processes."""
-        try:
-            self._ray.get([n.actor.ping.remote() for n in nodes], timeout=CONNECT_S)
-        except Exception as error:
-            raise WorkError(f"a node of the Ray cluster does not run its actor: {_first_line(error)}") from None
-        for node in nodes:
-            node.heard_s = time.monotonic()
+    # -- WorkerFactory ---------------------------------------------------------------------------------------------
 
     def gpus(self) -> Sequence[int]:
         """See WorkerFactory."""
-        return [g for n in self.nodes if n.alive for g in range(n.first, min(n.first + self.per_node, self.count))]
+        return list(self._usable)
 
     def create(self, spec: WorkerSpec, listener: WorkerListener) -> Worker:
         """See WorkerFactory."""
-        node = next(n for n in self.nodes if n.first <= spec.gpu < n.first + self.per_node)
-        return RayWorker(spec, listener, node, self)
-
-    def _watch(self) -> None:
-        """On a thread of its own: ask every node whether it lives, and look for new ones."""
-        while not self._closing.wait(PING_S):
-            asked = {node.actor.ping.remote(): node for node in self.nodes if node.alive}
-            done, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=PING_S) if asked else ([], [])
-            for reference in done:
-                node = asked[reference]
-                try:
-                    dead = self._ray.get(reference)
-                except Exception as error:
-                    self._tell(self.lost, node, _first_line(error))
-                    continue
-                node.heard_s = time.monotonic()
-                for name, why in dead.items():
-                    self._tell(self._worker_died, node, name, why)
-            for node in self.nodes:
-                if node.alive and time.monotonic() - node.heard_s > SILENT_S:
-                    self._tell(self.lost, node, f"it has said nothing for {SILENT_S:g} s")
-            if any(not n.alive for n in self.nodes):
-                self._replace_lost()
-
-    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call on the server's event loop, whose objects it changes."""
-        if self.loop is None or self.loop.is_closed():
-            function(*arguments)
-        else:
-            self.loop.call_soon_threadsafe(function, *arguments)
-
-    def _worker_died(self, node: Node, name: str, why: str) -> None:
-        for worker in [w for w in self.running if w.node is node and w.spec.name == name]:
-            worker.gone(why)
-
-    def lost(self, node: Node, why: str = "") -> None:
-        """A node is gone: its GPU numbers vanish and its workers have died."""
-        if not node.alive or self._closing.is_set():
-            return
-        node.alive = False
-        LOG.warning("node %s is lost: %s", node.id[:8], why)
-        for worker in [w for w in self.running if w.node is node]:
-            worker.gone(f"was on node {node.id[:8]}, which is lost")
-
-    def _replace_lost(self) -> None:
-        taken = {n.id for n in self.nodes}
-        try:
-            fresh = [node_id for node_id in self._living() if node_id not in taken]
-        except Exception:  # the cluster's head is away: what runs goes on
-            return
-        for i, node in enumerate(self.nodes):
-            if not node.alive and fresh:
-                made = self._place(fresh.pop(0), node.first)
-                try:
-                    self._answered([made])
-                except WorkError:
-                    continue
-                self.nodes[i] = made
-                LOG.info("node %s has joined", made.id[:8])
+        return RayWorker(spec, listener, self)
 
     async def close(self) -> None:
         """See WorkerFactory: actors end with their workers; the connection to Ray last."""
         self._closing.set()
-        await asyncio.to_thread(self._watcher.join, 5.0)
-        for node in self.nodes:
-            if node.alive:
-                with contextlib.suppress(Exception):
-                    await asyncio.wait_for(_wait(node.actor.close.remote()), 5.0)
-            self._ray.kill(node.actor, no_restart=True)
-        if self._started_ray:
-            await asyncio.to_thread(self._ray.shutdown)
+        if self._orders is not None:
+            self._orders.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    # -- the bridge ------------------------------------------------------------------------------------------------
+
+    async def ask(self, gpu: int, method: str, *arguments: Any) -> Any:
+        """Call the node of a GPU; None when it is lost."""
+        self._loop = asyncio.get_running_loop()
+        if self._orders is None:
+            return None
+        number = next(self._numbers)
+        future = self._asked[number] = self._loop.create_future()
+        self._orders.put((number, gpu, method, arguments))
+        try:
+            return await future
+        finally:
+            self._asked.pop(number, None)
+
+    def _connect(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        """Start a bridge that has reached the cluster. WorkError: it cannot."""
+        ours, theirs = Pipe()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", BRIDGE, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+        try:
+            ours.send(self._settings)
+            hello = ours.recv() if ours.poll(HELLO_S) else f"Ray at {self._settings.address} does not answer"
+        except (EOFError, OSError):
+            hello = f"Ray at {self._settings.address} ended the process that was to reach it"
+        if isinstance(hello, str):
+            ours.close()
+            process.kill()
+            process.wait()
+            raise WorkError(hello)
+        self._settings = replace(self._settings, per_node=hello)
+        _, self._usable = ours.recv()
+        self._orders = queue.SimpleQueue()
+        threading.Thread(target=_write, args=(ours, self._orders), name="cotenant-ray-orders", daemon=True).start()
+        return process, ours
+
+    def _keep(self, connection: Connection) -> None:
+        """On a thread of its own: hear the bridge; when it ends, start another one."""
+        while True:
+            try:
+                while connection.poll(BRIDGE_SILENT_S):
+                    self._tell(self._heard, *connection.recv())
+                LOG.warning("the process that speaks Ray hangs; it is started again")
+            except (EOFError, OSError):
+                pass
+            self._end_bridge(connection)
+            self._tell(self._bridge_lost)
+            said = ""
+            while not self._closing.wait(AGAIN_S):
+                try:
+                    self._process, connection = self._connect()
+                    LOG.info("Ray at %s is reached again", self._settings.address)
+                    break
+                except WorkError as error:
+                    if str(error) != said:
+                        LOG.warning("%s; trying on", error)
+                    said = str(error)
+            else:
+                return
+
+    def _end_bridge(self, connection: Connection) -> None:
+        orders, self._orders, self._usable = self._orders, None, ()
+        if orders is not None:
+            orders.put(None)
+        try:
+            self._process.wait(END_S if self._closing.is_set() else 0.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        connection.close()
+
+    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call on the server's event loop, whose objects it changes."""
+        loop = self._loop
+        if loop is None:
+            function(*arguments)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who would have heard
+            loop.call_soon_threadsafe(function, *arguments)
+
+    def _heard(self, what: int | str, *values: Any) -> None:
+        if isinstance(what, int):
+            future = self._asked.pop(what, None)
+            if future is not None and not future.done():
+                future.set_result(values[0])
+        elif what == "gpus":
+            self._usable = values[0]
+        elif what == "lost":
+            (first, end), why = values
+            for worker in [w for w in self.running.values() if first <= w.spec.gpu < end]:
+                worker.gone(why)
+        elif (dead := self.running.get(values[0])) is not None:
+            dead.gone(values[1])
+
+    def _bridge_lost(self) -> None:
+        if not self._closing.is_set():
+            LOG.warning("Ray at %s is lost: none of its GPUs can be used", self._settings.address)
+        for future in [f for f in self._asked.values() if not f.done()]:
+            future.set_result(None)
+        for worker in list(self.running.values()):
+            worker.gone("was on a Ray cluster that is lost")
+
+
+def _write(connection: Connection, orders: queue.SimpleQueue[Any]) -> None:
+    """On a thread of its own: a bridge that hangs must not keep the server from answering."""
+    with contextlib.suppress(OSError, ValueError):
+        order = ()
+        while order is not None:
+            order = orders.get()
+            connection.send(order)
 
 
 def connect(address: str, services: str, profile: str | None = None) -> RayWorkers:

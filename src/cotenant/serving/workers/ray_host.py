@@ -1,0 +1,96 @@
+"""What runs on each node of a Ray cluster: local workers by name, called from afar. One actor per node holds it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.serving.protocol.tensors import ModelInfo
+from cotenant.serving.worker import Job, LoadError, Result, Worker, WorkerSpec
+from cotenant.serving.workers.local import LocalWorkers
+
+END_S = 1.0
+
+
+class NodeHost:
+    """Workers of one life: from when the caller reached this node until it lost it. Calls of another life, which a link
+    kept back, do nothing."""
+
+    def __init__(self, mechanism: str, gpus: int, timed: bool, load_limit_s: float) -> None:
+        self._factory = LocalWorkers(mechanism, gpus, timed=timed, load_limit_s=load_limit_s)
+        self._life = 0
+        self._workers: dict[str, Worker] = {}
+        self._answers: dict[str, asyncio.Future[Result | str]] = {}
+        self._dead: dict[str, str] = {}
+
+    async def begin(self, life: int) -> None:
+        """Begin a life without workers."""
+        if life <= self._life:
+            return
+        self._life = life
+        workers, self._workers = list(self._workers.values()), {}
+        await asyncio.gather(*(worker.stop(0.0) for worker in workers))
+        self._dead.clear()
+
+    async def ping(self, life: int) -> dict[str, str]:
+        """Workers that have died since the last time, and why."""
+        if life != self._life:
+            return {}
+        dead, self._dead = self._dead, {}
+        return dead
+
+    async def start(self, life: int, spec: WorkerSpec) -> tuple[int | None, dict[str, ModelInfo] | tuple[str, str]]:
+        """Start a worker: its process and what it found, or the service ("": none) and the reason of a failure."""
+        if life != self._life:
+            return None, ("", "the node was lost")
+        worker = self._workers[spec.name] = self._factory.create(spec, self)
+        try:
+            found = await worker.start()
+        except (LoadError, InputError, WorkError) as error:
+            self._workers.pop(spec.name, None)
+            return None, (error.service, error.why) if isinstance(error, LoadError) else ("", str(error))
+        return worker.pid, found
+
+    async def run(self, life: int, name: str, job: Job) -> Result | str:
+        """A batch's result, or why the worker died over it."""
+        worker = self._workers.get(name)
+        if worker is None or life != self._life:
+            return "is not there any more"
+        future: asyncio.Future[Result | str] = asyncio.get_running_loop().create_future()
+        self._answers[name] = future
+        worker.submit(job)
+        return await future
+
+    async def stop(self, life: int, name: str, grace_s: float) -> None:
+        """End a worker after its batch."""
+        if life == self._life and name in self._workers:
+            await self._workers.pop(name).stop(grace_s)
+
+    async def kill(self, life: int, name: str) -> None:
+        """End a worker now."""
+        if life == self._life and name in self._workers:
+            self._workers[name].kill()
+
+    async def close(self) -> None:
+        """End every worker."""
+        self._life = -1
+        await asyncio.gather(*(worker.stop(END_S) for worker in self._workers.values()))
+        self._workers.clear()
+        await self._factory.close()
+
+    def finished(self, worker: Worker, job: Job, result: Result) -> None:
+        """See WorkerListener."""
+        future = self._answers.pop(worker.spec.name, None)
+        if future is not None and not future.done():
+            future.set_result(result)
+
+    def died(self, worker: Worker, why: str) -> None:
+        """See WorkerListener."""
+        name = worker.spec.name
+        if self._workers.pop(name, None) is None:
+            return
+        future = self._answers.pop(name, None)
+        if future is not None and not future.done():
+            future.set_result(why)
+        else:
+            self._dead[name] = why
