@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.control.live import _share
-from cotenant.agent.control.shortfalls import Shortfalls
+from cotenant.agent.control.shortfalls import MINUTE_NS, Hour, Shortfalls
 from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.cli.ps import short_line
@@ -80,6 +80,37 @@ def test_a_tenant_that_rests_is_not_short() -> None:
         account.held_ns = second * S // 10  # a tenth, without waiting
         looks.look(second * S)
     assert looks.short_s(tenant, GPU.uuid, 29 * S) == 0.0
+
+
+def test_the_last_hour_is_kept_by_whole_minutes() -> None:
+    looks, tenant, account = world(0.5)
+    for second in range(75 * 60):  # a third held and the rest waited for; after 50 min all that it wants, a tenth
+        account.held_ns += S // 3 if second < 3000 else S // 10
+        account.waited_ns += S - S // 3 if second < 3000 else 0
+        looks.look(second * S)
+        if second == 59:
+            assert looks.hour(tenant, GPU.uuid) == []
+        if second == 60:
+            assert looks.hour(tenant, GPU.uuid) == [(0.5, 0.33)]
+    minutes = looks.hour(tenant, GPU.uuid)
+    assert len(minutes) == 60
+    assert minutes[:36] == [(0.5, 0.33)] * 36  # 14 to 49
+    assert minutes[37:] == [(0.05, 0.1)] * 23  # of a tenth of the time, half is promised
+    looks._registry.tenants.clear()
+    looks.look(75 * 60 * S)
+    assert looks.hour(tenant, GPU.uuid) == []
+
+
+def test_minutes_without_a_look_are_gaps() -> None:
+    hour = Hour()
+    hour.add(0, None, 0.5)
+    hour.add(MINUTE_NS, Wanted(0.2, 1.0), 0.5)
+    hour.add(5 * MINUTE_NS, Wanted(0.4, 1.0), 0.5)
+    hour.add(6 * MINUTE_NS, None, 0.5)
+    hour.add(7 * MINUTE_NS, None, 0.5)
+    assert hour.minutes == [(0.5, 0.2), None, None, None, (0.5, 0.4), None]
+    hour.add(500 * MINUTE_NS, None, 0.5)
+    assert hour.minutes == [None] * 60
 
 
 def test_a_wait_that_goes_on_counts() -> None:

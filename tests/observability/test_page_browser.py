@@ -84,6 +84,31 @@ def test_best_effort_work_that_is_held_off_is_told_from_what_runs(browser: Any, 
     assert not complaints(browser)
 
 
+def test_the_last_hour_is_a_chart_of_promised_beside_got(browser: Any, stage: Stage) -> None:
+    *head, short, good, young = tenant_rows(3)
+    hours: list[Row] = [
+        ("hours", short[1], {"minutes": [[0.5, 0.5]] * 30 + [None] * 5 + [[0.5, 0.33]] * 25}),
+        ("hours", good[1], {"minutes": [[0.2, 0.7]] * 12}),
+    ]
+    stage.rows = [*head, short, good, young, *hours]
+    browser.get(stage.server.url)
+    until(lambda: len(browser.find_elements("css selector", "svg.hour")) == 2)
+    said = {chart.get_attribute("aria-label") for chart in browser.find_elements("css selector", "svg.hour")}
+    assert said == {
+        "last 60 min: promised 50 %, got 42 % in the mean, short in 25 min",
+        "last 12 min: promised 20 %, got 70 % in the mean, short in 0 min",
+    }
+    browser.find_element("xpath", "//th/button[text()='last hour']").click()
+    until(lambda: text(browser, "#shares tbody tr").strip().startswith("t0"))
+    drawn = browser.execute_script(
+        "return [...document.querySelectorAll('svg.hour .short')].map((path) => path.getAttribute('d'))"
+    )
+    assert [path.count("M") for path in drawn] == [25, 0]
+    stage.rows = [*head, short, good, young]
+    until(lambda: "last hour" not in text(browser, "#shares thead"))
+    assert not complaints(browser)
+
+
 def test_find_sort_and_theme_by_keyboard(browser: Any, stage: Stage) -> None:
     from selenium.webdriver.common.keys import Keys
 

@@ -11,6 +11,7 @@ gpus       node, index, model, memory_bytes, memory_used_bytes, holder, promised
 shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism, granted, limit, got, short_s,
            memory_bytes, memory_limit_bytes, state, residency, holding, waiting, waited_s, turns, note,
            class (best-effort, latency-sensitive), floor (held off, holds)
+hours      minutes of the last hour, oldest first: [promised, got] of the share with this key, or null
 services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped, failed, queue, places, state, part_of (the application
            that it is a stage of)
 models     state, gpu (key of a GPU), memory_bytes, queue, open, ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms,
@@ -28,7 +29,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-SECTIONS = ("sources", "gpus", "shares", "services", "models", "jobs", "decisions", "warnings")
+SECTIONS = ("sources", "gpus", "shares", "hours", "services", "models", "jobs", "decisions", "warnings")
 PERIOD_S = 0.5
 HEARTBEAT_S = 10.0
 PAUSE_EVERY = 50  # rows between two looks at the event loop: an agent must not keep its tenants waiting

@@ -80,6 +80,8 @@ class LivePage:
             row = self._rows.tenant(tenant)
             for share in row["gpus"]:
                 yield "shares", f"{row['name']} {share['uuid']}", _share(row, share)
+                if share["hour"]:  # apart from the share's row, which changes with every look
+                    yield "hours", f"{row['name']} {share['uuid']}", {"minutes": share["hour"]}
             for number, text in enumerate(row["warnings"]):
                 about = {"source": self.node_name, "about": row["name"], "text": text}
                 yield "warnings", f"{row['name']} {number}", about

@@ -152,6 +152,7 @@ class Rows:
             "memory": self.ledger.families(tenant.name, uuid),
             "got": None,
             "short_s": self.shortfalls.short_s(tenant, uuid, now_ns),
+            "hour": self.shortfalls.hour(tenant, uuid),
             "holding": False,
             "waiting": False,
             "turns": 0,

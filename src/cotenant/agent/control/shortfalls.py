@@ -10,11 +10,44 @@ from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
-from cotenant.policy.shares.shortfall import Wanted, short_since
+from cotenant.policy.shares.shortfall import Wanted, part_of, short_since
 
 LOOK_EVERY_S = 1.0
+MINUTE_NS = 60 * 10**9
+MINUTES = 60
 
 _Key = tuple[str, str]  # tenant, GPU
+
+
+class Hour:
+    """What a tenant was promised of a GPU and what it got, in the last hour.
+
+    `minutes`: means of whole minutes, (promised, got) as parts of the GPU, oldest first; None: nothing was counted.
+    """
+
+    __slots__ = ("_got", "_looks", "_minute", "_promised", "minutes")
+
+    def __init__(self) -> None:
+        self.minutes: list[tuple[float, float] | None] = []
+        self._minute = -1
+        self._looks, self._promised, self._got = 0, 0.0, 0.0
+
+    def add(self, now_ns: int, window: Wanted | None, request: float) -> None:
+        """One look; of a tenant without a window, that time has passed."""
+        minute = now_ns // MINUTE_NS
+        if minute != self._minute:
+            if self._looks:
+                self.minutes.append((round(self._promised / self._looks, 2), round(self._got / self._looks, 2)))
+            elif self.minutes:
+                self.minutes.append(None)
+            if self.minutes:
+                self.minutes += [None] * min(MINUTES, minute - self._minute - 1)
+            del self.minutes[:-MINUTES]
+            self._minute, self._looks, self._promised, self._got = minute, 0, 0.0, 0.0
+        if window is not None:
+            self._looks += 1
+            self._promised += part_of(window, request)
+            self._got += window.got
 
 
 class Shortfalls:
@@ -23,6 +56,7 @@ class Shortfalls:
     def __init__(self, registry: Registry, broker: Broker, slices: SliceEnforcer) -> None:
         self._registry, self._broker, self._slices = registry, broker, slices
         self._since: dict[_Key, int] = {}
+        self._hours: dict[_Key, Hour] = {}
         self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}  # (when, held, waited), back to the window's begin
 
     async def run(self) -> None:
@@ -35,21 +69,29 @@ class Shortfalls:
         """Take what was counted until now."""
         since: dict[_Key, int] = {}
         counts: dict[_Key, deque[tuple[int, int, int]]] = {}
+        hours: dict[_Key, Hour] = {}
         for tenant in self._registry.tenants.values():
             for gpu in tenant.gpus:
                 key = (tenant.name, gpu.uuid)
                 window = self._sliced(tenant, gpu.uuid) or self._turns(key, counts, now_ns)
+                hours[key] = self._hours.get(key) or Hour()
+                hours[key].add(now_ns, window, tenant.spec.request)
                 if window is None:
                     continue
                 short = short_since(self._since.get(key), now_ns, window, tenant.spec.request)
                 if short is not None:
                     since[key] = short
-        self._since, self._counts = since, counts
+        self._since, self._counts, self._hours = since, counts, hours
 
     def short_s(self, tenant: Tenant, uuid: str, now_ns: int) -> float:
         """For how long it has been short; 0 while it is not."""
         since = self._since.get((tenant.name, uuid))
         return 0.0 if since is None else max(0.0, (now_ns - since) / 1e9)
+
+    def hour(self, tenant: Tenant, uuid: str) -> list[tuple[float, float] | None]:
+        """See Hour.minutes; empty in a tenant's first minute."""
+        known = self._hours.get((tenant.name, uuid))
+        return [] if known is None else known.minutes
 
     def _sliced(self, tenant: Tenant, uuid: str) -> Wanted | None:
         return self._slices.wanted(tenant, uuid) if self._registry.sliced(tenant) else None

@@ -1,7 +1,7 @@
 "use strict";
 // Rows come as server-sent events ("all", then "change"); what is shown is drawn anew from them, at most four times a second.
 
-const SECTIONS = ["sources", "gpus", "shares", "services", "models", "jobs", "decisions", "warnings"];
+const SECTIONS = ["sources", "gpus", "shares", "hours", "services", "models", "jobs", "decisions", "warnings"];
 const rows = Object.fromEntries(SECTIONS.map((name) => [name, new Map()]));
 const MOST_ROWS = 200; // of a table at once: a thousand rows of which nobody sees more than forty cost too much
 const MOST_NAMED = 10; // tenants of one GPU that have a colour of their own
@@ -118,7 +118,7 @@ function drawGpus() {
 // ---- tables ----
 // A column marked `maybe` is left out where no row has it: a fleet measures no memory, a server takes no turns.
 function drawTable(name, every, list) {
-  const columns = every.filter((each) => !each.maybe || [...rows[name].values()].some((row) => row[each.key] != null && row[each.key] !== ""));
+  const columns = every.filter((each) => !each.hidden?.()).filter((each) => !each.maybe || [...rows[name].values()].some((row) => row[each.key] != null && row[each.key] !== ""));
   const [by, direction] = columns.some((each) => each.key === sort[name][0]) ? sort[name] : [columns[0].key, 1];
   const column = columns.find((each) => each.key === by);
   const value = (row) => (column.value ? column.value(row) : row[column.key]);
@@ -146,6 +146,38 @@ function drawTable(name, every, list) {
 const bar = (part, mark, color) => part == null || Number.isNaN(part) ? null : make("span", { className: "mini", ariaHidden: "true" },
   make("i", { style: { width: `${100 * Math.min(1, part ?? 0)}%`, ...(color ? { "--c": color } : {}) } }),
   mark != null && mark < 1 ? make("u", { style: { left: `calc(${100 * mark}% - 1px)` }, title: "granted" }) : null);
+// The last hour of a share: an area of what it got, a line of what it was promised, minutes below the promise marked.
+const HOUR = { minutes: 60, width: 120, height: 26, margin: 0.02 }; // margin: as in the agent's rule of what is short
+const isShort = (minute) => minute != null && minute[1] < minute[0] - HOUR.margin;
+const shortMinutes = (row) => (rows.hours.get(row.key)?.minutes ?? []).filter(isShort).length;
+function hour(row) {
+  const minutes = rows.hours.get(row.key)?.minutes;
+  if (!minutes?.length) return DASH;
+  const known = minutes.filter((minute) => minute != null);
+  const top = Math.max(0.05, ...known.flat()), step = HOUR.width / HOUR.minutes, start = HOUR.width - step * minutes.length;
+  const y = (part) => (HOUR.height - 1 - (HOUR.height - 2) * (part / top)).toFixed(1);
+  let got = "", promised = "", short = "";
+  minutes.forEach((minute, n) => {
+    if (minute == null) return;
+    const x = (start + n * step).toFixed(1), box = `M${x} ${HOUR.height}V${y(minute[1])}h${step}V${HOUR.height}z`;
+    got += box;
+    if (isShort(minute)) short += `M${x} ${y(minute[1])}V${y(minute[0])}h${step}V${y(minute[1])}z`;
+    promised += `M${x} ${y(minute[0])}h${step}`;
+  });
+  const mean = (field) => percent(known.reduce((sum, minute) => sum + minute[field], 0) / known.length);
+  const about = `last ${minutes.length} min: promised ${mean(0)}, got ${mean(1)} in the mean, short in ${shortMinutes(row)} min`;
+  const SVG = "http://www.w3.org/2000/svg", chart = document.createElementNS(SVG, "svg");
+  for (const [name, value] of Object.entries({ class: "hour", viewBox: `0 0 ${HOUR.width} ${HOUR.height}`, role: "img", "aria-label": about })) chart.setAttribute(name, value);
+  chart.style.setProperty("--c", row.color ?? colorOf(row.tenant));
+  chart.append(Object.assign(document.createElementNS(SVG, "title"), { textContent: about }));
+  for (const [name, path] of [["got", got], ["short", short], ["promised", promised]]) {
+    const line = document.createElementNS(SVG, "path");
+    line.setAttribute("class", name);
+    line.setAttribute("d", path);
+    chart.append(line);
+  }
+  return chart;
+}
 const figure = (text, kind) => make("span", { className: `figure ${kind ?? ""}` }, text);
 const small = (text, kind) => (text ? make("small", { className: kind ?? "" }, text) : null);
 const pill = (text, kind) => make("span", { className: `pill ${kind ?? ""}` }, text);
@@ -163,6 +195,7 @@ const SHARES = [
   { key: "state", name: "state", value: (row) => stateOf(row)[0], show: (row) => pill(...stateOf(row)) },
   { key: "granted", name: "granted", show: (row) => percent(row.granted) },
   { key: "got", name: "got", maybe: true, show: (row) => [bar(row.got, row.granted, row.color), figure(percent(row.got)), row.short_s ? small(`short for ${seconds(row.short_s)}`, "bad") : null] },
+  { key: "hour", name: "last hour", hidden: () => !rows.hours.size, value: shortMinutes, show: hour },
   { key: "limit", name: "limit", show: (row) => percent(row.limit) },
   { key: "memory_bytes", name: "memory", maybe: true, show: (row) => `${bytes(row.memory_bytes)}${row.memory_limit_bytes ? ` / ${bytes(row.memory_limit_bytes)}` : ""}` },
   { key: "waited_s", name: "waited", maybe: true, show: (row) => seconds(row.waited_s) },
