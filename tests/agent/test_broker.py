@@ -87,6 +87,9 @@ class Node:
     def ready(self, tenant: Tenant, gpu: str) -> bool:
         return self.present
 
+    def patience_ns(self, tenant: Tenant, gpu: str) -> int:
+        return 0
+
     def tenant(self, name: str, processes: int = 1) -> list[Process]:
         tenant = Tenant(TenantSpec(name), (GPU,), name, 0, Enforcement())
         self.broker.join(tenant)

@@ -44,10 +44,7 @@ class Residents:
         """Whether a turn may begin now: all that the tenant holds is on its GPU and stays there."""
         if self.leaving[gpu][tenant.name] or self.missing(tenant, gpu):
             return False
-        residency = self.gpus[gpu]
-        residency.used(tenant.name, time.monotonic_ns())
-        if not residency.everybody_fits:
-            self._be_patient(tenant, gpu)
+        self.gpus[gpu].used(tenant.name, time.monotonic_ns())
         return True
 
     def missing(self, tenant: Tenant, gpu: str) -> bool:
@@ -58,14 +55,14 @@ class Residents:
             return False
         return any(state.evicted for _, _, state in self.states(tenant, gpu))
 
-    def _be_patient(self, tenant: Tenant, gpu: str) -> None:
-        """An idle holder keeps its turn for as long as it would cost to bring the next one in."""
-        others = [o.name for o in self.gpus[gpu].occupants.values() if o.name != tenant.name]
-        least_ns = max(self._in_force.config.idle_release_ns, self.last_move_ns[gpu])
-        patience_ns = max([least_ns, *(self.gpus[gpu].idle_patience_ns(tenant.name, [name]) for name in others)])
-        for session, slot in tenant.slots_on(gpu):
-            if session.page.slots[slot].idle_release_ns != patience_ns:
-                session.page.slots[slot].idle_release_ns = patience_ns
+    def patience_ns(self, tenant: Tenant, gpu: str) -> int:
+        """How long an idle holder keeps its turn: as the settings say, or as bringing the next one in costs."""
+        residency, least_ns = self.gpus[gpu], self._in_force.config.idle_release_ns
+        if residency.everybody_fits:
+            return least_ns
+        others = [o.name for o in residency.occupants.values() if o.name != tenant.name]
+        costs = [residency.idle_patience_ns(tenant.name, [name]) for name in others]
+        return max(least_ns, self.last_move_ns[gpu], *costs)
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 

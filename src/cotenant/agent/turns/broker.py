@@ -34,6 +34,9 @@ class Residents(Protocol):
     def ready(self, tenant: Tenant, gpu: str) -> bool:
         """Whether a turn of a tenant may begin now."""
 
+    def patience_ns(self, tenant: Tenant, gpu: str) -> int:
+        """How long an idle holder keeps its turn, whatever it is owed."""
+
 
 @dataclass(eq=False)
 class _Hold:
@@ -296,8 +299,11 @@ class Broker:
         page = session.page.slots[slot]
         page.deadline_ns = deadline_ns
         page.inflight_allowed_ns = self._inflight_ns
+        now_ns, tenant, gpu = time.monotonic_ns(), session.tenant, session.slots[slot]
+        owed_ns = self.turns.gpus[gpu].patience_ns(tenant.name, now_ns)
+        page.idle_release_ns = max(self._residents.patience_ns(tenant, gpu), owed_ns)
         page.epoch = epoch
-        session.send(wire.pack_grant(0, slot, time.monotonic_ns(), epoch, deadline_ns, self._inflight_ns))
+        session.send(wire.pack_grant(0, slot, now_ns, epoch, deadline_ns, self._inflight_ns))
 
     def _move(self, step: Move) -> None:
         hold = self._holds.get(step.gpu)

@@ -134,6 +134,7 @@ class Account:
     quota_ns: int = 0
     served: float = 0.0  # time held while others waited, over weight: the credit of weighted round robin
     idle_since_ns: int | None = None
+    gap_ns: int = 0  # how long it was idle the last time
     turn_start_ns: int | None = None  # set while it holds the GPU
     contended_ns: int | None = None  # since when others wait for the turn under way
     turns: int = 0

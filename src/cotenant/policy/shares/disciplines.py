@@ -52,6 +52,14 @@ def _rank_request_limit(account: Account, now_ns: int) -> tuple[float, float]:
     return (1.0, account.used_ns(now_ns, max(request, 1.0 / max(1, account.crowd.active))))
 
 
+def _owed_request(account: Account, now_ns: int) -> bool:
+    return _rank_request_limit(account, now_ns)[0] == 0.0
+
+
+def _owed_nothing(account: Account, now_ns: int) -> bool:
+    return False
+
+
 def _quota_adaptive(account: Account, settings: QuotaSettings) -> int:
     """Half the burst estimate plus half the last quota, clamped; the base quota while nothing is known."""
     most_ns = max(settings.min_quota_ns, min(settings.max_quota_ns, int(account.share.limit * settings.window_ns)))
@@ -90,9 +98,8 @@ def _keep_unless_owed(holder: Account, challenger: Account, quota_ns: int, setti
 
     Without this, a tenant that pauses for a moment within each step would pay a whole foreign turn for every pause.
     """
-    over = _rank_request_limit(holder, now_ns)[0] > 0.0
-    owed = _rank_request_limit(challenger, now_ns)[0] == 0.0
-    return min(quota_ns, settings.min_quota_ns) if over and owed else quota_ns
+    takes_over = _owed_request(challenger, now_ns) and not _owed_request(holder, now_ns)
+    return min(quota_ns, settings.min_quota_ns) if takes_over else quota_ns
 
 
 def _keep_unless_outranked(
@@ -103,13 +110,15 @@ def _keep_unless_outranked(
 
 @dataclass(frozen=True)
 class Discipline:
-    """Smaller `rank` goes first; `quota` is a turn's length; `keeps` what the holder has of it once somebody waits."""
+    """Smaller `rank` goes first; `quota` is a turn's length; `keeps` what the holder has of it once somebody waits;
+    `owed` whether a tenant has had less than it was promised."""
 
     name: str
     summary: str
     rank: Callable[[Account, int], tuple[float, float]]
     quota: Callable[[Account, QuotaSettings], int]
     keeps: Callable[[Account, Account, int, QuotaSettings, int], int] = _keep_quota
+    owed: Callable[[Account, int], bool] = _owed_nothing
 
 
 DISCIPLINES: tuple[Discipline, ...] = (
@@ -120,6 +129,7 @@ DISCIPLINES: tuple[Discipline, ...] = (
         _rank_request_limit,
         _quota_adaptive,
         _keep_unless_owed,
+        _owed_request,
     ),
     Discipline(
         "temporal",

@@ -46,6 +46,7 @@ class SliceTenant:
     on: bool = True
     correction: float = 1.0  # of its slice, for what it got
     duty: float = 1.0  # part of a period in which it may run
+    density: float = 1.0  # of the time in which it may run alone, what it uses
     idle_steps: int = 0  # since it last had the GPU
     debt_ns: float = 0.0  # time over its limit that is still to be made up for
     total: Usage = field(default_factory=Usage)

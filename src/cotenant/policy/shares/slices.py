@@ -208,8 +208,7 @@ class GpuSlices:
             return limited, period_ns
         # those that do not compete may run at any time: they get on where they find work
         competing = sorted((t for t in background if t.competes), key=lambda t: t.name)
-        whole = self.shares()
-        parts = _divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
+        parts = self._turns(competing)
         wanted_ns = period_ns * len(parts) if guarded else max(period_ns, self.settings.turn_ns / min(parts.values()))
         window_ns = self.settings.window_ns
         period_ns = window_ns // max(1, int(window_ns // wanted_ns))  # whole ones in every window
@@ -219,6 +218,20 @@ class GpuSlices:
             plan[name] = (begin, begin + round(part * self.tenants[name].duty * period_ns))
             begin = end
         return plan, period_ns
+
+    def _turns(self, competing: list[SliceTenant]) -> dict[str, float]:
+        """Part of a period that each tenant has alone. A tenant with gaps needs more than its request to get its
+        request; what requests leave is given for that first. The parts of a gang are the same on all its GPUs."""
+        whole = self.shares()
+        parts = _divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
+        lacks = {t.name: t.share.request * (1.0 / t.density - 1.0) for t in competing}
+        left, lack = 1.0 - sum(t.share.request for t in competing), sum(lacks.values())
+        if left <= 0 or lack <= 0 or any(t.share.gang for t in competing):
+            return parts
+        paid = min(1.0, left / lack)
+        owed = {t.name: t.share.request + paid * lacks[t.name] for t in competing}
+        rest = max(0.0, 1.0 - sum(owed.values()))
+        return {name: owed[name] + rest * part for name, part in parts.items()}
 
     def _switch(self, now_ns: int) -> list[SliceInstruction]:
         """Who may run now, as far as that has changed: first those that may, so that the GPU is never without work."""
@@ -260,7 +273,7 @@ class GpuSlices:
         """What tenants had of each other before now says nothing about the way they run from now on."""
         self._alike_ns = now_ns
         for tenant in self.tenants.values():
-            tenant.correction = 1.0
+            tenant.correction = tenant.density = 1.0
 
     def _correct(self, steps: Mapping[str, Had], now_ns: int) -> None:
         for name, step in steps.items():
@@ -337,7 +350,9 @@ class GpuSlices:
         A cycle of it is a run and a rest. Where the rest is much longer than a round of the others the gaps are its
         own, and running one at a time would not shorten them.
         """
-        together = min(1.0, sum(step.part for step in steps.values()))
+        together = sum(step.part for step in steps.values())
+        switching = sum(step.usage.runs * self.settings.switch_ns / step.span_ns for step in steps.values())
+        together = min(1.0, together + (switching if switching > 0.1 else 0.0))  # what they would have without
         for name, step in steps.items():
             usage = step.usage
             often = usage.yields * SECOND_NS > self.settings.yields_per_s * step.span_ns
@@ -354,6 +369,11 @@ class GpuSlices:
         """A tenant that does not use its turn should not have it: back to slices, which skip it, for a while."""
         lately = {t.name: t.since(self._alike_ns) for t in here}
         known = all(one.span_ns >= self.settings.window_ns / 2 for one in lately.values())
+        for tenant in here if known else ():
+            had = lately[tenant.name]
+            density = max(0.25, min(1.0, had.usage.busy_ns / max(1, had.on_ns)))
+            if abs(density - tenant.density) > 0.02:
+                tenant.density = density
         if known and any(one.part < 0.5 * shares[name] for name, one in lately.items()):
             self.one_at_a_time, self._turns_again = False, TURNS_AGAIN_STEPS
 

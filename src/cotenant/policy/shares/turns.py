@@ -16,6 +16,8 @@ from cotenant.policy.shares.instructions import Claim, Ended, Grant, Instruction
 from cotenant.policy.shares.line import Line
 from cotenant.policy.shares.turn import LONG_WINDOW, UNDRAINED, Turn
 
+PAUSE_SEEN_NS = 2_000_000  # of a pause, what may lie before the tenant was found to be idle
+
 
 class GpuTurns:
     """Broker of one GPU. Every event method returns instructions; `wake_ns` says when `advance` is due next."""
@@ -199,6 +201,16 @@ class GpuTurns:
         """Length of the next turn of a tenant."""
         return self._rule.quota(self.accounts[name], self.settings)
 
+    def patience_ns(self, name: str, now_ns: int) -> int:
+        """How long a holder that is idle should keep its turn for what it is owed; 0: no longer than any other.
+
+        A tenant that pauses for a moment in each step would lose a whole foreign turn to every pause, and its request
+        with them. One that is owed its request keeps the GPU through pauses like its last one, if they are short."""
+        account = self.accounts[name]
+        patience_ns = account.gap_ns + account.gap_ns // 2
+        short = patience_ns <= self.settings.min_quota_ns // 4
+        return patience_ns + PAUSE_SEEN_NS if short and self._rule.owed(account, now_ns) else 0
+
     def wake_ns(self) -> int | None:
         """When `advance` must be called next, or None while only events can change anything."""
         times: list[int] = []
@@ -356,6 +368,7 @@ class GpuTurns:
         if account.idle_since_ns is not None:
             # idle time beyond the credit counts as had: nobody may save up a claim by sleeping and then stall the rest
             account.window.add(account.idle_since_ns, now_ns - self.settings.idle_credit_ns, IDLE)
+            account.gap_ns = now_ns - account.idle_since_ns
             account.idle_since_ns = None
             self.crowd.enter(now_ns)
             account.served = max(account.served, self._served_floor)

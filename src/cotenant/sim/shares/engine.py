@@ -278,7 +278,8 @@ class TokenEngine:
 
     def _idle_release_ns(self, tenant: _Tenant) -> int:
         """How long an idle holder keeps its turn."""
-        return tenant.load.idle_release_ns
+        patience_ns = self.broker.gpus[tenant.gpu].patience_ns(tenant.load.name, self.now_ns)
+        return max(tenant.load.idle_release_ns, patience_ns)
 
     def _idle_grant(self, tenant: _Tenant) -> None:
         """A gang's grant reached a member that has nothing to do: it holds until its peers are done."""

@@ -99,7 +99,7 @@ class MovingTokenEngine(TokenEngine):
     def _idle_release_ns(self, tenant: _Tenant) -> int:
         """An idle holder keeps its turn for as long as bringing the next one in would cost."""
         residency = self.residency[tenant.gpu]
-        least_ns = tenant.load.idle_release_ns
+        least_ns = super()._idle_release_ns(tenant)
         if residency.everybody_fits:
             return least_ns
         others = [name for name in residency.occupants if name != tenant.load.name]
