@@ -15,13 +15,14 @@ LOADED = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?\s(?:src|href)=["']?(
 
 
 def decisions(folder: Path) -> str:
-    """A line per decision record: its number and title, linked."""
-    lines = []
+    """A line per decision record, linked: those in force, then those that a later page sums up."""
+    in_force, superseded = ["## In force\n"], ["\n## Superseded\n"]
     for path in sorted(folder.glob("0*.md")):
-        title = path.read_text().splitlines()[0].removeprefix("# ").split(": ", 1)[-1]
-        title = re.sub(r"^\d+\. ", "", title)
+        text = path.read_text()
+        title = re.sub(r"^\d+\. ", "", text.splitlines()[0].removeprefix("# ").split(": ", 1)[-1])
+        lines = superseded if "\nStatus: superseded" in text else in_force
         lines.append(f"- [{path.name[:4]}]({path.name}): {title}")
-    return "\n".join(lines)
+    return "\n".join([*in_force, *superseded])
 
 
 def with_blank_lines(markdown: str) -> str:

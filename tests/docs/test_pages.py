@@ -42,3 +42,12 @@ def test_every_page_has_its_place_in_the_navigation() -> None:
     }
     assert len(listed) == len(set(listed)), "a page is listed twice"
     assert set(listed) == expected
+
+
+def test_a_superseded_decision_names_the_page_that_lists_it() -> None:
+    superseded = [page for page in (DOCS / "decisions").glob("0*.md") if "\nStatus: superseded" in page.read_text()]
+    assert len(superseded) > 25
+    for page in superseded:
+        link = re.search(r"^Status: superseded by \[[^\]]+\]\(([^)]+)\)", page.read_text(), re.MULTILINE)
+        assert link is not None, page.name
+        assert f"(../decisions/{page.name})" in (page.parent / link[1]).read_text(), page.name
