@@ -226,9 +226,7 @@ def test_a_node_needs_the_base_alone(agent: Path) -> None:
 
 def test_the_training_loop_needs_the_base_alone(tmp_path: Path) -> None:
     program = (
-        "import base_install; base_install.hide()\n"
-        "import cotenant\n"
-        "print(sum(cotenant.loop([1, 2, 3], epochs=2)))\n"
+        "import base_install; base_install.hide()\nimport cotenant\nprint(sum(cotenant.loop([1, 2, 3], epochs=2)))\n"
     )
     env = environment(tmp_path)
     env["PYTHONPATH"] += os.pathsep + str(Path(base_install.__file__).parent)

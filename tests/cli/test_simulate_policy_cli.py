@@ -61,9 +61,13 @@ def test_search_for_the_best_static_layout(call: Any, trace: str) -> None:
         assert best["jct_s"]["mean"] <= other["jct_s"]["mean"] + 1e-9, layout
 
 
-@pytest.mark.parametrize(("policy", "titles"), [
-    ("oracle", ["simulating oracle"]), ("static", ["searching static layouts", "simulating static"]),
-])
+@pytest.mark.parametrize(
+    ("policy", "titles"),
+    [
+        ("oracle", ["simulating oracle"]),
+        ("static", ["searching static layouts", "simulating static"]),
+    ],
+)
 def test_long_runs_say_how_far_they_are(
     call: Any, trace: str, policy: str, titles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,9 +32,7 @@ def test_inspect_json_has_its_keys_and_nothing_else_on_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "t.csv"
-    path.write_text(
-        "job_id,num_gpu,submit_time,duration\na,1,0,10\nb,0,5,10\nc,4,20,30\nd,1,10,20\n", encoding="utf-8"
-    )
+    path.write_text("job_id,num_gpu,submit_time,duration\na,1,0,10\nb,0,5,10\nc,4,20,30\nd,1,10,20\n", encoding="utf-8")
     code, out, err = run(capsys, monkeypatch, "trace", "inspect", f"tiresias:{path}", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")
@@ -95,9 +93,7 @@ def test_convert_applies_options(
     options = ["--from", "1h", "--gpu-counts", "as-single", "--rate-scale", "2", "--split", "0,100,0"]
     code, _, _ = run(capsys, monkeypatch, "trace", "convert", source, "--out", out_file, *options)
     assert code == 0
-    assert out_file.read_text() == (
-        "id,arrival_s,gpus,duration_s,model\nb,1800,1,5,gnmt\nc,2700,1,5,transformer\n"
-    )
+    assert out_file.read_text() == ("id,arrival_s,gpus,duration_s,model\nb,1800,1,5,gnmt\nc,2700,1,5,transformer\n")
 
 
 def test_generate_names_its_seed_and_is_the_same_again(

@@ -127,11 +127,15 @@ class LazyGroup(TyperGroup):
             from cotenant.core.errors import InputError
 
             close = difflib.get_close_matches(name, VERBS, 1)
-            if close:
+            if close and not ctx.resilient_parsing:
                 raise InputError(f"no such command '{name}'; did you mean {close[0]}?")
             return super().resolve_command(ctx, args)
-        module = importlib.import_module(_module(name, args[1:]))
-        return name, typer.main.get_command(module.app), args[1:]
+        command = typer.main.get_command(importlib.import_module(_module(name, args[1:])).app)
+        if ctx.resilient_parsing:  # a shell asks what may follow
+            from cotenant.cli import complete
+
+            complete.attach(name, command)
+        return name, command, args[1:]
 
 
 app = typer.Typer(
