@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -100,6 +101,28 @@ def declare(folder: Path, text: str) -> str:
     path = folder / "agent.yaml"
     path.write_text(text)
     return str(path)
+
+
+def saved(folder: Path, name: str) -> dict[str, Any]:
+    """A tenant as the agent's state file has it, which the agent writes soon after a change; {} if it has none."""
+    try:
+        rows = json.loads((folder / "state.json").read_text())["tenants"]
+    except FileNotFoundError:
+        return {}
+    return next((row for row in rows if row["spec"]["name"] == name), {})
+
+
+def state_cannot_be_written(folder: Path) -> None:
+    """From here on the agent's state file stays as it is: a folder is where the new one would be written."""
+
+    def blocked() -> bool:
+        try:
+            (folder / "state.new").mkdir()
+        except FileExistsError:  # the agent is writing
+            return (folder / "state.new").is_dir()
+        return True
+
+    wait_for(blocked)
 
 
 def alive(pid: int) -> bool:

@@ -31,9 +31,10 @@ def test_two_tenants_take_turns(agent: AgentProcess) -> None:
         a, b = (FakeShim(agent.folder, token) for token in tokens)
         for shim in (a, b):
             assert shim.attach(gpu_uuid(0)) == 0
+        asked_ns = time.monotonic_ns()
         first = a.take()
         assert a.page is not None and a.page.slots[0].epoch == first["epoch"]  # noqa: PT018
-        assert first["deadline_ns"] > time.monotonic_ns()
+        assert first["deadline_ns"] > asked_ns
         b.request()
         assert b.receive(0.1) == {}  # one holder at a time
         a.wait(MessageType.PAGE_UPDATE)  # somebody waits now: give back when idle
@@ -76,12 +77,13 @@ def test_a_lone_tenant_is_never_stopped_and_soon_has_no_deadline(
     with agent.client() as launcher:
         a = FakeShim(agent.folder, register(launcher, "a")["token"])
         a.attach(gpu_uuid(0))
-        grant = a.take()
-        moved = a.wait(MessageType.TOKEN_GRANT)
-        assert grant["deadline_ns"] < moved["deadline_ns"] < time.monotonic_ns() + 300_000_000
-        moved = a.wait(MessageType.TOKEN_GRANT)
-        assert moved["epoch"] == grant["epoch"]
-        assert moved["deadline_ns"] == NO_DEADLINE == ENDLESS_NS
+        grant = moved = a.take()
+        while moved["deadline_ns"] != NO_DEADLINE:
+            assert moved["deadline_ns"] < time.monotonic_ns() + 300_000_000
+            last, moved = moved, a.wait(MessageType.TOKEN_GRANT)
+            assert last["deadline_ns"] < moved["deadline_ns"]
+            assert moved["epoch"] == grant["epoch"]
+        assert moved["deadline_ns"] == ENDLESS_NS
         assert a.receive(0.6) == {}  # nothing more to be told
         b = FakeShim(agent.folder, register(launcher, "b")["token"])
         b.attach(gpu_uuid(0))
@@ -203,7 +205,7 @@ def test_bad_clients_are_told_and_dropped(
         assert bad.receive()["type"] == 0  # and closed
         good.release(grant["epoch"])
         good.take()  # nobody else noticed
-        assert agent.call("status")["connections"] == 1
+        wait_for(lambda: agent.call("status")["connections"] == 1)
 
 
 def test_after_hello_bad_messages_end_only_that_process(agent: AgentProcess) -> None:

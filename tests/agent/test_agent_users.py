@@ -126,9 +126,9 @@ def test_stop_waits_for_a_program_that_is_being_started(agent: AgentProcess) -> 
             timer.start()
             reaper = threading.Thread(target=child.wait)
             reaper.start()
-            answer = other.call("stop", name="a", grace_s=1.0)
+            answer = other.call("stop", name="a", grace_s=60.0)
             assert answer["stopped"] == 1
-            reaper.join(5)
+            reaper.join()
             assert child.returncode == -signal.SIGTERM
         finally:
             timer.join()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.gate.client import join_floor
@@ -135,9 +136,12 @@ print(json.dumps({"child": os.waitstatus_to_exitcode(status)}))
 
 def test_a_program_that_forks_goes_on(rig: Rig) -> None:
     assert run(rig, "forks", FORKS) == {"child": 7}
-    state = rig.scheme("tidal", heartbeat_timeout_ms=5_000)["gpus"][rig.uuid]
-    assert state["best_effort_processes"] == 0
-    assert state["holders"] == []
+
+    def nobody() -> bool:
+        state = rig.scheme("tidal", heartbeat_timeout_ms=5_000)["gpus"][rig.uuid]
+        return state["best_effort_processes"] == 0 and state["holders"] == []
+
+    wait_for(nobody, what="it has left the floor")
 
 
 EXITS = """

@@ -43,7 +43,7 @@ def test_who_could_not_join_the_floor_at_first_is_on_it_a_little_later(kind: str
         spec = TenantSpec("late", mechanism="time", **{kind: True})  # type: ignore[arg-type]
         program = rig.tenant(spec, ["cotenant.bench.be_loads", "driver"]).wait_ready()
         program.ask("load mm2048", 60)
-        assert [w for w in rig.tenants()["late"]["warnings"] if "could not be joined" in str(w)]
+        wait_for(lambda: [w for w in rig.tenants()["late"]["warnings"] if "could not be joined" in str(w)])
         away.rename(there)
 
         def on_it() -> int:

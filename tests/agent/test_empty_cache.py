@@ -66,12 +66,12 @@ def test_something_else_called_torch_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_once_before_the_turn_ends(tmp_path: Path) -> None:
-    """Steps of 10 ms; the turn has 1 s, 1 s, then 1 ms twice (one turn's end), then 1 s, then 1 ms left: two ends."""
+    """Steps of 10 ms; the turn has 100 s, 100 s, then 1 ms twice (one turn's end), 100 s, then 1 ms left: two ends."""
     program = (
         "import torch, time; from importlib import import_module\n"
         "steps = import_module('torch.optim.optimizer').hooks[0]\n"
         "scope = type(steps).__call__.__globals__\n"
-        "left = iter([10**9, 10**9, 10**6, 10**6, 10**9, 10**6])\n"
+        "left = iter([10**11, 10**11, 10**6, 10**6, 10**11, 10**6])\n"
         "scope['_ask'] = lambda: next(left)\n"
         "for _ in range(6):\n    time.sleep(0.01)\n    import_module('torch.optim.optimizer').step()\n"
         "print(torch.cuda.calls)"

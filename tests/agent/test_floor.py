@@ -45,7 +45,7 @@ def uuid_of(agent: AgentProcess) -> str:
 def ask(agent: AgentProcess, message: bytes) -> tuple[bytes, list[int]]:
     """What the floor's socket answers, with descriptors; b"" when it hangs up."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(5)
+    connection.settimeout(60)
     connection.connect(str(agent.folder / FLOOR_SOCKET))
     connection.send(message)
     reply, fds, *_ = socket.recv_fds(connection, 512, 2)

@@ -24,14 +24,16 @@ from cotenant.bench.harness import with_source
 from cotenant.devices.base import uuid_bytes
 
 MS = 1_000_000
+HEARTBEAT_MS = 60_000  # longer than any test
 HOLDER = """
 import sys, time
 from pathlib import Path
 from cotenant.agent.gate.client import join_floor
 floor = join_floor(Path(sys.argv[1]), sys.argv[2])
+print(time.monotonic_ns(), flush=True)
 floor.raise_()
 print("up", flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 LEAVER = """
@@ -55,7 +57,7 @@ for count in (300, 100):
 
 @pytest.fixture
 def rig() -> Iterator[tuple[Rig, Program]]:
-    with Rig("soft", together=True) as started:
+    with Rig("soft", together=True, settings={"fail": "open"}) as started:
         be = started.be(below=True).wait_ready()
         be.ask("load mm2048", 60)
         started.scheme("tidal", run_ahead="always")  # whatever the program
@@ -89,12 +91,14 @@ def test_a_best_effort_process_may_write_the_second_page_alone(rig: tuple[Rig, P
 
 def test_what_is_launched_while_the_floor_is_up_runs_when_it_falls(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=HEARTBEAT_MS)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
-    answer, down = held(be, floor, "times 0.3", 0.25)
-    times = answer["times_ns"]
-    ahead = len([at for at in times if at < down])
+    for seconds in (0.25, 2.0, 10.0):  # a busy machine gives the program its processor late
+        answer, down = held(be, floor, f"times {seconds + 0.05}", seconds)
+        ahead = len([at for at in answer["times_ns"] if at < down])
+        if ahead > 0:
+            break
     assert 0 < ahead < 1000, "20 ms of 26 us each, and no more"
     block, down = held(be, floor, "run 0.3", 0.25)
     assert done_by(block, down) == 0
@@ -104,7 +108,7 @@ def test_what_is_launched_while_the_floor_is_up_runs_when_it_falls(rig: tuple[Ri
 
 def test_either_of_two_services_holds_it(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=HEARTBEAT_MS)
     floors = [join_floor(started.bench.folder, started.uuid) for _ in range(6)]  # more than one word
     for number in (0, 5):
         be.ask("run 0.05")
@@ -138,10 +142,12 @@ def test_words_that_belong_to_nobody_hold_nothing_for_long(rig: tuple[Rig, Progr
 def test_a_service_that_is_killed_while_the_agent_is_dead_lets_go(rig: tuple[Rig, Program]) -> None:
     """Nobody is left who could lower for it but the process that waits."""
     started, be = rig
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=1_000)
     command = [sys.executable, "-c", HOLDER, str(started.bench.folder), started.uuid]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
-        holder.stdout.readline()
+        believed_until = int(holder.stdout.readline()) + 1_000 * MS
+        assert holder.stdout.readline() == "up\n"
         be.tell("run 0.5")
         time.sleep(0.1)
         assert started.bench.agent is not None
@@ -150,7 +156,7 @@ def test_a_service_that_is_killed_while_the_agent_is_dead_lets_go(rig: tuple[Rig
         holder.kill()
         killed = time.monotonic_ns()
     block = be.answer()
-    assert done_by(block, killed) == 0
+    assert done_by(block, min(killed, believed_until)) == 0
     assert block["count"] > 0
 
 
@@ -160,7 +166,7 @@ def test_the_service_holds_it_again_where_it_was_not_believed_for_a_while(rig: t
     floor = join_floor(started.bench.folder, started.uuid)
     floor.raise_()
     be.ask("run 0.2")
-    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=HEARTBEAT_MS)
     answer, down = held(be, floor, "run 0.2", 0.15)
     assert done_by(answer, down) == 0
     floor.close()
@@ -169,7 +175,7 @@ def test_the_service_holds_it_again_where_it_was_not_believed_for_a_while(rig: t
 def test_who_raises_the_page_of_an_agent_that_was_started_again_holds_nobody_for_ever(rig: tuple[Rig, Program]) -> None:
     """A service may come to the new page after those who wait, and leave the old one as it was: up."""
     started, be = rig
-    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=HEARTBEAT_MS)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
     old = floor.mapping
@@ -195,7 +201,7 @@ def test_who_raises_the_page_of_an_agent_that_was_started_again_holds_nobody_for
 def test_a_service_that_streams_cannot_see_is_waited_for_by_the_host(rig: tuple[Rig, Program]) -> None:
     """One of an older version: it writes the first page alone."""
     started, be = rig
-    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=HEARTBEAT_MS)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(str(started.bench.folder / FLOOR_SOCKET))
     connection.send(floor_page.pack_join(uuid_bytes(started.uuid), FloorRole.LATENCY_SENSITIVE))
@@ -216,7 +222,7 @@ def test_a_service_that_streams_cannot_see_is_waited_for_by_the_host(rig: tuple[
 
 def test_what_is_not_launched_before_its_time_is_bounded_by_the_host(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", run_ahead="never", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", run_ahead="never", heartbeat_timeout_ms=HEARTBEAT_MS)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
     answer, down = held(be, floor, "times 0.2", 0.15)
@@ -231,7 +237,7 @@ def test_who_needs_it_runs_ahead_and_who_does_not_is_bounded_by_the_host(
 ) -> None:
     """A step of 700 kernels of 18 us whose host takes 26 us for each, and products of 0.2 ms in a row."""
     started, be = rig
-    started.scheme("tidal", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)
     be.ask(f"load {load}", 60)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 2.3")  # what ran before had two seconds
@@ -243,13 +249,13 @@ def test_who_needs_it_runs_ahead_and_who_does_not_is_bounded_by_the_host(
 
 def test_a_program_ends_while_its_work_is_held(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=HEARTBEAT_MS)
     floor = join_floor(started.bench.folder, started.uuid)
     floor.raise_()
     be.tell("run 1")
     time.sleep(0.1)
     be.process.kill()
-    wait_for(lambda: be.process.poll() is not None, what="it has ended")
+    be.process.wait()
     wait_for(
         lambda: started.scheme("tidal")["gpus"][started.uuid]["best_effort_processes"] == 0, what="the floor knows"
     )
@@ -270,8 +276,8 @@ def test_a_program_whose_exit_handlers_wait_for_held_work_ends(
     spec = TenantSpec("leaver", mechanism="mps", best_effort=True)
     leaver = started.tenant(spec, ["leaver"]).wait_ready()
     leaver.answer()
-    floor.raise_()
     began = time.monotonic()
+    floor.raise_()
     leaver.tell("go")
     assert leaver.process.wait(60) == 0
     assert time.monotonic() - began > 0.2, "its work was held"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -109,15 +110,14 @@ def test_an_idle_program_does_not_halve_the_bound_of_a_working_one(rig: Rig) -> 
         return int(rig.scheme("tidal")["gpus"][rig.uuid]["best_effort_counted"])
 
     wait_for(lambda: counted() == 2, what="both are idle: either may begin with its half")
-    programs[0].tell("run 0.6")
+    programs[0].tell("run 600")
     wait_for(lambda: counted() == 1, what="one works")
-    programs[1].tell("run 0.3")
+    programs[1].tell("run 600")
     wait_for(lambda: counted() == 2, what="both work")
-    programs[1].answer()
+    programs[1].process.send_signal(signal.SIGSTOP)
     wait_for(lambda: counted() == 1, what="one works again")
-    programs[0].answer()
     for program in programs:
-        program.close()
+        program.process.kill()
     floor.close()
     wait_for(lambda: rig.scheme("tidal")["gpus"][rig.uuid]["best_effort_processes"] == 0, what="all have gone")
     assert counted() == 0

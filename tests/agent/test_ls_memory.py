@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,7 +61,6 @@ def test_a_service_that_was_moved_out_is_back_for_its_next_request(node: Callabl
     away = 256 * MIB - here.where("ls")["resident_bytes"]
     assert away > 100 * MIB
     be.tell("work(2)")
-    time.sleep(0.3)
     assert ls.ask("check()") == "intact"
-    assert here.where("ls")["resident_bytes"] == 256 * MIB
+    assert here.where("ls")["moved_in_bytes"] >= away, "BE may have had its next turn since"
     assert be.answer().endswith("intact")

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_harness import saved, state_cannot_be_written
 from heard import heard
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
-from waiting import wait_for
+from waiting import stays, wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
@@ -111,6 +112,7 @@ def test_agent_killed_while_it_parked(node: Callable[..., Node], until: str) -> 
     program = here.program("a", "none")
     assert program.ask("take(96)") == "0"
     key = key_of(program.process.pid)
+    wait_for(lambda: saved(here.folder, "a").get("processes"), what="it is written down")
     here.agent.kill()
     here.agent.wait()
     steps = ["lock", "checkpoint"][: 1 if until == "lock" else 2]
@@ -123,8 +125,7 @@ def test_agent_killed_while_it_parked(node: Callable[..., Node], until: str) -> 
     here.start()
     program.tell("check()")
     if until == "checkpoint":
-        time.sleep(0.3)
-        assert [row["name"] for row in here.call("parked")["parked"]] == ["a"]
+        stays(lambda: [row["name"] for row in here.call("parked")["parked"]] == ["a"])
         here.call("resume", name="a")
     assert program.answer() == "intact"
     assert here.call("parked")["parked"] == []
@@ -236,7 +237,18 @@ def test_killed_while_it_is_parked_is_said(node: Callable[..., Node]) -> None:
     here = node(1024 * MIB)
     program = here.program("a", memory=700 * MIB)
     assert program.ask("take(400)") == "0"
-    killer = threading.Timer(0.01, program.process.kill)
+    program.process.send_signal(signal.SIGSTOP)  # so that it is not done before it is killed
+
+    def under_way() -> bool:
+        with pytest.raises((InputError, WorkError)) as refused:
+            here.call("resume", name="a")
+        return "is being parked" in str(refused.value)
+
+    def kill_it_on_its_way() -> None:
+        wait_for(under_way)
+        program.process.kill()
+
+    killer = threading.Thread(target=kill_it_on_its_way)
     killer.start()
     with pytest.raises(WorkError, match=r"ended while it was being parked|could not be moved"):
         here.call("park", name="a")
@@ -249,14 +261,11 @@ def test_nothing_is_checkpointed_that_could_be_forgotten(node: Callable[..., Nod
     here = node(1024 * MIB)
     program = here.program("a", "none")
     assert program.ask("take(64)") == "0"
-    time.sleep(0.3)
-    state = here.folder / "state.json"
-    state.unlink()
-    (here.folder / "state.json").mkdir()  # what is written is put in place by rename
+    state_cannot_be_written(here.folder)
     with pytest.raises(WorkError, match="cannot write down"):
         here.call("park", name="a")
     assert program.ask("work(0.1)").endswith("intact")
-    state.rmdir()
+    (here.folder / "state.new").rmdir()
     here.call("park", name="a")
     here.call("resume", name="a")
     assert program.ask("check()") == "intact"

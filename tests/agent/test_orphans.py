@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentProcess
+from agent_harness import AgentProcess, saved
 from fake_shim import FakeShim, register
-from waiting import wait_for
+from waiting import stays, wait_for
 
 from cotenant.agent.processes import is_zombie
 from cotenant.agent.tenants.orphans import by_token
@@ -74,15 +73,16 @@ def test_stop_finds_a_daemon_that_has_not_used_the_gpu(agent: AgentProcess, tmp_
 
 def test_the_next_agent_knows_a_daemon_too(agent: AgentProcess, tmp_path: Path) -> None:
     daemon, token = start(agent, tmp_path, 60)
-    time.sleep(1.0)
+    wait_for(
+        lambda: [pid for pid, _ in saved(agent.folder, "d").get("processes", ())] == [daemon], what="it is written down"
+    )
     agent.kill()
     agent.start()
     assert agent.tenant("d")["pids"] == []
     shim = FakeShim(agent.folder, token)
     assert shim.answer["type"] == HELLO_REPLY
     shim.close()
-    time.sleep(0.3)
-    assert agent.tenant("d")
+    stays(lambda: agent.tenant("d"))
     os.kill(daemon, 9)
     wait_for(lambda: not agent.call("list")["tenants"])
 
@@ -90,22 +90,27 @@ def test_the_next_agent_knows_a_daemon_too(agent: AgentProcess, tmp_path: Path) 
 def test_a_dead_leader_that_nobody_reaps_keeps_no_tenant(agent: AgentProcess) -> None:
     """Its process group is there as long as somebody has not waited for it; what counts is who lives in it."""
     with agent.client() as launcher:
-        for name, script, stays in (("alone", "exec sleep 60", False), ("led", "sleep 60 & exec sleep 60", True)):
+        for name, script, lives_on in (
+            ("alone", "echo; exec sleep 600", False),
+            ("led", "sleep 600 >/dev/null & echo; exec sleep 600", True),
+        ):
             token = register(launcher, name)["token"]
             environment = os.environ | {"COTENANT_TOKEN": token}
-            program = subprocess.Popen(["sh", "-c", script], env=environment, start_new_session=True)
+            program = subprocess.Popen(
+                ["sh", "-c", script], env=environment, start_new_session=True, stdout=subprocess.PIPE
+            )
             launcher.call("started", name=name, pid=program.pid)
-            time.sleep(0.3)
+            assert program.stdout is not None
+            program.stdout.readline()
             os.kill(program.pid, 9)
             wait_for(lambda: is_zombie(program.pid))  # noqa: B023 - called in this round
-            if stays:
-                time.sleep(1.0)
-                assert agent.tenant(name)
+            if lives_on:
+                stays(lambda: agent.tenant(name), 1.0)  # noqa: B023 - called in this round
             else:
                 wait_for(lambda: not agent.call("list")["tenants"])
             os.killpg(program.pid, 9)
             wait_for(lambda: not agent.call("list")["tenants"])
-            program.wait(60)
+            program.communicate()
 
 
 @pytest.mark.parametrize("programs", [30])
@@ -116,7 +121,7 @@ def test_many_programs_that_end_at_once_cost_one_look(start_agent: Callable[...,
         running = []
         for number in range(programs):
             token = register(launcher, f"t{number}")["token"]
-            running.append(subprocess.Popen(["sleep", "1"], env=os.environ | {"COTENANT_TOKEN": token}))
+            running.append(subprocess.Popen(["sleep", "600"], env=os.environ | {"COTENANT_TOKEN": token}))
             launcher.call("started", name=f"t{number}", pid=running[-1].pid)
         assert len(agent.call("list")["tenants"]) == programs
         for process in running:

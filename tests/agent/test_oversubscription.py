@@ -8,10 +8,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from agent_harness import saved
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
-from waiting import wait_for
+from waiting import stays, wait_for
 
 from cotenant.core.errors import InputError, WorkError
 
@@ -48,7 +50,8 @@ def test_a_tenant_that_makes_room_waits_for_its_turn(node: Callable[..., Node]) 
     wait_for(lambda: here.where("a")["moving"] or here.where("a")["moves_out"], what="a on its way out")
     assert a.ask("work(1)").endswith("intact")
     assert b.answer() == "0"
-    assert here.tenant("a")["gpus"][0]["turns"] < 200
+    row = here.tenant("a")
+    assert row["gpus"][0]["turns"] < 100 + 100 * row["age_s"], "turns are of 20 ms and more"
 
 
 def test_nobody_moves_while_all_fit(node: Callable[..., Node]) -> None:
@@ -121,7 +124,7 @@ def test_killed_in_the_middle_of_a_move(node: Callable[..., Node], dies: str) ->
 def test_a_stopped_victim_does_not_stop_the_gpu_for_ever(node: Callable[..., Node]) -> None:
     """A process that does not answer keeps its memory: who needs it gets an error and is told why; once it goes on,
     its memory moves again."""
-    here = node(2 * CONTEXT + 320 * MIB, stuck_after=0.2)
+    here = node(2 * CONTEXT + 320 * MIB, stuck_after=1.0)
     one, two = (here.program(name) for name in ("a", "b"))
     assert one.ask("take(200)") == "0"
     assert two.ask("take(96)") == "0"
@@ -242,9 +245,12 @@ def test_no_room_on_the_way_back_keeps_it_parked(node: Callable[..., Node]) -> N
     assert other.ask("take(200)") == "0"
     assert hog.ask("take(64)") == "0"
     program.tell("check()")
+    with pytest.raises(WorkError, match="cannot be brought back"):
+        here.call("resume", name="a", timeout_s=0.2)
+    assert here.tenant("a")["state"] == "parked"
     other.process.kill()
     wait_for(lambda: len(here.call("list")["tenants"]) == 1)
-    here.call("resume", name="a", timeout_s=1.0)
+    here.call("resume", name="a")
     assert program.answer() == "intact"
 
 
@@ -325,10 +331,15 @@ def test_an_agent_that_restarts_finds_what_is_away(node: Callable[..., Node]) ->
     here.call("exchange", out=["a"])
     here.call("park", name="b")
     here.call("park", name="c")
-    time.sleep(0.3)  # the state file is written
     counts = ("moves_out", "moved_out_bytes", "moving_s")
     before = [here.where("b")[name] for name in counts]
     assert before[:2] == [1, 96 * MIB]
+
+    def written() -> list[Any]:
+        moves = saved(here.folder, "b").get("moves") or {}
+        return [moves.get(name) for name in ("moves_out", "out_bytes", "seconds")]
+
+    wait_for(lambda: written() == before)
     here.agent.kill()
     here.agent.wait()
     here.start()
@@ -338,8 +349,7 @@ def test_an_agent_that_restarts_finds_what_is_away(node: Callable[..., Node]) ->
     assert swapped.ask("check()") == "intact"
     parked.tell("check()")
     whole.tell("check()")
-    time.sleep(0.2)
-    assert here.where("b")["resident_bytes"] == 0
+    stays(lambda: here.where("b")["resident_bytes"] == 0)
     here.call("resume", name="b")
     here.call("resume", name="c")
     assert parked.answer() == whole.answer() == "intact"
@@ -349,6 +359,7 @@ def test_a_program_of_the_last_agent_can_be_parked_by_the_next(node: Callable[..
     here = node(2048 * MIB)
     program = here.program("a", "none")
     assert program.ask("take(96)") == "0"
+    wait_for(lambda: saved(here.folder, "a").get("processes"), what="it is written down")
     here.agent.kill()
     here.agent.wait()
     here.start()

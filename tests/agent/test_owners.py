@@ -140,8 +140,8 @@ def test_containers_of_a_pod_have_their_own_shares(held: HeldAgent) -> None:
 def test_a_process_that_is_early_waits_for_the_news_of_its_pod(held: HeldAgent) -> None:
     held.call("expect", kind="pod")
     held.put(pod_cgroup(UID, ID))
-    threading.Timer(0.5, hold, (held,)).start()
     began = time.monotonic()
+    threading.Timer(0.5, hold, (held,)).start()
     shim = FakeShim(held.tenants, "container:main")
     assert time.monotonic() - began > 0.3
     assert shim.answer["tenant"].rstrip(b"\0") == b"team/train/main"

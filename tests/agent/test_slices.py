@@ -312,7 +312,10 @@ def test_a_tenant_killed_while_it_is_off_leaves_nothing(node: Node) -> None:
         node.clients.pop().close()
         wait_for(lambda: [row["name"] for row in node.tenants()] == ["other"])
         counts.append((descriptors(agent), descriptors(keeper)))
-    wait_for(lambda: (descriptors(agent), descriptors(keeper)) == counts[0], what="files of the dead are closed")
+    wait_for(
+        lambda: descriptors(agent) <= counts[0][0] and descriptors(keeper) <= counts[0][1],
+        what="files of the dead are closed",
+    )
     wait_for(lambda: (node.got()["other"] or 0.0) > 0.9, what="all of the GPU is the other's")
 
 

@@ -71,6 +71,7 @@ def test_memory_held_by_a_stranger_is_found_out(node: Callable[..., Node]) -> No
     for program in programs:
         program.tell("work(0.8)")
     assert all(program.answer().endswith("intact") for program in programs)
+    assert [program.ask("check()") for program in programs * 2] == ["intact"] * 4  # each makes the other one leave
     assert min(here.where(name)["moves_in"] for name in ("a", "b")) > 0
     stranger.process.kill()
     stranger.process.wait()
@@ -88,8 +89,9 @@ def test_a_tenant_that_makes_room_gets_no_turn_meanwhile(node: Callable[..., Nod
     two.tell("work(1)")
     assert one.answer().endswith("intact")
     assert two.answer().endswith("intact")
-    # turns of at least 20 ms each
-    assert sum(here.tenant(name)["gpus"][0]["turns"] for name in ("a", "b")) < 300
+    for name in ("a", "b"):
+        row = here.tenant(name)
+        assert row["gpus"][0]["turns"] < 100 + 100 * row["age_s"], "turns are of 20 ms and more"
 
 
 def test_what_several_ask_for_at_once_is_waited_for(node: Callable[..., Node]) -> None:
@@ -147,7 +149,7 @@ def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
     async def run() -> tuple[list[int], int]:
         turns: Any = Turns()
         residents = Residents(registry, Ledger(), parked, in_force)
-        residents.last_move_ns["g"] = 10**9
+        residents.last_move_ns["g"] = 10**12
         residents.refresh("g")
         made: Any = (residents, registry, Ledger(), parked, turns, Driver(), in_force, lambda: None)
         running = asyncio.create_task(Residency(*made).run())
@@ -159,7 +161,7 @@ def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
         return turns.floors, residents.last_move_ns["g"]
 
     floors, moved_ns = asyncio.run(run())
-    assert took_s * 1e9 <= moved_ns < 10**9
+    assert took_s * 1e9 <= moved_ns < 10**12
     assert floors == [pytest.approx(moved_ns * 3, abs=1)]  # x (1 - 0.25) / 0.25
 
 

@@ -18,3 +18,13 @@ def wait_for(check: Callable[[], Any], seconds: float = WITHIN_S, what: str = ""
             return value
         assert time.monotonic() < deadline, f"not within {seconds} s: {what or check}"
         time.sleep(0.01)
+
+
+def stays(check: Callable[[], Any], seconds: float = 0.3, what: str = "") -> None:
+    """Assert that `check` is true all the time; a slow machine looks less often, which fails no test."""
+    end = time.monotonic() + seconds
+    while True:
+        assert check(), f"not all of {seconds} s: {what or check}"
+        if time.monotonic() >= end:
+            return
+        time.sleep(0.01)
