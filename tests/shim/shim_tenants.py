@@ -50,7 +50,7 @@ class Tenants:
             extra.setdefault("CLIENT_LIBRARY", str(self.driver))
         return self.start(agent, [sys.executable, "-c", script], **extra)
 
-    def output(self, process: subprocess.Popen[str], timeout: float = 30) -> str:
+    def output(self, process: subprocess.Popen[str], timeout: float = 120) -> str:
         """Standard output of a process that must end well."""
         out, err = process.communicate(timeout=timeout)
         assert process.returncode == 0, f"exit {process.returncode}: {out} {err}"

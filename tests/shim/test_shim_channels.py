@@ -80,22 +80,25 @@ def test_an_agent_that_comes_back_hears_of_all_groups(tenants: Tenants, agent: A
 
 def test_a_forked_child_has_groups_of_its_own(tenants: Tenants, agent: Agents) -> None:
     script = (
-        "import os, time\nfrom cuda_calls import *\n"
+        "import os\nfrom cuda_calls import *\n"
+        "end, write = os.pipe()\n"
         "pid = os.fork()\n"
         "start()\n"
-        "time.sleep(0.5)\n"
-        "assert pid == 0 or os.waitpid(pid, 0)[1] == 0\n"
+        "os.close(write) if pid == 0 else input()\n"
+        "assert os.read(end, 1) == b'' if pid == 0 else (os.close(write), os.waitpid(pid, 0)[1])[1] == 0\n"
     )
     with agent() as broker:
-        tenants.output(tenants.python(broker, script))
-        assert len({groups(client)[-1]["client"] for client in broker.clients}) == 2
+        program = tenants.python(broker, script)
+        wait_for(lambda: len({m["client"] for client in broker.clients for m in groups(client)[-1:]}) == 2)
+        program.communicate("\n", timeout=60)
+        assert program.returncode == 0
 
 
 def test_groups_of_both_kinds_are_told(tenants: Tenants, agent: Agents) -> None:
     """Allocations as libcuda makes them, in both layouts of the call: a refused one, a copy engine's group, a group
     whose channels grow, and a client that ends with all it has. Other calls pass untouched, errno included."""
     script = """
-import ctypes, errno, os, struct, sys, time
+import ctypes, errno, os, struct, sys
 from cuda_calls import *
 start()
 libc = ctypes.CDLL(None, use_errno=True)
@@ -114,20 +117,36 @@ make(client, 0x10, 0x80); make(0x10, 0x11, 0x2080)
 make(0x10, 0x20, 0xa06c, old=True); make(0x20, 0x21, 0xc96f, old=True); make(0x21, 0x22, 0xcdc0)   # compute
 make(0x10, 0x30, 0xa06c); make(0x30, 0x31, 0xc86f)                                                # copies only
 make(0x10, 0x40, 0xa06c, status=0x1f); make(0x40, 0x41, 0xc86f); make(0x41, 0x42, 0xcbc0)         # refused group
-time.sleep(0.3); make(0x20, 0x23, 0xc96f)
-time.sleep(0.3); free(client, client)
+input(); make(0x20, 0x23, 0xc96f)
+input(); free(client, client)
 ctypes.set_errno(0)
 assert libc.ioctl(fd, ctypes.c_ulong(0x5401), None) == -1 and ctypes.get_errno() == errno.ENOTTY
-time.sleep(0.3)
+input()
 """
+
+    def said() -> list[tuple[int, int, tuple[int, ...]]]:
+        told = [m for client in broker.clients for m in groups(client) if m["client"] == 0xC1DFF000]
+        return [(m["group"], m["compute"], group_of(m).channels) for m in told]
+
     with agent() as broker:
-        tenants.output(tenants.python(broker, script))
+        program = tenants.python(broker, script)
+        assert program.stdin is not None
+        for seen in (
+            {(0x20, 1, (0x21,)), (0x30, 0, (0x31,))},
+            {(0x20, 1, (0x21, 0x23))},
+            {(0x20, 1, ()), (0x30, 0, ())},
+        ):
+            wait_for(lambda: seen <= set(said()))  # noqa: B023 - called in this round
+            program.stdin.write("\n")
+            program.stdin.flush()
+        program.communicate(timeout=60)
+        assert program.returncode == 0
         told = [m for m in groups(broker.clients[0]) if m["client"] == 0xC1DFF000]
-        said = [(m["group"], m["compute"], group_of(m).channels) for m in told]
-        assert said.count((0x30, 0, (0x31,))) == 1
-        ends = [s for s in said if not s[2]]
+        messages = said()
+        assert messages.count((0x30, 0, (0x31,))) == 1
+        ends = [s for s in messages if not s[2]]
         assert sorted(ends) == [(0x20, 1, ()), (0x30, 0, ())]
-        grown = [s for s in said if s[0] == 0x20 and s[2]]
+        grown = [s for s in messages if s[0] == 0x20 and s[2]]
         assert grown[-2:] == [(0x20, 1, (0x21,)), (0x20, 1, (0x21, 0x23))]
         assert {m["subdevice"] for m in told} == {0x11}
         assert os.fstat(told[0].fd).st_size > 0

@@ -85,7 +85,6 @@ def test_pinned_host_memory_is_told_to_the_next_agent(tenants: Tenants, agent: A
 
     step()
     broker.close()
-    time.sleep(0.3)
     go()
     step()
     with FakeAgent(broker.path, fail_mode=1) as heir:
@@ -110,5 +109,3 @@ def host_memory(client: Client) -> int:
             sums = (size, held + size, held - size)
             held = dict(zip(COUNTED, sums, strict=True))[MessageType(message.type)]
     return held
-
-

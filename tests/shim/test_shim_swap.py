@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 
 import pytest
 from fake_agent import FakeAgent
 from shim_tenants import Tenants
-from waiting import wait_for
+from waiting import stays, wait_for
 
 from cotenant.abi.protocol import MessageType, MoveFlag, Status
 
@@ -184,8 +183,7 @@ def test_the_way_in_goes_no_further_than_allowed(tenants: Tenants, agent: Agents
     broker.move(MessageType.MOVE_OUT, EVERYTHING)
     client = broker.clients[0]
     client.send(MessageType.MOVE_IN, slot=0, sequence=7, bytes=10 * MIB)
-    time.sleep(0.3)
-    assert len(client.of(MessageType.MOVE_DONE)) == 1
+    stays(lambda: len(client.of(MessageType.MOVE_DONE)) == 1)
     client.send(MessageType.MOVE_ALLOW, slot=0, bytes=EVERYTHING)
     wait_for(lambda: len(client.of(MessageType.MOVE_DONE)) >= 2)
     assert client.of(MessageType.MOVE_DONE)[-1].sequence == 7
@@ -258,7 +256,8 @@ def test_sharing_memory_ends_moving_and_says_so(tenants: Tenants, agent: Agents)
     assert program.ask("raw('cuIpcGetMemHandle', ctypes.create_string_buffer(64), held['large'])") == "801"
     client = broker.clients[0]
     wait_for(lambda: client.of(MessageType.MOVE_STATE)[-1]["flags"] == MoveFlag.FIXED)
-    assert b"shares memory with other processes" in client.of(MessageType.WARNING)[-1].fields["text"]
+    said = lambda: [m.fields["text"] for m in client.of(MessageType.WARNING)]  # noqa: E731
+    wait_for(lambda: b"shares memory with other processes" in b"".join(said()[-1:]))
     assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING))[0] == DENIED
     assert program.ask("take('plain', 4096)") == "0"
     broker.resume()
@@ -269,8 +268,8 @@ def test_sharing_memory_ends_moving_and_says_so(tenants: Tenants, agent: Agents)
 def test_what_a_program_loads_can_keep_its_memory_in_place(tenants: Tenants, agent: Agents) -> None:
     tenants.environment["COTENANT_FIXED_WITH"] = "libnothing,libpython,libc.so"
     broker, program = started(tenants, agent)
-    warnings = [message.fields["text"] for message in broker.clients[0].of(MessageType.WARNING)]
-    assert any(b"which hands memory to others" in text for text in warnings)
+    warnings = lambda: [message.fields["text"] for message in broker.clients[0].of(MessageType.WARNING)]  # noqa: E731
+    wait_for(lambda: any(b"which hands memory to others" in text for text in warnings()))
     assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING))[0] == DENIED
     broker.resume()
     assert program.ask("check()") == "intact"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import signal
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from fake_agent import FakeAgent, Message
 from native_sources import compile_c
 from shim_tenants import Tenants
-from waiting import wait_for
+from waiting import stays, wait_for
 
 from cotenant.abi.protocol import MessageType, ReleaseReason
 from cotenant.abi.tenant_page import SlotFlag
@@ -67,7 +66,7 @@ def test_revocation_through_the_page_and_by_message(tenants: Tenants, agent: Age
     with agent() as broker:
         process = tenants.client_run(broker, "v2", "rate", "30", "0", CLIENT_KERNEL_NS="1000000")
         wait_for(lambda: broker.clients and broker.clients[0].epoch == 1)
-        time.sleep(0.1)
+        wait_for(lambda: broker.clients[0].slot().launches > 10)
         broker.granting = False
         broker.revoke()
         client = broker.clients[0]
@@ -78,8 +77,7 @@ def test_revocation_through_the_page_and_by_message(tenants: Tenants, agent: Age
         assert release["launches"] > 10
         wait_for(lambda: len(client.of(MessageType.TOKEN_REQUEST)) == 2)  # it wants more, and says so
         launches = client.slot().launches
-        time.sleep(0.15)
-        assert client.slot().launches == launches  # and launches nothing meanwhile
+        stays(lambda: client.slot().launches == launches, what="it launches nothing meanwhile")
         broker.resume()
         wait_for(lambda: client.slot().launches > launches)
         process.kill()
@@ -109,8 +107,7 @@ def test_idle_turn_is_given_back_only_when_somebody_waits(tenants: Tenants, agen
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline().strip() == "up"
-        time.sleep(0.1)
-        assert broker.releases() == []
+        stays(lambda: broker.releases() == [], 0.1)
         broker.set_flags(SlotFlag.CONTENDED)
         wait_for(broker.releases)
         assert broker.releases()[0]["reason"] == ReleaseReason.IDLE
@@ -123,21 +120,20 @@ def test_idle_turn_is_given_back_only_when_somebody_waits(tenants: Tenants, agen
 
 
 def test_hung_kernel_is_reported_and_the_release_follows_when_it_ends(tenants: Tenants, agent: Agents) -> None:
-    """A kernel of 1 s in a turn of 100 ms with a drain time-out of 200 ms: first drained = 0, later drained = 1."""
+    """A kernel of 4 s in a turn of 100 ms with a drain time-out of 200 ms: first drained = 0, later drained = 1."""
     with agent(turn_ns=100 * MS, drain_ns=200 * MS) as broker:
         script = (
             "from cuda_calls import *\nimport ctypes, time\n"
-            "ns = c_uint64(10**9); kernel = function(start(), b'timed')\n"
+            "ns = c_uint64(4 * 10**9); kernel = function(start(), b'timed')\n"
             "params = (c_void_p * 1)(ctypes.addressof(ns))\n"
             "cu('cuLaunchKernel', kernel, 1, 1, 1, 1, 1, 1, 0, None, params, None)\n"
-            "cu('cuCtxSynchronize'); time.sleep(0.5)\n"
+            "cu('cuCtxSynchronize'); input()\n"
         )
-        process = tenants.python(broker, script)
+        tenants.python(broker, script)
         wait_for(broker.releases)
         first = broker.releases()[0]
         assert first["drained"] == 0
         assert first["overuse_ns"] >= 200 * MS
-        tenants.output(process)
         wait_for(lambda: len(broker.releases()) == 2)
         assert broker.releases()[1]["drained"] == 1
         assert broker.releases()[1]["epoch"] == first["epoch"]
@@ -167,19 +163,23 @@ def test_ungated_tenant_waits_for_nobody(tenants: Tenants, agent: Agents) -> Non
 def test_lost_agent(tenants: Tenants, agent: Agents, fail_mode: int, goes_on: bool) -> None:
     """Fail open: launches go on. Fail closed: they wait for the agent and go on when it is back."""
     broker = agent(fail_mode=fail_mode)
-    process = tenants.client_run(broker, "v2", "rate", "1.2", "10")
-    wait_for(lambda: broker.clients and broker.clients[0].epoch == 1)
-    time.sleep(0.2)
+    process = tenants.client_run(broker, "v2", "rate", "600", "10")
+    wait_for(lambda: broker.clients and broker.clients[0].slot().launches > 0)
+    page = broker.clients[0].slot()
     broker.close()
-    if not goes_on:
-        time.sleep(1.5)
-        assert process.poll() is None
-        with FakeAgent(broker.path, fail_mode=fail_mode) as heir:
-            tenants.output(process)
-            assert heir.clients[0].epoch >= 1
-            assert 9 in {m.type for m in heir.clients[0].messages}  # what it holds was reported
-    else:
-        tenants.output(process)
+    wait_for(lambda: broker.clients[0].closed)
+    if goes_on:
+        launches = page.launches
+        wait_for(lambda: page.launches > launches + 1000)
+        return
+    assert process.stderr is not None
+    assert "launches wait until it is back" in process.stderr.readline()
+    launches = page.launches
+    stays(lambda: page.launches == launches)
+    with FakeAgent(broker.path, fail_mode=fail_mode) as heir:
+        wait_for(lambda: heir.clients and heir.clients[0].epoch >= 1)
+        wait_for(lambda: 9 in {m.type for m in heir.clients[0].messages})  # what it holds was reported
+        wait_for(lambda: heir.clients[0].slot().launches > launches)
 
 
 def test_threads_share_the_process_turn(tenants: Tenants, agent: Agents) -> None:

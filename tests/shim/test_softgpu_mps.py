@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import mps_standin
 import pytest
+from waiting import wait_for
 
 from cotenant.native.libraries import SOFT_DRIVER, library_path
 
@@ -92,14 +93,10 @@ def test_a_namespace_bounds_what_a_program_sees_until_the_server_ends_it(program
     assert said(astray) == "0"
     assert said(astray).split()[0] == "132", "a folder without a server: no MPS, no limits, no error"
     programs.order("client", "terminate", str(ended.pid))
-    wait_until(lambda: said(ended, call=True) == "810")
+    wait_for(lambda: said(ended, call=True) == "810")
     assert said(inside, call=True) == "0"
     programs.order("standin", "fault", "s")
     assert said(programs.start("s/n")) == "807"
     programs.order("--quit")
-    wait_until(lambda: said(inside, call=True) == "805")
+    wait_for(lambda: said(inside, call=True) == "805")
     assert said(astray, call=True) == "0"
-
-
-def wait_until(check: Callable[[], bool]) -> None:
-    assert any(check() for _ in range(100_000))
