@@ -27,6 +27,7 @@ from cotenant.serving.worker import UnavailableError, WorkerFactory
 SAMPLE_S = 0.5
 LEAST_RATE = 0.01  # a service that nobody asks is still planned for, so that it stays reachable
 PLAN_LIMIT_S = 120.0
+FIRST_PLAN_LIMIT_S = 900.0  # of a planner process that may have to compile first: half a minute on a quiet machine
 ATTEMPTS = 100  # each leaves out a service that cannot be loaded, or a GPU that has gone
 
 
@@ -42,11 +43,15 @@ class PlannerProcess:
     async def ask(self, ask: Ask) -> ServingPlan:
         """The plan; InputError when the services cannot be planned, WorkError when there is no answer."""
         async with self._lock:
+            limit_s = FIRST_PLAN_LIMIT_S if self._streams is None else PLAN_LIMIT_S
             try:
-                return await asyncio.wait_for(self._ask(ask), PLAN_LIMIT_S)
-            except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+                return await asyncio.wait_for(self._ask(ask), limit_s)
+            except TimeoutError:
                 await self.close()
-                raise WorkError(f"the planner gave no answer: {error or type(error).__name__}") from None
+                raise WorkError(f"the planner gave no answer within {limit_s:g} s") from None
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                await self.close()
+                raise WorkError(f"the planner gave no answer: {error}") from None
 
     async def _ask(self, ask: Ask) -> ServingPlan:
         reader, writer = self._streams or await self._begin()
