@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from cotenant.agent.processes import is_zombie
 from cotenant.fleet.session import Fleet, FleetOptions
@@ -52,14 +52,14 @@ class Commands:
     def job(self, job_id: str) -> dict[str, Any]:
         return next(job for job in self.json("queue", "--all")["jobs"] if job["id"] == job_id)
 
-    def until(self, job_id: str, state: str, seconds: float = 60.0) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+    def until(self, job_id: str, state: str) -> dict[str, Any]:
+
+        def there() -> dict[str, Any] | None:
             job = self.job(job_id)
-            if job["state"] == state:
-                return job
-            time.sleep(0.05)
-        raise AssertionError(f"{job_id} is {self.job(job_id)}, not {state}")
+            return job if job["state"] == state else None
+
+        found: dict[str, Any] = wait_for(there, what=f"{job_id} is {state}")
+        return found
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_day_with_a_fleet(fleet: Commands, tmp_path: Path, monkeypatch: pytest
     assert fleet.ok("submit", tmp_path / "job.yaml") == "file\n"
     first = fleet.json("submit", "--name", "ticks", "--gpus", 2, "--cpus", 3, "--memory", "8GiB", "--",
                        "sh", "-c", "for i in 1 2 3; do echo tick $i; sleep 0.2; done; exit 3")["id"]  # fmt: skip
-    long = fleet.json("submit", "--share", "30%", "--name", "long", "--", "sleep", "60")["id"]
+    long = fleet.json("submit", "--share", "30%", "--name", "long", "--", "sleep", "600")["id"]
     assert fleet.ok("logs", "-f", first) == "tick 1\ntick 2\ntick 3\n"
     failed = fleet.until(first, "failed")
     assert (failed["exit_code"], failed["error"], failed["attempts"]) == (3, "exit code 3", 1)
@@ -116,8 +116,7 @@ def test_killed_controllers_lose_no_job_and_two_at_once_do_not_run(fleet: Comman
     err = fleet.fails(1, "fleet", "up", "--executor", "local", "--nodes", 2)
     assert err == f"cotenant: a controller (pid {pid}) already runs in {fleet.folder}\n"
     os.kill(pid, signal.SIGKILL)
-    while not is_zombie(pid):
-        time.sleep(0.01)
+    wait_for(lambda: is_zombie(pid))
     assert str(fleet.folder) in fleet.fails(1, "queue")  # a listener may go a moment after the process
     again = fleet.up()
     assert again["epoch"] == 2
@@ -131,9 +130,9 @@ def test_killed_controllers_lose_no_job_and_two_at_once_do_not_run(fleet: Comman
 
 def test_down_saves_jobs_and_up_takes_them_on(fleet: Commands) -> None:
     fleet.up()
-    fleet.ok("submit", "--name", "job", "--", "sh", "-c", "sleep 30")
+    fleet.ok("submit", "--name", "job", "--", "sh", "-c", "sleep 600")
     fleet.until("job", "running")
-    assert fleet.ok("fleet", "down", "--within", "2s") == "the fleet is down; 1 job will go on when it is up again\n"
+    assert fleet.ok("fleet", "down", "--within", "60s") == "the fleet is down; 1 job will go on when it is up again\n"
     jobs = fleet.up()["jobs"]
     assert jobs["running"] + jobs["queued"] == 1
     assert fleet.until("job", "running")["attempts"] == 2
@@ -188,7 +187,7 @@ def test_nonsense_at_the_door_hurts_nobody(fleet: Commands) -> None:
                  b'{"op": "submit", "jobs": [{"name": "a", "command": ["x"], "gpus": "y"}]}\n',
                  b'{"op": "log", "id": "a", "rank": -1}\n', b"\xff\xfe\n", b"{" * 5000 + b"\n"):  # fmt: skip
         with socket.socket(socket.AF_UNIX) as door:
-            door.settimeout(10)
+            door.settimeout(60)
             door.connect(str(fleet.folder / "fleet.sock"))
             door.sendall(said)
             answer = json.loads(door.makefile("rb").readline())
@@ -198,7 +197,7 @@ def test_nonsense_at_the_door_hurts_nobody(fleet: Commands) -> None:
 
 def test_strangers_at_the_port_do_not_lock_the_owner_out(fleet: Commands) -> None:
     port = fleet.up("--port", 0)["port"]
-    strangers = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(300)]
+    strangers = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(300)]
     try:
         assert fleet.json("queue") == {"jobs": []}
     finally:
@@ -211,7 +210,7 @@ def test_who_drips_his_token_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.M
     options = FleetOptions(folder=tmp_path, nodes=1, executor="local", port=0)
     with Fleet(options) as fleet:
         assert fleet.door is not None
-        with socket.create_connection(("127.0.0.1", fleet.door.port or 0), 10) as stranger:
+        with socket.create_connection(("127.0.0.1", fleet.door.port or 0), 60) as stranger:
             stranger.sendall(b"x")
             answer = json.loads(stranger.makefile("rb").readline())
         assert answer["field"] == "token"

@@ -6,13 +6,12 @@ import itertools
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fleet_orders import PYTHON, Node
-from waiting import wait_for
+from waiting import stays, wait_for
 
 from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.executors.local import LocalExecutor
@@ -73,12 +72,12 @@ def test_a_program_that_is_not_there_is_one_sentence(node: Node) -> None:
 
 
 def test_the_same_order_twice_starts_one_process(node: Node) -> None:
-    order = node.order("twice", ("sh", "-c", f"echo x >> {node.folder}/count; sleep 30"))
+    order = node.order("twice", ("sh", "-c", f"echo x >> {node.folder}/count; sleep 600"))
     assert node.exchange(order, order)["results"] == [{}, {}]
     node.exchange(order)
     node.up("twice.0")
-    time.sleep(0.3)
-    assert (node.folder / "count").read_text() == "x\n"
+    wait_for((node.folder / "count").exists)
+    stays(lambda: (node.folder / "count").read_text() in ("", "x\n"))
     node.exchange({"do": "stop", "attempt": "twice.0", "why": "cancel", "grace_s": 0.0})
     node.ended("twice.0")
 
@@ -99,8 +98,7 @@ def test_an_older_controller_is_refused_and_starts_nothing(node: Node, executor:
     answer = old.exchange(order)
     assert answer["refused"] == node.epoch
     assert answer["results"] == []
-    time.sleep(0.2)
-    assert not (node.folder / "ran").exists()
+    stays(lambda: not (node.folder / "ran").exists())
     assert node.report("old.0") is None
 
 
@@ -167,15 +165,15 @@ def test_a_lease_that_nobody_extends_ends_the_job(node: Node) -> None:
 
 
 def test_an_extended_lease_goes_on_without_a_restart(node: Node) -> None:
-    name = node.start("sh", "-c", "echo once; sleep 60", lease_s=3.0)
-    node.up(name)
-    until_ns = node.exchange()["now_ns"] + 30 * 10**9
+    name = node.start("sh", "-c", "echo once; sleep 600", lease_s=4.0)
+    first_ns = node.exchange()["now_ns"] + 4 * 10**9
+    until_ns = first_ns + 600 * 10**9
     node.exchange({"do": "extend", "attempts": [name], "until_ns": until_ns})
-    time.sleep(3.2)  # the first lease is over by now
+    wait_for(lambda: node.exchange()["now_ns"] > first_ns, what="the end of the first lease")
+    wait_for(lambda: node.log(name) == "once\n")
     report = node.report(name)
     assert report is not None
     assert report["phase"] == pages.RUNNING
-    assert node.log(name) == "once\n"
     lease = json.loads((node.folder / "jobs" / name.removesuffix(".0") / "lease-0.json").read_text())
     assert lease["until_s"] == pytest.approx(until_ns / 1e9)
     node.exchange({"do": "stop", "attempt": name, "why": "cancel", "grace_s": 0.0})
@@ -183,7 +181,8 @@ def test_an_extended_lease_goes_on_without_a_restart(node: Node) -> None:
 
 
 def test_nothing_that_a_job_started_outlives_it(node: Node) -> None:
-    hidden = f"setsid sh -c 'echo $$ > {node.folder}/pid; sleep 60' & sleep 0.3; exit 0"
+    hidden = f"setsid sh -c 'echo $$ > {node.folder}/pid; sleep 600' & "
+    hidden += f"while [ ! -s {node.folder}/pid ]; do sleep 0.05; done"
     exit_ = node.ended(node.start("sh", "-c", hidden))
     assert exit_["code"] == 0
     pid = int((node.folder / "pid").read_text())
@@ -192,7 +191,9 @@ def test_nothing_that_a_job_started_outlives_it(node: Node) -> None:
 
 
 def test_ranks_start_together_and_one_that_fails_takes_the_rest_with_it(node: Node) -> None:
-    name = node.start("sh", "-c", "echo rank $RANK; [ $RANK = 1 ] && exit 4; sleep 60", ranks=3, grace_s=0.5)
+    others = "while [ ! -e r0 ] || [ ! -e r2 ]; do sleep 0.05; done; exit 4"
+    script = f"echo rank $RANK; touch r$RANK; if [ $RANK = 1 ]; then {others}; fi; sleep 600"
+    name = node.start("sh", "-c", script, ranks=3, grace_s=0.5)
     exit_ = node.ended(name)
     assert exit_["code"] == 4
     assert set(exit_["codes"]) == {"0", "1", "2"}

@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.core.errors import WorkError
@@ -39,7 +39,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with open(folder / "agent.log", "wb") as log:
         process = subprocess.Popen([*command, "--config", str(folder / "agent.json")], stdout=log, stderr=log)
     try:
-        _until(lambda: _answers(folder), 30, "the agent")
+        wait_for(lambda: _answers(folder), what="the agent")
         yield folder
     finally:
         process.send_signal(signal.SIGTERM)
@@ -54,16 +54,6 @@ def _answers(folder: Path) -> bool:
         ControlClient(folder).close()
         return True
     return False
-
-
-def _until(check: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = check()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s: {what}")
 
 
 def _fleet(agent: Path, tmp_path: Path, ordering: str) -> Fleet:
@@ -84,13 +74,15 @@ def test_a_job_that_cannot_save_itself_is_parked_and_goes_on_where_it_was(agent:
     with _fleet(agent, tmp_path, "srtf") as fleet:
         fleet.submit(_job("long", 4.0))
         log = tmp_path / "fleet" / "jobs" / "long" / "log-0-0.txt"
-        _until(lambda: log.exists() and "pid" in log.read_text(), 60, "the long job")
+        wait_for(lambda: log.exists() and "pid" in log.read_text(), what="the long job")
+        # one that the controller still thinks starting is stopped, not parked
+        wait_for(lambda: fleet.job("long")["state"] == "running")
         fleet.submit(_job("short", 0.5))
-        _until(lambda: fleet.job("long")["state"] == "parked", 30, "long is parked")
+        wait_for(lambda: fleet.job("long")["state"] == "parked", what="long is parked")
         with ControlClient(agent) as client:
             states = {t["name"]: t["state"] for t in client.call("list")["tenants"]}
         assert states["job-long.0"] == "parked"
-        assert fleet.wait(90)
+        assert fleet.wait(240)
         long, short = fleet.job("long"), fleet.job("short")
         record = fleet.record()
     assert (long["state"], short["state"]) == ("finished", "finished")
@@ -105,15 +97,16 @@ def test_shares_of_one_gpu_are_tenants_with_that_share(agent: Path, tmp_path: Pa
     with _fleet(agent, tmp_path, "fifo") as fleet:
         ids = [fleet.submit(_job(f"half{i}", 1.5, gpus=0.5)) for i in range(3)]
         with ControlClient(agent) as client:
-            both = _until(
-                lambda: [t for t in client.call("list")["tenants"] if t["state"] == "running"][1:], 60, "two tenants"
-            )
-            assert both
-            tenants = client.call("list")["tenants"]
-        assert sorted(t["name"] for t in tenants) == ["job-half0.0", "job-half1.0"]
+
+            def beside_each_other() -> list[dict[str, Any]]:
+                rows: list[dict[str, Any]] = client.call("list")["tenants"]
+                third = fleet.job("half2")["state"]
+                two = sorted(t["name"] for t in rows) == ["job-half0.0", "job-half1.0"] and third == "waiting"
+                return rows if two and {t["state"] for t in rows} == {"running"} else []
+
+            tenants = wait_for(beside_each_other, what="two run and the third waits")
         assert {(t["request"], t["limit"], t["mechanism"]) for t in tenants} == {(0.5, 0.5, "time")}
-        assert fleet.job("half2")["state"] == "waiting"
-        assert fleet.wait(90)
+        assert fleet.wait(240)
         assert [fleet.job(job)["state"] for job in ids] == ["finished"] * 3
 
 
@@ -123,8 +116,8 @@ def test_an_agent_that_is_away_costs_no_retry(agent: Path, tmp_path: Path) -> No
         hidden = agent / "hidden.sock"
         (agent / "control.sock").rename(hidden)
         fleet.submit(_job("patient", 0.2))
-        _until(lambda: fleet.job("patient")["attempts"] >= 2, 30, "a second try")
-        assert "no agent answers" in fleet.job("patient")["error"]
+        wait_for(lambda: fleet.job("patient")["attempts"] >= 2, what="a second try")
+        wait_for(lambda: "no agent answers" in fleet.job("patient")["error"])
         hidden.rename(agent / "control.sock")
-        assert fleet.wait(90)
+        assert fleet.wait(240)
         assert (fleet.job("patient")["state"], fleet.job("patient")["failures"]) == ("finished", 0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_for
 
 from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.noderuntime import attempt as pages
@@ -28,7 +29,7 @@ class Node:
         assert answer is not None
         return answer
 
-    def start(self, *command: str, ranks: int = 1, lease_s: float = 30.0, grace_s: float = 5.0, **more: Any) -> str:
+    def start(self, *command: str, ranks: int = 1, lease_s: float = 600.0, grace_s: float = 60.0, **more: Any) -> str:
         """Start an attempt of a new job; returns its name."""
         job = f"job{next(_names)}"
         order = self.order(job, command, ranks, lease_s, grace_s) | more
@@ -36,7 +37,7 @@ class Node:
         return f"{job}.0"
 
     def order(
-        self, job: str, command: tuple[str, ...], ranks: int = 1, lease_s: float = 30.0, grace_s: float = 5.0
+        self, job: str, command: tuple[str, ...], ranks: int = 1, lease_s: float = 600.0, grace_s: float = 60.0
     ) -> dict[str, Any]:
         """A start order."""
         job_dir = self.folder / "jobs" / job
@@ -66,13 +67,13 @@ class Node:
 
     def until(self, name: str, done: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> dict[str, Any]:
         """The first report for which `done` holds."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+
+        def there() -> dict[str, Any] | None:
             report = self.report(name)
-            if report is not None and done(report):
-                return report
-            time.sleep(0.02)
-        raise AssertionError(f"{name} did not get there: {self.report(name)}")
+            return report if report is not None and done(report) else None
+
+        found: dict[str, Any] = wait_for(there, timeout_s, name)
+        return found
 
     def up(self, name: str) -> dict[str, Any]:
         """Its processes run."""

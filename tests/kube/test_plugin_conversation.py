@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from held_agent import pod_cgroup, uuid_of
 from kube_node import Node
 from kubelet_standin import AdmissionError
 from pods import patched, pod, share
-from waiting import wait_for
+from waiting import stays, wait_for
 
 from cotenant.abi.protocol import MessageType
 from cotenant.kube.admission.mutate import mutate
@@ -195,20 +194,20 @@ def test_a_kubelet_that_restarts_is_told_again(node: Node) -> None:
 
 
 def test_a_killed_plugin_loses_nothing_and_frees_what_ended_meanwhile(node: Node) -> None:
-    stays = node.schedule(pod("stays", annotations=share("30%")))
+    keeps = node.schedule(pod("stays", annotations=share("30%")))
     goes = node.schedule(pod("goes", annotations=share("40%")))
     wait_for(lambda: len(node.held()) == 2)
+    wait_for(lambda: node.api.events(keeps))
     assert node.plugin is not None
     node.plugin.send_signal(signal.SIGKILL)
     node.plugin.wait()
     node.finish(goes, "Failed")
-    time.sleep(0.2)
-    assert len(node.held()) == 2, "nobody was there to let go of it"
+    stays(lambda: len(node.held()) == 2, what="nobody is there to let go of it")
     node.start_plugin()
     node.ready(count=2)
     wait_for(lambda: set(node.held()) == {"team/stays/main"})
-    assert node.held()["team/stays/main"]["gpus"] == [gpu_of(ids(node, stays)[0])]
-    assert [reason for reason, _ in node.api.events(stays)] == ["ShareBound"], "said once, by whichever plugin"
+    assert node.held()["team/stays/main"]["gpus"] == [gpu_of(ids(node, keeps)[0])]
+    assert [reason for reason, _ in node.api.events(keeps)] == ["ShareBound"], "said once, by whichever plugin"
 
 
 def test_a_pod_that_comes_again_by_the_same_name(node: Node) -> None:

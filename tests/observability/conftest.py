@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-START_WITHIN_S = 60
+from waiting import wait_for
 
 
 class LiveAgent:
@@ -38,14 +36,13 @@ class LiveAgent:
             raise
 
     def _find_url(self) -> str:
-        until = time.monotonic() + START_WITHIN_S
-        while time.monotonic() < until:
-            for line in self.log.read_text().splitlines():
-                if "live page and metrics at " in line and "ready in" in self.log.read_text():
-                    return line.rpartition(" ")[2]
+        def found() -> str:
             assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.02)
-        raise AssertionError(f"the agent did not start: {self.log.read_text()}")
+            said = self.log.read_text()
+            lines = [line for line in said.splitlines() if "live page and metrics at " in line]
+            return lines[0].rpartition(" ")[2] if lines and "ready in" in said else ""
+
+        return str(wait_for(found, what="the agent's live page"))
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:

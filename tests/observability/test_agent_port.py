@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import wait_for
+from waiting import stays, wait_for
 
 from cotenant.agent.gate.client import join_floor
 from cotenant.observability.metrics import AGENT
@@ -51,7 +50,8 @@ def test_a_change_is_in_the_feed(live_agent: Callable[..., Any]) -> None:
 def test_who_is_held_off_by_latency_sensitive_work_is_told(live_agent: Callable[..., Any]) -> None:
     """Its class, that it is held off now, and how long its launches have waited, which under mps are no turns."""
     train_spec = {"name": "train", "best_effort": True, "mechanism": "mps"}
-    on_the_host = {"scheme": "tidal", "run_ahead": "never"}  # what waits on the device has no wait of its launches
+    # what waits on the device has no wait of its launches
+    on_the_host = {"scheme": "tidal", "run_ahead": "never", "heartbeat_timeout_ms": 60_000}
     agent = live_agent(tenants=[train_spec], colocation=on_the_host)
 
     def share() -> dict[str, Any]:
@@ -69,17 +69,21 @@ def test_who_is_held_off_by_latency_sensitive_work_is_told(live_agent: Callable[
         assert train.stdout is not None
         assert train.stdout.readline().startswith("ready")
         assert (share()["class"], share()["floor"]) == ("best-effort", None)
-        train.stdin.write("run 0.5\n")
-        train.stdin.flush()
-        began = time.monotonic()
-        while time.monotonic() < began + 0.3:
-            floor.raise_()  # a sign of life
-            assert share()["floor"] == "held off"
-        floor.lower()
-        assert train.stdout.readline().startswith('{"count"')
-        wait_for(lambda: share()["floor"] is None and share()["waited_s"] >= 0.2)
+
+        def held_off_a_while() -> bool:
+            """The program may have been given its processor late, so that it waited for less time or none."""
+            floor.raise_()
+            train.stdin.write("run 0.1\n")
+            train.stdin.flush()
+            stays(lambda: share()["floor"] == "held off")
+            floor.lower()
+            assert train.stdout.readline().startswith('{"count"')
+            assert share()["floor"] is None
+            return float(share()["waited_s"]) >= 0.2
+
+        wait_for(held_off_a_while)
         (line,) = (e for e in agent.get("/metrics").splitlines() if e.startswith("cotenant_tenant_launch_wait"))
-        assert 0.2 <= float(line.split()[-1]) < 2.0
+        assert float(line.split()[-1]) >= 0.2
     finally:
         train.communicate(timeout=60)
         floor.close()
@@ -99,18 +103,13 @@ def test_two_agents_on_one_dashboard(live_agent: Callable[..., Any]) -> None:
                 found: dict[str, Any] = json.load(answer)
                 return found
 
+        wait_for(lambda: [row["ok"] for row in state()["sources"]] == [True, True])
         both = state()
         assert {row["tenant"] for row in both["shares"]} == {"notebooks", "team/vision"}
         assert {row["key"] for row in both["gpus"]} == {row["gpu"] for row in both["shares"]}
-        assert [row["ok"] for row in both["sources"]] == [True, True]
         second.close()
-        until = time.monotonic() + 60
-        after = state()
-        while sorted(row["ok"] for row in after["sources"]) != [False, True]:
-            assert time.monotonic() < until, after["sources"]
-            time.sleep(0.05)
-            after = state()
-        assert len(after["shares"]) == 2
+        wait_for(lambda: sorted(row["ok"] for row in state()["sources"]) == [False, True])
+        assert len(state()["shares"]) == 2
     finally:
         process.terminate()
         process.wait(60)

@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import WITHIN_S
 
 from cotenant.observability.feed import Feed, Row
 
@@ -61,7 +62,7 @@ def test_a_viewer_sees_what_is_there(tables: list[dict[tuple[str, str], int]]) -
         for before, table in itertools.pairwise(tables):
             source.rows = table
             if table != before:
-                apply(shown, await asyncio.wait_for(anext(events), 5))
+                apply(shown, await asyncio.wait_for(anext(events), WITHIN_S))
             assert shown == table
         await feed.close()
 
@@ -78,14 +79,14 @@ def test_a_slow_viewer_gets_the_whole_picture_and_nobody_waits_for_it() -> None:
         apply(shown, await anext(quick))
         for value in range(1, 40):
             source.rows = {("jobs", "a"): value}
-            apply(shown, await asyncio.wait_for(anext(quick), 5))
+            apply(shown, await asyncio.wait_for(anext(quick), WITHIN_S))
             assert shown == {("jobs", "a"): value}
         late: dict[tuple[str, str], Any] = {}
         first = await anext(slow)
         assert first.startswith(b"event: all")
         apply(late, first)
         while late[("jobs", "a")] != 39:
-            apply(late, await asyncio.wait_for(anext(slow), 5))
+            apply(late, await asyncio.wait_for(anext(slow), WITHIN_S))
         await feed.close()
 
     asyncio.run(play())
@@ -121,7 +122,7 @@ def test_a_fault_in_one_look_does_not_end_the_page() -> None:
         events = feed.events()
         await anext(events)
         state["fail"] = True
-        event = await asyncio.wait_for(anext(events), 5)
+        event = await asyncio.wait_for(anext(events), WITHIN_S)
         assert b'"value":2' in event
         assert "once" in feed.fault
         await feed.close()
@@ -140,7 +141,7 @@ def test_who_looks_already_is_told_what_a_newcomer_finds() -> None:
         apply(shown, await anext(first))
         source.rows = {("jobs", "a"): 1}
         await anext(second)
-        apply(shown, await asyncio.wait_for(anext(first), 5))
+        apply(shown, await asyncio.wait_for(anext(first), WITHIN_S))
         assert shown == source.rows
         await feed.close()
 

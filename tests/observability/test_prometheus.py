@@ -75,7 +75,7 @@ def doors(live_agent: Callable[..., Any], tmp_path: Path) -> Iterator[dict[str, 
     """URLs of an agent with two tenants, a server that has answered once, a fleet with a job."""
     agent = live_agent(tenants=TENANTS)
     options = FleetOptions(tmp_path / "fleet", nodes=1, gpus_per_node=2, lease_s=0.5, grace_s=1.0, http="127.0.0.1:0")
-    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
+    services = deployment([{"name": "a", "slo_ms": 60_000}], tmp_path)
     with Fleet(options) as fleet, running(services, plan=plan({"a": 8})) as server:
         assert fleet.live is not None
         fleet.submit(JobSpec(name="sleeper", command=("sleep", "300"), gpus=2))

@@ -167,15 +167,19 @@ class TestLease:
         loop, code = self.steps(tmp_path, lambda *_: None)
         assert code == 75
         assert time.monotonic() >= end_s
-        assert 1 <= loop.step <= 60  # of 5 ms at least
+        assert loop.step <= 60  # of 5 ms at least
 
     def test_it_goes_on_while_it_is_renewed(self, tmp_path: Path) -> None:
-        def renew(number: int, loop: Loop) -> None:
-            if number % 5 == 0:
-                write_lease(tmp_path, 0, Lease(until_s=time.monotonic() + 1.0))
+        first_end_s = time.monotonic() + 1.5
+        write_lease(tmp_path, 0, Lease(until_s=first_end_s))
 
-        loop, code = self.steps(tmp_path, renew, most=120)
-        assert (code, loop.step) == (None, 120)
+        def renew(number: int, loop: Loop) -> None:
+            if number == 0:
+                write_lease(tmp_path, 0, Lease(until_s=first_end_s + 600.0))
+
+        loop, code = self.steps(tmp_path, renew, most=320)
+        assert (code, loop.step) == (None, 320)
+        assert time.monotonic() > first_end_s
 
     def test_a_later_start_of_the_job_ends_this_one_without_a_checkpoint(self, tmp_path: Path) -> None:
         def change(number: int, loop: Loop) -> None:
@@ -186,9 +190,7 @@ class TestLease:
         assert code == 75
         assert not (tmp_path / "checkpoint").exists()
 
-    def test_a_lease_of_the_start_before_is_not_ours(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_lease_of_the_start_before_is_not_ours(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_lease(tmp_path, 0, Lease(stop=True, attempt=0))
         monkeypatch.setenv(contract.ATTEMPT_ENV, "1")
         loop, code = self.steps(tmp_path, lambda *_: None, most=40)
