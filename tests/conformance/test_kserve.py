@@ -18,7 +18,7 @@ kserve = pytest.importorskip("kserve")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path_factory.mktemp("kserve"))
+    services = deployment([{"name": "a", "slo_ms": 60_000}], tmp_path_factory.mktemp("kserve"))
     with running(services, plan=plan({"a": 8}), grpc="127.0.0.1:0") as found:
         yield found
 

@@ -20,10 +20,10 @@ tritonclient = pytest.importorskip("tritonclient.utils")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     graph = {
-        "name": "pair", "graph": {"a": ["b"]}, "rate_rps": 5, "slo_ms": 5000, "inputs": {"b": {"INPUT": "a.OUTPUT"}}
+        "name": "pair", "graph": {"a": ["b"]}, "rate_rps": 5, "slo_ms": 60_000, "inputs": {"b": {"INPUT": "a.OUTPUT"}}
     }  # fmt: skip
     services = deployment(
-        [{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path_factory.mktemp("triton"),
+        [{"name": "a", "slo_ms": 60_000}, {"name": "b", "slo_ms": 5000}], tmp_path_factory.mktemp("triton"),
         applications=[graph],
     )  # fmt: skip
     lets = ({"a": 8, "b": 8}, {"pair:a": 4, "pair:b": 4})

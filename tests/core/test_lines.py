@@ -55,7 +55,7 @@ class Counting:
 
 def client(path: Path) -> LineClient:
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(10)
+    connection.settimeout(60)
     connection.connect(str(path))
     return LineClient(connection, "echo", str(path))
 
@@ -82,7 +82,7 @@ def serving(path: Path, work: Callable[[Counting, LineServer[int]], Awaitable[No
 def raw(path: Path, sent: bytes) -> list[dict[str, Any]]:
     """What the server says to bytes, until it hangs up."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(10)
+        connection.settimeout(60)
         connection.connect(str(path))
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)

@@ -18,7 +18,7 @@ class Peer:
     def __init__(self, server: Running, settings_frame: bytes = b"", *, greet: bool = True) -> None:
         host, port = server.grpc_address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)))
-        self.socket.settimeout(10)
+        self.socket.settimeout(60)
         self.buffer = b""
         if greet:
             self.socket.sendall(PREFACE + (settings_frame or frame(SETTINGS, 0, 0, b"")))

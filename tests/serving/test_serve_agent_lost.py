@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from heard import heard
 from serve_setup import deployment, infer, plan
-from waiting import wait_for
+from waiting import stays, wait_for
 
 from cotenant.bench.harness import Bench, with_source
 from cotenant.serving.server import running
@@ -24,28 +23,24 @@ def worker_of(name: str, bench: Bench) -> int:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_ends_without_an_agent_is_made_when_there_is_one(how: signal.Signals, tmp_path: Path) -> None:
-    services = deployment([{"name": "a", "slo_ms": 300}, {"name": "b", "slo_ms": 300}], tmp_path)
+    services = deployment([{"name": "a", "slo_ms": 1000}, {"name": "b", "slo_ms": 60_000}], tmp_path)
     with (
         Bench("soft", {}) as bench,
         heard() as said,
         running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder) as made,
     ):
         for name in ("a", "b"):  # both are on the floor
-            assert infer(made.http_url, name)[0] == 200
+            wait_for(lambda: infer(made.http_url, name)[0] == 200)  # noqa: B023 - called in this round
         agent, pid = bench.agent, worker_of("a", bench)
         assert agent is not None
         agent.send_signal(how)
         if how is signal.SIGKILL:
             agent.wait()
         os.kill(pid, signal.SIGKILL)
-        seen = []
-        for _ in range(5):
-            seen.append(infer(made.http_url, "b")[0])
-            time.sleep(0.1)
-        assert 200 in seen, "the gateway does not wait for the agent"
+        stays(lambda: infer(made.http_url, "b")[0] == 200, 0.5, "the gateway does not wait for the agent")
         assert infer(made.http_url, "a")[0] == 503
         if how is signal.SIGKILL:
-            assert [line for line in said if "0/50%/0 waits for its worker: no agent answers at" in line]
+            wait_for(lambda: any("0/50%/0 waits for its worker: no agent answers at" in line for line in said))
             with_agent = with_source(bench.environment)
             bench.agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=with_agent)
         else:

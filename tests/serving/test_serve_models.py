@@ -77,7 +77,7 @@ CONFIG = Path("config.pbtxt")
 
 
 def test_configurations_in_protobuf_text() -> None:
-    text = r'''
+    text = r"""
     # a comment
     name: "m" "n"  platform: 'onnxruntime_onnx'
     max_batch_size: 0
@@ -88,7 +88,7 @@ def test_configurations_in_protobuf_text() -> None:
     parameters: { key: "a\"b\x41\n" value: { string_value: "1" } }
     parameters [ { key: "c" value: { string_value: "\303\244" } } ]
     version_policy: { latest { num_versions: 1 } }
-    '''
+    """
     assert read_config(text, CONFIG) == {
         "name": "mn",
         "platform": "onnxruntime_onnx",
@@ -117,7 +117,7 @@ def test_configurations_in_protobuf_text() -> None:
         ("name: @", 1, ""),
         ('"x"', 1, ""),
         ("max_batch_size: 8.5", 1, "8.5"),
-        ('\n\nmax_batchsize: 8', 3, 'no field named "max_batchsize"'),
+        ("\n\nmax_batchsize: 8", 3, 'no field named "max_batchsize"'),
         ("input {\n nam: 'x' }", 2, 'no field named "nam"'),
         ("input { data_type: TYPE_FP8 }", 1, "TYPE_FP8"),
         ("ensemble_scheduling { }", 1, 'no field named "ensemble_scheduling"'),
@@ -171,7 +171,7 @@ def test_a_model_without_a_batch_runs_items_one_by_one(tmp_path: Path) -> None:
         [onnx.helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], "g", [value("x", [2, 3])], [value("y", [])]
     )
     folder = save(graph, tmp_path / "models" / "sum" / "1").parent
-    services = deployment([{"name": "a", "model": str(folder), "backend": "onnx", "slo_ms": 5000}], tmp_path)
+    services = deployment([{"name": "a", "model": str(folder), "backend": "onnx", "slo_ms": 60_000}], tmp_path)
     with running(services | {"mechanism": "cores"}, plan=plan({"a": 4})) as server:
         body = {"inputs": [{"name": "x", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}]}
         status, _, answer = ask(server.http_url, "/v2/models/a/infer", body)
@@ -187,7 +187,7 @@ def test_strings_go_through_a_model(tmp_path: Path) -> None:
         [value("t", ["n", 2], kind)],
     )  # fmt: skip
     folder = save(graph, tmp_path / "models" / "echo" / "1").parent
-    services = deployment([{"name": "a", "model": str(folder), "backend": "onnx", "slo_ms": 5000}], tmp_path)
+    services = deployment([{"name": "a", "model": str(folder), "backend": "onnx", "slo_ms": 60_000}], tmp_path)
     with running(services | {"mechanism": "cores"}, plan=plan({"a": 4})) as server:
         body = {"inputs": [{"name": "s", "shape": [2, 2], "datatype": "BYTES", "data": ["ä", "", "b" * 300, "c"]}]}
         answer = ask(server.http_url, "/v2/models/a/infer", body)[2]
@@ -224,7 +224,7 @@ def test_a_model_that_cannot_be_measured_is_left_out_and_samples_measure_it(tmp_
     graph = helper.make_graph(nodes, "g", [value("x", ["n", 40], kind.INT64)], [value("y", ["n", 40])], [table])
     save(graph, tmp_path / "picky" / "1")
     services = [
-        {"name": name, "model": str(tmp_path / name), "slo_ms": 5000, "rate_rps": 5}
+        {"name": name, "model": str(tmp_path / name), "slo_ms": 60_000, "rate_rps": 5}
         for name in ("picky", "good", "gone")
     ]
     content: dict[str, Any] = {

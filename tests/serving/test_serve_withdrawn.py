@@ -58,7 +58,7 @@ def held(server: Running) -> Iterator[None]:
 def post(server: Running, name: str = "a") -> socket.socket:
     host, port = server.http_url.removeprefix("http://").rsplit(":", 1)
     peer = socket.create_connection((host, int(port)))
-    peer.settimeout(10)
+    peer.settimeout(60)
     body = json.dumps({"inputs": [tensor([1.0, 2.0])]}).encode()
     head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     peer.sendall(head.encode() + body)
