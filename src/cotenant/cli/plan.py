@@ -35,7 +35,7 @@ def plan(
     ] = True,
     attainment: Annotated[str, typer.Option(help="SLO attainment that verified plans reach.")] = "99%",
     seed: Annotated[int, typer.Option(help="Seed of the simulated requests.")] = 0,
-    time_limit: Annotated[str, typer.Option(help="The exact planner's time for one decision.")] = "30s",
+    time_limit: Annotated[str, typer.Option(help="The solver's time for one decision.")] = "30s",
     pairs: Annotated[str | None, typer.Option(help="CSV of measured pairs, for fit-interference.")] = None,
     autoscale: Annotated[
         str | None, typer.Option(help="CSV of measured rates (time_s, a column per service): GPUs over time.")

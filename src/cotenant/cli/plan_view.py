@@ -29,11 +29,22 @@ def content(found: Decision, problem: Problem, old: ServingPlan | None) -> dict[
         out["verified"] = {
             "target": found.target, "holds": verified.holds(found.target), "rounds": verified.rounds,
         }  # fmt: skip
+    out["layouts"] = _layouts(plan, problem)
     if old is not None:
         steps = moves(old, plan)
         out["moves"] = [vars(step) for step in steps]
         out["disruption"] = disruption(steps)
     return out
+
+
+def _layouts(plan: ServingPlan, problem: Problem) -> dict[str, str]:
+    """MIG layout of each GPU that has one, as `cotenant mig apply` takes it: GPU to kind@start, ..."""
+    found: dict[int, set[tuple[int, str]]] = {}
+    for let in plan.gpulets:
+        kind = problem.profiles[let.gpu_model].partition(let.partition).instance
+        if kind:
+            found.setdefault(let.gpu, set()).add((let.instance, kind))
+    return {str(gpu): ",".join(f"{kind}@{start}" for start, kind in sorted(x)) for gpu, x in found.items()}
 
 
 def show(data: dict[str, Any]) -> None:
@@ -54,6 +65,8 @@ def show(data: dict[str, Any]) -> None:
             )  # fmt: skip
     console.print(table)
     console.print(_services_table(data))
+    for gpu, layout in data["layouts"].items():
+        console.print(f"MIG layout of GPU {gpu}: {layout}", highlight=False)
     for left in data["left_out"]:
         console.print(f"left out: {left['service']}, {left['missing_rps']:.1f} requests/s: {left['reason']}")
     for note in data["notes"]:

@@ -53,7 +53,8 @@ class Seat:
 
 @dataclass(frozen=True)
 class Gpulet:
-    """A partition of one GPU whose seats take turns in cycles of `duty_ms`; `slot` tells twins of one size apart."""
+    """A partition of one GPU whose seats take turns in cycles of `duty_ms`; `slot` tells twins of one size apart.
+    `instance`: first memory slot of the MIG instance that it is, or lies in with others; 0 without MIG."""
 
     gpu: int
     gpu_model: str
@@ -62,6 +63,7 @@ class Gpulet:
     slot: int
     duty_ms: float
     seats: tuple[Seat, ...]
+    instance: int = 0
 
     @property
     def name(self) -> str:
@@ -133,7 +135,7 @@ class ServingPlan:
             "gpulets": [
                 {
                     "gpu": g.gpu, "gpu_model": g.gpu_model, "partition": g.partition, "percent": g.percent,
-                    "slot": g.slot, "duty_ms": g.duty_ms, "seats": [vars(s) for s in g.seats],
+                    "slot": g.slot, "instance": g.instance, "duty_ms": g.duty_ms, "seats": [vars(s) for s in g.seats],
                 }
                 for g in self.gpulets
             ],

@@ -231,7 +231,7 @@ def run_experiment(
     out.mkdir(parents=True, exist_ok=True)
     raw = experiment.raw
     services = _written(experiment, out)
-    problem = build_problem(experiment.deployment)
+    problem = build_problem(experiment.deployment, live=True)
     arguments = ["--http", "127.0.0.1:0", "--log", str(out / "server.csv"), "--gpus-log", str(out / "gpus.csv")]
     arguments += ["--grpc", "127.0.0.1:0" if raw.load.grpc else "none"]
     plan = None

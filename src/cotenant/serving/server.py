@@ -292,9 +292,9 @@ def build(
             found = Path(folder) / "profile.json"
             content, failed = measured(config)
             found.write_text(json.dumps(content))
-            problem = build_problem(deployment, found, gpus)
+            problem = build_problem(deployment, found, gpus, live=True)
     else:
-        problem = build_problem(deployment, profile, gpus)
+        problem = build_problem(deployment, profile, gpus, live=True)
     if options.plan is not None:
         _check_plan(options.plan, problem)
     server = Server(config, problem, options, factory)
@@ -308,6 +308,7 @@ def _check_plan(plan: ServingPlan, problem: Problem) -> None:
         for seat in let.seats:
             if seat.service not in known:
                 raise InputError(f"serves {seat.service!r}, which is not in the services file", field="plan")
+        problem.gpus.profile_of(min(let.gpu, len(problem.gpus) - 1)).partition(let.partition)
         if let.gpu >= len(problem.gpus):
             what = f"uses GPU {let.gpu}; the services file has {len(problem.gpus)}"
             raise InputError(what, field="plan")

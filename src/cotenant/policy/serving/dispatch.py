@@ -14,7 +14,7 @@ import numpy as np
 from cotenant.core.errors import InputError
 from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
 from cotenant.policy.serving import dispatch_kernel as kernel
-from cotenant.policy.serving.packing.check import worst_pressure
+from cotenant.policy.serving.packing.check import neighbours, worst_pressure
 from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingProfile
 
 MAX_RING = 1 << 20
@@ -40,11 +40,6 @@ class Drop:
 
 
 Instruction = Start | Drop
-
-
-def neighbours(plan: ServingPlan, let: Gpulet) -> list[Gpulet]:
-    """The other gpulets of a gpulet's GPU."""
-    return [x for x in plan.gpulets if x.gpu == let.gpu and x is not let]
 
 
 def planned_pressure(profile: ServingProfile, others: Sequence[Gpulet]) -> float | None:
@@ -73,7 +68,7 @@ def build_desk(
         by_gpu.setdefault(let.gpu, []).append(let)
     for k, (i, let, seat) in enumerate(pairs):
         profile = profiles[let.gpu_model]
-        pressure = planned_pressure(profile, [x for x in by_gpu[let.gpu] if x is not let])
+        pressure = planned_pressure(profile, neighbours(profile, let, by_gpu[let.gpu]))
         seats[k] = (index[seat.service], i, seat.batch, hold * let.duty_ms)
         for b in range(1, seat.batch + 1):
             exec_ms[k, b] = profile.effective_ms(seat.model, b, let.partition, pressure)

@@ -5,6 +5,8 @@ Effective latency of a batch of b requests on a partition p beside neighbours:
     effective = (L(b, p) * alpha + overhead(b)) * margin
     alpha     = max(1, c0 + p * (c1 * l2_self + c3 * dram_self) + sum over neighbours of p' * (c2 * l2' + c4 * dram'))
 
+p and p' are parts of the GPU, or of the MIG instance that holds both: instances do not slow each other down.
+
 L comes from the profile, linear between the profiled batches of the same partition. `l2` and `dram` are the
 utilisations of cache and device memory that the model reaches alone on the whole GPU; a neighbour counts with its
 worst model.
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cotenant.core.errors import InputError
 
@@ -25,11 +27,30 @@ Points = tuple[tuple[int, float], ...]  # (batch, value), batches ascending
 
 @dataclass(frozen=True, order=True)
 class Partition:
-    """A size of gpulet: `fraction` of the GPU's SMs, its `label` in files, and the memory slots it takes under MIG."""
+    """A size of gpulet: the `fraction` of the GPU's SMs that it has, and its `label` in files.
+
+    `slots`: memory slots of the MIG instance that it is or lies in, `instance` the kind of that instance; 0 and ""
+    without MIG, where the GPU itself is what is cut. `share`: its part of the instance, or of the GPU. `processes`: its
+    times were measured with so many MPS processes of one model that share the instance evenly: an instance of this size
+    holds as many gpulets, all of one service, and none beside them.
+    """
 
     fraction: float
     label: str
     slots: int = 0
+    instance: str = ""
+    share: float = 0.0
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.slots and not self.instance:
+            object.__setattr__(self, "instance", self.label)
+        if not self.share:
+            object.__setattr__(self, "share", 1.0 if self.slots else self.fraction)
+
+    def cut(self, label: str, share: float, processes: int = 1) -> Partition:
+        """A part of this one."""
+        return replace(self, label=label, fraction=self.fraction * share, share=self.share * share, processes=processes)
 
     @property
     def percent(self) -> float:
@@ -148,13 +169,13 @@ class ServingProfile:
 
     def pressure(self, name: str, batch: int, label: str) -> float:
         """What a model's batch adds to a neighbour's alpha."""
-        return self.interference.other(*self.utilisation(name, batch)) * self.partition(label).fraction
+        return self.interference.other(*self.utilisation(name, batch)) * self.partition(label).share
 
     def alpha(self, name: str, batch: int, label: str, neighbour_pressure: float | None) -> float:
         """Slowdown beside neighbours of this summed pressure; 1 without neighbours (None)."""
         if neighbour_pressure is None:
             return 1.0
-        own = self.interference.own(*self.utilisation(name, batch)) * self.partition(label).fraction
+        own = self.interference.own(*self.utilisation(name, batch)) * self.partition(label).share
         return max(1.0, self.interference.constant + own + neighbour_pressure)
 
     def effective_ms(self, name: str, batch: int, label: str, neighbour_pressure: float | None = None) -> float:

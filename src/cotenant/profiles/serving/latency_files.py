@@ -1,7 +1,8 @@
 """Serving profiles as files: our own JSON, and the reader of a folder laid out like the public gpulet data.
 
 Our format is one JSON object: gpu, source, memory_mb, usable, per_gpulet_mb, max_gpulets, margin, partitions (label to
-fraction, or to {"fraction", "slots"}), interference (the five coefficients, or absent), aliases, and models: name to
+fraction; to {"fraction", "slots"} for a MIG instance; to {"of", "fraction"} or {"of", "processes"} for a part of
+another partition), interference (the five coefficients, or absent), aliases, and models: name to
 memory_mb, latency_ms {label: {batch: ms}}, overhead_ms {batch: ms}, l2 and dram {batch: 0..1}. MB is 10^6 bytes.
 """
 
@@ -10,12 +11,12 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from cotenant.core.checked import Strict, check
 from cotenant.core.errors import InputError
@@ -79,8 +80,18 @@ def _as_size(value: Any) -> Any:
 
 
 class _Size(Strict):
-    fraction: float = Field(gt=0, le=1)
+    fraction: float = Field(default=1.0, gt=0, le=1)
     slots: int = Field(default=0, ge=0, le=64)
+    of: str | None = None
+    processes: int = Field(default=1, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def _whole_or_part(self) -> _Size:
+        if self.of is None and (self.processes > 1 or "fraction" not in self.model_fields_set):
+            raise ValueError("needs a fraction of the GPU, or `of` with the partition that it is a part of")
+        if self.of is not None and (self.slots or ("fraction" in self.model_fields_set) == (self.processes > 1)):
+            raise ValueError("a part `of` another partition has a fraction of it or a number of processes")
+        return self
 
 
 class _Coefficients(Strict):
@@ -137,7 +148,7 @@ def parse_profile(data: Any, file: str | Path) -> ServingProfile:
         gpu=raw.gpu,
         source=raw.source,
         memory_bytes=round(raw.memory_mb * MB),
-        partitions=tuple(sorted(Partition(size.fraction, label, size.slots) for label, size in raw.partitions.items())),
+        partitions=_partitions(raw.partitions, file),
         models=models,
         interference=BLIND if inter is None else Interference(**inter.model_dump()),
         usable=raw.usable,
@@ -150,6 +161,26 @@ def parse_profile(data: Any, file: str | Path) -> ServingProfile:
     )
 
 
+def _partitions(sizes: Mapping[str, _Size], file: str | Path) -> tuple[Partition, ...]:
+    whole = {label: Partition(x.fraction, label, x.slots) for label, x in sizes.items() if x.of is None}
+    for label, size in sizes.items():
+        if size.of is not None and size.of not in whole:
+            what = f"{size.of!r} is not a partition that is cut no further"
+            raise InputError(what, file=file, field=f"partitions.{label}.of")
+    parts = [
+        whole[x.of].cut(label, x.fraction / x.processes, x.processes) for label, x in sizes.items() if x.of is not None
+    ]
+    return tuple(sorted([*whole.values(), *parts]))
+
+
+def _size_content(p: Partition, whole: Sequence[Partition]) -> Any:
+    """A partition as our JSON has it."""
+    if p in whole:
+        return {"fraction": p.fraction, "slots": p.slots} if p.slots else p.fraction
+    of = next(w for w in whole if w.instance == p.instance and (p.instance or w.share > 1 - 1e-9))
+    return {"of": of.label} | ({"processes": p.processes} if p.processes > 1 else {"fraction": p.share / of.share})
+
+
 def _sorted(points: Mapping[int, float]) -> Points:
     return tuple(sorted(points.items()))
 
@@ -157,6 +188,7 @@ def _sorted(points: Mapping[int, float]) -> Points:
 def profile_to_dict(profile: ServingProfile) -> dict[str, Any]:
     """A profile as our JSON object; `parse_profile` gives the same profile back."""
     inter = profile.interference
+    whole = [p for p in profile.partitions if p.processes == 1 and (not p.slots or p.share > 1 - 1e-9)]
     return {
         "gpu": profile.gpu,
         "source": profile.source,
@@ -167,9 +199,7 @@ def profile_to_dict(profile: ServingProfile) -> dict[str, Any]:
         "margin": profile.margin,
         "slots": profile.slots,
         "network_gbps": None if profile.network_bps is None else profile.network_bps / 1e9,
-        "partitions": {
-            p.label: {"fraction": p.fraction, "slots": p.slots} if p.slots else p.fraction for p in profile.partitions
-        },
+        "partitions": {p.label: _size_content(p, whole) for p in profile.partitions},
         "interference": None if inter == BLIND else vars(inter),
         "aliases": dict(profile.aliases),
         "models": {

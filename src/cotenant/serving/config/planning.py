@@ -60,6 +60,8 @@ def restrict(
                 field="partitions",
             )
         chosen = tuple(known[label] for label in dict.fromkeys(labels))
+    elif instances:
+        chosen = tuple(p for p in chosen if not p.slots or (p.share > 1 - 1e-9 and p.processes == 1))
     if instances and (not profile.slots or any(not p.slots for p in chosen)):
         raise InputError(f"the {profile.gpu} profile has no MIG slices (partitions with slots)", field="mechanism")
     if not chosen:
@@ -69,8 +71,28 @@ def restrict(
     )  # fmt: skip
 
 
-def build_problem(deployment: Deployment, profile: str | Path | None = None, gpus: int | None = None) -> Problem:
-    """The planning problem of a services file. `profile` replaces the file's; `gpus` the count (its first model)."""
+def _enforceable(profile: ServingProfile, deployment: Deployment) -> ServingProfile:
+    """A profile with the sizes that workers of the deployment's mechanism can be given: whole instances under MIG, and
+    parts of a GPU without MIG under the others."""
+    instances = deployment.capabilities.instances
+    chosen = tuple(
+        p for p in profile.partitions
+        if bool(p.slots) == instances and (not p.slots or (p.share > 1 - 1e-9 and p.processes == 1))
+    )  # fmt: skip
+    if not chosen:
+        made = "no whole MIG instance" if instances else "only MIG instances and parts of them"
+        what = (
+            f"has {made}, which workers of mechanism {deployment.mechanism} do not get: such plans are simulated only"
+        )
+        raise InputError(f"the {profile.gpu} profile {what}", field="mechanism")
+    return replace(profile, partitions=chosen)
+
+
+def build_problem(
+    deployment: Deployment, profile: str | Path | None = None, gpus: int | None = None, *, live: bool = False
+) -> Problem:
+    """The planning problem of a services file. `profile` replaces the file's; `gpus` the count (its first model).
+    `live`: only sizes that a server's workers can be given."""
     models = deployment.gpu_models
     if gpus is not None:
         if gpus < 1:
@@ -87,6 +109,8 @@ def build_problem(deployment: Deployment, profile: str | Path | None = None, gpu
                 replace(found, gpu=model), deployment.partitions, deployment.max_gpulets,
                 instances=deployment.capabilities.instances,
             )  # fmt: skip
+            if live:
+                loaded[model] = _enforceable(loaded[model], deployment)
     types = {model: i for i, model in enumerate(loaded)}
     first = next(iter(loaded.values()))
     apps = tuple((app, tuple(stages(app, first))) for app in deployment.applications)

@@ -48,7 +48,7 @@ def decide(
     if on_ready is not None:
         on_ready()
     if min_gpus:
-        least = fewest_gpus(spec, gpus, services, rates)
+        least = fewest_gpus(spec, gpus, services, rates, time_limit_s)
         gpus = gpus.first(least.gpus_used) if least.feasible else gpus
     packer = Packer(spec, gpus, services, time_limit_s=time_limit_s)
     packer.plan(rates, start=start)  # tables and compiled code are made at the first call, which is no decision's time

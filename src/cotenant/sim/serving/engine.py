@@ -15,6 +15,7 @@ from cotenant.core.serving import Application, Service, ServingPlan
 from cotenant.policy.serving.dispatch import build_desk
 from cotenant.policy.serving.dispatch_kernel import Desk
 from cotenant.policy.serving.packing.applications import Stage
+from cotenant.policy.serving.packing.check import neighbours
 from cotenant.profiles.serving.latency import ServingProfile
 from cotenant.sim.serving import kernel
 from cotenant.workloads.requests.arrivals import Arrivals, draw, fit_to
@@ -235,7 +236,8 @@ def _interference(
     widest = max([1, *(len(x) for x in by_gpu.values())])
     mates = np.full((len(lets), widest), -1, np.int64)
     for i, let in enumerate(lets):
-        others = [j for j in by_gpu[let.gpu] if j != i]
+        beside = {id(x) for x in neighbours(profiles[let.gpu_model], let, [lets[j] for j in by_gpu[let.gpu]])}
+        others = [j for j in by_gpu[let.gpu] if id(lets[j]) in beside]
         mates[i, : len(others)] = others
     cost, scale = np.zeros(desk.exec_ms.shape, kernel.COST), np.ones((len(desk.seats), 2))
     pairs = [(let, seat) for let in lets for seat in let.seats]
@@ -244,7 +246,7 @@ def _interference(
         scale[k] = p.interference.constant, p.margin
         for b in range(1, seat.batch + 1):
             l2, dram = p.utilisation(seat.model, b)
-            own = p.interference.own(l2, dram) * p.partition(let.partition).fraction
+            own = p.interference.own(l2, dram) * p.partition(let.partition).share
             cost[k, b] = (
                 p.latency_ms(seat.model, b, let.partition), p.overhead_ms(seat.model, b), own,
                 max(0.0, p.pressure(seat.model, b, let.partition)),

@@ -139,6 +139,7 @@ def pattern_caps(T: Tables, g: int, parts: np.ndarray, services: np.ndarray, bat
         x = -1.0
         if parts.shape[0] == 2:
             i = 1 - j
-            x = T.cell[t, T.svc[services[i]].model, batches[i]].other * T.size[t, parts[i]].frac
-        out[j] = batches[j] * 1000.0 / batch_ms(T, t, T.svc[services[j]].model, parts[j], batches[j], x)
+            x = T.cell[t, T.svc[services[i]].model, batches[i]].other * T.size[t, parts[i]].share
+        ms = batch_ms(T, t, T.svc[services[j]].model, parts[j], batches[j], x)
+        out[j] = batches[j] * 1000.0 / ms * T.size[t, parts[j]].procs
     return out

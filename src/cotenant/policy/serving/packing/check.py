@@ -1,6 +1,6 @@
 """Whether a serving plan holds: every promise recomputed from the profile, apart from the planners' own arithmetic.
 
-A plan holds when, on every GPU, the gpulets fit (fraction, number, MIG slots, memory, network) and, on every gpulet,
+A plan holds when, on every GPU, the gpulets fit (MIG geometry, shares, number, memory, network) and, on every gpulet,
 the work of one cycle fits the cycle and cycle plus work stay within every SLO, under the interference of the
 neighbours' worst models; and when every service's capacity reaches its rate.
 """
@@ -8,11 +8,12 @@ neighbours' worst models; and when every service's capacity reaches its rate.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cotenant.core.serving import Gpulet, Service, ServingPlan
 from cotenant.policy.serving.packing.tables import Gpus
 from cotenant.profiles.serving.latency import ServingProfile
+from cotenant.profiles.serving.mig_layout import fits
 
 ROUNDING = 1 + 1e-9
 
@@ -22,9 +23,17 @@ def worst_pressure(profile: ServingProfile, let: Gpulet) -> float:
     return max((profile.pressure(s.model, s.batch, let.partition) for s in let.seats), default=0.0)
 
 
-def work_ms(profile: ServingProfile, let: Gpulet, neighbours: Sequence[Gpulet]) -> float:
+def neighbours(profile: ServingProfile, let: Gpulet, lets: Iterable[Gpulet]) -> list[Gpulet]:
+    """Those of the gpulets of a GPU that slow one of them down: the others in its instance, whose times were not
+    measured together with its own."""
+    if profile.partition(let.partition).processes > 1:
+        return []
+    return [x for x in lets if x is not let and x.gpu == let.gpu and x.instance == let.instance]
+
+
+def work_ms(profile: ServingProfile, let: Gpulet, beside: Sequence[Gpulet]) -> float:
     """Milliseconds of one cycle of a gpulet beside its neighbours."""
-    pressure = sum(max(0.0, worst_pressure(profile, n)) for n in neighbours) if neighbours else None
+    pressure = sum(max(0.0, worst_pressure(profile, n)) for n in beside) if beside else None
     return sum(profile.effective_ms(s.model, s.batch, let.partition, pressure) for s in let.seats)
 
 
@@ -41,7 +50,8 @@ def problems(plan: ServingPlan, services: Sequence[Service], gpus: Gpus, slack: 
             continue
         out += _gpu_problems(gpu, lets, by_name, gpus.profile_of(gpu))
         for let in lets:
-            work = work_ms(gpus.profile_of(gpu), let, [n for n in lets if n is not let])
+            profile = gpus.profile_of(gpu)
+            work = work_ms(profile, let, neighbours(profile, let, lets))
             if work > let.duty_ms * ROUNDING:
                 out.append(f"gpulet {let.name}: {work:.3f} ms of work in a cycle of {let.duty_ms:.3f} ms")
             for seat in let.seats:
@@ -62,23 +72,43 @@ def _gpu_problems(
     gpu: int, lets: Sequence[Gpulet], services: Mapping[str, Service], profile: ServingProfile
 ) -> list[str]:
     out = []
-    sizes = [profile.partition(let.partition) for let in lets]
-    if sum(p.fraction for p in sizes) > 1 + 1e-9:
-        out.append(f"GPU {gpu}: partitions of {sum(p.percent for p in sizes):g} %")
+    instances: dict[tuple[int, str], list[Gpulet]] = defaultdict(list)
+    for let in lets:
+        instances[let.instance, profile.partition(let.partition).instance].append(let)
     if len(lets) > profile.max_gpulets:
         out.append(f"GPU {gpu}: {len(lets)} gpulets, {profile.max_gpulets} allowed")
-    if profile.slots and sum(p.slots for p in sizes) > profile.slots:
-        out.append(f"GPU {gpu}: {sum(p.slots for p in sizes)} memory slots of {profile.slots}")
-    memory = traffic = 0.0
+    if len({kind == "" for _, kind in instances}) > 1 or ("" in {kind for _, kind in instances} and len(instances) > 1):
+        out.append(f"GPU {gpu}: MIG instances beside partitions of the GPU itself")
+    elif all(kind for _, kind in instances) and not fits(profile, instances):
+        named = ", ".join(f"{kind}@{start}" for start, kind in sorted(instances))
+        out.append(f"GPU {gpu}: MIG does not allow {named} together")
+    for (start, kind), own in instances.items():
+        where = f"GPU {gpu} {kind}@{start}" if kind else f"GPU {gpu}"
+        out += [f"{where}: {x}" for x in _instance_problems(own, services, profile)]
+    traffic = sum(s.rate_rps * services[s.service].input_bytes * 8 for let in lets for s in let.seats)
+    if profile.network_bps is not None and traffic > profile.network_bps * (1 + 1e-6):
+        out.append(f"GPU {gpu}: {traffic / 1e9:.2f} Gbit/s of {profile.network_bps / 1e9:g} Gbit/s")
+    return out
+
+
+def _instance_problems(lets: Sequence[Gpulet], services: Mapping[str, Service], profile: ServingProfile) -> list[str]:
+    """Of the gpulets of one MIG instance, or of a GPU without MIG."""
+    out = []
+    sizes = [profile.partition(let.partition) for let in lets]
+    if sum(p.share for p in sizes) > 1 + 1e-9:
+        out.append(f"partitions of {sum(100 * p.share for p in sizes):g} %")
+    for size in dict.fromkeys(p for p in sizes if p.processes > 1):
+        held = [tuple(s.service for s in let.seats) for let in lets if let.partition == size.label]
+        if len(held) != size.processes or len(set(held)) > 1 or len(held[0]) > 1:
+            out.append(f"{size.label} is for {size.processes} processes of one service")
+    memory = 0.0
     for let in lets:
         memory += profile.per_gpulet_bytes
         for seat in let.seats:
             service = services[seat.service]
             own = service.memory_bytes
             memory += profile.model(service.model).memory_bytes if own is None else own
-            traffic += seat.rate_rps * service.input_bytes * 8
-    if memory > profile.planned_memory_bytes():
-        out.append(f"GPU {gpu}: {memory / 1e6:.0f} MB of {profile.planned_memory_bytes() / 1e6:.0f} MB")
-    if profile.network_bps is not None and traffic > profile.network_bps * (1 + 1e-6):
-        out.append(f"GPU {gpu}: {traffic / 1e9:.2f} Gbit/s of {profile.network_bps / 1e9:g} Gbit/s")
+    limit = profile.planned_memory_bytes() * (sizes[0].slots / profile.slots if sizes[0].slots else 1.0)
+    if memory > limit:
+        out.append(f"{memory / 1e6:.0f} MB of {limit / 1e6:.0f} MB")
     return out

@@ -33,14 +33,19 @@ FEW_SEATS = 4
 
 # one row per (GPU type, model, batch): batch building in ms, shares of alpha for oneself and for a neighbour
 CELL = np.dtype([("over", "f8"), ("own", "f8"), ("other", "f8")], align=True)
-# one row per GPU type; lets: gpulets a GPU may hold
+# one row per GPU type; lets: gpulets a GPU may hold, slots and compute: what its MIG instances may take in all
 GPU = np.dtype(
-    [("alpha0", "f8"), ("margin", "f8"), ("mem_gpu", "f8"), ("mem_let", "f8"), ("net", "f8"), ("gpu_slots", "i8"),
-     ("lets", "i8")],
+    [("alpha0", "f8"), ("margin", "f8"), ("mem_gpu", "f8"), ("mem_let", "f8"), ("net", "f8"), ("slots", "i8"),
+     ("compute", "i8"), ("lets", "i8")],
     align=True,
 )  # fmt: skip
-# one row per (GPU type, partition)
-SIZE = np.dtype([("frac", "f8"), ("slots", "i8"), ("allowed", "i8")], align=True)
+# one row per (GPU type, partition); kind: of the instance that it is a `share` of, which takes `whole` of the GPU's
+# SMs, `slots` and `compute`; the partition takes `frac` of the GPU's SMs, with all of its `procs` processes
+SIZE = np.dtype(
+    [("frac", "f8"), ("share", "f8"), ("whole", "f8"), ("slots", "i8"), ("compute", "i8"), ("kind", "i8"),
+     ("procs", "i8"), ("allowed", "i8")],
+    align=True,
+)  # fmt: skip
 # one row per service; cost: least GPU fraction per request/s, bits: per request, group: only equal ones share a gpulet
 SVC = np.dtype(
     [("slo", "f8"), ("mem", "f8"), ("bits", "f8"), ("cost", "f8"), ("model", "i8"), ("group", "i8")], align=True
@@ -48,11 +53,12 @@ SVC = np.dtype(
 
 
 def let_rows(seats: int) -> np.dtype:
-    """A gpulet of a packing under construction: part is -1 where there is none; rate in requests/s is assigned to a
-    seat. Of two sizes, since all is compiled for each, and searching copies rows all the time."""
+    """A gpulet of a packing under construction, all processes of its partition together: part is -1 where there is
+    none, inst numbers the instances of its GPU; rate in requests/s is assigned to a seat. Of two sizes, since all is
+    compiled for each, and searching copies rows all the time."""
     most = FEW_SEATS if seats <= FEW_SEATS else MOST_MODELS
     return np.dtype(
-        [("part", "i8"), ("count", "i8"), ("work", "f8"), ("press", "f8"), ("svc", "i8", (most,)),
+        [("part", "i8"), ("inst", "i8"), ("count", "i8"), ("work", "f8"), ("press", "f8"), ("svc", "i8", (most,)),
          ("batch", "i8", (most,)), ("rate", "f8", (most,))],
         align=True,
     )  # fmt: skip
@@ -102,7 +108,7 @@ def batch_ms(T: Tables, t: int, m: int, p: int, b: int, x: float) -> float:
     """Effective milliseconds of a batch under neighbour pressure x (below 0: no neighbour)."""
     alpha = 1.0
     if x >= 0.0:
-        alpha = T.gpu[t].alpha0 + T.cell[t, m, b].own * T.size[t, p].frac + x
+        alpha = T.gpu[t].alpha0 + T.cell[t, m, b].own * T.size[t, p].share + x
         if alpha < 1.0:
             alpha = 1.0
     return (T.lat[t, m, p, b] * alpha + T.cell[t, m, b].over) * T.gpu[t].margin
@@ -128,7 +134,7 @@ def try_cycle(
             return INF, 0.0
         if T.cell[t, m, b].other > press:
             press = T.cell[t, m, b].other
-    return work, press * T.size[t, p].frac
+    return work, press * T.size[t, p].share
 
 
 @inner
@@ -139,6 +145,7 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
     for k in range(n):
         slo = min(slo, T.svc[A[g, j].svc[k]].slo)
     best_cycle, best_work, best_press, best_load = -1.0, 0.0, INF, INF
+    scale /= T.size[T.gpu_type[g], A[g, j].part].procs
     for k in range(n):
         rate = A[g, j].rate[k] * scale
         found = False
@@ -151,7 +158,7 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
                 work = batch_ms(T, t, m, p, b, x)
                 if work > cycle or 2.0 * work > slo:
                     continue
-                press = T.cell[t, m, b].other * T.size[t, p].frac
+                press = T.cell[t, m, b].other * T.size[t, p].share
             else:
                 work, press = try_cycle(T, A, g, j, x, cycle, slo, scale)
                 if work == INF:
@@ -171,37 +178,79 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
 
 @inner
 def neighbour_pressure(A: State, g: int, j: int) -> float:
-    """Sum of the other gpulets' pressures on gpulet j; -1 when it is alone."""
+    """Sum of the pressures on gpulet j of the others in its instance; -1 when it is alone."""
     x, others = 0.0, 0
     for i in range(A.shape[1]):
-        if i != j and A[g, i].count > 0:
+        if i != j and A[g, i].count > 0 and A[g, i].inst == A[g, j].inst:
             x += A[g, i].press
             others += 1
     return x if others > 0 else -1.0
 
 
 @inner
+def instance_room(T: Tables, A: State, g: int, j: int, q: int) -> bool:
+    """Whether the instance of gpulet j on GPU g has room for one more of partition q (-1: for those it has)."""
+    t, p = T.gpu_type[g], A[g, j].part
+    share, memory = 0.0, 0.0
+    if q >= 0:
+        if T.size[t, q].kind != T.size[t, p].kind:
+            return False
+        share = T.size[t, q].share
+    for i in range(A.shape[1]):
+        if A[g, i].part < 0 or A[g, i].inst != A[g, j].inst:
+            continue
+        own = T.gpu[t].mem_let
+        for k in range(A[g, i].count):
+            own += T.svc[A[g, i].svc[k]].mem
+        share += T.size[t, A[g, i].part].share
+        memory += own * T.size[t, A[g, i].part].procs
+    return share <= 1.0 + EPS and memory <= T.gpu[t].mem_gpu * T.size[t, p].slots / T.gpu[t].slots
+
+
+@inner
+def first_of_instance(A: State, g: int, j: int) -> bool:
+    """Whether no gpulet before j on GPU g lies in the same instance."""
+    for i in range(j):  # noqa: SIM110 - a generator does not compile
+        if A[g, i].part >= 0 and A[g, i].inst == A[g, j].inst:
+            return False
+    return True
+
+
+@inner
 def room(T: Tables, A: State, g: int) -> bool:
-    """Whether GPU g keeps its fraction, slots, number of gpulets, memory and network traffic within bounds."""
+    """Whether GPU g keeps SMs, MIG geometry, number of gpulets, memory and network traffic within bounds."""
     t = T.gpu_type[g]
-    fraction, slots, lets, memory, traffic = 0.0, 0, 0, 0.0, 0.0
+    whole, slots, compute, lets, traffic = 0.0, 0, 0, 0, 0.0
     for j in range(A.shape[1]):
         if A[g, j].part < 0:
             continue
         p = A[g, j].part
-        fraction += T.size[t, p].frac
-        slots += T.size[t, p].slots
-        lets += 1
-        own = T.gpu[t].mem_let
+        lets += T.size[t, p].procs
         for k in range(A[g, j].count):
-            own += T.svc[A[g, j].svc[k]].mem
             traffic += T.svc[A[g, j].svc[k]].bits * A[g, j].rate[k]
-        if T.size[t, p].slots > 0 and own > T.gpu[t].mem_gpu * T.size[t, p].slots / T.gpu[t].gpu_slots:
-            return False  # a MIG instance has its own memory
-        memory += own
-    if fraction > 1.0 + EPS or lets > T.gpu[t].lets or memory > T.gpu[t].mem_gpu or traffic > T.gpu[t].net:
+        if first_of_instance(A, g, j):
+            whole += T.size[t, p].whole
+            slots += T.size[t, p].slots
+            compute += T.size[t, p].compute
+            if not instance_room(T, A, g, j, -1):
+                return False
+    if whole > 1.0 + EPS or lets > T.gpu[t].lets or traffic > T.gpu[t].net:
         return False
-    return T.gpu[t].gpu_slots == 0 or slots <= T.gpu[t].gpu_slots
+    return slots <= T.gpu[t].slots and compute <= T.gpu[t].compute
+
+
+@inner
+def open_let(T: Tables, A: State, g: int, j: int, p: int) -> None:
+    """Make slot j of GPU g an empty gpulet of partition p: in the first instance that has room, else in a new one."""
+    A[g, j].part, A[g, j].count, A[g, j].inst = -1, 0, 0
+    for i in range(A.shape[1]):
+        if A[g, i].part >= 0 and A[g, i].inst >= A[g, j].inst:
+            A[g, j].inst = A[g, i].inst + 1
+    for i in range(A.shape[1]):
+        if A[g, i].part >= 0 and instance_room(T, A, g, i, p):
+            A[g, j].inst = A[g, i].inst
+            break
+    A[g, j].part = p
 
 
 @inner
@@ -232,13 +281,13 @@ def settle(T: Tables, A: State, g: int, scale: float) -> bool:
 def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
     """Add q requests/s of service s to gpulet j of GPU g (made with partition p if it is empty); True if all settle."""
     if A[g, j].part < 0:
-        A[g, j].part = p
-        A[g, j].count = 0
+        open_let(T, A, g, j, p)
     k = 0
     while k < A[g, j].count and A[g, j].svc[k] != s:
         k += 1
     if k == A[g, j].count:
-        if k >= T.seats or (k > 0 and T.svc[A[g, j].svc[0]].group != T.svc[s].group):
+        one = T.size[T.gpu_type[g], A[g, j].part].procs > 1
+        if k >= T.seats or (k > 0 and (one or T.svc[A[g, j].svc[0]].group != T.svc[s].group)):
             return False
         A[g, j].svc[k] = s
         A[g, j].rate[k] = 0.0

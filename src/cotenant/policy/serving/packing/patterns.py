@@ -12,6 +12,7 @@ holds for every plan, shared gpulets included. With the best prices this is the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -33,11 +34,11 @@ class Options:
         self.service, self.batch = np.nonzero(ok)
         at = (self.service, self.batch)
         self.lat, self.over = lat[at], T.cell["over"][t, m][at]
-        self.own = T.cell["own"][t, m][at] * T.size["frac"][t, p]
-        self.press = T.cell["other"][t, m][at] * T.size["frac"][t, p]
+        self.own = T.cell["own"][t, m][at] * T.size["share"][t, p]
+        self.press = T.cell["other"][t, m][at] * T.size["share"][t, p]
         self.margin, self.slo = T.gpu["margin"][t], T.svc["slo"][self.service]
         self.alpha0 = T.gpu["alpha0"][t]
-        self.alone_rps = self.batch * 1000.0 / alone[at]
+        self.alone_rps = self.batch * 1000.0 / alone[at] * T.size["procs"][t, p]
 
     def beside(self, press: np.ndarray) -> np.ndarray:
         """(options, len(press)) requests/s beside neighbours of these pressures; 0 where the SLO breaks."""
@@ -54,13 +55,12 @@ def pareto(points: np.ndarray) -> np.ndarray:
     return order[points[order, 1] > best]
 
 
-def patterns(T: Tables, t: int) -> tuple[np.ndarray, list[Pattern]]:
-    """(patterns, S) capacities of one GPU of type t, undominated within each pair of services, and what each holds:
-    (partition, service, batch) per gpulet. Two gpulets at most."""
+def patterns(T: Tables, t: int, parts: Sequence[int]) -> tuple[np.ndarray, list[Pattern]]:
+    """(patterns, S) capacities of a GPU of type t, or of one MIG instance of it, cut into these partitions, undominated
+    within each pair of services, and what each holds: (partition, service, batch) per gpulet. Two gpulets at most."""
     S = len(T.svc["slo"])
     rows: list[np.ndarray] = []
     what: list[Pattern] = []
-    parts = [p for p in range(T.size["frac"].shape[1]) if T.size["allowed"][t, p]]
     options = {p: Options(T, t, p) for p in parts}
     for p in parts:
         o = options[p]
@@ -73,10 +73,7 @@ def patterns(T: Tables, t: int) -> tuple[np.ndarray, list[Pattern]]:
     if T.gpu["lets"][t] < 2:
         return np.array(rows).reshape(-1, S), what
     for p, q in product(parts, parts):
-        fits = T.size["frac"][t, p] + T.size["frac"][t, q] <= 1 + 1e-9 and (
-            T.gpu["gpu_slots"][t] == 0 or T.size["slots"][t, p] + T.size["slots"][t, q] <= T.gpu["gpu_slots"][t]
-        )
-        if p > q or not fits:
+        if p > q or T.size["share"][t, p] + T.size["share"][t, q] > 1 + 1e-9:
             continue
         a, b = options[p], options[q]
         rate_a, rate_b = a.beside(b.press), b.beside(a.press).T  # both (options of p, options of q)

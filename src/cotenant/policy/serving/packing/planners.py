@@ -14,10 +14,12 @@ from cotenant.core.serving import Gpulet, LeftOut, Seat, Service, ServingPlan
 from cotenant.policy.serving.packing import adjust, cover, reasons, search
 from cotenant.policy.serving.packing.check import problems
 from cotenant.policy.serving.packing.exact import Proof, prove
+from cotenant.policy.serving.packing.instances import InstanceTable
 from cotenant.policy.serving.packing.kernel import State
 from cotenant.policy.serving.packing.prices import CoverTable, cover_table
 from cotenant.policy.serving.packing.specs import KEPT_APART, Spec
-from cotenant.policy.serving.packing.tables import Gpus, build_tables, new_state
+from cotenant.policy.serving.packing.tables import Gpus, build_tables, most_rows, new_state
+from cotenant.profiles.serving.mig_layout import starts
 
 SEED = 0x9E3779B97F4A7C15
 SMALL = 64  # services or GPUs up to which feasibility is searched for; above, plans are built in one pass
@@ -51,7 +53,7 @@ class Packer:
             names.add(s.name)
         self.spec, self.gpus, self.services, self.time_limit_s = spec, gpus, list(services), time_limit_s
         self.tables = build_tables(gpus, services, spec.rules)
-        self.lets = int(self.tables.gpu["lets"].max())
+        self.lets = most_rows(self.tables)
         for s, cap in zip(services, self.tables.cap.max(axis=(0, 2)), strict=True):
             if cap <= 0:
                 raise InputError(reasons.too_slow(s, gpus, whole_only=spec.rules.whole_only), field="slo_ms")
@@ -69,8 +71,16 @@ class Packer:
     @cached_property
     def table(self) -> CoverTable | None:
         """Patterns and prices; None where patterns of two gpulets do not tell all, or there are too many."""
-        enough = self.spec.cover and self.lets <= 2 and len(self.services) <= COVERED
+        one_instance = bool((self.tables.size["whole"] > 1 - 1e-9).all())
+        enough = self.spec.cover and self.lets <= 2 and one_instance and len(self.services) <= COVERED
         return cover_table(self.tables) if enough else None
+
+    @cached_property
+    def instances(self) -> InstanceTable | None:
+        """The integer program of GPUs that are cut into MIG instances; None where no GPU is, or it would take long."""
+        cut = bool((self.tables.size["whole"] < 1 - 1e-9).any())
+        searched = self.spec.climb > 0 and not self.spec.rules.whole_only and len(self.services) <= SMALL
+        return InstanceTable(self.tables) if cut and searched else None
 
     def plan(self, rates_rps: Sequence[float] | None = None, start: ServingPlan | None = None) -> ServingPlan:
         """The plan for these rates (default: the services' own). `start`: a plan whose gpulets are kept where they
@@ -140,6 +150,8 @@ class Packer:
     def bound(self, rates: np.ndarray) -> float:
         """A common factor on the rates that no plan on these GPUs exceeds; below 1, the rates are infeasible."""
         fluid = len(self.gpus) / float((rates * self.tables.svc["cost"]).sum())
+        if self.instances is not None and self.instances.bounds:
+            return min(fluid, self.instances.factor(rates, self._counts))
         if self.table is None:
             return fluid
         return min(fluid, float(cover.bound_of(self.table.prices, self.table.worth, rates, self._counts)[0]))
@@ -149,6 +161,8 @@ class Packer:
         A, C, best = self._states
         left = np.zeros(len(rates))
         self._rng[0] = SEED
+        if self.instances is not None and self._covers_instances(rates * SPARE, best):
+            return best if self.instances.bounds else self._leaner(best, rates)
         if self.spec.climb == 0 or not self.small:
             return A if search.build(self.tables, A, self._scratch, rates, LOOKS, 1, self._rng, left) else None
         need = float(rates.max())
@@ -166,6 +180,11 @@ class Packer:
                 return None
         else:
             return None
+        return self._leaner(best, rates)
+
+    def _leaner(self, best: State, rates: np.ndarray) -> State:
+        """A packing built in one pass where it uses no more GPUs than `best`."""
+        A, left = self._states[0], np.zeros(len(rates))
         lean = search.build(self.tables, A, self._scratch, rates, LOOKS, 1, self._rng, left)
         return A if lean and _used(A) <= _used(best) else best
 
@@ -214,9 +233,38 @@ class Packer:
                 if rate <= 0:
                     continue
                 let = out[g, j]
-                let["part"], let["count"], let["svc"][0], let["rate"][0], let["batch"][0] = p, 1, s, rate, b
+                let["part"], let["inst"], let["count"] = p, 0, 1
+                let["svc"][0], let["rate"][0], let["batch"][0] = s, rate, b
                 rest[s] = max(0.0, rest[s] - rate)
         return bool((rest <= rates * 1e-6).all()) and bool(adjust.settle_all(self.tables, out))
+
+    def _covers_instances(self, rates: np.ndarray, out: State) -> bool:
+        """Fill a state with the fewest GPUs that the integer program finds; False where it finds none that holds."""
+        table = self.instances
+        assert table is not None
+        found = table.fewest(rates, self._counts, self.time_limit_s)
+        if found is None:
+            return False
+        columns, times = found
+        total = np.sum([c.caps for c in columns], axis=0)
+        waiting = {kind: [c for c in columns if c.kind == kind] for kind in range(len(table.kinds))}
+        free = {t: [g for g, x in enumerate(self.gpus.types) if x == t] for t in range(len(self.gpus.profiles))}
+        search.empty_all(out)
+        for layout, of_type, n in zip(table.layouts, table.layout_types, times.tolist(), strict=True):
+            for _ in range(n):
+                g, j, inst = free[of_type].pop(0), 0, 0
+                for kind, count in enumerate(layout.tolist()):
+                    for _ in range(min(count, len(waiting[kind]))):
+                        column = waiting[kind].pop()
+                        for p, members, rps in column.content:
+                            let = out[g, j]
+                            let["part"], let["inst"], let["count"] = p, inst, len(members)
+                            let["svc"][: len(members)] = members
+                            for k, s in enumerate(members):
+                                let["rate"][k] = rps[k] * min(1.0, rates[s] / total[s])
+                            j += 1
+                        inst += 1
+        return bool(adjust.settle_all(self.tables, out))
 
     def _best_effort(self, rates: np.ndarray, services: Sequence[Service], left: np.ndarray) -> State:
         """Whatever fits, by priority, then by least demand; `left` gets what found no place."""
@@ -243,19 +291,25 @@ class Packer:
         index = {s.name: i for i, s in enumerate(self.services)}
         search.empty_all(A)
         capacity = start.capacities()
+        copies: dict[tuple[int, int, str], int] = {}
         for let in start.gpulets:
             seats = self._together([(index[s.service], s) for s in let.seats if s.service in index])
             if let.gpu >= len(self.gpus) or not seats:
                 continue
-            j = int(np.argmax(A["part"][let.gpu] < 0))
             profile = self.gpus.profile_of(let.gpu)
-            A["part"][let.gpu, j] = profile.partitions.index(profile.partition(let.partition))
+            size = profile.partition(let.partition)
+            key = (let.gpu, let.instance, let.partition)
+            j = copies.get(key, -1) if size.processes > 1 else -1
+            if j < 0:
+                j = copies[key] = int(np.argmax(A["part"][let.gpu] < 0))
+                A["rate"][let.gpu, j] = 0.0
+            A["part"][let.gpu, j], A["inst"][let.gpu, j] = profile.partitions.index(size), let.instance
             A["count"][let.gpu, j] = len(seats)
             for k, (i, seat) in enumerate(seats):
                 A["svc"][let.gpu, j, k] = i
                 share = let.capacity_rps(seat) / capacity[seat.service]
                 rate = seat.rate_rps * own if own is not None else rates[seat.service] * min(1.0, share)
-                A["rate"][let.gpu, j, k] = rate
+                A["rate"][let.gpu, j, k] += rate
 
     def _together(self, seats: list[tuple[int, Seat]]) -> list[tuple[int, Seat]]:
         """Those of a gpulet's (service, seat) that may share one: of two classes the latency-sensitive ones stay."""
@@ -274,16 +328,9 @@ class Packer:
 
     def _extract(self, state: State, services: Sequence[Service], left: np.ndarray) -> ServingPlan:
         adjust.widen(self.tables, state, self._scratch, WIDEN)
-        lets = []
-        for g, j in zip(*np.nonzero(state["count"]), strict=True):
-            profile = self.gpus.profile_of(int(g))
-            size = profile.partitions[int(state["part"][g, j])]
-            seats = tuple(
-                Seat(services[s].name, services[s].model, int(state["batch"][g, j, k]), float(state["rate"][g, j, k]))
-                for k, s in enumerate(state["svc"][g, j, : state["count"][g, j]].tolist())
-            )
-            duty = float(state["work"][g, j]) * (1 + 1e-10)
-            lets.append(Gpulet(int(g), profile.gpu, size.label, size.percent, int(j), duty, seats))
+        lets: list[Gpulet] = []
+        for g in np.nonzero(state["count"].any(axis=1))[0].tolist():
+            lets += self._gpulets(state, g, services)
         missing: tuple[LeftOut, ...] = ()
         factor = None
         if (left > 0).any():
@@ -297,6 +344,30 @@ class Packer:
             proven_infeasible=factor is not None and factor < 1, bound=factor,
             rates_rps={s.name: s.rate_rps for s in services},
         )  # fmt: skip
+
+    def _gpulets(self, state: State, g: int, services: Sequence[Service]) -> list[Gpulet]:
+        """The gpulets of GPU g, one for each process, with the places of their MIG instances."""
+        profile, rows = self.gpus.profile_of(g), state[g]
+        used = np.nonzero(rows["count"])[0].tolist()
+        sizes = {j: profile.partitions[int(rows["part"][j])] for j in used}
+        kinds = {int(rows["inst"][j]): sizes[j].instance for j in used}
+        if any(kinds.values()):
+            at = dict(zip(kinds, starts(profile, list(kinds.values())), strict=True))
+        else:
+            at = dict.fromkeys(kinds, 0)
+        out: list[Gpulet] = []
+        for j in used:
+            size = sizes[j]
+            seats = tuple(
+                Seat(services[s].name, services[s].model, int(rows["batch"][j, k]),
+                     float(rows["rate"][j, k]) / size.processes)
+                for k, s in enumerate(rows["svc"][j, : rows["count"][j]].tolist())
+            )  # fmt: skip
+            duty = float(rows["work"][j]) * (1 + 1e-10)
+            for _ in range(size.processes):
+                place = at[int(rows["inst"][j])]
+                out.append(Gpulet(g, profile.gpu, size.label, size.percent, len(out), duty, seats, place))
+        return out
 
     def _reason(self, factor: float, state: State, service: int) -> str:
         """What keeps a service out of a packing that serves what it can."""

@@ -47,7 +47,7 @@ def cover_table(T: Tables) -> CoverTable:
     services = len(T.svc)
     found = []
     for t in sorted(set(T.gpu_type.tolist())):
-        caps, what = patterns(T, t)
+        caps, what = patterns(T, t, np.nonzero(T.size["allowed"][t])[0].tolist())
         pairs = [(min(x[1] for x in w), max(x[1] for x in w)) for w in what]
         found += [(pair, t, i, row, w) for i, (pair, row, w) in enumerate(zip(pairs, caps, what, strict=True))]
     found.sort(key=lambda f: f[:3])

@@ -120,14 +120,15 @@ def replan(packer: Packer, old: ServingPlan, rates_rps: Sequence[float]) -> tupl
 class Sizer:
     """The fewest GPUs (the first so many of a list) for ever new rates of the same services; tables are kept."""
 
-    def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service]) -> None:
-        self.spec, self.gpus, self.services = spec, gpus, list(services)
+    def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service], time_limit_s: float = 5.0) -> None:
+        self.spec, self.gpus, self.services, self.time_limit_s = spec, gpus, list(services), time_limit_s
         self._packers: dict[int, Packer] = {}
 
     def packer(self, count: int) -> Packer:
         """The planner on the first `count` GPUs."""
         if count not in self._packers:
-            self._packers[count] = Packer(self.spec, self.gpus.first(count), self.services)
+            first = self.gpus.first(count)
+            self._packers[count] = Packer(self.spec, first, self.services, time_limit_s=self.time_limit_s)
         return self._packers[count]
 
     def fewest(self, rates_rps: Sequence[float]) -> ServingPlan:
@@ -151,6 +152,8 @@ class Sizer:
         return best
 
 
-def fewest_gpus(spec: Spec, gpus: Gpus, services: Sequence[Service], rates_rps: Sequence[float]) -> ServingPlan:
+def fewest_gpus(
+    spec: Spec, gpus: Gpus, services: Sequence[Service], rates_rps: Sequence[float], time_limit_s: float = 5.0
+) -> ServingPlan:
     """A plan on as few of the GPUs (in order) as the planner can do with; the plan on all when none is feasible."""
-    return Sizer(spec, gpus, services).fewest(rates_rps)
+    return Sizer(spec, gpus, services, time_limit_s).fewest(rates_rps)

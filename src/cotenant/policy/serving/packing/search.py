@@ -54,7 +54,7 @@ def free_fraction(T: Tables, A: State, g: int) -> tuple[float, int, int]:
     for j in range(A.shape[1]):
         if A[g, j].part >= 0:
             used += T.size[T.gpu_type[g], A[g, j].part].frac
-            lets += 1
+            lets += T.size[T.gpu_type[g], A[g, j].part].procs
         elif slot < 0:
             slot = j
     return 1.0 - used, lets, slot
@@ -64,13 +64,15 @@ def free_fraction(T: Tables, A: State, g: int) -> tuple[float, int, int]:
 def consumed(T: Tables, t: int, p: int, lets: int) -> float:
     """Part of a GPU that a new gpulet takes: of its SMs or of its number of gpulets, whichever is more. A GPU that is
     in use already comes a little cheaper."""
-    return max(T.size[t, p].frac, 1.0 / T.gpu[t].lets) + (0.02 if lets == 0 else 0.0)
+    return max(T.size[t, p].frac, T.size[t, p].procs / T.gpu[t].lets) + (0.02 if lets == 0 else 0.0)
 
 
 @inner
 def can_share(T: Tables, A: State, g: int, j: int, s: int) -> bool:
     """Whether single requests of everybody would fit in half of the tightest SLO: a cheap test before a real one."""
-    if A[g, j].count == 0 or A[g, j].count >= T.seats or T.svc[A[g, j].svc[0]].group != T.svc[s].group:
+    if A[g, j].count == 0 or A[g, j].count >= T.seats or T.size[T.gpu_type[g], A[g, j].part].procs > 1:
+        return False
+    if T.svc[A[g, j].svc[0]].group != T.svc[s].group:
         return False
     t, p = T.gpu_type[g], A[g, j].part
     slo, work = T.svc[s].slo, batch_ms(T, t, T.svc[s].model, p, 1, -1.0)

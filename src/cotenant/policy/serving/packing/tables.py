@@ -11,6 +11,7 @@ from cotenant.core.errors import InputError
 from cotenant.core.serving import MOST_MODELS, Service
 from cotenant.policy.serving.packing.kernel import CELL, GPU, SIZE, SVC, State, Tables, let_rows
 from cotenant.profiles.serving.latency import BLIND, ServingProfile, interpolate
+from cotenant.profiles.serving.mig_layout import mig_geometry
 
 MAX_BATCH = 256
 
@@ -63,13 +64,11 @@ def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Table
         raise InputError("no model has a latency on any partition of these GPUs")
     lat = np.full((T, M, P, B + 1), np.inf)
     over, own, other = (np.zeros((T, M, B + 1)) for _ in range(3))
-    frac, slots = np.zeros((T, P)), np.zeros((T, P), np.int64)
-    allowed = np.zeros((T, P), np.bool_)
+    sizes = np.zeros((T, P), SIZE)
+    sizes["procs"] = 1
     for t, profile in enumerate(gpus.profiles):
         inter = profile.interference if rules.interference else BLIND
-        for p, size in enumerate(profile.partitions):
-            frac[t, p], slots[t, p] = size.fraction, size.slots
-            allowed[t, p] = size.fraction > 1 - 1e-9 if rules.whole_only else True
+        _size_rows(sizes[t], profile, rules)
         for m, name in enumerate(models):
             model = profile.model(name)
             for p, size in enumerate(profile.partitions):
@@ -86,14 +85,12 @@ def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Table
     model_of = np.array([index[s.model] for s in services], np.int64)
     slo = np.array([s.slo_ms for s in services])
     margin = np.array([p.margin for p in gpus.profiles])
-    cap = solo_capacity(lat, over, margin, model_of, slo)
-    cap[~np.broadcast_to(allowed[:, None, :], cap.shape)] = 0.0
+    cap = solo_capacity(lat, over, margin, model_of, slo) * sizes["procs"][:, None, :]
+    cap[~np.broadcast_to(sizes["allowed"][:, None, :] > 0, cap.shape)] = 0.0
     with np.errstate(divide="ignore"):
-        per_rps = np.where(cap > 0, frac[:, None, :] / cap, np.inf)
+        per_rps = np.where(cap > 0, sizes["frac"][:, None, :] / cap, np.inf)
     cell = np.zeros((T, M, B + 1), CELL)
     cell["over"], cell["own"], cell["other"] = over, own, other
-    sizes = np.zeros((T, P), SIZE)
-    sizes["frac"], sizes["slots"], sizes["allowed"] = frac, slots, allowed
     svc = np.zeros(len(services), SVC)
     svc["slo"], svc["model"] = slo, model_of
     svc["mem"] = [_memory(s, gpus) for s in services]
@@ -107,11 +104,28 @@ def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Table
     )  # fmt: skip
 
 
+def _size_rows(rows: np.ndarray, profile: ServingProfile, rules: Rules) -> None:
+    """Fill one row per partition of a GPU type. A GPU without MIG is one instance that takes all of it."""
+    kinds = {"": 0}
+    wholes = {p.instance: p.fraction / p.share for p in profile.partitions if p.instance}
+    geo = mig_geometry(profile)
+    for row, size in zip(rows, profile.partitions, strict=False):
+        row["procs"] = size.processes
+        row["share"], row["frac"] = size.share * size.processes, size.fraction * size.processes
+        row["whole"] = wholes.get(size.instance, 1.0)
+        row["kind"] = kinds.setdefault(size.instance, len(kinds))
+        row["slots"] = size.slots or max(1, profile.slots)
+        row["compute"] = geo.profiles[size.instance].compute if geo and size.instance else 0
+        row["allowed"] = size.fraction > 1 - 1e-9 or not rules.whole_only
+
+
 def _gpu_rows(gpus: Gpus, rules: Rules) -> np.ndarray:
     rows = np.zeros(len(gpus.profiles), GPU)
     for row, p in zip(rows, gpus.profiles, strict=True):
         row["alpha0"] = p.interference.constant if rules.interference else 1.0
-        row["margin"], row["gpu_slots"] = p.margin, p.slots
+        geo = mig_geometry(p)
+        row["margin"], row["slots"] = p.margin, max(1, p.slots)
+        row["compute"] = geo.compute_slices if geo else 0
         row["lets"] = 1 if rules.whole_only else p.max_gpulets
         row["mem_gpu"], row["mem_let"] = p.planned_memory_bytes(), p.per_gpulet_bytes
         row["net"] = np.inf if p.network_bps is None else p.network_bps
@@ -135,6 +149,12 @@ def solo_capacity(
         ok = 2.0 * effective[:, m] <= slo[s]
         out[:, s] = np.where(ok, per_s[:, m], 0.0)[:, :, 1:].max(axis=2)
     return out
+
+
+def most_rows(T: Tables) -> int:
+    """Rows that a GPU's state needs: gpulets, a partition with several processes being one."""
+    fewest = np.where(T.size["allowed"] > 0, np.maximum(T.size["frac"], T.size["procs"] / T.gpu["lets"][:, None]), 1.0)
+    return max(1, int((1.0 / fewest.clip(1e-6) + 1e-6).max()))
 
 
 def new_state(gpus: int, lets: int, seats: int) -> State:

@@ -1,0 +1,258 @@
+"""Fewest GPUs that are cut into MIG instances: an integer program over what one instance holds and how a GPU is cut.
+
+A column is one instance with its contents (one service, on one or several processes or on two parts of its SMs; or
+several services that take turns in one process) and the requests/s that each service gets from it. A layout is a set of
+instances that fits one GPU. With x of each column and y of each layout:
+
+    minimise sum(y)   so that   sum of capacities x >= rates,   instances of each kind: sum(x) <= sum(layout y)
+
+Instances do not slow each other down, so columns are independent. Its linear relaxation over columns of one service
+bounds every plan, turns included, for the reason that `patterns` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from cotenant.policy.serving.packing.adjust import pattern_caps
+from cotenant.policy.serving.packing.kernel import Tables
+from cotenant.policy.serving.packing.patterns import Pattern, pareto, patterns
+from cotenant.policy.solver import Solution, compressed, solve_milp
+
+PAIRED = 16  # services up to which every two may take turns
+POINTS = 8  # of the trade-off between two services that take turns, per instance
+CYCLES = 32  # lengths of a cycle tried for sets of services
+SMALLEST = 12  # services of least demand, of which sets share an instance
+
+Content = tuple[tuple[int, tuple[int, ...], tuple[float, ...]], ...]  # (partition, services, requests/s) per gpulet
+
+
+@dataclass(frozen=True)
+class Column:
+    """One instance of `kind` (index into the table's kinds), what it gives each service, and its gpulets."""
+
+    kind: int
+    caps: np.ndarray  # (S,) requests/s
+    content: Content
+
+
+class InstanceTable:
+    """Columns and layouts of a problem whose GPUs are cut into instances; serves every rate of the same services."""
+
+    def __init__(self, T: Tables) -> None:
+        self.T = T
+        types = sorted(set(T.gpu_type.tolist()))
+        self.kinds = [(t, k) for t in types for k in sorted(set(T.size["kind"][t][T.size["allowed"][t] > 0].tolist()))]
+        self.layout_types: list[int] = []
+        layouts = []
+        for t in types:
+            for layout in gpu_layouts(T, t):
+                layouts.append([layout.get(k, 0) if u == t else 0 for u, k in self.kinds])
+                self.layout_types.append(t)
+        self.layouts = np.array(layouts)
+        self.alone = [c for i in range(len(self.kinds)) for c in self._alone(i)]
+        self.pairs = [x for i in range(len(self.kinds)) for x in self._pairs(i)] if len(T.svc) <= PAIRED else []
+
+    def parts(self, i: int) -> list[int]:
+        """Partitions that an instance of kind i may be cut into."""
+        t, k = self.kinds[i]
+        size = self.T.size[t]
+        return np.nonzero((size["allowed"] > 0) & (size["kind"] == k))[0].tolist()
+
+    def whole(self, i: int) -> int | None:
+        """The partition that is all of an instance of kind i for one process, in which services may take turns."""
+        size = self.T.size[self.kinds[i][0]]
+        return next((p for p in self.parts(i) if size["share"][p] > 1 - 1e-9 and size["procs"][p] == 1), None)
+
+    @property
+    def bounds(self) -> bool:
+        """Whether the columns of one service bound all plans: no instance holds more than two gpulets."""
+        allowed = self.T.size["allowed"] > 0
+        return bool((self.T.size["share"][allowed] > 1 / 3 + 1e-9).all())
+
+    def _alone(self, i: int) -> list[Column]:
+        caps, what = patterns(self.T, self.kinds[i][0], self.parts(i))
+        keep = [c for c in range(len(caps)) if caps[c].any() and self._holds(i, what[c])]
+        keep = [
+            c for c in keep
+            if not any((caps[d] >= caps[c]).all() and ((caps[d] > caps[c]).any() or d < c) for d in keep if d != c)
+        ]  # fmt: skip
+        return [Column(i, caps[c], self._content(i, what[c], caps[c])) for c in keep]
+
+    def _content(self, i: int, what: Pattern, caps: np.ndarray) -> Content:
+        if len(what) == 1:
+            return tuple((p, (s,), (float(caps[s]),)) for p, s, _ in what)
+        gpu = int(np.argmax(self.T.gpu_type == self.kinds[i][0]))
+        each = pattern_caps(self.T, gpu, *(np.array(x, np.int64) for x in zip(*what, strict=True)))
+        return tuple((p, (s,), (float(rps),)) for (p, s, _), rps in zip(what, each, strict=True))
+
+    def _holds(self, i: int, what: Pattern) -> bool:
+        size = self.T.size[self.kinds[i][0]]
+        return self._memory_fits(i, [s for p, s, _ in what for _ in range(size["procs"][p])], len(what))
+
+    def _memory_fits(self, i: int, services: Sequence[int], gpulets: int) -> bool:
+        t = self.kinds[i][0]
+        row, slots = self.T.gpu[t], self.T.size["slots"][t, self.parts(i)[0]]
+        used = float(self.T.svc["mem"][list(services)].sum()) + max(gpulets, 1) * float(row["mem_let"])
+        return used <= float(row["mem_gpu"]) * int(slots) / int(row["slots"])
+
+    def _ms(self, i: int, p: int) -> np.ndarray:
+        """(S, B+1) milliseconds of a batch alone on a partition; inf where it is not profiled, and for a batch of 0."""
+        t = self.kinds[i][0]
+        model = self.T.svc["model"]
+        ms: np.ndarray = (self.T.lat[t, model, p] + self.T.cell["over"][t, model]) * self.T.gpu["margin"][t]
+        ms[:, 0] = np.inf
+        return ms
+
+    def _may_share(self, i: int, services: tuple[int, ...]) -> bool:
+        return len(set(self.T.svc["group"][list(services)].tolist())) == 1 and self._memory_fits(i, services, 1)
+
+    def _pairs(self, i: int) -> list[tuple[int, int, tuple[int, int], np.ndarray]]:
+        """(kind, partition, services, undominated requests/s of both) of two services that take turns."""
+        p, out = self.whole(i), []
+        if p is None or self.T.seats < 2:
+            return []
+        ms, slo = self._ms(i, p), self.T.svc["slo"]
+        for a, b in combinations(range(len(slo)), 2):
+            limit = min(slo[a], slo[b]) / 2
+            x, y = np.nonzero(ms[a] < limit)[0], np.nonzero(ms[b] < limit)[0]
+            if not x.size or not y.size or not self._may_share(i, (a, b)):
+                continue
+            work = ms[a][x][:, None] + ms[b][y][None, :]
+            rates = np.stack([(x[:, None] * 1000 / work).ravel(), (y[None, :] * 1000 / work).ravel()], axis=1)
+            rates = rates[(work <= limit).ravel()]
+            if len(rates):
+                out.append((i, p, (a, b), rates[pareto(rates)]))
+        return out
+
+    def sharing(self, rates: np.ndarray) -> list[Column]:
+        """Columns of services that take turns, for these rates."""
+        out = []
+        for i, p, (a, b), points in self.pairs:
+            capped = np.minimum(points, rates[[a, b]])
+            capped = capped[pareto(capped)]
+            for at in np.unique(np.linspace(0, len(capped) - 1, POINTS).round().astype(int)):
+                caps = np.zeros(len(rates))
+                caps[[a, b]] = capped[at]
+                out.append(Column(i, caps, ((p, (a, b), tuple(capped[at].tolist())),)))
+        done: set[tuple[int, tuple[int, ...]]] = set()
+        for i in sorted(range(len(self.kinds)), key=lambda i: float(self._fraction(i))):
+            for p, services in self._sets(i, rates):
+                if (self.kinds[i][0], services) in done:
+                    continue  # a smaller instance holds them
+                done.add((self.kinds[i][0], services))
+                caps = np.zeros(len(rates))
+                caps[list(services)] = rates[list(services)]
+                out.append(Column(i, caps, ((p, services, tuple(caps[list(services)].tolist())),)))
+        return out
+
+    def _fraction(self, i: int) -> float:
+        return float(self.T.size["whole"][self.kinds[i][0], self.parts(i)[0]])
+
+    def _sets(self, i: int, rates: np.ndarray) -> list[tuple[int, tuple[int, ...]]]:
+        """Sets of services whose whole rates an instance serves in turns."""
+        p = self.whole(i)
+        if p is None:
+            return []
+        ms, slo = self._ms(i, p), self.T.svc["slo"]
+        small = np.argsort(rates * self.T.svc["cost"], kind="stable")[:SMALLEST]
+        cycle = np.geomspace(slo.max() / 2000, slo.max() / 2, CYCLES)
+        batch = np.maximum(1, np.ceil(rates[:, None] * cycle[None, :] / 1000 - 1e-9)).astype(np.int64)
+        within = batch < ms.shape[1]
+        work = np.where(within, np.take_along_axis(ms, np.where(within, batch, 0), axis=1), np.inf)
+        late = cycle[None, :] > slo[:, None] / 2
+        work[late] = np.inf
+        fits = [s for s in sorted(small.tolist()) if (work[s] <= cycle).any()]
+        return [
+            (p, services) for n in range(2, self.T.seats + 1) for services in combinations(fits, n)
+            if (work[list(services)].sum(axis=0) <= cycle).any() and self._may_share(i, services)
+        ]  # fmt: skip
+
+    def factor(self, rates: np.ndarray, counts: np.ndarray) -> float:
+        """The linear relaxation's bound on a common factor on the rates, with `counts` GPUs of each type."""
+        rows, low, high = self._rows(self.alone, np.zeros(len(rates)), counts)
+        rows = np.hstack([rows, np.concatenate([-rates, np.zeros(len(rows) - len(rates))])[:, None]])
+        cost = np.zeros(rows.shape[1])
+        cost[-1] = 1.0
+        found = self._solve(cost, rows, low, high, whole=False, maximise=True, time_limit_s=10.0)
+        return np.inf if found.x is None else float(found.objective)
+
+    def fewest(
+        self, rates: np.ndarray, counts: np.ndarray, time_limit_s: float
+    ) -> tuple[list[Column], np.ndarray] | None:
+        """Columns, one for each instance, and how many GPUs of each layout: the fewest GPUs found; None if none is."""
+        least = self._integer(self.alone, rates, counts, time_limit_s, relaxed=True)
+        if least is None:
+            return None
+        best = self._integer(self.alone, rates, counts, time_limit_s)
+        if self.T.seats > 1 and (best is None or best.objective > np.ceil(least.objective - 1e-6) + 0.5):
+            columns = self.alone + self.sharing(rates)
+            wider = self._integer(columns, rates, counts, time_limit_s)
+            if wider is not None and (best is None or wider.objective < best.objective - 0.5):
+                return self._chosen(columns, wider)
+        return None if best is None else self._chosen(self.alone, best)
+
+    def _chosen(self, columns: list[Column], found: Solution) -> tuple[list[Column], np.ndarray]:
+        assert found.x is not None
+        times = np.round(found.x).astype(np.int64)
+        return [c for c, n in zip(columns, times, strict=False) for _ in range(n)], times[len(columns) :]
+
+    def _integer(
+        self, columns: list[Column], rates: np.ndarray, counts: np.ndarray, time_limit_s: float, relaxed: bool = False
+    ) -> Solution | None:
+        rows, low, high = self._rows(columns, rates, counts)
+        cost = np.concatenate([np.zeros(len(columns)), np.ones(len(self.layouts))])
+        found = self._solve(cost, rows, low, high, whole=not relaxed, time_limit_s=time_limit_s)
+        return None if found.x is None else found
+
+    def _rows(
+        self, columns: list[Column], rates: np.ndarray, counts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Constraints over columns, then layouts: rates, instances of each kind, GPUs of each type."""
+        n, S, K = len(columns), len(rates), len(self.kinds)
+        rows = np.zeros((S + K + len(counts), n + len(self.layouts)))
+        for c, column in enumerate(columns):
+            rows[:S, c] = column.caps
+            rows[S + column.kind, c] = 1.0
+        rows[S : S + K, n:] = -self.layouts.T
+        rows[S + K + np.array(self.layout_types), n + np.arange(len(self.layouts))] = 1.0
+        low = np.concatenate([rates, np.full(K + len(counts), -np.inf)])
+        high = np.concatenate([np.full(S, np.inf), np.zeros(K), counts.astype(float)])
+        return rows, low, high
+
+    def _solve(
+        self, cost: np.ndarray, rows: np.ndarray, low: np.ndarray, high: np.ndarray, *, whole: bool,
+        time_limit_s: float, maximise: bool = False,
+    ) -> Solution:  # fmt: skip
+        n = rows.shape[1]
+        return solve_milp(
+            cost, compressed(rows), low, high, np.zeros(n), np.full(n, np.inf), np.full(n, whole), maximise=maximise,
+            time_limit_s=time_limit_s,
+        )  # fmt: skip
+
+
+def gpu_layouts(T: Tables, t: int) -> list[dict[int, int]]:
+    """The maximal sets of instances of one GPU of type t, as counts by kind."""
+    rows = {int(r["kind"]): r for r in T.size[t] if r["allowed"]}
+    kinds = sorted(rows, key=lambda k: -rows[k]["slots"])
+    found: list[dict[int, int]] = []
+
+    def grow(layout: dict[int, int], slots: int, compute: int, whole: float, first: int) -> None:
+        full = True
+        for at, kind in enumerate(kinds):
+            row = rows[kind]
+            if row["slots"] > slots or row["compute"] > compute or row["whole"] > whole + 1e-9:
+                continue
+            full = False
+            if at >= first:
+                wider = layout | {kind: layout.get(kind, 0) + 1}
+                grow(wider, slots - row["slots"], compute - row["compute"], whole - row["whole"], at)
+        if full:
+            found.append(layout)
+
+    grow({}, int(T.gpu["slots"][t]), int(T.gpu["compute"][t]), 1.0, 0)
+    return found
