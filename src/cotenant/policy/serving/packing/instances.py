@@ -19,8 +19,9 @@ from itertools import combinations
 import numpy as np
 
 from cotenant.policy.serving.packing.adjust import pattern_caps
-from cotenant.policy.serving.packing.kernel import Tables
+from cotenant.policy.serving.packing.kernel import State, Tables
 from cotenant.policy.serving.packing.patterns import Pattern, pareto, patterns
+from cotenant.policy.serving.packing.search import empty_all
 from cotenant.policy.solver import Solution, compressed, solve_milp
 
 PAIRED = 16  # services up to which every two may take turns
@@ -195,6 +196,25 @@ class InstanceTable:
             if wider is not None and (best is None or wider.objective < best.objective - 0.5):
                 return self._chosen(columns, wider)
         return None if best is None else self._chosen(self.alone, best)
+
+    def fill(self, columns: list[Column], times: np.ndarray, rates: np.ndarray, out: State) -> None:
+        """Write instances into a state: GPUs by layout, the rates in proportion to what each instance can take."""
+        total = np.sum([c.caps for c in columns], axis=0)
+        waiting = {kind: [c for c in columns if c.kind == kind] for kind in range(len(self.kinds))}
+        free = {t: np.nonzero(self.T.gpu_type == t)[0].tolist() for t in set(self.layout_types)}
+        empty_all(out)
+        for layout, of_type, n in zip(self.layouts, self.layout_types, times.tolist(), strict=True):
+            for _ in range(n):
+                g = free[of_type].pop(0)
+                kinds = [kind for kind, count in enumerate(layout.tolist()) for _ in range(count)]
+                held = [waiting[kind].pop() for kind in kinds if waiting[kind]]
+                lets = [(inst, let) for inst, column in enumerate(held) for let in column.content]
+                for j, (inst, (p, services, rps)) in enumerate(lets):
+                    row = out[g, j]
+                    row["part"], row["inst"], row["count"] = p, inst, len(services)
+                    row["svc"][: len(services)] = services
+                    for k, s in enumerate(services):
+                        row["rate"][k] = rps[k] * min(1.0, rates[s] / total[s])
 
     def _chosen(self, columns: list[Column], found: Solution) -> tuple[list[Column], np.ndarray]:
         assert found.x is not None

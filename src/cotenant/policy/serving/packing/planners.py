@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from cotenant.core.errors import InputError
-from cotenant.core.serving import Gpulet, LeftOut, Seat, Service, ServingPlan
-from cotenant.policy.serving.packing import adjust, cover, reasons, search
+from cotenant.core.serving import Gpulet, LeftOut, Service, ServingPlan
+from cotenant.policy.serving.packing import adjust, cover, reasons, rows, search
 from cotenant.policy.serving.packing.check import problems
 from cotenant.policy.serving.packing.exact import Proof, prove
 from cotenant.policy.serving.packing.instances import InstanceTable
@@ -19,7 +19,6 @@ from cotenant.policy.serving.packing.kernel import State
 from cotenant.policy.serving.packing.prices import CoverTable, cover_table
 from cotenant.policy.serving.packing.specs import KEPT_APART, Spec
 from cotenant.policy.serving.packing.tables import Gpus, build_tables, most_rows, new_state
-from cotenant.profiles.serving.mig_layout import starts
 
 SEED = 0x9E3779B97F4A7C15
 SMALL = 64  # services or GPUs up to which feasibility is searched for; above, plans are built in one pass
@@ -245,25 +244,7 @@ class Packer:
         found = table.fewest(rates, self._counts, self.time_limit_s)
         if found is None:
             return False
-        columns, times = found
-        total = np.sum([c.caps for c in columns], axis=0)
-        waiting = {kind: [c for c in columns if c.kind == kind] for kind in range(len(table.kinds))}
-        free = {t: [g for g, x in enumerate(self.gpus.types) if x == t] for t in range(len(self.gpus.profiles))}
-        search.empty_all(out)
-        for layout, of_type, n in zip(table.layouts, table.layout_types, times.tolist(), strict=True):
-            for _ in range(n):
-                g, j, inst = free[of_type].pop(0), 0, 0
-                for kind, count in enumerate(layout.tolist()):
-                    for _ in range(min(count, len(waiting[kind]))):
-                        column = waiting[kind].pop()
-                        for p, members, rps in column.content:
-                            let = out[g, j]
-                            let["part"], let["inst"], let["count"] = p, inst, len(members)
-                            let["svc"][: len(members)] = members
-                            for k, s in enumerate(members):
-                                let["rate"][k] = rps[k] * min(1.0, rates[s] / total[s])
-                            j += 1
-                        inst += 1
+        table.fill(*found, rates, out)
         return bool(adjust.settle_all(self.tables, out))
 
     def _best_effort(self, rates: np.ndarray, services: Sequence[Service], left: np.ndarray) -> State:
@@ -282,40 +263,9 @@ class Packer:
         """The start plan's gpulets with the new rates: seats are raised or lowered in place, then what is missing is
         placed; None when that does not serve everybody."""
         A = self._states[0]
-        self._place_as(A, start, {s.name: float(r) for s, r in zip(self.services, rates, strict=True)})
+        now = {s.name: float(r) for s, r in zip(self.services, rates, strict=True)}
+        rows.place_as(self.tables, self.gpus, self.services, A, start, now)
         return self._mend(A, rates)
-
-    def _place_as(self, A: State, start: ServingPlan, rates: Mapping[str, float], *, own: float | None = None) -> None:
-        """Write a plan's gpulets into a state. Seats get their part of the rates, at most as much as each can take, or
-        `own` times what the plan gave them."""
-        index = {s.name: i for i, s in enumerate(self.services)}
-        search.empty_all(A)
-        capacity = start.capacities()
-        copies: dict[tuple[int, int, str], int] = {}
-        for let in start.gpulets:
-            seats = self._together([(index[s.service], s) for s in let.seats if s.service in index])
-            if let.gpu >= len(self.gpus) or not seats:
-                continue
-            profile = self.gpus.profile_of(let.gpu)
-            size = profile.partition(let.partition)
-            key = (let.gpu, let.instance, let.partition)
-            j = copies.get(key, -1) if size.processes > 1 else -1
-            if j < 0:
-                j = copies[key] = int(np.argmax(A["part"][let.gpu] < 0))
-                A["rate"][let.gpu, j] = 0.0
-            A["part"][let.gpu, j], A["inst"][let.gpu, j] = profile.partitions.index(size), let.instance
-            A["count"][let.gpu, j] = len(seats)
-            for k, (i, seat) in enumerate(seats):
-                A["svc"][let.gpu, j, k] = i
-                share = let.capacity_rps(seat) / capacity[seat.service]
-                rate = seat.rate_rps * own if own is not None else rates[seat.service] * min(1.0, share)
-                A["rate"][let.gpu, j, k] += rate
-
-    def _together(self, seats: list[tuple[int, Seat]]) -> list[tuple[int, Seat]]:
-        """Those of a gpulet's (service, seat) that may share one: of two classes the latency-sensitive ones stay."""
-        groups = self.tables.svc["group"]
-        stays = max((groups[i] for i, _ in seats), default=0)
-        return [(i, seat) for i, seat in seats if groups[i] == stays][: self.spec.rules.seats]
 
     def _mend(self, A: State, rates: np.ndarray) -> State | None:
         self._rng[0] = SEED
@@ -330,7 +280,7 @@ class Packer:
         adjust.widen(self.tables, state, self._scratch, WIDEN)
         lets: list[Gpulet] = []
         for g in np.nonzero(state["count"].any(axis=1))[0].tolist():
-            lets += self._gpulets(state, g, services)
+            lets += rows.gpulets(self.gpus, state, g, services)
         missing: tuple[LeftOut, ...] = ()
         factor = None
         if (left > 0).any():
@@ -344,30 +294,6 @@ class Packer:
             proven_infeasible=factor is not None and factor < 1, bound=factor,
             rates_rps={s.name: s.rate_rps for s in services},
         )  # fmt: skip
-
-    def _gpulets(self, state: State, g: int, services: Sequence[Service]) -> list[Gpulet]:
-        """The gpulets of GPU g, one for each process, with the places of their MIG instances."""
-        profile, rows = self.gpus.profile_of(g), state[g]
-        used = np.nonzero(rows["count"])[0].tolist()
-        sizes = {j: profile.partitions[int(rows["part"][j])] for j in used}
-        kinds = {int(rows["inst"][j]): sizes[j].instance for j in used}
-        if any(kinds.values()):
-            at = dict(zip(kinds, starts(profile, list(kinds.values())), strict=True))
-        else:
-            at = dict.fromkeys(kinds, 0)
-        out: list[Gpulet] = []
-        for j in used:
-            size = sizes[j]
-            seats = tuple(
-                Seat(services[s].name, services[s].model, int(rows["batch"][j, k]),
-                     float(rows["rate"][j, k]) / size.processes)
-                for k, s in enumerate(rows["svc"][j, : rows["count"][j]].tolist())
-            )  # fmt: skip
-            duty = float(rows["work"][j]) * (1 + 1e-10)
-            for _ in range(size.processes):
-                place = at[int(rows["inst"][j])]
-                out.append(Gpulet(g, profile.gpu, size.label, size.percent, len(out), duty, seats, place))
-        return out
 
     def _reason(self, factor: float, state: State, service: int) -> str:
         """What keeps a service out of a packing that serves what it can."""
@@ -412,7 +338,7 @@ class Packer:
             return plan
         eyes = self._seeing
         state = eyes._states[0]
-        eyes._place_as(state, plan, {}, own=1.0 / guard)
+        rows.place_as(eyes.tables, self.gpus, self.services, state, plan, {}, own=1.0 / guard)
         if adjust.settle_all(eyes.tables, state):
             mended = replace(eyes._extract(state, services, np.zeros(len(services))), planner=self.spec.name)
             if not problems(mended, services, self.gpus):
