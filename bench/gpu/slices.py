@@ -284,11 +284,43 @@ def native(card: Card) -> None:
         card.drop(f"n-{kind}")
 
 
+def linger(card: Card) -> None:
+    """What a kernel that stays behind each request saves a request that waits for another."""
+    ls = card.add("ls", ["slices_linger", card.backend, "4"], latency_sensitive=True)
+    card.load("be", best_effort=True)
+    card.spin("bespin", best_effort=True)
+    for program in card.programs.values():
+        program.wait_ready()
+    card.fill("be", PRODUCTS)
+
+    def serve(rate: float, linger_us: int) -> dict[str, Any]:
+        return _quantiles(ls.ask(f"run {REQUESTS / rate:.2f} {rate:g} 7 {linger_us}", 60)["latency_ms"])
+
+    alone = {rate: serve(rate, 0) for rate in (100, 300)}
+    card.say(row="linger", beside=None, found=alone)
+    for name, kind in (("bespin", "spin"), ("be", PRODUCTS)):
+        rates = card.alone(name, kind)
+        for rate in (100, 300):
+            for linger_us in (0, 30, 60, 120, 250):
+                if time.monotonic() > card.until_s:
+                    return
+                card.programs[name].tell(f"run {REQUESTS / rate + 1:.2f}")
+                time.sleep(0.4)
+                found = serve(rate, linger_us)
+                block = card.programs[name].answer(60)
+                kept = block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9) / rates
+                over = {q: round(found[q] - alone[rate][q], 3) for q in ("0.5", "0.99")}
+                card.say(row="linger", beside=kind, rate=rate, linger_us=linger_us, over_ms=over,
+                         be_over_alone=round(kept, 4))  # fmt: skip
+    card.drop("ls", "be", "bespin")
+
+
 STEPS: dict[str, Callable[[Card], None]] = {
     "shares": shares,
     "services": services,
     "limits": limits,
     "native": native,
+    "linger": linger,
 }
 
 
