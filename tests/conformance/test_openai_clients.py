@@ -29,7 +29,7 @@ def test_the_openai_package(two: Door) -> None:
     assert [row.id for row in client.models.list()] == ["a", "b"]
     answer = client.chat.completions.create(model="a", messages=HI, max_tokens=3)
     assert answer.choices[0].message.content.startswith("a/")
-    assert answer._request_id.startswith("req_")
+    assert len(answer._request_id) == 36
     assert client.completions.create(model="a", prompt="hi", max_tokens=2).usage.completion_tokens == 2
     assert len(client.embeddings.create(model="a", input="hi").data) == 1
     with pytest.raises(openai.NotFoundError, match="does not exist") as found:

