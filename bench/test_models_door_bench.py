@@ -1,7 +1,9 @@
 """What the door of language models adds to a stream: 200 streams at once, asked directly, through the door, through a
 proxy of aiohttp's server and client; and a thousand idle models.
 
-pytest -q -s bench/test_models_door_bench.py        (COTENANT_DOOR_S=10 seconds a block, COTENANT_DOOR_ROUNDS=3)
+chrt -r 10 pytest -q -s bench/test_models_door_bench.py     (COTENANT_DOOR_S=10 seconds a block, COTENANT_DOOR_ROUNDS=3)
+
+With chrt, as root, other work on the machine takes no time from what is measured, and the aim is asserted.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ STREAM = [sys.executable, str(HERE / "door_stream.py")]
 SECONDS = float(os.environ.get("COTENANT_DOOR_S", "10"))
 ROUNDS = int(os.environ.get("COTENANT_DOOR_ROUNDS", "3"))
 STREAMS, EVENTS, GAP_S, IDLE = 200, 20, 0.05, 1000
+MOST_ADDED_MS = 2.0  # to the first token, 99th percentile
 
 
 @contextlib.contextmanager
@@ -74,9 +77,7 @@ def block(port: int, pid: int | None) -> dict[str, float]:
 def door(folder: Path, models: list[str]) -> Iterator[tuple[int, int]]:
     rows = "".join(f"  - {row}\n" for row in models)
     path = folder / "models.yaml"
-    path.write_text(
-        "gpus: {count: 1, model: cpu, memory: 8GiB}\nlisten: {http: '127.0.0.1:0'}\nmodels:\n" + rows
-    )
+    path.write_text("gpus: {count: 1, model: cpu, memory: 8GiB}\nlisten: {http: '127.0.0.1:0'}\nmodels:\n" + rows)
     command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(path), "--json", "--log-level", "warning"]
     with process(command) as child:
         assert child.stdout is not None
@@ -104,6 +105,8 @@ def test_200_streams(tmp_path: Path) -> None:
     }
     print(json.dumps(table, indent=1))
     assert all(row["streams_per_s"] > 0 for row in table.values())
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        assert table["door"]["p99_ms"] - table["direct"]["p99_ms"] < MOST_ADDED_MS
 
 
 def test_a_thousand_idle_models(tmp_path: Path) -> None:

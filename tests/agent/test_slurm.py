@@ -17,6 +17,7 @@ from waiting import wait_for
 
 from cotenant.agent.owners.slurm import end, spec_of, start, task_lines
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.strength import Strength
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": str(os.getuid()), "SLURM_JOB_GPUS": "0"}
@@ -234,5 +235,10 @@ def test_gpus_are_those_that_slurm_gave() -> None:
     assert spec is not None
     assert (spec.gpus, spec.gpu_count, spec.request, spec.limit) == (("0", "1"), 2, 0.3, 0.6)
     assert spec_of(JOB) is None
+    demand = spec_of(JOB | {"SLURM_JOB_COMMENT": "cotenant:memory=8GiB,enforce-memory=driver"})
+    assert demand is not None
+    assert demand.enforce_memory is Strength.DRIVER
+    with pytest.raises(InputError, match="has no limit on its memory"):
+        spec_of(JOB | {"SLURM_JOB_COMMENT": "cotenant:enforce-memory=driver"})
     with pytest.raises(InputError, match="over 100%"):
         spec_of(JOB | {"SLURM_JOB_COMMENT": "cotenant:request=300%"})

@@ -253,6 +253,19 @@ def test_a_share_that_the_agent_refuses_is_an_event(node: Node) -> None:
     wait_for(lambda: node.held().get("team/late/main"), what="tried again")
 
 
+def test_a_pod_demands_by_what_its_memory_is_limited(node: Node) -> None:
+    demand = "cotenant.dev/enforce-memory"
+    weak = node.schedule(pod("weak", annotations=share("30%", memory="1Gi") | {demand: "driver"}))
+    wait_for(lambda: node.api.events(weak))
+    (reason, message) = node.api.events(weak)[0]
+    assert reason == "ShareRefused"
+    assert "must be limited by the driver or something stronger, and cannot" in message
+    node.schedule(pod("content", annotations=share("30%", memory="1Gi") | {demand: "shim"}))
+    wait_for(lambda: "team/content/main" in node.held())
+    assert node.held()["team/content/main"]["enforce_memory"] == "shim"
+    assert "team/weak/main" not in node.held()
+
+
 @pytest.mark.slow
 def test_an_api_server_that_is_away_stops_nothing(node: Node) -> None:
     thing = node.schedule(pod("train", annotations=share("30%")))

@@ -12,10 +12,11 @@ DOMAIN = "cotenant.dev"
 REQUEST = f"{DOMAIN}/request"
 LIMIT = f"{DOMAIN}/limit"
 MEMORY = f"{DOMAIN}/memory"
+ENFORCE_MEMORY = f"{DOMAIN}/enforce-memory"  # by what at least the memory must be limited: driver
 CONTAINERS = f"{DOMAIN}/containers"
 INJECT = f"{DOMAIN}/inject"
 PLACED_BY = f"{DOMAIN}/placed-by"  # units (the scheduler counts resources), or claims (dynamic resource allocation)
-ANNOTATIONS = (REQUEST, LIMIT, MEMORY, CONTAINERS, INJECT, PLACED_BY)
+ANNOTATIONS = (REQUEST, LIMIT, MEMORY, ENFORCE_MEMORY, CONTAINERS, INJECT, PLACED_BY)
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 SHARE_RESOURCE = f"{DOMAIN}/share"  # 1 unit: 1 % of one GPU's time

@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from cotenant.core.errors import InputError
+from cotenant.core.strength import Strength, strength_named
 from cotenant.kube import names
 from cotenant.kube.quantity import parse_count, parse_memory, parse_quantity, parse_share
 
@@ -38,6 +39,7 @@ class ContainerShare:
     gpus: int = 0
     ends: bool = False  # an init container that ends before the others start
     claimed: bool = False  # placed by a claim: it takes no units
+    enforce_memory: Strength = Strength.NOTHING
 
     @property
     def whole(self) -> bool:
@@ -131,7 +133,7 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
     annotations = annotations_of(pod)
     entries = list(containers_of(pod))
     resources = {c["name"]: own_resources(c, f"spec.{kind}[{i}]") for kind, i, c in entries}
-    given = any(key in annotations for key in (names.REQUEST, names.LIMIT, names.MEMORY))
+    given = any(key in annotations for key in (names.REQUEST, names.LIMIT, names.MEMORY, names.ENFORCE_MEMORY))
     asking = _asking(pod, annotations, resources, given)
     if opted_out(annotations):
         if any(resources.values()):
@@ -141,7 +143,7 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
         return []
     if not asking:
         return []
-    request, limit, memory = _terms(annotations)
+    terms = _terms(annotations)
     placed_by = annotations.get(names.PLACED_BY, "units")
     if placed_by not in ("units", "claims"):
         raise InputError(f"{placed_by!r:.60} is not units or claims", field=key_field(names.PLACED_BY))
@@ -151,7 +153,7 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
         name = container["name"]
         if name in asking:
             where = f"spec.{kind}[{index}].resources"
-            share = _share(kind, index, name, resources[name], (request, limit, memory), where)
+            share = _share(kind, index, name, resources[name], terms, where)
             ends = kind == "initContainers" and container.get("restartPolicy") != "Always"
             if claimed and resources[name]:
                 why = f"container {name} takes units, and the pod is placed by claims; keep one of them"
@@ -201,8 +203,12 @@ def _asking(pod: Pod, annotations: Mapping[str, Any], resources: Mapping[str, An
     return asking
 
 
-def _terms(annotations: Mapping[str, Any]) -> tuple[float | None, float, int | None]:
+_Terms = tuple[float | None, float, int | None, Strength]  # request, limit, memory, by what that must be limited
+
+
+def _terms(annotations: Mapping[str, Any]) -> _Terms:
     request = limit = memory = None
+    enforce = Strength.NOTHING
     if names.REQUEST in annotations:
         request = parse_share(annotations[names.REQUEST], key_field(names.REQUEST))
     if names.LIMIT in annotations:
@@ -211,7 +217,9 @@ def _terms(annotations: Mapping[str, Any]) -> tuple[float | None, float, int | N
             raise InputError("a limit of 0% would let nothing run", field=key_field(names.LIMIT))
     if names.MEMORY in annotations:
         memory = parse_memory(annotations[names.MEMORY], key_field(names.MEMORY))
-    return request, 1.0 if limit is None else limit, memory
+    if names.ENFORCE_MEMORY in annotations:
+        enforce = strength_named(annotations[names.ENFORCE_MEMORY], field=key_field(names.ENFORCE_MEMORY))
+    return request, 1.0 if limit is None else limit, memory, enforce
 
 
 def _share(
@@ -219,13 +227,13 @@ def _share(
     index: int,
     name: str,
     mine: Mapping[str, Any],
-    terms: tuple[float | None, float, int | None],
+    terms: _Terms,
     where: str,
 ) -> ContainerShare:
-    request, limit, memory = terms
+    request, limit, memory, enforce = terms
     gpus = parse_count(mine[names.GPU_RESOURCE], where, MOST_GPUS) if names.GPU_RESOURCE in mine else 0
     if gpus:
-        if len(mine) > 1 or request is not None or memory is not None or limit < 1.0:
+        if len(mine) > 1 or request is not None or memory is not None or limit < 1.0 or enforce is not Strength.NOTHING:
             raise InputError(
                 f"container {name} takes whole GPUs, which have no share, limit or memory beside them", field=where
             )
@@ -264,7 +272,12 @@ def _share(
             )
         memory_units = given_units
         memory = memory_units * names.MEMORY_UNIT_BYTES if memory is None else memory
-    return ContainerShare(name, kind, index, request, limit, memory, units, memory_units)
+    if memory is None and enforce is not Strength.NOTHING:
+        raise InputError(
+            f"container {name} has no limit on its memory that could be enforced: give {names.MEMORY}",
+            field=key_field(names.ENFORCE_MEMORY),
+        )
+    return ContainerShare(name, kind, index, request, limit, memory, units, memory_units, enforce_memory=enforce)
 
 
 def _memory_resource(value: Any, name: str, where: str) -> int:

@@ -21,10 +21,11 @@ from cotenant.agent.owners.slurm_ended import job_file
 from cotenant.agent.tenants.launcher import program_environment
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.strength import Strength, strength_named
 from cotenant.core.units import parse_fraction, parse_memory
 
 MARK = "cotenant:"
-KEYS = ("request", "limit", "memory", "priority")
+KEYS = ("request", "limit", "memory", "enforce-memory", "priority")
 FIELD = "--comment"
 LIKE = 0.75  # cotennat, Cotenant and co-tenant are, tenant is not
 
@@ -63,6 +64,9 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
         request=parse_fraction(given.get("request", "0"), FIELD),
         limit=parse_fraction(given.get("limit", "100%"), FIELD),
         memory_bytes=parse_memory(given["memory"], FIELD) if "memory" in given else None,
+        enforce_memory=strength_named(given["enforce-memory"], field=FIELD)
+        if "enforce-memory" in given
+        else Strength.NOTHING,
         priority=priority,
         gpus=gpus,
         gpu_count=max(1, len(gpus)),

@@ -299,5 +299,5 @@ class Binder:
 
 def changed(row: dict[str, Any], order: Order) -> bool:
     """Whether what the agent holds is not what it should."""
-    same = all(row[key] == order.tenant[key] for key in ("request", "limit", "memory_bytes"))
+    same = all(row[key] == order.tenant[key] for key in ("request", "limit", "memory_bytes", "enforce_memory"))
     return not same or (bool(order.container_id) and row["container_id"] != order.container_id)

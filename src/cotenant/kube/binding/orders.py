@@ -164,6 +164,7 @@ def _order(pod: Mapping[str, Any], share: ContainerShare, ids: list[str], gpus: 
         "request": request,
         "limit": max(share.limit, request),
         "memory_bytes": share.memory_bytes,
+        "enforce_memory": share.enforce_memory,
         "gpus": gpus,
         "gpu_count": len(gpus),
         "mechanism": mechanisms.EXCLUSIVE if share.whole else mechanisms.AUTO,
