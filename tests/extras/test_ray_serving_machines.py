@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from cotenant.core.serving import Gpulet, Seat, ServingPlan
 pytestmark = [pytest.mark.extras, pytest.mark.slow, pytest.mark.timeout(1800)]
 NAMES = ("a", "b", "c")
 PORT = 8000
+BRIDGE = "workers.ray_bridge"
 
 
 class Clients:
@@ -137,6 +139,13 @@ def test_every_request_is_answered_or_refused_whatever_fails(setting: Setting) -
     clients.answered(30)
     filler.unlink()
     setting.until(3, "all GPUs serve")
+    bridge = cluster.pids("g", BRIDGE)
+    cluster.kill("g", BRIDGE, signal.SIGTERM)  # as systemd sends it to all processes of a service
+    clients.answered(30)
+    assert cluster.pids("g", BRIDGE) == bridge
+    cluster.kill("g", BRIDGE)
+    wait_for(lambda: not cluster.pids("g", BRIDGE) & bridge and cluster.pids("g", BRIDGE), LONG_S, "another bridge")
+    setting.until(3, "all GPUs serve")
     for name in ("h", "n"):
         cluster.kill(name)
     setting.until(0, "Ray ends itself a minute after its head")
@@ -147,5 +156,6 @@ def test_every_request_is_answered_or_refused_whatever_fails(setting: Setting) -
     clients.answered(30)
     heard = clients.end()
     assert all(status == 200 or (status in (500, 503) and sentence) for status, sentence in heard), heard
-    assert setting.server.poll() is None
+    setting.server.send_signal(signal.SIGTERM)
+    assert setting.server.wait(LONG_S) == 0
     print("\n", Counter(heard))

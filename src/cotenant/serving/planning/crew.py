@@ -129,6 +129,8 @@ class Crew:
         usable = self.factory.gpus()
         if usable is not None and not usable:
             return "no GPU can be used now"
+        if not self.pool.plan.gpulets and not self.pool.plan.left_out:
+            return "a plan for the GPUs that can be used is being made"
         why = next((x.reason for x in self.pool.plan.left_out if x.service == service), "the GPUs do not suffice")
         return f"the plan has no place for it: {why}"
 

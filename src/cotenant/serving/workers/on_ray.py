@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -22,7 +23,7 @@ from cotenant.core.extras import require
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
 from cotenant.serving.worker import Job, LoadError, UnavailableError, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.local import LOAD_LIMIT_S
-from cotenant.serving.workers.ray_bridge import CLOSE_S, CONNECT_S, SILENT_S, Settings
+from cotenant.serving.workers.ray_bridge import CLOSE_S, CONNECT_S, PING_S, SILENT_S, Settings
 
 LOG = logging.getLogger(__name__)
 
@@ -168,7 +169,10 @@ class RayWorkers:
             )  # fmt: skip
         try:
             ours.send(self._settings)
-            hello = ours.recv() if ours.poll(HELLO_S) else f"Ray at {self._settings.address} does not answer"
+            deadline = time.monotonic() + HELLO_S
+            while not ours.poll(PING_S) and time.monotonic() < deadline and not self._closing.is_set():
+                pass
+            hello = ours.recv() if ours.poll() else f"Ray at {self._settings.address} does not answer"
         except (EOFError, OSError):
             hello = f"Ray at {self._settings.address} ended the process that was to reach it"
         if isinstance(hello, str):
@@ -176,8 +180,8 @@ class RayWorkers:
             process.kill()
             process.wait()
             raise WorkError(hello)
-        self._settings = replace(self._settings, per_node=hello)
-        _, self._usable = ours.recv()
+        per_node, self._usable = hello
+        self._settings = replace(self._settings, per_node=per_node)
         self._orders = queue.SimpleQueue()
         threading.Thread(target=_write, args=(ours, self._orders), name="cotenant-ray-orders", daemon=True).start()
         return process, ours

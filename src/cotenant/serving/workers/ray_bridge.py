@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Awaitable
@@ -84,8 +85,7 @@ class Bridge:
         if not any(slot.alive for slot in self.slots):
             self.connection.send(f"no node of the Ray cluster runs its actor: {self.slots[0].why}")
             return
-        self.connection.send(per_node)
-        self._say()
+        self.connection.send((per_node, self._gpus()))
         watchers = [asyncio.create_task(self._watch(slot)) for slot in self.slots]
         loop, hung_up = asyncio.get_running_loop(), asyncio.Event()
 
@@ -104,8 +104,11 @@ class Bridge:
             watcher.cancel()
         await asyncio.gather(*(self._end(slot) for slot in self.slots))
 
+    def _gpus(self) -> tuple[int, ...]:
+        return tuple(g for s in self.slots if s.alive for g in range(s.first, s.first + s.gpus))
+
     def _say(self) -> None:
-        self._send("gpus", tuple(g for s in self.slots if s.alive for g in range(s.first, s.first + s.gpus)))
+        self._send("gpus", self._gpus())
 
     def _send(self, *message: Any) -> None:
         with contextlib.suppress(OSError):  # the server has gone: its reader finds that out
@@ -243,6 +246,8 @@ def main() -> None:
     except Exception as error:
         connection.send(f"cannot reach Ray at {settings.address}: {_first_line(error)}")
         return
+    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all at once; the server drains first, then hangs up
+        signal.signal(number, signal.SIG_IGN)
     asyncio.run(_serve(ray, settings, connection))
 
 
