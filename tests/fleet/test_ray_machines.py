@@ -1,5 +1,5 @@
-"""The fleet over Ray with a head and two nodes at addresses of their own: links that are slow, cut and half open; and a
-head that dies."""
+"""The fleet over Ray with a head and two nodes at addresses of their own, clocks apart by minutes: links that are slow,
+cut and half open, a disk that is full, a head that dies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Fleet:
     """Ray in the namespaces h, n0, n1, and a controller at h, which lets jobs go on alone for `keep_s`."""
 
     def __init__(self, folder: Path, keep_s: int) -> None:
-        self.cluster, self.folder = RayLab(folder, ("h", "n0", "n1")), folder
+        self.cluster = RayLab(folder, ("h", "n0", "n1"), offsets_s={"n0": -600, "n1": 5400}, small="n1")
+        self.folder = folder
         self.lab = self.cluster.lab
         (folder / "out").mkdir()
         self.cluster.ours(
@@ -89,6 +90,10 @@ def test_links_that_fail_for_less_than_a_lease_restart_nothing(fleet: Fleet) -> 
     rounds = fleet.ask("status")["rounds"]
     wait_for(lambda: fleet.ask("status")["rounds"] >= rounds + 5, LONG_S, "rounds over slow links")
     lab.heal()
+    filler = fleet.cluster.filler()  # of Ray's disk; that of a job's node: test_machines.py
+    rounds = fleet.ask("status")["rounds"]
+    wait_for(lambda: fleet.ask("status")["rounds"] >= rounds + 5, LONG_S, "rounds over a full disk")
+    filler.unlink()
     lab.isolate("n1")
     wait_for(fleet.silent, LONG_S, "a node that is cut off is missed")
     lab.heal()

@@ -15,6 +15,7 @@ import itertools
 import os
 import random
 import selectors
+import shutil
 import struct
 import subprocess
 import threading
@@ -35,6 +36,9 @@ def needs_lab() -> None:
     """Skip where namespaces cannot be made."""
     if os.geteuid() != 0 or not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         pytest.skip("network namespaces with TAP devices need root and /dev/net/tun")
+    absent = [tool for tool in ("ip", "nsenter", "unshare") if shutil.which(tool) is None]
+    if absent:
+        pytest.skip(f"{', '.join(absent)} of iproute2 and util-linux are not installed")
     if subprocess.run(["unshare", "--net", "--time", "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this kernel or container gives no network and time namespaces")
 
