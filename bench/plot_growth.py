@@ -44,9 +44,7 @@ def draw(points: list[tuple[float, float]]) -> str:
     pace = math.exp(sum(math.log(y / x) for x, y in points) / len(points))
     ends = [at(x, x * pace) for x in (min(p[0] for p in points), max(p[0] for p in points))]
     (x1, y1), (x2, y2) = ends
-    out.append(
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#888" stroke-dasharray="5 4"/>'
-    )
+    out.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#888" stroke-dasharray="5 4"/>')
     for x, y in sorted(points):
         cx, cy = at(x, y)
         out.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4" fill="#1f6fb2"/>')

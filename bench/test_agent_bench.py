@@ -134,9 +134,7 @@ def test_a_thousand_tenants_and_twenty_thousand_requests_a_second(tmp_path: Path
     folder = tmp_path / "a"
     folder.mkdir()
     agent, echo = measure_agent(folder), measure_echo(tmp_path)
-    print(
-        f"\n{TENANTS} tenants on {GPUS} GPUs: {agent['rate']:.0f} requests/s, {agent['cpu_us']:.1f} us of CPU each"
-    )
+    print(f"\n{TENANTS} tenants on {GPUS} GPUs: {agent['rate']:.0f} requests/s, {agent['cpu_us']:.1f} us of CPU each")
     print(
         f"({1e6 / agent['cpu_us']:.0f}/s per core); bare echo: {echo['rate']:.0f}/s, {echo['cpu_us']:.1f} us;"
         f" ratio of CPU {agent['cpu_us'] / echo['cpu_us']:.2f}; all connected in {agent['connect_s']:.1f} s"

@@ -62,8 +62,6 @@ def test_the_simulation_foretells_the_fleet(executor: str, tmp_path: Path) -> No
     for ordering in {ordering for ordering, _ in COMBINATIONS}:
         both = [found.get((ordering, allotment)) for allotment in ("proportional", "tune")]
         if all(both):
-            real, model = (
-                [row[key] for row in both if row] for key in ("measured_mean_jct_s", "simulated_mean_jct_s")
-            )
+            real, model = ([row[key] for row in both if row] for key in ("measured_mean_jct_s", "simulated_mean_jct_s"))
             print(f"{ordering}: tune is {real[0] / real[1]:.3f} times as fast, simulated {model[0] / model[1]:.3f}")
             assert real[0] / real[1] == pytest.approx(model[0] / model[1], rel=0.05)

@@ -1,6 +1,6 @@
 """What the gateway costs, beside the same model in a bare ASGI app and behind Ray Serve.
 
-    pytest -q -s bench/test_gateway_bench.py
+pytest -q -s bench/test_gateway_bench.py
 """
 
 from __future__ import annotations

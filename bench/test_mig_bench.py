@@ -1,6 +1,6 @@
 """MIG: speed of the optimizer against permutations, and what each policy gives against whole GPUs.
 
-    pytest -q -s bench/test_mig_bench.py
+pytest -q -s bench/test_mig_bench.py
 """
 
 from __future__ import annotations
@@ -70,13 +70,17 @@ def test_policies_against_whole_gpus(shared: Path, name: str, gpu: str) -> None:
     cluster = Cluster((NodeGroup(gpus // 8, 8, find_gpu(gpu), 24, 500 * 10**9),))
     best, _ = best_static(trace, cluster, PartitionRules("whole"))
     variants = {
-        "whole": PartitionRules("whole"), "mps": PartitionRules("mps"), "static (best)": best,
-        "miso": PartitionRules("miso"), "miso-perfect": PartitionRules("miso-perfect"),
+        "whole": PartitionRules("whole"),
+        "mps": PartitionRules("mps"),
+        "static (best)": best,
+        "miso": PartitionRules("miso"),
+        "miso-perfect": PartitionRules("miso-perfect"),
         "miso, all measured": PartitionRules("miso", profile_after_s=0.0),
         "miso, public rules": PartitionRules(
             "miso", profile_after_s=0.0, disturb="all", placement="least-loaded", horizon_s=1e9
         ),
-        "oracle": PartitionRules("oracle"), "oracle, disturb all": PartitionRules("oracle", disturb="all"),
+        "oracle": PartitionRules("oracle"),
+        "oracle, disturb all": PartitionRules("oracle", disturb="all"),
         "oracle, no overheads": PartitionRules("oracle", overheads=False),
     }
     print(f"\n{name} on {gpus} {gpu}: mean JCT s, ratio to whole, CPU s, counts")

@@ -1,6 +1,6 @@
 """Serving plans: what is planned, how fast, and whether simulated requests agree.
 
-    pytest -q -s bench/test_serving_bench.py
+pytest -q -s bench/test_serving_bench.py
 """
 
 from __future__ import annotations

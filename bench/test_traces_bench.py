@@ -22,9 +22,7 @@ def plain_read(path: Path) -> list[tuple[str, float, float, float, str]]:
     """What a loop over the csv module needs for the five columns, without any check."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
-        return [
-            (r["id"], float(r["arrival_s"]), float(r["gpus"]), float(r["duration_s"]), r["model"]) for r in rows
-        ]
+        return [(r["id"], float(r["arrival_s"]), float(r["gpus"]), float(r["duration_s"]), r["model"]) for r in rows]
 
 
 def peak_mib(code: str, *args: str) -> float:

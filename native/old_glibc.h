@@ -1,7 +1,7 @@
-/* Included in front of every source: the libraries are loaded into containers of any image, so they ask the C library for
- * nothing that is newer than version 2.17, whatever they are linked against.  These functions moved into libc.so or changed
- * in small ways since; the old versions are in all of them.  What 2.17 has not (fstat as a function of its own, memfd_create) is
- * done by its system call. */
+/* Included before every source: the libraries are loaded into containers of any image, so they may not need any C
+ * library symbol newer than version 2.17, whatever they are linked against.  These functions moved into libc.so or
+ * changed in small ways since; their old versions exist in all later libraries.  What 2.17 does not have (fstat as a
+ * function, memfd_create) is done by system call. */
 #ifndef COTENANT_OLD_GLIBC_H
 #define COTENANT_OLD_GLIBC_H
 
@@ -9,7 +9,7 @@
 #define OLD(name) __asm__(".symver " #name ", " #name "@GLIBC_2.2.5")
 OLD(dladdr);
 OLD(dlerror);
-#ifndef COTENANT_DLOPEN /* the shim has its own */
+#ifndef COTENANT_DLOPEN /* the shim defines its own */
 OLD(dlopen);
 OLD(dlsym);
 #endif

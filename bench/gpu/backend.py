@@ -1,6 +1,6 @@
 """The serving backend on a card: CUDA graphs, green-context ladders, worker processes. Needs torch and one GPU.
 
-    CUDA_VISIBLE_DEVICES=GPU-... PYTHONPATH=src python bench/gpu/backend.py OUT.json graphs,ladder,worker,neighbours
+CUDA_VISIBLE_DEVICES=GPU-... PYTHONPATH=src python bench/gpu/backend.py OUT.json graphs,ladder,worker,neighbours
 """
 
 from __future__ import annotations

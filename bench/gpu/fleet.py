@@ -50,9 +50,7 @@ class Job:
         self.started_s = 0.0
         self.log = folder / "log"
 
-    def start(
-        self, gpus: str = FIRST, bench: Bench | None = None, spec: TenantSpec | None = None, **more: str
-    ) -> None:
+    def start(self, gpus: str = FIRST, bench: Bench | None = None, spec: TenantSpec | None = None, **more: str) -> None:
         """Start it on GPUs (UUIDs, one per rank), or as a tenant."""
         self.attempt += 1
         for rank in range(self.ranks):

@@ -71,9 +71,13 @@ def watch(fleet: Any, planner: Any, phases: list[dict[str, Any]], done: Callable
     while time.monotonic() - began < LIMIT_S and not done():
         time.sleep(0.25)
         gpu = next(iter(planner._gpus.values()), None)
-        wishes = {} if gpu is None else {
-            job: {"limit": w.limit, "slice": w.slice, "measuring": w.measuring} for job, w in gpu.wishes().items()
-        }
+        wishes = (
+            {}
+            if gpu is None
+            else {
+                job: {"limit": w.limit, "slice": w.slice, "measuring": w.measuring} for job, w in gpu.wishes().items()
+            }
+        )
         if not phases or phases[-1]["jobs"] != wishes:
             phases.append({"since": time.monotonic(), "jobs": wishes})
 

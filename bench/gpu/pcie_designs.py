@@ -68,12 +68,12 @@ class Settings:
         self.file, self.log = bench.folder / "agent.json", bench.folder / "agent.log"
 
     def take(self, copies: dict[str, Any]) -> None:
-        before = self.log.read_text(errors="replace").count("configuration taken")
+        before = self.log.read_text(errors="replace").count("configuration applied")
         fresh = self.file.with_suffix(".new")
         fresh.write_text(json.dumps(self.bench.settings | {"copies": copies}))
         fresh.rename(self.file)
         until = time.monotonic() + WITHIN_S
-        while self.log.read_text(errors="replace").count("configuration taken") == before:
+        while self.log.read_text(errors="replace").count("configuration applied") == before:
             if time.monotonic() > until:
                 raise RuntimeError(f"the agent did not take {copies}: {self.log.read_text()[-500:]}")
             time.sleep(0.01)

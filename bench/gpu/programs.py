@@ -1,6 +1,6 @@
 """Ordinary GPU programs, one per way of reaching the driver; each checks its own result and prints one JSON line.
 
-    python programs.py NAME [ARGUMENT]
+python programs.py NAME [ARGUMENT]
 """
 
 from __future__ import annotations
@@ -118,9 +118,16 @@ def torch_memory(pieces_mib: int = 256) -> None:
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
     again = torch.empty(pieces_mib << 20, dtype=torch.uint8, device="cuda")
-    say(ok=bool(refused) and again.numel() > 0, refused=refused, free_mib=free >> 20, total_mib=total >> 20,
-        taken_mib=torch.cuda.max_memory_reserved() >> 20 if "Async" not in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-        else torch.cuda.max_memory_allocated() >> 20, free_after_mib=free_after >> 20)
+    say(
+        ok=bool(refused) and again.numel() > 0,
+        refused=refused,
+        free_mib=free >> 20,
+        total_mib=total >> 20,
+        taken_mib=torch.cuda.max_memory_reserved() >> 20
+        if "Async" not in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        else torch.cuda.max_memory_allocated() >> 20,
+        free_after_mib=free_after >> 20,
+    )
 
 
 def jax_program() -> None:
@@ -194,9 +201,15 @@ def nvml_program() -> None:
     info = pynvml.nvmlDeviceGetMemoryInfo(handle)
     free, total = torch.cuda.mem_get_info()
     mine = [p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid == os.getpid()]
-    say(ok=held.numel() == 1 << 30, nvml_total_mib=info.total >> 20, nvml_used_mib=info.used >> 20,
-        nvml_free_mib=info.free >> 20, cuda_total_mib=total >> 20, cuda_free_mib=free >> 20,
-        own_process_mib=[m >> 20 if m else None for m in mine])
+    say(
+        ok=held.numel() == 1 << 30,
+        nvml_total_mib=info.total >> 20,
+        nvml_used_mib=info.used >> 20,
+        nvml_free_mib=info.free >> 20,
+        cuda_total_mib=total >> 20,
+        cuda_free_mib=free >> 20,
+        own_process_mib=[m >> 20 if m else None for m in mine],
+    )
 
 
 def products(seconds: float) -> None:
@@ -314,9 +327,18 @@ def main() -> None:
     if name in ("products", "products_timed"):
         (products if name == "products" else products_timed)(argument)
     else:
-        {"torch_eager": torch_eager, "torch_graph": torch_graph, "torch_memory": torch_memory, "jax": jax_program,
-         "cupy": cupy_program, "triton": triton_program, "numba": numba_program, "nvml": nvml_program,
-         "segments": segments, "cudart12": cudart12}[name]()
+        {
+            "torch_eager": torch_eager,
+            "torch_graph": torch_graph,
+            "torch_memory": torch_memory,
+            "jax": jax_program,
+            "cupy": cupy_program,
+            "triton": triton_program,
+            "numba": numba_program,
+            "nvml": nvml_program,
+            "segments": segments,
+            "cudart12": cudart12,
+        }[name]()
 
 
 if __name__ == "__main__":

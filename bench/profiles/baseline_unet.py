@@ -33,11 +33,17 @@ def init(key):
         return {"g": jnp.ones(n), "b": jnp.zeros(n)}
 
     return {
-        "e1": [conv(1, 32), conv(32, 32)], "n1": [norm(32), norm(32)],
-        "e2": [conv(32, 64), conv(64, 64)], "n2": [norm(64), norm(64)],
+        "e1": [conv(1, 32), conv(32, 32)],
+        "n1": [norm(32), norm(32)],
+        "e2": [conv(32, 64), conv(64, 64)],
+        "n2": [norm(64), norm(64)],
         "c": [conv(64, 256), conv(256, 256)],
-        "t2": conv(256, 64), "m2": norm(128), "d2": [conv(128, 64), conv(64, 64)],
-        "t1": conv(64, 32), "m1": norm(64), "d1": [conv(64, 32), conv(32, 32)],
+        "t2": conv(256, 64),
+        "m2": norm(128),
+        "d2": [conv(128, 64), conv(64, 64)],
+        "t1": conv(64, 32),
+        "m1": norm(64),
+        "d1": [conv(64, 32), conv(32, 32)],
         "out": conv(32, 1, 1),
     }
 

@@ -42,12 +42,22 @@ def init(key, inputs, classes):
         return {"w": jax.random.normal(next(keys), (i, o)) * np.sqrt(1.5 / i), "b": jnp.zeros(o)}
 
     block = lambda: {  # noqa: E731
-        "q": layer(WIDTH, WIDTH), "k": layer(WIDTH, WIDTH), "v": layer(WIDTH, WIDTH), "o": layer(WIDTH, WIDTH),
-        "up": layer(WIDTH, 2 * WIDTH), "down": layer(2 * WIDTH, WIDTH), "g1": jnp.ones(WIDTH), "g2": jnp.ones(WIDTH),
+        "q": layer(WIDTH, WIDTH),
+        "k": layer(WIDTH, WIDTH),
+        "v": layer(WIDTH, WIDTH),
+        "o": layer(WIDTH, WIDTH),
+        "up": layer(WIDTH, 2 * WIDTH),
+        "down": layer(2 * WIDTH, WIDTH),
+        "g1": jnp.ones(WIDTH),
+        "g2": jnp.ones(WIDTH),
     }
     return {
-        "in1": layer(inputs, WIDTH), "in2": layer(WIDTH, WIDTH), "blocks": [block() for _ in range(BLOCKS)],
-        "g": jnp.ones(WIDTH), "cls": layer(WIDTH, classes), "reg": layer(WIDTH, 3),
+        "in1": layer(inputs, WIDTH),
+        "in2": layer(WIDTH, WIDTH),
+        "blocks": [block() for _ in range(BLOCKS)],
+        "g": jnp.ones(WIDTH),
+        "cls": layer(WIDTH, classes),
+        "reg": layer(WIDTH, 3),
     }
 
 
@@ -201,8 +211,13 @@ def regression(big, small):
 
 def errors_of(predicted, truth, real):
     gap = np.abs(predicted - truth)[real]
-    return {"mae": float(gap.mean()), "7g": float(gap[:, 0].mean()), "4g": float(gap[:, 1].mean()),
-            "3g": float(gap[:, 2].mean()), "columns": int(real.sum())}
+    return {
+        "mae": float(gap.mean()),
+        "7g": float(gap[:, 0].mean()),
+        "4g": float(gap[:, 1].mean()),
+        "3g": float(gap[:, 2].mean()),
+        "columns": int(real.sum()),
+    }
 
 
 def by_mix(x, y, labels, targets, real, weights, members):
@@ -285,16 +300,24 @@ def main():
     members = [train(x, y, labels, weights, 5000 + m) for m in range(args.members)]
     card = {
         "what": "MPS latencies at 100/50/14 % of seven co-runners -> normalised latency on 7g/4g/3g, speed on 2g/1g",
-        "gpu": "A100-40GB", "source": args.source, "trained_on": {"mixes": len(x), "columns": int(real.sum())},
+        "gpu": "A100-40GB",
+        "source": args.source,
+        "trained_on": {"mixes": len(x), "columns": int(real.sum())},
         "by_mix": mix | {"folds": 5, "members": args.check_members},
         "by_mix_small_slices_speed_mae": {
-            "2g": float(np.nanmean(small_gap[real][:, 0])), "1g": float(np.nanmean(small_gap[real][:, 1]))
+            "2g": float(np.nanmean(small_gap[real][:, 0])),
+            "1g": float(np.nanmean(small_gap[real][:, 1])),
         },
         "by_mix_mae_by_jobs": by_jobs,
         "by_workload": {"mae_median": unseen[0], "mae_regression": unseen[1], "groups": 4, "members": 1},
         "small_slices_regression_loo_speed_mae": {"2g": loo[0], "1g": loo[1]},
-        "members": args.members, "width": WIDTH, "blocks": BLOCKS, "heads": HEADS, "epochs": EPOCHS,
-        "columns_left_out": "dummy columns, whose target is always 0.8889, 1, 0.8889", "names": names,
+        "members": args.members,
+        "width": WIDTH,
+        "blocks": BLOCKS,
+        "heads": HEADS,
+        "epochs": EPOCHS,
+        "columns_left_out": "dummy columns, whose target is always 0.8889, 1, 0.8889",
+        "names": names,
     }
     arrays = {"targets": targets, "small": table, "regression": coefficients, "dummy": np.array(dummy)}
     arrays["samples"] = samples_of(predicted, smaller, labels, real, dummy, len(names), 12, 7).astype(np.float16)

@@ -1,5 +1,5 @@
-/* Stands in for libnvidia-ml.so.1: everything goes to the real library, and what it says of a GPU's memory is brought
- * into line with what the driver shim tells the program, so that tools and frameworks see one card. */
+/* Replaces libnvidia-ml.so.1: passes all calls to the real library, and adjusts the memory that it reports for a GPU to
+ * the tenant's limit, so that tools and frameworks see the same card by NVML as by the driver shim. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -57,7 +57,7 @@ HIDDEN int cot_open_nvml(void)
     return nvml_handle ? 0 : -1;
 }
 
-/* For the driver shim, whose dlopen leads here and whose dlsym asks this for what the list of exports has not. */
+/* For the driver shim, whose dlopen leads here: resolves symbols that are not in the list of exports. */
 EXPORT void *cotenant_nvml_symbol(void *handle, const char *name)
 {
     Dl_info info;
@@ -71,7 +71,7 @@ EXPORT void *cotenant_nvml_symbol(void *handle, const char *name)
 
 DECLARE_REAL(nvmlDeviceGetUUID);
 
-/* "GPU-" or "MIG-", then 32 hexadecimal digits with dashes between. */
+/* "GPU-" or "MIG-", then 32 hexadecimal digits with dashes. */
 static int parse_uuid(const char *text, uint8_t uuid[16])
 {
     int digits = 0;
@@ -98,7 +98,7 @@ static int view(void *device, uint64_t *limit, uint64_t *used, uint64_t *kept)
     return parse_uuid(text, uuid) && ask(uuid, limit, used, kept) == 0;
 }
 
-/* What is free is the least of what the cap leaves and what the card has and keeps for nobody else. */
+/* Free memory is the minimum of what the limit leaves and what is free on the card without memory kept for others. */
 static void adjust(void *device, uint64_t *total, uint64_t *free_bytes, uint64_t *used_bytes)
 {
     uint64_t limit, used, kept;
@@ -139,7 +139,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
         uint64_t total = memory->total;
         adjust(device, &memory->total, &memory->free, &memory->used);
         if (memory->total != total)
-            memory->reserved = 0; /* the driver's own part is not the tenant's */
+            memory->reserved = 0; /* the driver's own part is not charged to the tenant */
     }
     return result;
 }

@@ -1,5 +1,5 @@
-/* The few facts of the driver's binary interface that the shim and the software GPU need, in our own words.
- * No CUDA header is needed to build them. */
+/* The parts of the driver's binary interface that the shim and the software GPU need. No CUDA header is needed to build
+ * them. */
 #ifndef COTENANT_CUDA_ABI_H
 #define COTENANT_CUDA_ABI_H
 
@@ -8,7 +8,7 @@
 
 typedef int CUresult;
 typedef int CUdevice;
-typedef uintptr_t word; /* any integer or pointer argument: the calling convention passes them alike */
+typedef uintptr_t word; /* any integer or pointer argument: the calling convention passes all of them alike */
 typedef unsigned long long CUdeviceptr;
 typedef struct cot_opaque_context *CUcontext;
 typedef struct cot_opaque_stream *CUstream;
@@ -43,7 +43,7 @@ enum {
 
 enum { CU_STREAM_LEGACY_VALUE = 1, CU_STREAM_PER_THREAD_VALUE = 2 };
 #define PER_THREAD ((CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
-#define PTSZ(stream) ((stream) ? (CUstream)(stream) : PER_THREAD) /* what entry points named _ptsz take no stream for */
+#define PTSZ(stream) ((stream) ? (CUstream)(stream) : PER_THREAD) /* the stream of entry points named _ptsz if none is given */
 enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_INVALIDATED = 2 };
 enum { CU_CAPTURE_MODE_GLOBAL = 0, CU_CAPTURE_MODE_THREAD_LOCAL = 1, CU_CAPTURE_MODE_RELAXED = 2 };

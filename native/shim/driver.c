@@ -1,10 +1,11 @@
-/* Opens the real driver at the first call and hands out entry points.
+/* Opens the real driver at the first call and resolves entry points.
  *
- * The library stands in for libcuda.so.1: preloaded with that SONAME it is what dlopen("libcuda.so.1") returns.
- * cuGetProcAddress is answered by the real one first, with the caller's own arguments, and only then is the returned
- * address replaced, if it belongs to an export that has a wrapper here.  Versions and flags are right by construction.
+ * The library replaces libcuda.so.1: preloaded with that SONAME, it is what dlopen("libcuda.so.1") returns.
+ * cuGetProcAddress first calls the real one with the caller's arguments; the returned address is then replaced if it
+ * belongs to an export with a wrapper here.  So versions and flags are always right.
  *
- * A driver may have exports that are not in the list.  dlsym finds them in the driver; cuGetProcAddress knows them anyhow. */
+ * A driver may have exports that are not in the list.  dlsym finds them in the driver, and cuGetProcAddress returns them
+ * anyway. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -17,11 +18,11 @@
 #include "paths.h"
 #include "shim.h"
 
-/* From exports.S, all of length cot_export_count. */
+/* From exports.S, all with cot_export_count entries. */
 extern HIDDEN void *cot_real_table[];
 extern HIDDEN const char *const cot_names[];
 extern HIDDEN struct {
-    void *exported, *jump; /* the same where there is no wrapper */
+    void *exported, *jump; /* identical if there is no wrapper */
 } const cot_own_table[];
 extern HIDDEN const uint32_t cot_export_count;
 
@@ -64,7 +65,7 @@ uint64_t cot_now_ns(void)
 
 static CUresult absent(void)
 {
-    return CUDA_ERROR_NOT_FOUND; /* this driver has no such entry point */
+    return CUDA_ERROR_NOT_FOUND; /* this driver does not have the entry point */
 }
 
 static CUresult no_driver(void)
@@ -98,7 +99,7 @@ static void *substitute_for(void *real)
 
 static void find_next(void)
 {
-    /* of the C library's versions of it any will do; this one is in all of them */
+    /* any version of the C library's function will do; this one is in all of them */
     if (!next_dlsym)
         next_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
     if (!next_dlopen)
@@ -111,10 +112,10 @@ static void open_driver(void)
     char place[COTENANT_PATH_BYTES];
     const char *given = getenv(COTENANT_ENV_DRIVER), *path = cot_first_file(given, place);
     if (!given || given[0] != '/')
-        cot_say("%s must name the real CUDA driver by its absolute path; start programs with `cotenant run`",
+        cot_say("%s must be the absolute path of the real CUDA driver; start programs with `cotenant run`",
                 COTENANT_ENV_DRIVER);
     else if (!path)
-        cot_say("no CUDA driver was found at %s: is this container given a GPU?", given);
+        cot_say("no CUDA driver was found at %s: does this container have a GPU?", given);
     else if (!(driver_handle = next_dlopen(path, RTLD_NOW | RTLD_LOCAL)))
         cot_say("the CUDA driver could not be opened: %s", dlerror());
     if (driver_handle)
@@ -157,8 +158,8 @@ EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version,
     return result;
 }
 
-/* Do the addresses that cuGetProcAddress returns belong to the exports?  If not, substitution cannot work and the
- * program would run without limits. */
+/* Whether the addresses that cuGetProcAddress returns are those of the exports.  If not, substitution cannot work and
+ * the program would run without limits. */
 HIDDEN bool cot_driver_is_substitutable(void)
 {
     static const struct {
@@ -209,7 +210,7 @@ static const char *stand_in_for(const char *file)
     return NULL;
 }
 
-/* The plain case must stay a tail call: the C library looks at the caller's return address for its search path. */
+/* The simple case must be a tail call: the C library uses the caller's return address for its search path. */
 EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlopen(const char *file, int mode)
 {
     if (UNLIKELY(!next_dlopen))
@@ -242,7 +243,7 @@ static __attribute__((noinline)) void *symbol_of(void *handle, const char *name)
     return handle == own && cot_open_driver() == 0 ? next_dlsym(driver_handle, name) : next_dlsym(handle, name);
 }
 
-/* A tail call as in dlopen: what RTLD_NEXT means depends on the caller. */
+/* A tail call as in dlopen: the meaning of RTLD_NEXT depends on the caller. */
 EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlsym(void *handle, const char *name)
 {
     if (UNLIKELY(!next_dlsym))

@@ -1,4 +1,4 @@
-/* The GPUs as this process sees them: attaching them to slots of the page, contexts, published numbers. */
+/* The GPUs of this process: attaching them to slots of the page, contexts, published numbers. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -26,7 +26,7 @@ uint32_t cot_gpu_count(void)
 static int attach(struct gpu *gpu)
 {
     struct cotenant_gpu_attach attach = {.ordinal = (uint32_t)gpu->device};
-    CUresult result = CUDA_SUCCESS; /* after a relocation it is what the agent said */
+    CUresult result = CUDA_SUCCESS; /* after a relocation it is the agent's answer */
     if (!gpu->relocations)
         result = REAL(cuDeviceGetUuid_v2)(&gpu->uuid, gpu->device);
     if (result != CUDA_SUCCESS)
@@ -52,9 +52,10 @@ static int attach(struct gpu *gpu)
     pthread_mutex_lock(&cot_lock);
     gpu->slot = reply.header.slot;
     gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
-    gpu->page_slot->contexts = gpu->contexts; /* made under the agent before, perhaps: only who has some can be parked */
+    /* contexts may date from before the agent's restart, and only processes with contexts can be parked */
+    gpu->page_slot->contexts = gpu->contexts;
     gpu->epoch = EPOCH_CLOSED;
-    cot_calls_close(gpu); /* a thread may look at the page of the agent before */
+    cot_calls_close(gpu); /* a thread may still use the previous agent's page */
     gpu->released_epoch = 0;
     gpu->state = GATE_CLOSED;
     gpu->stale = false;
@@ -66,8 +67,8 @@ static int attach(struct gpu *gpu)
     return 0;
 }
 
-/* The agent has written other GPUs into the page: this process has come back on them, and what it joined on those before is no
- * longer its business. */
+/* The agent has written other GPUs into the page: this process was restored on them, and leaves what it joined on the
+ * previous ones. */
 void cot_gpus_follow(void)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++) {
@@ -91,21 +92,21 @@ static void *join_again(void *unused)
         if (gpus[i].attached && !gpus[i].stale && gpus[i].floor_again_ns) {
             cot_floor_join(&gpus[i]);
             cot_holder_join(&gpus[i]);
-            cot_calls_close(&gpus[i]); /* launches that have begun an interval leave the hot path */
+            cot_calls_close(&gpus[i]); /* launches within an interval leave the hot path */
         }
     pthread_mutex_unlock(&attach_lock);
     joining = false;
     return NULL;
 }
 
-/* The answer may take seconds, which the helper has not. */
+/* On a thread of its own, since the answer may take seconds. */
 void cot_gpus_join_again(void)
 {
     if (!atomic_exchange(&joining, true) && !cot_start_thread(join_again, NULL))
         joining = false;
 }
 
-/* The record of a device; with attach, NULL when the agent does not give it to this tenant. */
+/* The record of a device; with want_attached, NULL if the agent does not assign it to this tenant. */
 struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++)
@@ -131,17 +132,17 @@ struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
     return gpu;
 }
 
-/* Is it another's?  Then that is said.  A device that is not there is the driver's business. */
+/* Whether the device belongs to another tenant, which is reported.  A missing device is left to the driver. */
 bool cot_gpu_is_denied(CUdevice device)
 {
     struct gpu *gpu = cot_gpu_of_device(device, true);
     if (gpu || !(gpu = cot_gpu_of_device(device, false)) || !gpu->denied)
         return false;
-    cot_say("GPU %d is not one that this tenant may use", device);
+    cot_say("this tenant may not use GPU %d", device);
     return true;
 }
 
-/* Asks for the context's own memory; an error is for the program. */
+/* Requests memory for the context itself; an error is returned to the program. */
 CUresult cot_gpu_before_context(CUdevice device)
 {
     struct gpu *gpu = cot_gpu_of_device(device, true);
@@ -187,7 +188,7 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
         cot_floor_context_gone(gpu, context);
     }
     pthread_mutex_lock(&cot_lock);
-    if (context && gpu->contexts > 0) /* NULL: one was announced and did not come to be */
+    if (context && gpu->contexts > 0) /* NULL: an announced context was not created */
         gpu->contexts--;
     bool last = gpu->contexts == 0;
     if (gpu->any_context == context)
@@ -210,7 +211,8 @@ static int memory_of(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_byte
     return *limit_bytes == COTENANT_NO_LIMIT && *kept_bytes == 0 ? -1 : 0;
 }
 
-/* For the NVML shim, which knows a card by its UUID only.  0: the tenant's cap on it, its charge, what is kept for others. */
+/* For the NVML shim, which identifies a card by UUID only.  Returns 0 and the tenant's limit, its charge, and the memory
+ * kept for others. */
 EXPORT int cotenant_memory_of(const uint8_t uuid[16], uint64_t *limit_bytes, uint64_t *used_bytes, uint64_t *kept_bytes)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++)

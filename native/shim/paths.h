@@ -1,4 +1,4 @@
-/* A library may lie in one of several places: in a container nobody knows beforehand which. */
+/* Finds a library that may be in one of several places, as in containers. */
 #ifndef COTENANT_PATHS_H
 #define COTENANT_PATHS_H
 

@@ -1,20 +1,18 @@
-/* Internals of the driver shim.  What crosses the process boundary is in abi/.
+/* Internals of the driver shim.  Everything that crosses the process boundary is in abi/.
  *
- * driver.c    finds and opens the real driver, hands out entry points
- * gpus.c      the GPUs and their contexts
- * wrap/       the replaced driver functions, thin
- * gate/       may this launch go (gate.c); a turn's life: open, close, drain, report (turn.c); times of kernels for a program
- *             that is being profiled (kernels.c), and what kind of work a kernel is once it was (work.c)
- * inflight/   what launches are predicted to cost (fence.c), how many calls went and are on their way, by thread (calls.c),
- *             which streams hold work and which capture (streams.c)
- * floor/      best-effort tenants: nothing beside latency-sensitive work, little in flight; latency-sensitive tenants hold
- *             the floor while they have work (holder.c)
- * copies/     copies over the link: whole, or in turn with others' (link.c; paced.c in their stream, copies.c grants them)
- * memory/     what the process holds, by family; asks the agent before it grows
- * swap/       memory that leaves the GPU and comes back: see swap.h
- * ipc/        the connection to the agent, the helper thread, the start of any thread (agent.c); calls that wait for a
- *             reply (rpc.c); messages on the socket (wire.c); the driver's objects behind contexts (channels.c)
- */
+ * driver.c    opens the real driver, resolves entry points gpus.c      the GPUs and their contexts wrap/       the
+ * replaced driver functions, thin gate/       the turn gate (gate.c); a turn's state machine: open, close, drain, report
+ * (turn.c); kernel times of a
+ *             profiled program (kernels.c), and their use (work.c)
+ * inflight/   estimated costs of launches (fence.c), per-thread counts of calls (calls.c), streams with pending work
+ *             or captures (streams.c)
+ * floor/      the LS gate: best-effort launches wait while latency-sensitive work is active, with little in flight
+ *             otherwise; latency-sensitive tenants set the LS-activity flag while they have work (holder.c)
+ * copies/     copies over the link: unscheduled, or scheduled (link.c; paced.c in their stream, copies.c grants them)
+ * memory/     accounts of the process's memory; asks the agent before it grows swap/       memory that is evicted and
+ * restored: see swap.h ipc/        the agent's connection, the helper thread, start of threads (agent.c); calls that
+ * wait for a reply
+ *             (rpc.c); messages on the socket (wire.c); the driver's objects behind contexts (channels.c) */
 #ifndef COTENANT_SHIM_H
 #define COTENANT_SHIM_H
 
@@ -42,9 +40,9 @@ HIDDEN void cot_say(const char *format, ...) __attribute__((format(printf, 1, 2)
 
 HIDDEN uint64_t cot_now_ns(void);
 
-/* A thread that waits for the GPU or for another process looks again after this long. */
+/* Poll interval of a thread that waits for the GPU or for another process. */
 #define COT_NAP_NS 30000
-#define COT_STALL_NS 100000000 /* nothing has ended for so long: it may wait for a later launch */
+#define COT_STALL_NS 100000000 /* nothing has ended for this long: it may depend on a later launch */
 static inline void cot_nap_for(long ns)
 {
     nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
@@ -62,18 +60,18 @@ struct call_counts {
     uint64_t graph_launches;
 };
 
-/* One thread on one GPU: all of ours that its launches write, in one line of the cache, because a driver's launch leaves
- * little of ours there.  Only that thread counts, and with plain stores; others write open and handle, to send it to the
- * slow path. */
+/* Counters of one thread on one GPU: everything that its launches write, in a single cache line, since a launch of the
+ * driver evicts most others.  Only that thread counts, with plain stores; other threads write `open` and `handle`, to
+ * force it to the slow path. */
 struct calls {
     _Atomic uint64_t started, finished;
-    _Atomic uint64_t open;            /* launches go: the GPU's turn is open, as far as whoever ends it has got */
-    _Atomic(CUstream) handle;         /* of the stream used last; COT_NO_STREAM when it has gone */
+    _Atomic uint64_t open;            /* launches may go: the GPU's turn is open, as far as the closing thread has got */
+    _Atomic(CUstream) handle;         /* stream used last; COT_NO_STREAM if it is gone */
     int64_t budget_ns;                /* predicted time left in the interval */
-    struct cost **log_next;           /* where the next launch of the open interval is noted */
-    intptr_t log_step;                /* 1; 0 in an interval from which nothing is learned: all of it goes to unnoted */
+    struct cost **log_next;           /* where the next launch of the open interval is logged */
+    intptr_t log_step;                /* 1; 0 in an unsampled interval: everything goes to `unnoted` */
     struct cost *unnoted;
-    /* seldom used */
+    /* rarely used */
     struct gpu *gpu;
     _Atomic uint64_t copies, graph_launches;
     struct calls *next;
@@ -85,28 +83,29 @@ enum gate_state { GATE_CLOSED, GATE_REQUESTED, GATE_OPEN, GATE_CLOSING, GATE_DRA
 #define EPOCH_CLOSED UINT64_MAX
 
 struct gpu {
-    uint64_t epoch;                   /* of the turn in which launches may go; EPOCH_CLOSED: none */
+    uint64_t epoch;                   /* epoch of the turn in which launches may go; EPOCH_CLOSED: none */
     _Atomic(struct cotenant_slot *) page_slot;
     struct floor *floor;              /* of a best-effort tenant, else NULL */
     struct holder *holder;            /* of a latency-sensitive one, else NULL */
     /* under the lock of calls.c */
-    struct calls *calls;              /* of the threads that live */
-    struct call_counts calls_retired; /* of those that ended */
-    /* written under cot_lock; what is atomic is also read without it */
+    struct calls *calls;              /* of living threads */
+    struct call_counts calls_retired; /* of ended threads */
+    /* written under cot_lock; atomic members are also read without it */
     _Atomic enum gate_state state;
     CUdevice device;
     uint32_t slot;                    /* COTENANT_NO_SLOT until attached */
     _Atomic bool attached;
-    _Atomic bool stale;                       /* the agent was lost: not yet attached to the one that came back */
+    _Atomic bool stale;                       /* the agent was lost: not yet attached to the new one */
     _Atomic bool denied;
     struct cu_uuid uuid;
-    _Atomic uint64_t floor_again_ns;  /* its floor could not be joined: try again then; 0: it was, or it has none */
-    uint64_t floor_patience_ns;       /* between two tries */
-    _Atomic uint32_t relocations;     /* how often it has become another GPU: what was joined is the one before's */
+    _Atomic uint64_t floor_again_ns;  /* time of the next attempt to join the LS gate; 0: joined, or it has none */
+    uint64_t floor_patience_ns;       /* interval between attempts */
+    /* how often the process was restored on another GPU, which invalidates what it had joined */
+    _Atomic uint32_t relocations;
     uint64_t total_bytes;
     uint32_t sm_count;
     _Atomic uint64_t turn_epoch;              /* of the turn that is open or being closed */
-    uint64_t released_epoch;          /* the last one given back: a late message may still name it */
+    uint64_t released_epoch;          /* the last returned turn: a late message may still name it */
     _Atomic uint64_t deadline_ns;
     uint64_t grant_ns;
     uint64_t started_at_grant;
@@ -115,7 +114,7 @@ struct gpu {
     uint64_t close_began_ns;
     uint32_t close_reason;
     bool reported_hung;
-    uint64_t activity_seen;           /* value of started at the last look */
+    uint64_t activity_seen;           /* value of `started` at the last poll */
     uint64_t activity_ns;             /* when it last changed */
     _Atomic uint32_t waiting;                 /* threads that wait for a turn */
     uint64_t waiting_since_ns;
@@ -124,7 +123,7 @@ struct gpu {
     uint64_t busy_since_ns;
     uint64_t idle_since_ns;
     _Atomic uint32_t contexts;
-    _Atomic(CUcontext) any_context;            /* one that lives, to look at the GPU from the helper thread */
+    _Atomic(CUcontext) any_context;            /* an existing one, for queries from the helper thread */
     uint64_t held[COTENANT_MEMORY_HOST + 1]; /* bytes by family, under the memory lock */
     uint64_t published_ns;
     _Atomic uint64_t fences;
@@ -138,7 +137,7 @@ struct stream {
     CUstream handle;
     CUcontext context;
     struct gpu *gpu;
-    CUevent drain_event;              /* only for per-thread streams, which another thread cannot query */
+    CUevent drain_event;              /* only for per-thread streams, which other threads cannot query */
     uint64_t marked_at;               /* gpu->started when drain_event was recorded */
 };
 #define COT_NO_STREAM ((CUstream)(uintptr_t)-1)
@@ -154,7 +153,7 @@ struct thread {
     struct ring *ring;                /* of gpu, or NULL */
     struct ring *rings[COTENANT_MAX_GPUS];
     struct calls *calls_of[COTENANT_MAX_GPUS];
-    bool solo;                        /* of a best-effort tenant: what it launches now is the first of its kind */
+    bool solo;                        /* of a best-effort tenant: the current launch is the first of its kind */
 };
 
 extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
@@ -163,24 +162,25 @@ extern HIDDEN pthread_mutex_t cot_lock; /* gates, connection state, waiting thre
 
 #include "inflight/fence.h"
 
-/* What gate_slow tells the caller. */
+/* Answers of gate_slow to the caller. */
 enum gate_answer { GATE_GO = 0, GATE_PASS = 1 /* into a capture, or nothing to enforce: not counted */ };
 
 HIDDEN enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream);
 
-/* The thread's own counter, see struct calls: one instruction, not locked, and in order with the stores and calls around it. */
+/* Increments the thread's own counter, see struct calls: a single instruction, not locked, and ordered with surrounding
+ * stores and calls. */
 static inline void cot_count(_Atomic uint64_t *own, int64_t more)
 {
     __asm__ volatile("addq %1, %0" : "+m"(*own) : "er"(more) : "memory", "cc");
 }
 
-/* The hot path: may the launch go, without a call?  Then it is counted in flight in what is returned.  NULL: ask
- * cot_gate_slow.  Closing is done by whoever notices first: the helper thread, at the deadline or told by the agent, or the
- * launching thread itself at the end of an interval. */
+/* The hot path: decides without a call whether the launch may go, and counts it as in flight in the returned record.
+ * NULL: call cot_gate_slow.  The gate is closed by whichever thread notices first: the helper at the deadline or when
+ * told by the agent, or the launching thread at the end of an interval. */
 static inline struct calls *cot_gate_try(uintptr_t key, CUstream stream)
 {
     struct calls *calls = cot_calls;
-    cot_count(&calls->started, 1); /* cot_calls_close orders this count and the look at open */
+    cot_count(&calls->started, 1); /* cot_calls_close orders this count and the check of `open` */
     if (UNLIKELY(!atomic_load_explicit(&calls->open, memory_order_relaxed)))
         goto no;
     struct cost *cost = cot_cost(key);
@@ -194,7 +194,7 @@ static inline struct calls *cot_gate_try(uintptr_t key, CUstream stream)
     calls->budget_ns = left;
     *calls->log_next = cost;
     calls->log_next += calls->log_step;
-    if (!calls) /* never: the caller's test for NULL need not be made */
+    if (!calls) /* never true: lets the compiler drop the caller's test for NULL */
         __builtin_unreachable();
     return calls;
 no:
@@ -212,7 +212,7 @@ static inline void cot_gate_exit(struct calls *calls)
         cot_count(&calls->finished, 1);
 }
 
-/* For calls that are not launches of kernels: a few instructions do not matter. */
+/* For calls other than kernel launches, where a few instructions do not matter. */
 static inline struct calls *cot_gate_enter(uintptr_t key, CUstream stream)
 {
     struct calls *calls = cot_gate_try(key, stream);

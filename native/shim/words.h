@@ -1,4 +1,4 @@
-/* Operations of streams on words of memory, as cuStreamBatchMemOp_v2 takes them. */
+/* Stream operations that wait on or write a word of memory, as in cuStreamBatchMemOp_v2. */
 #ifndef COTENANT_WORDS_H
 #define COTENANT_WORDS_H
 
@@ -13,7 +13,8 @@ struct word_operation {
     uint64_t unused_2;
 };
 enum { WORD_WAIT = 1, WORD_WRITE = 2 };
-enum { WORD_REACHED = 0, WORD_EQUAL = 1 }; /* a wait's flags: until the word is the value or later, cyclically; or the value */
+/* flags of a wait: until the word has reached the value (cyclic comparison), or equals it */
+enum { WORD_REACHED = 0, WORD_EQUAL = 1 };
 
 #define HOST_REGISTER_PORTABLE_DEVICEMAP 3
 

@@ -82,7 +82,7 @@ def test_only_the_launchers_own_child_becomes_a_tenants_program(agent: AgentProc
         )  # fmt: skip
         lines = done.stdout.splitlines()
         assert len(lines) == 8
-        assert f"process {bystander.pid} is not one that process" in lines[0]
+        assert f"process {bystander.pid} was not started by process" in lines[0]
         assert not any("believed" in line for line in lines)
         with agent.client() as client:
             assert all(row["root_pid"] is None for row in client.call("list")["tenants"])

@@ -14,9 +14,14 @@ from cotenant.agent.config.files import Choices
 from cotenant.agent.config.schema import parse_config
 from cotenant.core.errors import InputError
 
-TEXT = "tenants:\n" + "".join(
-    f"  - {{name: {name}, request: 10%..50%, limit: 50%..100%, memory: 1GiB..6GiB}}\n" for name in ("ada", "bea", "cyd")
-) + "  - {name: dan, request: 5%}\n"
+TEXT = (
+    "tenants:\n"
+    + "".join(
+        f"  - {{name: {name}, request: 10%..50%, limit: 50%..100%, memory: 1GiB..6GiB}}\n"
+        for name in ("ada", "bea", "cyd")
+    )
+    + "  - {name: dan, request: 5%}\n"
+)
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ def test_a_range_is_its_least_and_what_may_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"request": "50%..10%"}, "begins above its end; write the least first"),
+        ({"request": "50%..10%"}, "has its bounds in the wrong order; write the lower first"),
         ({"request": "10%.."}, "'' is not a quantity"),
         ({"limit": "10%..20%..30%"}, "is not a quantity"),
         ({"memory": "1..2"}, "'1' has no unit"),
@@ -70,7 +75,9 @@ def test_a_choice_holds_while_the_program_runs(agent: AgentProcess) -> None:
         assert has(agent, "ada") == (0.1, 0.8, 1)
         register(launcher, "ada", limit=None)
         register(launcher, "ada", limit=0.8)
-        with pytest.raises(InputError, match="ada runs, with a limit of 80 %: leave --request, --limit and --memory"):
+        with pytest.raises(
+            InputError, match="ada is already running, with a limit of 80 %: leave out --request, --limit and --memory"
+        ):
             register(launcher, "ada", limit=1.0)
     agent.close()
     agent.start()
@@ -84,12 +91,12 @@ def test_choices_outside_are_refused(agent: AgentProcess) -> None:
         ({"request": 0.6, "limit": None}, "ada may have a request of 10 % to 50 %, not 60 %"),
         ({"limit": 0.4}, "ada may have a limit of 50 % to 100 %, not 40 %"),
         ({"memory_bytes": 7 << 30, "limit": None}, r"ada may have memory of 1.0 GiB to 6.0 GiB, not 7.0 GiB"),
-        ({"weight": 2.0, "limit": None}, "has its weight from there: leave out --weight"),
+        ({"weight": 2.0, "limit": None}, "which sets its weight: leave out --weight"),
     ):
         with agent.client() as launcher, pytest.raises(InputError, match=said):
             register(launcher, "ada", **choice)
         assert has(agent, "ada") == (0.1, 0.5, 1)
-    with agent.client() as launcher, pytest.raises(InputError, match="has a request from there: leave out --request"):
+    with agent.client() as launcher, pytest.raises(InputError, match="which sets a request: leave out --request"):
         register(launcher, "dan", request=0.05, limit=None)
 
 
@@ -114,4 +121,3 @@ def test_a_new_configuration_keeps_a_choice_that_it_permits(agent: AgentProcess)
         wait_for(lambda: has(agent, "bea")[0] == 0.05)
         assert has(agent, "ada")[0] == 0.05, "30 % is no longer permitted"
         shim.close()
-

@@ -279,7 +279,7 @@ def test_memory_is_capped_and_comes_back(node: Node) -> None:
     wait_for(lambda: node.call("status")["gpus"][0]["memory_charged_bytes"] == 0, what="the account is right")
     assert process.wait(60) == 137
     # the launcher repeats what the agent noticed
-    assert "greedy: out of memory: 256 MiB asked" in process.communicate()[1]
+    assert "greedy: out of memory: 256 MiB requested" in process.communicate()[1]
 
 
 def test_whole_gives_the_gpu_to_one_tenant(node: Node, client_program: Path) -> None:
@@ -287,7 +287,7 @@ def test_whole_gives_the_gpu_to_one_tenant(node: Node, client_program: Path) -> 
     wait_for(lambda: (row := node.row("alone")) and row["launches"] > 100)
     second = node.launch("second", ["true"])
     assert second.wait(60) == 2
-    assert "is shared with alone: whole does not fit" in second.communicate()[1]
+    assert "already has alone: whole cannot share it" in second.communicate()[1]
     node.call("stop", name="alone", grace_s=0.2)
     alone.wait(60)
 

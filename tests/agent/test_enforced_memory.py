@@ -45,9 +45,9 @@ def tenant(enforce: str, **more: Any) -> Tenant:
         (BEST, "kernel", ""),
         (BEST, "driver", ""),  # the kernel is stronger
         (DRIVER, "driver", ""),
-        (DRIVER, "kernel", "by the kernel or something stronger, and cannot: GPU 3 has it limited by the driver"),
+        (DRIVER, "kernel", "by the kernel or something stronger, which is not possible: GPU 3 limits it by the driver"),
         (OLD, "shim", ""),
-        (OLD, "driver", "GPU 3 has it limited by the shim: .*driver 580.126.20 has no memory limits"),
+        (OLD, "driver", "GPU 3 limits it by the shim: .*driver 580.126.20 has no memory limits"),
     ],
 )
 def test_a_demand_holds_or_is_refused_with_the_reason(
@@ -71,12 +71,12 @@ def test_a_group_that_cannot_be_limited_refuses_the_program_or_warns(
 ) -> None:
     monkeypatch.delenv("COTENANT_SOFTGPU_CGROUPS", raising=False)
     mine, said = limits(tmp_path, BEST)
-    with pytest.raises(InputError, match="and cannot: there are no control groups here"):
+    with pytest.raises(InputError, match="which is not possible: this system has no control groups"):
         mine.begin(tenant("driver"), os.getpid())
     assert said == []
     mine.begin(tenant("shim"), os.getpid())
     assert said == [
-        "its memory is limited by the shim in its processes alone, because there are no control groups here"
+        "its memory is limited only by the shim in its processes, because this system has no control groups"
     ]
 
 
@@ -98,7 +98,7 @@ def test_the_file_s_form() -> None:
     ):
         with pytest.raises(InputError, match=said):
             spec_of(memory)
-    with pytest.raises(InputError, match="a has no limit on its memory"):
+    with pytest.raises(InputError, match="a demands enforcement of a memory limit"):
         check_spec(TenantSpec("a", enforce_memory=Strength.SHIM))
 
 
@@ -112,7 +112,7 @@ def test_an_agent_refuses_and_keeps_nothing(short_folder: Path) -> None:
             assert [row["name"] for row in launcher.call("list")["tenants"]] == ["ada"]
             register(launcher, "bea", limit=None, memory_bytes=GIB, enforce_memory="shim")
             register(launcher, "ada", limit=None, enforce_memory="shim")
-            with pytest.raises(InputError, match="demand there how its memory is enforced"):
+            with pytest.raises(InputError, match="set there how its memory is enforced"):
                 register(launcher, "ada", limit=None, enforce_memory="kernel")
     finally:
         agent.close()
@@ -120,4 +120,4 @@ def test_an_agent_refuses_and_keeps_nothing(short_folder: Path) -> None:
 
 def test_the_command_names_slips() -> None:
     assert "'luck' is not one of kernel, driver" in cotenant("run", "--enforce-memory", "luck", "--", "true").err
-    assert "no limit on its memory" in cotenant("run", "--enforce-memory", "shim", "--", "true").err
+    assert "of a memory limit" in cotenant("run", "--enforce-memory", "shim", "--", "true").err

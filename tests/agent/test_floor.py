@@ -125,7 +125,7 @@ def test_work_that_is_on_its_way_raises_the_floor_for_who_will_do_it(agent: Agen
 def test_the_page_is_full_after_64_holders(agent: AgentProcess) -> None:
     uuid = uuid_of(agent)
     floors = [join_floor(agent.folder, uuid) for _ in range(FLOOR_HOLDERS)]
-    with pytest.raises(Exception, match="did not let this process"):
+    with pytest.raises(Exception, match="refused this process"):
         join_floor(agent.folder, uuid)
     for floor in floors:
         floor.close()
@@ -138,7 +138,7 @@ def test_a_page_that_was_written_over_is_mended(agent: AgentProcess) -> None:
     noise = random.Random(5)
     floor.mapping.memory[:] = bytes(noise.getrandbits(8) for _ in range(FLOOR_BYTES))
     wait_for(lambda: floor.mapping.layout.magic == FLOOR_MAGIC, what="the agent writes its part again")
-    wait_for(lambda: "written over" in (agent.folder / "agent.log").read_text(), what="and says so")
+    wait_for(lambda: "was overwritten" in (agent.folder / "agent.log").read_text(), what="and says so")
     third = join_floor(agent.folder, uuid)
     state = agent.call("colocation")["gpus"][uuid]
     assert state["bounded"]
@@ -190,10 +190,10 @@ def test_settings_are_read_from_the_configuration(tmp_path: Path) -> None:
     path.write_text("tenants: [{name: a, best_effort: true, in_flight_us: 400}]\n")
     assert load(str(path)).tenants[0].in_flight_us == 400
     path.write_text("tenants: [{name: a, in_flight_us: 400}]\n")
-    with pytest.raises(InputError, match="only a best-effort tenant"):
+    with pytest.raises(InputError, match="only to best-effort tenants"):
         load(str(path))
     path.write_text("tenants: [{name: a, in_flight_us: 2000000}]\n")
-    with pytest.raises(InputError, match="1 to 1000000 us"):
+    with pytest.raises(InputError, match="between 1 and 1000000 us"):
         load(str(path))
     for wrong, why in (
         ("in_flight_uss: 200", "did you mean in_flight_us"),

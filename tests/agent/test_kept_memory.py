@@ -81,7 +81,7 @@ def test_memory_is_kept_for_a_service_that_comes_later() -> None:
         be, taken = take(bench, TenantSpec("be", mechanism="mps"), 64)
         assert taken == 4096 - 256 - 1024, "all but its own context and the gibibyte of ls"
         warnings = client.call("warnings", name="be")["warnings"]
-        assert any("1024 MiB of the card are kept for latency-sensitive tenants" in text for text in warnings)
+        assert any("1024 MiB of the GPU are kept for latency-sensitive tenants" in text for text in warnings)
         be.communicate(timeout=60)
 
 

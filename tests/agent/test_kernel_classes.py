@@ -120,7 +120,7 @@ def test_tables_that_are_none_are_refused() -> None:
     for text in ("?", "AAAA", "A" * 64):  # the last: two rows with the same key, of no class
         with pytest.raises(InputError, match="not a table"):
             check_spec(TenantSpec("t", best_effort=True, kernels=text))
-    with pytest.raises(InputError, match="only best-effort"):
+    with pytest.raises(InputError, match="only to best-effort"):
         check_spec(TenantSpec("t", kernels=compiled(ROWS)))
 
 
@@ -352,7 +352,7 @@ def test_an_ls_program_shows_the_class_of_what_it_runs(rig: Rig, stated: str) ->
             ["--best-effort", "--kernel-profile", "{folder}/bad.json"],
             "not what `cotenant profile kernels --out` writes",
         ),
-        (["--kernel-profile", "{folder}/bad.json"], "add --best-effort or --latency-sensitive"),
+        (["--kernel-profile", "{folder}/bad.json"], "only to --best-effort or --latency-sensitive"),
     ],
 )
 def test_run_says_what_is_wrong_with_a_profile(tmp_path: Path, options: list[str], sentence: str) -> None:

@@ -156,7 +156,7 @@ def test_launcher_in_a_container_stays_in_it(world):
         world.groups.enter(scope, inside.pid)
         world.groups.enter(scope, os.getpid())
         assert own_group(world.groups, inside.pid, set()) == scope
-        with pytest.raises(NoGroupError, match="another tenant already has"):
+        with pytest.raises(NoGroupError, match="another tenant already uses"):
             own_group(world.groups, inside.pid, {scope})
         inside.kill()
 
@@ -255,8 +255,8 @@ def test_limit_that_cannot_be_set_back_is_named_once_and_tried_again(world, proc
         world.limits.look()
         world.limits.look()
     changed, refused = world.warnings
-    assert changed.endswith("on GPU 0 from 1.00 GiB to 16.00 GiB: set back")
-    assert refused == "its limit on the memory of GPU 0 cannot be set again: the driver refuses it as invalid"
+    assert changed.endswith("on GPU 0 from 1.00 GiB to 16.00 GiB: it was restored")
+    assert refused == "its memory limit on GPU 0 cannot be restored: the driver refuses it as invalid"
     world.limits.look()
     assert card.memory_limits(tenant.held.path).hard_bytes == GIB
 

@@ -28,6 +28,7 @@ from cotenant.devices.base import Gpu
 REAL = Gpu("GPU-11111111-2222-3333-4444-555555555555", "H100", 80 << 30, 0)
 SOFT = Gpu("GPU-00000000-2222-3333-4444-555555555555", "soft", 8 << 30, 0, kind="soft")
 
+
 @pytest.fixture
 def mps(tmp_path: Path) -> Iterator[Mps]:
     made = Mps(tmp_path, command=str(mps_standin.install(tmp_path)))
@@ -153,7 +154,7 @@ def test_capabilities_are_honest(tmp_path: Path) -> None:
     assert (told["mps"].time_by, told["mps"].sms_by) == (Strength.NOTHING, Strength.SHIM)
     assert (told["mig"].sms_by, told["mig"].memory_by) == (Strength.HARDWARE, Strength.HARDWARE)
     assert {name for name, row in told.items() if row.live_resize} == {"whole", "time", "slices", "green"}
-    assert "fixed once" in told["mps"].resize
+    assert "fixed when" in told["mps"].resize
     assert "one server serves one user" in told["mps"].isolation
     assert "killed inside a kernel" in told["mps"].isolation
     assert "cannot be stopped" in told["time"].isolation

@@ -190,7 +190,7 @@ def test_programs_that_get_away_from_the_shim_are_held_and_named(kernel):
         assert take(program, 1025 - CONTEXT) == 2
         assert take(program, 1024 - CONTEXT) == 0
     for name, program in programs.items():
-        wait_for(lambda: kernel.warned(name, "past the agent: no limit but that on memory holds for it"), 60)  # noqa: B023
+        wait_for(lambda: kernel.warned(name, "without the agent: no limit except on memory applies to it"), 60)  # noqa: B023
         end(program)
 
 
@@ -211,7 +211,7 @@ def test_limit_that_root_in_a_container_raises_is_set_back_and_named(kernel):
     leaf = kernel.leaf("raiser")
     kernel.groups.write(leaf, "dmem.max", f"{region(0)} {16 * GIB}")
     wait_for(lambda: kernel.groups.read(leaf, "dmem.max").split() == [region(0), str(GIB)], 60)
-    wait_for(lambda: kernel.warned("raiser", "on GPU 0 from 1.00 GiB to 16.00 GiB: set back"), 60)
+    wait_for(lambda: kernel.warned("raiser", "on GPU 0 from 1.00 GiB to 16.00 GiB: it was restored"), 60)
     assert take(program, 1025 - CONTEXT) == 2
     end(program)
 
@@ -247,7 +247,7 @@ def test_driver_limits_where_the_kernel_does_not(driver):
     assert take(program, 1025 - CONTEXT) == 2
     assert take(program, 512) == 0
     assert driver.tenant("one")["gpus"][0]["memory_by"] == "driver"
-    with pytest.raises(InputError, match=r"where it holds 0.75 GiB was refused: the driver refuses it as invalid"):
+    with pytest.raises(InputError, match=r"where it uses 0.75 GiB was refused: the driver refuses it as invalid"):
         driver.call("set", name="one", memory_bytes=GIB // 2)
     assert driver.tenant("one")["gpus"][0]["memory_limit_bytes"] == GIB
     driver.call("set", name="one", memory_bytes=2 * GIB)

@@ -117,7 +117,10 @@ def test_an_instance_with_media_extensions_is_listed_replaced_and_removed() -> N
             mig.set_mode(nvml, UUID, False)
         steps = mig.apply(nvml, UUID, "3,2,1", dry_run=True)["steps"]
         assert steps == [
-            "destroy 1g.10gb+me@6 (instance 1)", "create 3g.40gb@0", "create 2g.20gb@4", "create 1g.10gb@6"
+            "destroy 1g.10gb+me@6 (instance 1)",
+            "create 3g.40gb@0",
+            "create 2g.20gb@4",
+            "create 1g.10gb@6",
         ]
         standin.cards[0].processes = {4242: 1}
         with pytest.raises(WorkError, match=r"runs process 4242 on 1g\.10gb\+me@6: stop it first"):
@@ -289,7 +292,12 @@ def test_geometry_from_the_driver_is_that_of_the_catalog(model: str, dump: dict)
     for kind in live.kinds:
         a, b = live.profiles[kind], catalog.profiles[kind]
         assert (a.name, a.profile_id, a.compute, a.memory_slots, a.starts, a.sms) == (
-            b.name, b.profile_id, b.compute, b.memory_slots, b.starts, b.sms
+            b.name,
+            b.profile_id,
+            b.compute,
+            b.memory_slots,
+            b.starts,
+            b.sms,
         )
         assert abs(a.memory_bytes - b.memory_bytes) < 2**28
 
@@ -315,7 +323,7 @@ def balanced(card: Card, folder: Path) -> tuple[Rule, ...]:
     path.write_text(
         "version: v1\nmig-configs:\n  all-balanced:\n"
         f'  - {{device-filter: ["{card.pci:#X}"], devices: all, mig-enabled: true,'
-        ' mig-devices: {1g.10gb+me: 1, 2g.20gb: 1, 3g.40gb: 1}}\n'
+        " mig-devices: {1g.10gb+me: 1, 2g.20gb: 1, 3g.40gb: 1}}\n"
         "  all-disabled:\n  - {devices: [0, 1], mig-enabled: false}\n"
         "  mixed:\n  - {devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}\n"
         "  - {devices: [1], mig-enabled: true, mig-devices: {}}\n"

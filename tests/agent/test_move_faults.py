@@ -188,7 +188,7 @@ def test_other_maps_are_tried_where_the_driver_wants_another() -> None:
     (said,) = moved_with(alone)
     assert alone.asked == ["all GPUs", "two GPUs", "one GPU"]
     assert alone.state == "running"
-    assert "came back with a map of one GPU" in said
+    assert "was restored with a map of one GPU" in said
     everything = Driver("all GPUs")
     assert moved_with(everything) == []
     assert everything.asked == ["all GPUs"]
@@ -204,7 +204,7 @@ def test_what_would_stop_the_agent_itself_is_not_parked(node: Callable[..., Node
     children = Path(f"/proc/{here.agent.pid}/task/{here.agent.pid}/children").read_text().split()
     assert children  # the helper that calls the driver
     for pid in (1, os.getpid(), here.agent.pid, *children):
-        with pytest.raises(InputError, match="this agent: parked, nothing could resume it"):
+        with pytest.raises(InputError, match="its ancestor: parked, it could not be resumed"):
             here.call("park", name=f"pid:{pid}")
     assert program.ask("work(0.1)").endswith("intact")
 
@@ -272,7 +272,7 @@ def test_nothing_is_checkpointed_that_could_be_forgotten(node: Callable[..., Nod
 
 
 def test_more_host_memory_than_the_machine_has_is_refused() -> None:
-    with pytest.raises(InputError, match=r"are more than the .* this machine has"):
+    with pytest.raises(InputError, match=r"exceeds the .* of this machine"):
         host_memory(1 << 50)
     assert host_memory(1 << 20).budget_bytes == 1 << 20
 

@@ -135,20 +135,20 @@ def test_hostile_programs_are_contained_or_named(machine: Machine) -> None:
     assert machine.run("second", "second") == (32, 3), "a second context is of the same client"
     assert machine.run("forked", "fork") == (32, 6), "a child is a client of the same namespace"
     assert machine.run("unset", CUDA_MPS_PIPE_DIRECTORY="") == (132, 9), "past the server; the shim holds its memory"
-    machine.named("unset", "uses GPU 0 past its MPS server")
+    machine.named("unset", "uses GPU 0 outside its MPS server")
     machine.named("unset", "sees 132 SMs, its share has at most")
     kept = [f"{key}={os.environ[key]}" for key in ("COTENANT_SOFTGPU_STATE", "COTENANT_SOFTGPU_MPS")]
     child = ("sh", "-c", '"$@"; :', "sh", "env", "-i", *kept)
     clean = machine.run("clean", "", *child, driver=str(library_path(SOFT_DRIVER)))
     assert clean == (132, 10), "neither the server nor the shim holds it"
-    machine.named("clean", "uses GPU 0 past its MPS server")
+    machine.named("clean", "uses GPU 0 outside its MPS server")
     pipe = machine.folder / "mps" / "pipe"
     machine.run("neighbour", CUDA_MPS_PIPE_DIRECTORY=str(pipe / "agent" / "good"))
     machine.named("neighbour", "is in namespace good of server agent, not in namespace neighbour of server agent")
     assert machine.run("door", CUDA_MPS_PIPE_DIRECTORY=str(pipe))[0] == 132
     machine.named("door", "is in namespace default of server uid_")
     machine.order("namespace", "set", "good", "--server=agent", "--active-thread-percentage=100")  # root in a container
-    machine.named("good", "had 100.00 % of the SMs and 900M of memory: it was set again")
+    machine.named("good", "had 100.00 % of the SMs and 900M of memory: it was restored")
     rows = machine.rows()
     assert [name for name in ("percent", "second", "forked") if rows[name]["not_enforced"]] == []
     with ControlClient(machine.folder) as client:
@@ -158,7 +158,7 @@ def test_hostile_programs_are_contained_or_named(machine: Machine) -> None:
     ps = [sys.executable, "-m", "cotenant.cli.main", "ps", "--dir", str(machine.folder)]
     said = subprocess.run(ps, capture_output=True, text=True, check=True).stdout
     assert "✗ ShareNotEnforced" in said
-    assert "EXCLUSIVE_PROCESS keeps such programs out" in said
+    assert "EXCLUSIVE_PROCESS prevents this" in said
 
 
 def test_a_killed_agent_leaves_nothing_that_the_next_one_does_not_take_over(machine: Machine) -> None:

@@ -78,7 +78,7 @@ def node(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 )
 def test_sizes_are_read_in_every_unit(text: str, mib: int | None) -> None:
     assert mib_of(text) == mib
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         mib_of(text + "?")
 
 
@@ -130,7 +130,7 @@ def test_a_request_is_sms_of_its_own_read_back_in_chunks(node: Callable[..., Nod
     wait_for(lambda: ONE.uuid in here.order("client", "list"), 60)
     late = here.mps.grant(TenantSpec("b", request=0.3, limit=0.5), (ONE,))
     assert late.sms == {ONE.uuid: Sms(reserved=0, at_most=95)}
-    assert late.remarks[0].startswith("its request of 30% is not made true, no SMs are reserved:")
+    assert late.remarks[0].startswith("its request of 30% is not enforced, no SMs are reserved:")
     assert "the device has active clients" in late.remarks[0]
     other = here.mps.grant(TenantSpec("c", request=0.25), (TWO,))
     assert other.sms == {TWO.uuid: Sms(48, 48)}
@@ -206,7 +206,7 @@ def test_a_list_with_other_columns_is_a_sentence(node: Callable[..., Node], monk
     here = node()
     here.mps.grant(TenantSpec("a"), (ONE,))
     monkeypatch.setattr(Control, "rows", lambda *_: [["7", "agent"]])
-    with pytest.raises(WorkError, match="what the control daemon lists cannot be read"):
+    with pytest.raises(WorkError, match="the control daemon's list cannot be parsed"):
         here.mps.look()
 
 
@@ -221,8 +221,8 @@ def test_limits_that_others_change_are_set_again_and_named(node: Callable[..., N
     look = here.mps.look()
     assert look is not None
     assert look.put_right == {
-        "a": "its namespace a of server agent had 100.00 % of the SMs and 1024M of memory: it was set again",
-        "b": "its namespace b of server agent was gone: it was set again",
+        "a": "its namespace a of server agent had 100.00 % of the SMs and 1024M of memory: it was restored",
+        "b": "its namespace b of server agent was gone: it was restored",
     }
     assert (Program(a.environment).sms, Program(b.environment).sms) == (94, 94)
     server = here.mps.server(ONE.uuid)

@@ -26,11 +26,14 @@ from cotenant.serving.worker import WorkerSpec
 from cotenant.serving.workers.devices import Devices
 
 HELPERS = Path(__file__).parent.parent / "helpers"
-ROW = f"import sys; sys.path.insert(0, {str(HELPERS)!r})\n" + """
+ROW = (
+    f"import sys; sys.path.insert(0, {str(HELPERS)!r})\n"
+    + """
 from cotenant.agent.mechanisms import registry
 from told_mechanism import Told
 registry.MECHANISMS[Told.name] = Told
 """
+)
 AGENT = ROW + "import runpy; runpy.run_module('cotenant.agent', run_name='__main__')"
 COMMAND = ROW + "from cotenant.cli.main import main; main()"
 PROGRAM = """

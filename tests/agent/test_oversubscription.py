@@ -93,7 +93,7 @@ def test_a_tenant_that_stays_bounds_the_others(node: Callable[..., Node]) -> Non
 def test_host_memory_is_promised_before_anything_moves(node: Callable[..., Node]) -> None:
     here = node(1024 * MIB, swap_memory=700 * MIB)
     here.program("first", "swap", 500 * MIB)
-    with pytest.raises(InputError, match="GiB of host memory to move to"):
+    with pytest.raises(InputError, match="GiB of host memory for swapping"):
         here.program("second", "swap", 500 * MIB)
     here.program("third", "swap", 150 * MIB + CONTEXT // 8).ask("1")
 
@@ -148,7 +148,7 @@ def test_park_and_resume(node: Callable[..., Node], mode: str) -> None:
     assert parked["method"] == ("swap" if mode == "swap" else "checkpoint")
     assert parked["freed_bytes"] == (200 * MIB if mode == "swap" else 200 * MIB + CONTEXT)
     assert here.tenant("a")["state"] == "parked"
-    with pytest.raises(InputError, match="parked already"):
+    with pytest.raises(InputError, match="already parked"):
         here.call("park", name="a")
     program.tell("work(0.2)")
     time.sleep(0.4)

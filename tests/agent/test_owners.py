@@ -183,7 +183,7 @@ def test_holding_twice_is_once_and_a_change_holds(held: HeldAgent) -> None:
     assert hold(held)["request"] == 0.3
     assert hold(held, TRAIN | {"limit": 0.8})["limit"] == 0.8
     assert len(held.held()) == 1
-    with pytest.raises(InputError, match="there already, and not for this pod"):
+    with pytest.raises(InputError, match="already exists and does not belong to this pod"):
         hold(held, uid=OTHER)
     with pytest.raises(InputError, match="no GPU 'GPU-none'"):
         hold(held, TRAIN | {"name": "x", "gpus": ["GPU-none"]}, uid=OTHER)
@@ -204,9 +204,9 @@ def test_held_tenants_outlive_the_agent(held: HeldAgent) -> None:
     ("order", "said"),
     [
         ({"kind": "vm", "id": UID}, "'vm' is not pod or slurm"),
-        ({"kind": "pod", "id": ""}, "a pod has an id"),
-        ({"kind": "pod", "id": 7}, "a pod has an id"),
-        ({"kind": "pod", "id": UID, "uid": -1}, "-1 is not a user's number"),
+        ({"kind": "pod", "id": ""}, "a pod needs an id"),
+        ({"kind": "pod", "id": 7}, "a pod needs an id"),
+        ({"kind": "pod", "id": UID, "uid": -1}, "-1 is not a numeric user id"),
     ],
 )
 def test_wrong_orders_are_one_sentence(held: HeldAgent, order: dict[str, Any], said: str) -> None:
@@ -219,7 +219,7 @@ def test_root_of_a_container_cannot_hold_others_off_a_gpu(held: HeldAgent) -> No
     gpu = uuid_of(0)
     join_floor(held.tenants, gpu).close()  # a worker of this machine's administrator
     held.put(pod_cgroup(UID, ID))
-    with pytest.raises(WorkError, match="did not let this process onto the floor"):
+    with pytest.raises(WorkError, match="refused this process at the LS gate"):
         join_floor(held.tenants, gpu)
 
 

@@ -51,7 +51,7 @@ def test_a_process_on_the_gpu_and_no_client_is_named_at_the_second_look(sleeper:
     running = {GPU.uuid: [sleeper, os.getpid()]}
     assert proof.judge(look(), running) == {"a": []}, "it may be on its way"
     (text,) = proof.judge(look(), running)["a"]
-    assert text.startswith(f"process {sleeper} uses GPU 3 past its MPS server")
+    assert text.startswith(f"process {sleeper} uses GPU 3 outside its MPS server")
     assert "nvidia-smi -i 3 -c EXCLUSIVE_PROCESS" in text
     assert proof.judge(look(Client(sleeper, MINE)), running) == {"a": []}, "now it is one"
     assert proof.judge(look(), running) == {"a": []}, "and counts anew"

@@ -132,7 +132,7 @@ def test_slices_are_asked_where_they_share_the_gpu() -> None:
 def test_ps_top_and_page_say_it() -> None:
     share = {"index": 3, "uuid": GPU.uuid, "got": 0.33, "short_s": 75.4}
     line = short_line({"name": "train", "request": 0.5}, share)
-    assert line == "train: promised 50% of GPU 3 while it wants it, got 33% of late, short for 75.4 s"
+    assert line == "train: requests 50% of GPU 3, got 33% in the last window, short for 75.4 s"
     assert short_line({"name": "train", "request": 0.5}, share | {"short_s": 0.0}) == ""
 
     from test_tenant_table import answer

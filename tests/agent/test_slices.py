@@ -368,7 +368,7 @@ def test_a_driver_that_does_not_take_the_controls_means_turns(agent: AgentProces
         assert row["mechanism"] == "time"
         assert any("takes turns of the agent" in text for text in row["warnings"])
         assert shim.take(slot)["epoch"] != 0
-        with pytest.raises(InputError, match="slices beside it would not hold its promises"):
+        with pytest.raises(InputError, match="cannot be combined with slices"):
             register(client, "second", mechanism="slices")
 
 

@@ -147,7 +147,7 @@ def test_a_missed_epilog_is_made_good() -> None:
         start(start_later, agent.folder)
         agent.put("0::/system.slice/slurmstepd.scope/job_4712/step_extern/user/task_special\n")
         wait_for(lambda: set(tenants(agent)) == {"slurm-4712", "slurm-4713"})
-        assert "slurm-4711 has ended without its epilog" in (agent.folder / "agent.log").read_text()
+        assert "slurm-4711 ended without its epilog" in (agent.folder / "agent.log").read_text()
         assert {path.name for path in agent.folder.glob("*.job")} == {"slurm-4712.job", "slurm-4713.job"}
         agent.put("0::/init.scope\n")  # 4712 ends
         wait_for(lambda: set(tenants(agent)) == {"slurm-4713"})
@@ -173,10 +173,10 @@ def test_stop_releases_a_job_that_is_over_and_says_why_it_does_not(agent: HeldAg
     [
         ("cotenant:request=70%,limit=60%", "slurm-4711 asks for 70%, over its own limit of 60%"),
         ("cotenant:request=lots", "'lots' is not a quantity"),
-        ("cotenant:requets=30%", "'requets' is not known; did you mean request?"),
-        ("cotenant:request=30%,request=40%", "'request' is there twice"),
+        ("cotenant:requets=30%", "'requets' is unknown; did you mean request?"),
+        ("cotenant:request=30%,request=40%", "'request' is given twice"),
         ("cotenant:request", "'request' is not KEY=VALUE"),
-        ("cotenant:request=1% cotenant:request=2%", "cotenant: is there twice"),
+        ("cotenant:request=1% cotenant:request=2%", "cotenant: is given twice"),
         ("cotenant:priority=high", "'high' is not a whole number"),
         ("cotenant:memory=8", "'8' has no unit; write 8GiB"),
         ("Cotenant:request=30%", "'Cotenant:request=30%' does not begin with cotenant:"),
@@ -226,7 +226,7 @@ def test_an_agent_that_is_away_is_the_nodes_affair(agent: HeldAgent, run: Any) -
     assert done.returncode == 1
     assert "no agent answers" in done.stderr
     end(JOB, agent.folder)
-    with pytest.raises(WorkError, match="this is run by Slurm as Prolog, TaskProlog or Epilog"):
+    with pytest.raises(WorkError, match="this command must be run by Slurm as Prolog, TaskProlog or Epilog"):
         start({}, agent.folder)
 
 

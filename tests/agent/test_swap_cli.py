@@ -31,11 +31,11 @@ def test_run_park_resume_as_commands(start_agent: Callable[..., AgentProcess], c
     code, out, _ = call("preempt", "--gpu", "0", "--dir", folder, "--json")
     assert (code, json.loads(out)["parked"]) == (0, [])
     code, _, err = call("preempt", "--dir", folder)
-    assert (code, "say whom to preempt" in err) == (2, True)
+    assert (code, "give tenants to preempt" in err) == (2, True)
     code, _, err = call("preempt", "--gpu", "7", "--dir", folder)
     assert (code, "no GPU '7'" in err) == (2, True)
     code, _, err = call("preempt", "--gpu", "0", "--free", "1GiB", "--dir", folder)
-    assert (code, "not enough could be freed" in err) == (1, True)
+    assert (code, "not enough memory could be freed" in err) == (1, True)
 
 
 def test_a_tenant_is_parked_before_it_comes_to_its_gpu(agent: AgentProcess, call: Any) -> None:
@@ -52,17 +52,17 @@ def test_a_tenant_is_parked_before_it_comes_to_its_gpu(agent: AgentProcess, call
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--name", "a", "--oversubscribe", "magic"], "cotenant: 'magic' is no way to oversubscribe"),
+        (["--name", "a", "--oversubscribe", "magic"], "cotenant: 'magic' is not a way to oversubscribe"),
         (["--name", "a", "--memory", "0"], "field --memory: memory must be over 0"),
         (["--name", "a", "--memory", "2000"], "field --memory: '2000' has no unit; write 2000MiB"),
         (["--name", "a", "--memory", "8"], "field --memory: '8' has no unit; write 8GiB"),
         (["--name", "a", "--memory", "8KB"], "field --memory: '8KB' is less than 1 MiB"),
         (["--name", "a b"], "field --name: 'a b' is not a tenant name"),
         (["--oversubscribe", "swap", "--gpus", "2"], "several GPUs"),
-        (["--oversubscribe", "swap", "--mechanism", "whole"], "only turns"),
+        (["--oversubscribe", "swap", "--mechanism", "whole"], "only between turns"),
         (["--oversubscribe", "swap", "--memory", "900GiB"], "to promise"),
         (["--oversubscribe", "swap", "--empty-cache", "often"], "not turn, iteration or off"),
-        (["--empty-cache", "turn"], "field --empty-cache: nothing of this tenant would be moved"),
+        (["--empty-cache", "turn"], "field --empty-cache: the memory of this tenant is never moved"),
     ],
 )
 def test_wrong_wishes_are_one_sentence(agent: AgentProcess, call: Any, options: list[str], why: str) -> None:

@@ -55,7 +55,7 @@ def test_ps_top_set_stop(busy_agent: AgentProcess) -> None:
         assert "1.0 GiB / 2.0 GiB" in table
         look = cotenant("top", "--once", *where)
         assert "promised 30%" in look
-        assert "holder team/a" in look
+        assert "turn of team/a" in look
         assert "LAUNCHES" in look  # a pipe has no width: nothing is left out
         assert json.loads(cotenant("top", "--json", *where))["tenants"][0]["name"] == "team/a"
         changed = json.loads(cotenant("set", "team/a", "--limit", "80%", "--json", *where))
@@ -92,7 +92,7 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
     assert by["faults"] == ("driver", "time")
     shown = cotenant("ps", "--mechanisms", "--dir", str(busy_agent.folder)).replace("\n", " ")
     assert "time by shim, SMs by nothing, memory by shim" in shown
-    assert "fixed once" in shown
+    assert "fixed when" in shown
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
             "unknown mechanism 'foo'; known: time, slices, whole, mps",
         ),
         (("run", "--name", "nobody", "--join", "--", "true"), "there is no tenant 'nobody'; there are: team/a"),
-        (("run", "--join", "--", "true"), "say with --name"),
-        (("run", "--timeout", "0", "--", "true"), "does nothing"),
+        (("run", "--join", "--", "true"), "run inside with --name"),
+        (("run", "--timeout", "0", "--", "true"), "must be above 0"),
         (("run", "--name", "team/a", "--join", "--limit", "50%", "--", "true"), "shares the tenant's budget"),
     ],
 )
@@ -146,8 +146,8 @@ def test_wrong_agent_settings(tmp_path: Path) -> None:
 def test_bench_mistakes() -> None:
     assert "2 requests but 1 limits" in cotenant("bench", "shares", "--requests", "30,70", "--limits", "50", code=2)
     assert "unknown workload 'x'" in cotenant("bench", "overhead", "--workloads", "x", code=2)
-    assert "a block is 1 ms to" in cotenant("bench", "overhead", "--block", "0", code=2)
-    assert "a kernel takes 1 us to" in cotenant("bench", "shares", "--kernel", "0", code=2)
+    assert "block must be between 1 ms" in cotenant("bench", "overhead", "--block", "0", code=2)
+    assert "kernel must be between 1 us" in cotenant("bench", "shares", "--kernel", "0", code=2)
 
 
 def test_the_node_runs_on_the_standard_library_alone() -> None:

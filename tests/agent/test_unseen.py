@@ -121,13 +121,13 @@ def test_a_tenants_programs_without_the_shim_and_those_of_no_tenant_are_named(ma
     rows = {row["name"]: row for row in here.list()["tenants"]}
     for name in ("unset", "bare", "child"):
         (pid,) = here.unseen()[name]
-        assert any(f"process {pid} (" in text and "past the agent" in text for text in rows[name]["warnings"])
+        assert any(f"process {pid} (" in text and "without the agent" in text for text in rows[name]["warnings"])
     log = (here.folder / "agent.log").read_text()
     assert log.count("it belongs to no tenant") == 1, "said once"
     ps = [sys.executable, "-m", "cotenant.cli.main", "ps", "--dir", str(here.folder)]
     said = subprocess.run(ps, env=here.environment, capture_output=True, text=True, check=True).stdout
-    assert f"unseen: process {other.pid}" in said
-    assert said.count("past the agent: no limit holds") == 4
+    assert f"not a tenant: process {other.pid}" in said
+    assert " ".join(said.split()).count("without the agent: no limit applies") == 4
     assert other.stdin is not None
     other.stdin.close()
     wait_for(lambda: None not in here.unseen(), what="one that has ended is named no more")
@@ -139,7 +139,7 @@ def test_strict_ends_them_and_leaves_those_that_came_to_the_agent(machine: Calla
     sly, other = here.program(*here.run("sly")), here.program()
     assert (sly.wait(60), other.wait(60)) == (137, -9)
     log = (here.folder / "agent.log").read_text()
-    assert log.count("it is ended") == 2
+    assert log.count("it was killed") == 2
     assert "tenant sly: process" in log
     assert good.poll() is None
     assert [row["name"] for row in here.list()["tenants"]] == ["good"]

@@ -177,7 +177,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "a file for the run's folder": ((*SIMULATE, "--out", "good.csv"), ("good.csv", "not a folder")),
     "a file above the run's folder": ((*SIMULATE, "--out", "good.csv/run"), ("good.csv/run",)),
     "a folder for the JCT file": ((*SIMULATE, "--jct-csv", "folder"), ("folder",)),
-    "a folder of something else": ((*SIMULATE, "--out", "folder"), ("folder", "something else")),
+    "a folder of something else": ((*SIMULATE, "--out", "folder"), ("folder", "something other")),
     # sweeps
     "no such sweep": (("sweep", "gone.yaml", "--out", "o"), ("gone.yaml",)),
     "a folder for a sweep": (("sweep", "folder", "--out", "o"), ("folder",)),
@@ -210,11 +210,11 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sweep: set the unknown": (("sweep", "s-good.yaml", "--out", "o", "--set", "sed=1"), ("sed",)),
     "sweep: set a bad value": (("sweep", "s-good.yaml", "--out", "o", "--set", "ordering=[lifo]"), ("lifo",)),
     "sweep into a file": (("sweep", "s-good.yaml", "--out", "good.csv"), ("good.csv", "not a folder")),
-    "sweep into something else": (("sweep", "s-good.yaml", "--out", "folder"), ("folder", "something else")),
+    "sweep into something else": (("sweep", "s-good.yaml", "--out", "folder"), ("folder", "something other")),
     "sweep page to nowhere": (("sweep", "s-good.yaml", "--out", "o", "--html", "gone/r.html"), ("gone/r.html",)),
     # the others
     "demo into a file": (("demo", "--out", "good.csv"), ("good.csv", "not a folder")),
-    "demo into something else": (("demo", "--out", "folder"), ("folder", "something else")),
+    "demo into something else": (("demo", "--out", "folder"), ("folder", "something other")),
     "demo of a negative seed": (("demo", "--out", "o", "--seed", "-1"), ("seed",)),
     "compare nothing": (("compare", "gone"), ("gone",)),
     "compare a folder without runs": (("compare", "folder"), ("folder",)),

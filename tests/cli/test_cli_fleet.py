@@ -146,9 +146,9 @@ def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
         (("--lease", "soon"), "field lease: 'soon' is not a quantity"),
         (("--ordering", "best"), "field ordering: unknown ordering 'best'"),
         (("--gpu", "X1"), "field gpu: unknown GPU model 'X1'"),
-        (("--executor", "slurm"), "field executor: 'slurm' is not auto, ray or local"),
+        (("--executor", "slurm"), "field executor: must be auto, ray or local, not 'slurm'"),
         (("--cluster", "4by2"), "field cluster: '4by2' is no cluster"),
-        (("--policy", "best"), "field policy: 'best' is not a policy"),
+        (("--policy", "best"), "field policy: 'best' cannot partition GPUs"),
         (("--profiles", tmp_path / "none.json"), "cannot read it"),
     ):
         options = ["--executor", "local"] if "--executor" not in words else []
@@ -159,9 +159,9 @@ def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
     for words, field in ((("--gpus", 5), "gpus"), (("--slice", "2g"), "slice"), (("--model", "nope"), "model"),
                          (("--memory", "lots"), "memory"), (("--env", "A"), "env")):  # fmt: skip
         assert f"field {field}: " in fleet.fails(2, "submit", *words, "--", "true")
-    assert "'nobody' is not known here" in fleet.fails(2, "cancel", "nobody")
-    assert "'nobody' is not known here" in fleet.fails(2, "logs", "nobody")
-    assert "stands beside a job file" in fleet.fails(2, "submit", "job.yaml", "more")
+    assert "there is no job 'nobody'" in fleet.fails(2, "cancel", "nobody")
+    assert "there is no job 'nobody'" in fleet.fails(2, "logs", "nobody")
+    assert "follows a job file" in fleet.fails(2, "submit", "job.yaml", "more")
     assert "neither a run's folder nor a job" in fleet.fails(2, "explain", "nobody")
     assert fleet.json("queue", "--all") == {"jobs": []}
 

@@ -74,7 +74,7 @@ def test_explain_writes_a_perfetto_trace(call: Any, folder: Path, tmp_path: Path
     ("argv", "sentence"),
     [
         (("compare", "{out}/nowhere"), "{out}/nowhere: no such folder"),
-        (("compare", "{tmp}"), "{tmp}: holds no run (a run is a folder with run.json in it)"),
+        (("compare", "{tmp}"), "{tmp}: contains no run (a run is a folder with run.json in it)"),
         (("compare", "{out}", "--html", "{tmp}"), "{tmp}: is a folder; name a file"),
         (
             ("compare", "{out}", "--html", "{tmp}/no/r.html"),
@@ -84,7 +84,7 @@ def test_explain_writes_a_perfetto_trace(call: Any, folder: Path, tmp_path: Path
         (("explain", "{out}/nowhere", "job-1"), "{out}/nowhere: no such folder"),
         (
             ("explain", "{out}", "job-1"),
-            "{out}: is not a run, but holds some; name one of them, such as {out}/run-0",
+            "{out}: is not a run, but contains some; name one of them, such as {out}/run-0",
         ),
         (
             ("explain", "{out}/run-0", "job-99"),

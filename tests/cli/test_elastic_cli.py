@@ -41,7 +41,7 @@ def test_an_elastic_policy_gives_result_keys_and_a_page(call: Any, run: tuple[st
 def test_the_table_says_what_the_program_missed(call: Any, run: tuple[str, ...]) -> None:
     code, text, _ = call(*run, "--policy", "sia-fast", "--profiles", "gavel", "--restart-cost", "30s")
     assert code == 0
-    assert "worst gap" in text
+    assert "largest gap" in text
 
 
 @pytest.mark.parametrize(

@@ -66,16 +66,16 @@ def test_plan(call: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ({"name": "a"}, "must be a list"),
         ([{"speed": SPEED}], "jobs[0]: a job needs a name"),
         ([{"name": "a", "speed": {"7g": "fast"}}], "speed on 7g is 'fast'"),
         ([{"name": "a", "speed": {"7g": -1}}], "speed on 7g is -1"),
-        ([{"name": "a", "speed": {"7g": 1, "3gg": 0.5}}], "'3gg', which is no MIG profile"),
+        ([{"name": "a", "speed": {"7g": 1, "3gg": 0.5}}], "'3gg', which is not a MIG profile"),
         ([{"name": "a", "speed": SPEED, "qos_floor": 1.5}], "qos_floor is 1.5"),
         ([{"name": "a", "speed": SPEED, "min_slice": "5g"}], "min_slice is '5g'"),
         ([{"name": "a", "speed": SPEED, "min_slice": 3}], "min_slice is 3"),
-        ([{"name": "a", "speed": {"7g": 1, "7g.40gb": 0.5}}], "one slice of A100-40GB"),
+        ([{"name": "a", "speed": {"7g": 1, "7g.40gb": 0.5}}], "same slice of A100-40GB"),
         ('[{"name": "a", "speed": {"7g": NaN}}]', "speed on 7g is nan"),
         ([{"name": "a", "speed": {"7g": 1e-320}}], "speed on 7g is 1e-320"),
         ("[" * 100_000, "nested too deeply"),
@@ -225,7 +225,7 @@ def test_simulate_against_other_policies(call: Any, tmp_path: Path) -> None:
     assert answer["against"]["whole"]["ratio"] == pytest.approx(125 / 150)
     code, out, _ = call(*argv, "--against", "whole")
     assert code == 0
-    assert "mean JCT is 0.833 of that of whole" in out
+    assert "mean JCT is 0.833 times that of whole" in out
     for wrong in (("--against", "whole,best"), ("--against", "static", "--layout", "3,3")):
         code, out, err = call(*argv, *wrong, "--out", tmp_path / "run")
         assert (code, out, err.count("\n")) == (2, "", 1)
@@ -248,11 +248,11 @@ def test_a_mig_parted_configuration_is_checked_and_applied(call: Any, card: Card
     assert sorted(i.start for i in card.instances.values()) == [0, 4]
     code, _, err = call("mig", "apply", "quarters", "--config", config)
     assert code == 2
-    assert "has no list 'quarters'; it has halves, tiny" in err
+    assert "has no list 'quarters'; its lists are halves, tiny" in err
     code, _, err = call("mig", "apply", "3,3")
     assert (code, err.count("\n")) == (2, 1)
     config.write_text(config.read_text().replace("3g.20gb: 2", "3g.20gb: 3"))
     code, out, err = call("mig", "check", config, "--json")
     assert code == 2
-    assert json.loads(out)["rules"][0]["problem"] == "no model of the catalog can have it"
-    assert "1 of 2 rules do not hold" in err
+    assert json.loads(out)["rules"][0]["problem"] == "no GPU model of the catalog supports it"
+    assert "1 of 2 rules cannot be applied" in err

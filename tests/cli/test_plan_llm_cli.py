@@ -66,7 +66,7 @@ def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
     path.write_text(HEAD + "".join(ROW.format(name, "10GiB", 350, "") for name in "ab"))
     asked = ("plan", path, "--profile", profile, "--rate", "1", "--prompt", "90", "--output", "1", "--duration", "60s")
     shown = cotenant(*asked)
-    assert "all 2 models: 1 GPUs; a GPU for each model: 2" in shown.out
-    assert "one GPU holds 2 of the 2 models with 0.99 of the requests in time" in shown.out
+    assert "all 2 models: 1 GPUs; with one GPU per model: 2" in shown.out
+    assert "one GPU serves 2 of the 2 models with 0.99 of the requests in time" in shown.out
     wrong = cotenant(*asked, "--rate", "c=1")
     assert (wrong.code, "there is no model 'c'" in wrong.err) == (2, True)

@@ -77,10 +77,10 @@ def test_fixed_fractions_and_rates_by_name(files: tuple[Path, Path, Path]) -> No
     ("words", "sentence"),
     [
         ((), "trace: give --trace FORMAT:PATH or --rate"),
-        (("--rate", "x=1"), "there is no model 'x'; there is chat, code"),
+        (("--rate", "x=1"), "there is no model 'x'; the models are chat, code"),
         (("--rate", "1", "--prompt", "many"), "field prompt: 'many' is no length"),
         (("--rate", "1", "--sharing", "half"), "sharing: 'half' is not conserving or fixed"),
-        (("--rate", "1", "--share", "chat"), "share: 'chat' is not NAME=PART"),
+        (("--rate", "1", "--share", "chat"), "share: 'chat' is not NAME=FRACTION"),
         (("--rate", "1", "--profile", "nowhere=8b"), "there is no model 'nowhere'"),
         (("--rate", "1", "--profile", "chat=70b"), "chat of 70B needs more than 30.0 GiB"),
     ],

@@ -72,14 +72,14 @@ def test_who_gets_no_turn_has_waited_all_the_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--load", "d=2ms"], "of a tenant in the file: a, b, c"),
+        (["--load", "d=2ms"], "with a tenant of the file: a, b, c"),
         (["--load", "a=2ms:"], "NAME=KERNEL[:BUSY/PAUSE]"),
         (["--load", "a=-2ms"], "--load"),
         (["--load", "a=2ms", "--load", "a=3ms"], "a has two loads"),
         (["--card", "50GiB"], "does not fit the card"),
-        (["--card", "3GiB"], "cannot leave the GPU hold 4.0 GiB"),
+        (["--card", "3GiB"], "cannot be swapped hold 4.0 GiB"),
         (["--duration", "0s"], "--duration"),
-        (["--duration", "2000h"], "at most a day"),
+        (["--duration", "2000h"], "at most one day"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(file: str, args: list[str], said: str) -> None:
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_one_sentence(file: str, args: list[str], said: str) ->
 def test_files_that_no_gpu_can_run(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     for text, said in (
-        ("quota: 100ms", "names no tenants"),
+        ("quota: 100ms", "declares no tenants"),
         ("tenants: [{name: a, mechanism: mps}]", "takes no turns"),
         ("tenants: [{name: a, gpus: [0, 1]}]", "several GPUs"),
         ("tenants: [{name: a, gpus: 2}]", "is no list of GPUs"),

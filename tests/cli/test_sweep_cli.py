@@ -143,7 +143,7 @@ def test_a_stopped_sweep_goes_on_where_it_stopped(
     if how is signal.SIGINT:
         assert run.returncode == 130
         assert "Traceback" not in said
-        assert "goes on from there" in said
+        assert "run the same command to continue" in said
         assert not list((out / "runs").glob(".*"))
     kept = {path.name: (path / "events.parquet").stat().st_mtime_ns for path in runs_in(out)}
     assert 1 <= len(kept) < 8, "the sweep ended before it could be stopped"

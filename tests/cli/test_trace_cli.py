@@ -195,7 +195,7 @@ def test_what_generate_prints_is_for_people(
     asked = ("--durations", "lognormal:2h:0", "--gpu-mix", "1:1", "--arrivals", "poisson", "--out", tmp_path / "t.csv")
     code, out, _ = run(capsys, monkeypatch, "trace", "generate", "--jobs", 20_000, "--rate", "1600/h", *asked)
     assert code == 0
-    for line in ("t.csv: 20,000 jobs", "rate asked for: 1,600 jobs/h", "GPU-time: 40,000 GPU-hours"):
+    for line in ("t.csv: 20,000 jobs", "requested rate: 1,600 jobs/h", "GPU-time: 40,000 GPU-hours"):
         assert line in out
     fewer = ("--max-jobs", 1, "--out", tmp_path / "u.csv")
     code, out, _ = run(capsys, monkeypatch, "trace", "convert", tmp_path / "t.csv", *fewer)

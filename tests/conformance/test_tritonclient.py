@@ -152,7 +152,7 @@ def test_repository(client: Any, server: Running) -> None:
     c.load_model("b", config='{"max_batch_size": 4}')
     config = c.get_model_config("b", **form)
     assert config.get("config", config)["max_batch_size"] == 4
-    with pytest.raises(tritonclient.InferenceServerException, match="files are not taken over the network"):
+    with pytest.raises(tritonclient.InferenceServerException, match="files are not accepted over the network"):
         c.load_model("b", config="{}", files={"file:1/model.onnx": b"x"})
     c.load_model("b")
     statistics = c.get_inference_statistics("b", **form)["model_stats"][0]

@@ -78,7 +78,7 @@ def test_the_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert folder == Path(f"/tmp/cotenant-{user}")
     folder.mkdir()
     try:
-        with pytest.raises(WorkError, match="is not a folder of this user"):
+        with pytest.raises(WorkError, match="does not belong to this user"):
             agent_folder()
     finally:
         folder.rmdir()

@@ -107,7 +107,7 @@ def test_orders_are_answered_and_failures_are_raised_where_they_were_caused(tmp_
 
     with heard() as logged:
         echo = serving(tmp_path / "s", work)
-    assert logged == ["an order failed: KeyError('x')"]
+    assert logged == ["unexpected error in an order: KeyError('x')"]
     assert (echo.admitted, echo.gone) == (1, 1)
 
 
@@ -129,7 +129,7 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_longer(tmp_path: Path) -> Non
         answers = await asyncio.to_thread(raw, tmp_path / "s", fits + fits)
         assert [len(answer["text"]) for answer in answers] == [fits.count(b"y")] * 2
         answers = await asyncio.to_thread(raw, tmp_path / "s", fits.replace(b"y", b"yy", 1))
-        assert answers[-1]["error"] == f"an order is at most {MOST} bytes long"
+        assert answers[-1]["error"] == f"an order may have at most {MOST} bytes"
 
     serving(tmp_path / "s", work)
 

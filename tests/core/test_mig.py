@@ -81,9 +81,9 @@ def test_layout_syntax() -> None:
         ("4,4", "does not exist"),
         ("5,2", "has no MIG profile '5'"),
         ("1+", "has no MIG profile '1\\+'"),
-        ("3g.20gb@0,2g.10gb@6", "cannot start at 6 on A100-40GB; it may start at 0, 2, 4"),
+        ("3g.20gb@0,2g.10gb@6", "cannot start at 6 on A100-40GB; possible starts are 0, 2, 4"),
         ("3g.20gb@0,2g.10gb@2", "overlap or need more than 7 compute slices"),
-        ("3g.20gb@0,2g", "mixes placed and unplaced"),
+        ("3g.20gb@0,2g", "mixes slices with and without a start"),
         ("3g.20gb@", "cannot start at nothing"),
         ("3g.40gb@0", "has no MIG profile '3g.40gb'"),
         (" , ", "is empty"),
@@ -106,7 +106,7 @@ def test_variants_are_asked_for_by_name_and_chosen_by_no_policy() -> None:
     assert {geo.format(x) for x in reachable(geo, parse_layout(geo, "3g@0,2g@4,1g+me@6"))} == {
         "3g.40gb@0,2g.20gb@4,1g.10gb+me@6"
     }
-    with pytest.raises(InputError, match=r"a part of an instance; instances are given whole, 3g\.40gb"):
+    with pytest.raises(InputError, match=r"a part of an instance; give the whole instance, 3g\.40gb"):
         parse_layout(geo, "1c.3g.40gb")
     a30 = geometry("A30")
     with pytest.raises(InputError, match="does not exist"):
@@ -144,7 +144,7 @@ def test_reachable_keeps_what_runs() -> None:
         "2g.10gb@0,1g.5gb@2,1g.5gb@3,3g.20gb@4",
     }
     assert reachable(geo, []) == maximal_layouts(geo)
-    with pytest.raises(InputError, match="no legal set"):
+    with pytest.raises(InputError, match="not a legal set"):
         reachable(geo, [Placement(0, "4g"), Placement(0, "3g")])
 
 

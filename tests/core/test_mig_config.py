@@ -98,25 +98,28 @@ def test_modes_devices_and_ids_as_they_are_written(tmp_path: Path) -> None:
     assert [i for i in range(4) if some.addresses(i, 0x20B710DE)] == [0, 2]
     assert not some.addresses(0, 0x20B010DE)
     assert named_rules(lists, "some", path) == (some,)
-    with pytest.raises(InputError, match="has no list 'other'; it has all-disabled, all-enabled, some"):
+    with pytest.raises(InputError, match="has no list 'other'; its lists are all-disabled, all-enabled, some"):
         named_rules(lists, "other", path)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("version: v2\nmig-configs: {}\n", "config.yaml, line 1, .*is 'v2'; this reads v1"),
+        ("version: v2\nmig-configs: {}\n", "config.yaml, line 1, .*is 'v2'; only v1 is supported"),
         ("version: v1\n", "needs at least one list"),
         ("version: v1\nmig-configs: {a: []}\n", "a: needs at least one rule"),
         ("version: v1\nmig-configs:\n  a:\n  - {devices: some, mig-enabled: true}\n", "line 4, .*is 'some', not all"),
         ("version: v1\nmig-configs:\n  a:\n  - {devices: [-1], mig-enabled: true}\n", "not all or a list"),
         ("version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: 1}\n", "is 1, not true or false"),
         ("version: v1\nmig-configs:\n  a:\n  - {devices: all}\n", "is None, not true or false"),
-        ("version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: true, mig-devices: [1]}\n", "not a mapping"),
+        (
+            "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: true, mig-devices: [1]}\n",
+            "must map profiles",
+        ),
         ("version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: false, mig-devices: {7g: 1}}\n", "is false"),
         ("version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: true, mig-device: {}}\n", "'mig-device'"),
-        ("version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: true, device-filter: H}\n", "'H' is no"),
-        ("version: v1\nother: {}\n", "something else than version"),
+        ("version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: true, device-filter: H}\n", "'H' is not"),
+        ("version: v1\nother: {}\n", "may only contain version"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_sentence_with_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -136,6 +139,6 @@ def test_a_rule_that_no_gpu_can_have_says_why(tmp_path: Path) -> None:
         "thousands": [{"devices": "all", "mig-enabled": True, "mig-devices": {"1g.10gb": 5000}}],
     }
     found = read_mig_config(write(tmp_path / "config.yaml", rules))
-    assert found["too-many"][0].models() == ([], "no model of the catalog can have it")
-    assert found["thousands"][0].models() == ([], "no model of the catalog can have it")
+    assert found["too-many"][0].models() == ([], "no GPU model of the catalog supports it")
+    assert found["thousands"][0].models() == ([], "no GPU model of the catalog supports it")
     assert "A30 has no MIG profile '1g.5gb'" in found["elsewhere"][0].models()[1]

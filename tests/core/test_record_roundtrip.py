@@ -208,7 +208,7 @@ def test_an_earlier_run_is_replaced_and_kept_on_error(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_things_in_it_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="something else than a run"):
+    with pytest.raises(InputError, match="something other than a run"):
         RecordWriter(tmp_path, RunInfo("x"), two_jobs())
     file = tmp_path / "thesis.tex"
     with pytest.raises(InputError, match="not a folder"):
@@ -288,7 +288,7 @@ class TestBadFolders:
     def test_truncated_or_gone(self, run: Path, name: str) -> None:
         data = (run / name).read_bytes()
         (run / name).write_bytes(data[: len(data) // 2])
-        with pytest.raises(InputError, match="not a whole Parquet file") as error:
+        with pytest.raises(InputError, match="not a complete Parquet file") as error:
             read_record(run)
         assert error.value.file == str(run / name)
         (run / name).unlink()
@@ -301,7 +301,7 @@ class TestBadFolders:
         with pytest.raises(InputError, match="field speed: column is missing"):
             read_record(run)
         table.with_columns(pl.col("time_s").cast(pl.Int64)).write_parquet(run / "events.parquet")
-        with pytest.raises(InputError, match="field time_s: column is Int64, it should be Float64"):
+        with pytest.raises(InputError, match="field time_s: column is Int64, expected Float64"):
             read_record(run)
 
     def test_events_of_jobs_that_are_not_there(self, run: Path) -> None:
@@ -318,7 +318,7 @@ def test_finding_runs(tmp_path: Path) -> None:
     assert is_record(tmp_path / "sweep/a")
     assert not is_record(tmp_path / "sweep")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="holds no run"):
+    with pytest.raises(InputError, match="contains no run"):
         find_records(tmp_path / "empty")
     with pytest.raises(InputError, match="no such folder"):
         find_records(tmp_path / "nowhere")
@@ -328,7 +328,7 @@ def test_a_folder_is_checked_before_work_starts(tmp_path: Path) -> None:
     check_folder(tmp_path / "runs" / "fifo", "run.json")
     hand_record(JOBS_TWO, EVENTS_TWO, path=tmp_path / "run")
     check_folder(tmp_path / "run", "run.json")
-    with pytest.raises(InputError, match="something else than a run"):
+    with pytest.raises(InputError, match="something other than a run"):
         check_folder(tmp_path, "run.json")
     with pytest.raises(InputError, match="cannot write here: not a directory"):
         check_folder(tmp_path / "run" / "run.json" / "under", "run.json")

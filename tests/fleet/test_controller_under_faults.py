@@ -331,7 +331,7 @@ def test_a_policy_that_fails_stops_nobody(tmp_path: Path) -> None:
     with heard() as said:
         setting.run(6)
     assert setting.world.finished == ["a"]
-    assert setting.controller.planner_fault.startswith("the policy could not decide: a fault of the policy")
+    assert setting.controller.planner_fault.startswith("planner failed: a fault of the policy")
     assert len(said) == 1
     setting.controller.close()
     with pytest.raises(WorkError, match="has ended"):

@@ -86,7 +86,7 @@ def test_a_start_that_comes_after_its_lease_starts_nothing(node: Node) -> None:
     """It was held up in the network while the job was given to another node."""
     order = node.order("late", ("touch", f"{node.folder}/ran"), lease_s=-0.001)
     (result,) = node.exchange(order)["results"]
-    assert result == {"error": "the order to start came after the end of the lease"}
+    assert result == {"error": "the order to start arrived after the end of the lease"}
     assert node.report("late.0") is None
     assert not (node.folder / "ran").exists()
 
@@ -278,7 +278,7 @@ def test_two_at_one_node_are_one_too_many(tmp_path: Path) -> None:
     from cotenant.core.errors import WorkError
 
     node = _local(tmp_path)
-    with pytest.raises(WorkError, match="another process runs this node's jobs"):
+    with pytest.raises(WorkError, match="another process manages this node's jobs"):
         _local(tmp_path)
     node.executor.close()
 

@@ -73,7 +73,7 @@ def test_a_busy_machine_is_measured_again_and_said() -> None:
     nothing: Any = None
     assert Outcome(nothing, nothing, 0.0, 0.02).doubts() == []
     (said,) = Outcome(nothing, nothing, 0.0, error).doubts()
-    assert "up to 10% off the pace that they were told" in said
+    assert "up to 10% off their target speed" in said
 
 
 def test_work_becomes_whole_iterations_at_the_proportional_share(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_work_becomes_whole_iterations_at_the_proportional_share(tmp_path: Path)
     assert whole.arrival_s.tolist() == [0.0, 4.0]
     assert np.isnan(whole.duration_s).all()
     part = Jobs.build(1, id=["a"], arrival_s=[0.0], gpus=[0.5], duration_s=[31.0], model=["gnmt"])
-    with pytest.raises(InputError, match="parts of a GPU"):
+    with pytest.raises(InputError, match="fractions of a GPU"):
         whole_iterations(Trace(part, "made"), cluster, load_profiles(), 1.0)
 
 

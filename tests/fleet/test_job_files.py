@@ -53,10 +53,10 @@ def test_a_job_without_a_name_has_its_programs(command: list[str], name: str, tm
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"command": None}, "command", "is missing"),
-    ({"command": "python train.py"}, "command", "one text"),
+    ({"command": "python train.py"}, "command", "a single string"),
     ({"command": []}, "command", "must be a list of words"),
     ({"command": ["sleep", 5]}, "command", "put numbers in quotes"),
-    ({"command": [""]}, "command", "must name a program"),
+    ({"command": [""]}, "command", "the program is expected"),
     ({"name": "a b"}, "name", "not a job name"),
     ({"name": "../x"}, "name", "not a job name"),
     ({"name": "a\n"}, "name", "not a job name"),
@@ -71,12 +71,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"share": 0}, "share", "less than 1%"),
     ({"share": [1]}, "share", "not a quantity"),
     ({"slice": "8g"}, "slice", "not a MIG slice"),
-    ({"cpus": 0}, "cpus", "over 0"),
-    ({"cpus": float("nan")}, "cpus", "over 0"),
+    ({"cpus": 0}, "cpus", "above 0"),
+    ({"cpus": float("nan")}, "cpus", "above 0"),
     ({"memory": "16 GX"}, "memory", "unknown memory unit"),
-    ({"memory": "0"}, "memory", "over 0"),
+    ({"memory": "0"}, "memory", "above 0"),
     ({"duration": "soon"}, "duration", "not a quantity"),
-    ({"retries": -1}, "retries", "negative"),
+    ({"retries": -1}, "retries", "must be at least 0"),
     ({"retries": 1.5}, "retries", "not a whole number"),
     ({"priority": "high"}, "priority", "not a whole number"),
     ({"env": ["A=1"]}, "env", "NAME: value"),
@@ -84,7 +84,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"env": {"A\n": "1"}}, "env", "name of an environment variable"),
     ({"env": {"A": 1}}, "env.A", "put it in quotes"),
     ({"grace": "3d"}, "grace", "0 s to a day"),
-    ({"processes": "three"}, "processes", "neither gpu nor node"),
+    ({"processes": "three"}, "processes", "must be gpu or node"),
     ({"workdir": "/no/such/folder"}, "workdir", "not a folder"),
     ({"mechanism": "whole"}, "mechanism", "not one of time, mps"),
     ({"gpuz": 1}, "gpuz", "not a field of a job"),
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_one_sentence_with_its_field(
 def test_the_file_is_named_too(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("command: [true]\n")  # YAML reads a boolean here
-    with pytest.raises(InputError, match=r"job\.yaml, line 1, field command: 'True' is not a text"):
+    with pytest.raises(InputError, match=r"job\.yaml, line 1, field command: 'True' is not a string"):
         read_job_file(file)
     file.write_text("command: [a\n")
     with pytest.raises(InputError, match=r"job\.yaml, line 2: not valid YAML"):

@@ -20,6 +20,7 @@ from cotenant.profiles.mig.mps_columns import predictor_input
 
 A100 = geometry("A100-40GB", double_memory=False)
 
+
 def test_a_job_alone_has_the_whole_gpu_and_is_not_measured() -> None:
     world = World()
     world.submit("a")

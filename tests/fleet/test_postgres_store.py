@@ -74,7 +74,7 @@ def test_one_statement_that_fails_undoes_the_whole_transition(folder: Path) -> N
 
 def test_a_folder_with_jobs_of_its_own_is_not_given_another_store(tmp_path: Path) -> None:
     Store(tmp_path).close()
-    with pytest.raises(WorkError, match="would be left behind"):
+    with pytest.raises(WorkError, match="would be lost"):
         keep_store_url(tmp_path, "postgresql://nowhere/x")
 
 

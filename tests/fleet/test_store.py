@@ -93,7 +93,7 @@ def test_a_damaged_store_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_fleet_has_no_record(tmp_path: Path) -> None:
-    with pytest.raises(WorkError, match="holds no fleet"):
+    with pytest.raises(WorkError, match="is not the folder of a fleet"):
         record_of(tmp_path)
     Store(tmp_path).close()
     with pytest.raises(WorkError, match="had no nodes yet"):

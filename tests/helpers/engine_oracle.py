@@ -584,9 +584,7 @@ def interpolate(p: ModelProfile, cores: float, gb: float) -> float:
     c0, c1, u = bracket([float(x) for x in p.cpus_per_gpu], cores)
     m0, m1, v = bracket([float(x) for x in p.memory_gb_per_gpu], gb)
     t = p.throughput
-    value = (
-        (1 - u) * (1 - v) * t[c0][m0] + (1 - u) * v * t[c0][m1] + u * (1 - v) * t[c1][m0] + u * v * t[c1][m1]
-    )
+    value = (1 - u) * (1 - v) * t[c0][m0] + (1 - u) * v * t[c0][m1] + u * (1 - v) * t[c1][m0] + u * v * t[c1][m1]
     return float(value * min(1.0, cores / float(p.cpus_per_gpu[0])))
 
 

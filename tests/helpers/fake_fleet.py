@@ -140,7 +140,7 @@ class World:
         here = self.attempts[node]
         if order["do"] == "start" and order["attempt"] not in here:
             if self.clock(node) >= order["until_ns"]:
-                return {"error": "the order to start came after the end of the lease"}
+                return {"error": "the order to start arrived after the end of the lease"}
             if node in self.full:
                 return {"error": "no space left on device"}
             attempt = FakeAttempt(order, order["until_ns"], started_ns=self.clock(node))

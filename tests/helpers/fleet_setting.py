@@ -113,8 +113,6 @@ def work(name: str, seconds: float, code: int = 0, *, attached: bool = True, **m
     return JobSpec(name, ("work", str(seconds), str(code)), env=env | more.pop("env", {}), duration_s=seconds, **more)
 
 
-
-
 FAULTS = ("cut", "cut", "mute", "runner", "disk", "store", "move", "heal", "heal")
 
 

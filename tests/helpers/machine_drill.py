@@ -39,9 +39,7 @@ echo "$COTENANT_JOB $COTENANT_ATTEMPT $RANK" >> "$D/done"
 class Drill:
     """A fleet in a lab. `url`: of its store; None: in its folder."""
 
-    def __init__(
-        self, lab: Lab, folder: Path, seed: int, *, url: str | None = None, keep_s: float = KEEP_S
-    ) -> None:
+    def __init__(self, lab: Lab, folder: Path, seed: int, *, url: str | None = None, keep_s: float = KEEP_S) -> None:
         self.lab, self.folder, self.draw, self.url, self.keep_s = lab, folder, random.Random(seed), url, keep_s
         self.faults: list[str] = []
         self.controllers: dict[str, subprocess.Popen[bytes]] = {}

@@ -187,9 +187,7 @@ class World:
         return ""
 
     def _namespace_list(self, names: list[str], options: dict[str, str]) -> str:
-        head = (
-            "name server server-status pinned-memory-limit active-thread-percentage client-priority pipe-directory"
-        )
+        head = "name server server-status pinned-memory-limit active-thread-percentage client-priority pipe-directory"
         wanted = options.get("--server")
         rows = [
             [n, s.name, s.status, self._size(x.memory), f"{x.percent:.2f}", x.priority, f"{self.pipe}/{s.name}/{n}"]

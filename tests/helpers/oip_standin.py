@@ -101,9 +101,7 @@ def http(status: int, body: bytes, headers: dict[str, str] | None = None, chunke
 
 
 @contextlib.contextmanager
-def standin(
-    models: dict[str, Callable[[Seen], Reply]], status: dict[str, object] | None = None
-) -> Iterator[Standin]:
+def standin(models: dict[str, Callable[[Seen], Reply]], status: dict[str, object] | None = None) -> Iterator[Standin]:
     """Serve from a thread of this process."""
     server = Standin(models, status)
     loop = asyncio.new_event_loop()

@@ -21,9 +21,7 @@ PROFILE = {
 }  # fmt: skip
 
 
-def deployment(
-    services: Sequence[Mapping[str, Any]], folder: Path, *, gpus: int = 1, **more: Any
-) -> dict[str, Any]:
+def deployment(services: Sequence[Mapping[str, Any]], folder: Path, *, gpus: int = 1, **more: Any) -> dict[str, Any]:
     """Content of a services file with timed models on made-up GPUs; the profile is written into the folder."""
     path = folder / "profile.json"
     path.write_text(json.dumps(PROFILE))

@@ -180,7 +180,7 @@ def test_claims_that_cannot_be_prepared_say_why(node: Node) -> None:
     node.api.store[path]["status"]["allocation"]["devices"]["results"][0]["pool"] = "node-b"
     assert "has no GPU of this node" in kubelet.call("Prepare", other)[other["uid"]].error
     stale = other | {"uid": "before"}
-    assert "is another one by now" in kubelet.call("Prepare", stale)["before"].error
+    assert "has been replaced by another one" in kubelet.call("Prepare", stale)["before"].error
     gone = {"namespace": "team", "name": "gone", "uid": "u"}
     assert "with 404" in kubelet.call("Prepare", gone)["u"].error
 
@@ -215,7 +215,7 @@ def test_what_resources_say_becomes_annotations() -> None:
     }  # fmt: skip
     assert after["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1"}
     two = [{"name": n, "resources": {"limits": {"cotenant.dev/share": u}}} for n, u in (("a", 10), ("b", 20))]
-    with pytest.raises(InputError, match="containers ask for different shares by resources"):
+    with pytest.raises(InputError, match="containers request different shares by resources"):
         claims.claims_of(pod(containers=two), (1, 34))
 
 

@@ -72,9 +72,7 @@ class Host:
         self.agent = subprocess.Popen(
             [sys.executable, "-m", "cotenant.agent", *arguments], env=self.environment, stderr=self.log, stdout=self.log
         )
-        wait_for(
-            lambda: (self.folder / "agent" / "control.sock").exists() and (self.sockets / "agent.sock").exists()
-        )
+        wait_for(lambda: (self.folder / "agent" / "control.sock").exists() and (self.sockets / "agent.sock").exists())
 
     def call(self, op: str, **order: Any) -> dict[str, Any]:
         with ControlClient(self.folder / "agent") as client:

@@ -47,7 +47,7 @@ def test_the_pod_is_told_once(tmp_path: Path) -> None:
     assert api.events() == [
         (
             "ShareNotEnforced",
-            "a process uses GPU 3 past the shim: nothing holds it to a share (musl, or LD_PRELOAD lost?)",
+            "a process uses GPU 3 without the shim: no share limits it (musl, or LD_PRELOAD lost?)",
         )
     ]
     fault = {"not_enforced": [{"text": "it left", "for_s": 1.0}]}

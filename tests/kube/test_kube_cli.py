@@ -47,15 +47,15 @@ def test_claims(call: Any, pod_file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("kind: Deployment\n", "it must hold one Pod; it holds Deployment"),
-        ("", "it must hold one Pod; it holds nothing"),
+        ("kind: Deployment\n", "must hold exactly one Pod, not Deployment"),
+        ("", "must hold exactly one Pod, not nothing"),
         ("kind: \x00Pod\n", "not valid YAML: unacceptable character"),
-        ("kind: Pod\n---\nkind: Pod\n", "it must hold one Pod; it holds Pod, Pod"),
+        ("kind: Pod\n---\nkind: Pod\n", "must hold exactly one Pod, not Pod, Pod"),
         ("kind: [", "line 1: not valid YAML"),
         ("kind: Pod\nmetadata: {annotations: {cotenant.dev/request: '30'}}\nspec: {containers: [{name: a}]}\n",
          "'30' is over 100% of a GPU: a plain number is a fraction, write 30% or 0.3"),
         ("kind: Pod\nmetadata: {annotations: {cotenant.dev/request: 0.3}}\nspec: {containers: [{name: a}]}\n",
-         "0.3 is not a text; put it in quotes"),
+         "0.3 is not a string; put it in quotes"),
     ],
 )  # fmt: skip
 def test_wrong_files_are_one_sentence(call: Any, tmp_path: Path, text: str, sentence: str) -> None:
@@ -70,8 +70,8 @@ def test_wrong_files_are_one_sentence(call: Any, tmp_path: Path, text: str, sent
 def test_other_wrong_input(call: Any, tmp_path: Path, pod_file: Path) -> None:
     for arguments, sentence in (
         (("kube", "mutate", tmp_path / "none.yaml"), "cannot be read: No such file or directory"),
-        (("kube", "claims", pod_file, "--kubernetes", "new"), "'new' is not a version such as 1.34"),
-        (("kube", "plugin", "--node", "n", "--refresh", "1m"), "1m is not 0.1s to 6s"),
+        (("kube", "claims", pod_file, "--kubernetes", "new"), "must be a version such as 1.34, not 'new'"),
+        (("kube", "plugin", "--node", "n", "--refresh", "1m"), "must be between 0.1s and 6s, not 1m"),
         (("kube", "plugin", "--node", "n", "--mounts", "x"), "'x' is not webhook or plugin"),
         (("kube", "slice", "--node", "n", "--agent-dir", tmp_path), "no agent answers"),
     ):

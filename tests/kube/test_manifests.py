@@ -361,7 +361,7 @@ def test_what_a_version_does_not_have_is_said() -> None:
     from pods import share
 
     mine = shares_of(pod(annotations=share()))[0]
-    with pytest.raises(InputError, match=r"Kubernetes 1.31 serves no resource.k8s.io for claims; use 1.32 or newer"):
+    with pytest.raises(InputError, match=r"Kubernetes 1.31 has no resource.k8s.io for claims; use 1.32 or newer"):
         offer.api_version((1, 31))
     with pytest.raises(InputError, match=r"needs consumable capacity, in Kubernetes 1.34 or newer"):
         claims.claim_template("x", "y", mine, (1, 33))

@@ -62,7 +62,7 @@ def test_memory_for_nvidias_hook_is_in_whole_mib_and_on_request() -> None:
 def test_pod_that_raises_its_memory_past_the_hook_is_refused() -> None:
     before = pod(annotations=share("30%", memory="1Gi"))
     before["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_GPU_MEMORY_LIMIT", "value": "80000"}]
-    with pytest.raises(InputError, match="sets NVIDIA_GPU_MEMORY_LIMIT itself"):
+    with pytest.raises(InputError, match="sets NVIDIA_GPU_MEMORY_LIMIT, which is set"):
         mutate(before, Injection(memory_hook=True))
 
 
@@ -286,8 +286,8 @@ SHARE, LIB = "cotenant.dev/share", "/opt/cotenant/lib"
          "unknown annotation cotenant.dev/requests; did you mean cotenant.dev/request?"),
         (pod(annotations={"gpu.cotenant.dev/x": "1"}), "unknown annotation gpu.cotenant.dev/x; "),
         (pod(annotations={"cotenant.dev/inject": "maybe"}), "'maybe' is not true or false"),
-        (pod(annotations=share(containers="train")), "there is no container 'train'; there are main"),
-        (pod(annotations={"cotenant.dev/containers": "main"}), "it names containers, and no share"),
+        (pod(annotations=share(containers="train")), "there is no container 'train'; the containers are main"),
+        (pod(annotations={"cotenant.dev/containers": "main"}), "it selects containers, but no share"),
         (pod(containers=[MAIN | {"resources": {"limits": {"cotenant.dev/shares": 1}}}]),
          "unknown resource cotenant.dev/shares; did you mean cotenant.dev/share?"),
         (pod(containers=[MAIN | {"resources": {"limits": {"cotenant.dev/share": 130}}}]),
@@ -298,21 +298,21 @@ SHARE, LIB = "cotenant.dev/share", "/opt/cotenant/lib"
         (pod(annotations=share(), containers=[MAIN | {"resources": {"limits": {"cotenant.dev/share": 50}}}]),
          "takes 50 units of cotenant.dev/share and the pod's cotenant.dev/request is 30%, which are 30; keep one"),
         (pod(annotations=share(), containers=[MAIN | {"resources": {"limits": {"cotenant.dev/gpu": 1}}}]),
-         "container main takes whole GPUs, which have no share, limit or memory beside them"),
+         "container main takes whole GPUs, which cannot be combined with share, limit or memory"),
         (pod(annotations=share() | {"cotenant.dev/inject": "false"},
              containers=[MAIN | {"resources": {"limits": {"cotenant.dev/share": 30}}}]),
-         "container main takes a share of a GPU and cannot opt out: nothing would hold it to its share"),
+         "container main takes a share of a GPU and cannot opt out: its share would not be enforced"),
         (pod(annotations=share(), containers=[MAIN | {"env": [{"name": "COTENANT_SOCKET", "value": "/tmp/mine"}]}]),
-         "container main sets COTENANT_SOCKET itself, which Cotenant sets: leave it out"),
+         "container main sets COTENANT_SOCKET, which is set by Cotenant: leave it out"),
         (pod(annotations=share(), containers=[MAIN | {"volumeMounts": [{"name": "x", "mountPath": LIB + "/"}]}],
              volumes=[{"name": "x", "emptyDir": {}}]),
-         "container main mounts something of its own at /opt/cotenant/lib"),
-        (pod(annotations=share(), os={"name": "windows"}), "a pod for Windows cannot have a share of a GPU"),
+         "container main has a mount of its own at /opt/cotenant/lib"),
+        (pod(annotations=share(), os={"name": "windows"}), "a Windows pod cannot have a share of a GPU"),
         ({"metadata": {"annotations": ["x"]}, "spec": {"containers": []}}, "not a map of names and values"),
         ({"metadata": {"annotations": share()}}, "the pod has no spec"),
         ({"metadata": {"annotations": share()}, "spec": {"containers": [{}]}}, "not a list of containers with names"),
         ({"metadata": {"annotations": {"cotenant.dev/request": 30}}, "spec": {"containers": [MAIN]}},
-         "30 is not a text; put it in quotes"),
+         "30 is not a string; put it in quotes"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence(before: Pod, sentence: str) -> None:

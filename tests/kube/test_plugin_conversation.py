@@ -88,7 +88,7 @@ def test_a_share_and_its_memory_are_never_on_two_gpus(node: Node) -> None:
     node.schedule(pod("b", annotations=share("10%", memory="8Gi")))
     assert sorted(Counter(gpu_of(one) for one in node.kubelet.in_use(MEMORY)).values()) == [1, 8]
     # one GPU has 10 % and 7 GiB left, the other 90 % and no memory
-    with pytest.raises(AdmissionError, match=r"but on no GPU both\. This pod has failed and is not tried again"):
+    with pytest.raises(AdmissionError, match=r"but on no GPU both\. This pod has failed and is not retried"):
         node.schedule(pod("c", annotations=share("50%", memory="2Gi")))
     node.schedule(pod("d", annotations=share("10%", memory="7Gi")))
     node.schedule(pod("e", annotations=share("90%")))
@@ -237,7 +237,7 @@ def test_a_pod_that_the_webhook_did_not_see_is_reported(node: Node) -> None:
         pod("bare", containers=[{"name": "main", "resources": {"limits": limits, "requests": limits}}]), webhook=False
     )
     wait_for(lambda: "ShareNotEnforced" in dict(node.api.events(thing)))
-    assert "webhook did not see it" in dict(node.api.events(thing))["ShareNotEnforced"]
+    assert "webhook has not patched it" in dict(node.api.events(thing))["ShareNotEnforced"]
 
 
 def test_a_share_that_the_agent_refuses_is_an_event(node: Node) -> None:

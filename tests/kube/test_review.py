@@ -62,8 +62,8 @@ def test_the_reviews_namespace_counts() -> None:
 def test_what_one_should_know_is_a_warning() -> None:
     two = pod(annotations=share(), containers=[{"name": "main"}, {"name": "log"}])
     assert response(answer(review(two), CLOSED))["warnings"] == [
-        "container main gets the share; cotenant.dev/containers names others",
-        "no cotenant.dev/memory is given: the pod may take all memory of its GPU",
+        "container main gets the share; cotenant.dev/containers selects others",
+        "cotenant.dev/memory is not set: the pod may take all memory of its GPU",
     ]
 
 
@@ -82,7 +82,7 @@ def test_another_kind_is_named(body: bytes, what: str) -> None:
     assert closed["status"]["message"] == sentence
     opened = response(answer(body, OPEN))
     assert opened["allowed"] is True
-    assert opened["warnings"] == [f"{sentence}; it is left as it was"]
+    assert opened["warnings"] == [f"{sentence}; it was left unchanged"]
 
 
 def test_changes_of_a_running_pod_are_only_looked_at() -> None:
@@ -103,7 +103,7 @@ def test_changes_of_a_running_pod_are_only_looked_at() -> None:
         (b"[]", "the body is not an AdmissionReview"),
         (b'{"kind": "Pod"}', "the body is not an AdmissionReview"),
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1"}',
-         "'admission.k8s.io/v1beta1' is not handled; send AdmissionReview of admission.k8s.io/v1"),
+         "'admission.k8s.io/v1beta1' is not supported; send AdmissionReview of admission.k8s.io/v1"),
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1"}', "the review has no request with a uid"),
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": {"uid": 7}}',
          "the review has no request with a uid"),
@@ -117,7 +117,9 @@ def test_what_is_no_review_is_one_sentence(body: bytes, sentence: str) -> None:
 
 
 def test_a_review_without_a_pod_is_denied() -> None:
-    assert response(answer(review([]), CLOSED))["status"]["message"] == "field request.object: the review holds no pod"
+    assert (
+        response(answer(review([]), CLOSED))["status"]["message"] == "field request.object: the review contains no pod"
+    )
 
 
 def test_a_fault_of_ours_fails_open_or_closed(monkeypatch: pytest.MonkeyPatch) -> None:

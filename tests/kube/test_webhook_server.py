@@ -82,7 +82,7 @@ def test_a_certificate_and_a_key_that_do_not_belong_together(start: Start, files
         (["--cert=x", "--key=y", "--self-signed"], "give --cert and --key, or --self-signed"),
         (["--cert=/no/such.crt", "--key=/no/such.key"], "/no/such.crt: cannot be read: no such file or directory"),
         (["--cert=x", "--key=y", "--fail=maybe"], "'maybe' is not open or closed"),
-        (["--self-signed"], "this is no pod with a service account; name the API server"),
+        (["--self-signed"], "this is not a pod with a service account; give the API server's address"),
         (["--self-signed", "--api-server=10.0.0.1"], "'10.0.0.1' is not an address such as https://10.0.0.1:443"),
     ],
 )
@@ -226,7 +226,7 @@ def test_replicas_that_start_together_agree(api: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("days", "names", "fault"),
     [
-        (20, WHERE.dns_names, "they end at"),
+        (20, WHERE.dns_names, "they expire at"),
         (300, ["another.svc"], "the certificate is not for cotenant-webhook"),
         (300, WHERE.dns_names, ""),
     ],
@@ -259,7 +259,7 @@ def test_pairs_that_are_none() -> None:
     with pytest.raises(InputError, match="its key is not a private key"):
         certificates.check_pair(one.certificate, b"", "f")
     mixed = certificates.Certificates(two.ca, one.certificate, one.key)
-    assert certificates.fault(mixed, NAMES) == "the certificate is not from that authority"
+    assert certificates.fault(mixed, NAMES) == "the certificate is not signed by that CA"
     swapped = certificates.Certificates(one.ca, one.certificate, two.key)
     assert certificates.fault(swapped, NAMES) == "the key is not that of the certificate"
 
@@ -288,7 +288,7 @@ def test_an_api_server_with_a_wrong_certificate(tmp_path: Path) -> None:
     (tmp_path / "other.crt").write_bytes(certificates.make(["x"]).ca)
     with pytest.raises(WorkError, match="its certificate is not valid"):
         KubeApi(server.url, None, tmp_path / "other.crt").get("/api/v1/pods")
-    with pytest.raises(InputError, match="not a certificate authority"):
+    with pytest.raises(InputError, match="not a CA certificate"):
         KubeApi(server.url, None, tmp_path / "none.crt")
     server.close()
     with pytest.raises(WorkError, match="does not answer: Connection refused"):

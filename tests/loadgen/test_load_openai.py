@@ -186,6 +186,6 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     assert (content["models"]["chat"]["requests"], content["total"]["attainment"], content["seed"]) == (10, 1.0, 4)
     assert len(csv.read_text().splitlines()) == 11
     assert "Language models under load" in html.read_text()
-    assert "tpot: 'x=5' is not MS or NAME=MS with a name of chat" in wrong.err
+    assert "tpot: 'x=5' is not MS, or NAME=MS with a name of chat" in wrong.err
     nobody = cotenant("load", "--openai", "http://127.0.0.1:1", "--rate", "1")
     assert (nobody.code, "cannot reach" in nobody.err) == (1, True)

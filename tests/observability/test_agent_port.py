@@ -120,8 +120,8 @@ def test_two_agents_on_one_dashboard(live_agent: Callable[..., Any]) -> None:
     [
         (["agent", "--gpus", "soft", "--http", "nowhere"], "is not an address HOST:PORT"),
         (["agent", "--gpus", "soft", "--http", ":0", "--http-token", "/does/not/exist"], "cannot be read"),
-        (["dashboard", "ftp://a:1"], "is not the address of a live port"),
-        (["dashboard", "localhost"], "is not the address of a live port"),
+        (["dashboard", "ftp://a:1"], "is not the address of a live page"),
+        (["dashboard", "localhost"], "is not the address of a live page"),
     ],
 )
 def test_bad_input(

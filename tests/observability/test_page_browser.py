@@ -183,12 +183,12 @@ def test_columns_that_nobody_fills_are_left_out_and_states_are_words(browser: An
     stage.rows = [
         *stage.rows[:2],
         ("shares", "1", share | {"tenant": "train", "kind": "job", "residency": "moved off", "memory_bytes": 3 << 30}),
-        ("jobs", "j", {"name": "train", "state": "waiting", "reason": "jobs before it hold every GPU"}),
-        ("services", "s", {"slo_ms": 50, "state": "the plan has no place for it: the GPUs do not suffice"}),
+        ("jobs", "j", {"name": "train", "state": "waiting", "reason": "earlier jobs hold all GPUs"}),
+        ("services", "s", {"slo_ms": 50, "state": "the plan does not include it: there are not enough GPUs"}),
     ]
     until(lambda: "moved off" in text(browser, "#shares"))
     assert "3.0 GiB" in text(browser, "#shares")
     assert text(browser, "#empty") == ""
-    assert "jobs before it hold every GPU" in text(browser, "#jobs")
-    assert "no place for it" in text(browser, "#services")
+    assert "earlier jobs hold all GPUs" in text(browser, "#jobs")
+    assert "does not include it" in text(browser, "#services")
     assert not complaints(browser)

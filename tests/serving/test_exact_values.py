@@ -132,7 +132,7 @@ def sent(server: Running, door: str, datatype: str, values: list[Any]) -> Any:
 def test_extremes_come_back_exactly(server: Running, datatype: str, door: str) -> None:
     if (datatype, door) == ("FP16", "typed"):
         status, why = over_grpc(server, "FP16", [1.0], [], field="fp32_contents")
-        assert (status, why) == (400, "input 'x': FP16 travels as raw contents only")
+        assert (status, why) == (400, "input 'x': FP16 is possible as raw contents only")
         return
     assert sent(server, door, datatype, VALUES[datatype]) == (200, wire(datatype, VALUES[datatype]))
 
@@ -148,7 +148,7 @@ def test_bytes_that_are_no_text_are_refused_where_strings_are_text(server: Runni
         status, why = over_grpc(server, "BYTES", None, [pack_strings([photo])], count=1)
     else:
         status, why = over_grpc(server, "BYTES", [photo], [])
-    assert (status, why) == (400, "input 'x' has bytes that are no UTF-8; the model's strings are text")
+    assert (status, why) == (400, "input 'x' has bytes that are not UTF-8, but the model's strings are text")
 
 
 @pytest.mark.parametrize("door", ["binary", "typed", "raw"])
@@ -163,21 +163,21 @@ def test_what_json_cannot_carry_is_said(server: Running) -> None:
     status, why = over_http(server, "FP32", wire("FP32", [1.0, math.nan]), 2, False)
     assert status == 400
     assert why == (
-        "output 'y' has elements that are infinite or no numbers, which JSON cannot carry: ask for it as binary data"
+        "output 'y' has elements that are infinite or NaN, which JSON cannot represent: request it as binary data"
     )
 
 
 @pytest.mark.parametrize(
     ("datatype", "values", "said"),
     [
-        ("BOOL", [1], "no BOOL"), ("BOOL", [True, 0], "no BOOL"), ("UINT8", [256], "outside UINT8"),
+        ("BOOL", [1], "not BOOL"), ("BOOL", [True, 0], "not BOOL"), ("UINT8", [256], "outside UINT8"),
         ("UINT8", [-1], "outside UINT8"), ("UINT16", [65536], "outside UINT16"), ("UINT32", [2**32], "outside UINT32"),
-        ("UINT32", [-1], "outside UINT32"), ("UINT64", [-1], "outside UINT64"), ("UINT64", [MOST + 1], "no UINT64"),
+        ("UINT32", [-1], "outside UINT32"), ("UINT64", [-1], "outside UINT64"), ("UINT64", [MOST + 1], "not UINT64"),
         ("INT8", [128], "outside INT8"), ("INT16", [-32769], "outside INT16"), ("INT32", [2**31], "outside INT32"),
-        ("INT64", [2**63], "outside INT64"), ("INT64", [MOST, -1], "outside INT64"), ("INT32", [1, True], "no INT32"),
-        ("INT32", [1.0], "no INT32"), ("INT64", ["1"], "no INT64"), ("FP32", [1.0, True], "no FP32"),
-        ("FP64", [None], "no FP64"), ("FP16", [65520.0], "outside FP16"), ("FP32", [3.5e38], "outside FP32"),
-        ("BYTES", [1], "no BYTES"), ("UINT8", [[1, 2], 3], "no rectangular list"),
+        ("INT64", [2**63], "outside INT64"), ("INT64", [MOST, -1], "outside INT64"), ("INT32", [1, True], "not INT32"),
+        ("INT32", [1.0], "not INT32"), ("INT64", ["1"], "not INT64"), ("FP32", [1.0, True], "not FP32"),
+        ("FP64", [None], "not FP64"), ("FP16", [65520.0], "outside FP16"), ("FP32", [3.5e38], "outside FP32"),
+        ("BYTES", [1], "not BYTES"), ("UINT8", [[1, 2], 3], "not a rectangular list"),
     ],
 )  # fmt: skip
 def test_json_that_a_type_cannot_hold(server: Running, datatype: str, values: list[Any], said: str) -> None:
@@ -207,15 +207,15 @@ def test_an_input_has_one_encoding(server: Running) -> None:
     status, why = over_grpc(server, "INT32", [1], [wire("INT32", [2])])
     assert (status, why) == (400, "input 'x' has typed contents beside raw ones")
     status, why = over_grpc(server, "BOOL", None, [b"\x02"], count=1)
-    assert (status, why) == (400, "input 'x' is BOOL: its bytes are 0 or 1")
+    assert (status, why) == (400, "input 'x' is BOOL: its bytes must be 0 or 1")
 
 
 def test_bf16_travels_as_binary_data_only() -> None:
     from cotenant.serving.protocol.tensors import Tensor, TensorError, from_list, json_data
 
-    with pytest.raises(TensorError, match="BF16 travels as binary data only"):
+    with pytest.raises(TensorError, match="BF16 must be sent as binary data"):
         from_list("x", "BF16", (1,), [1.0])
-    with pytest.raises(TensorError, match="BF16 elements, which JSON cannot carry"):
+    with pytest.raises(TensorError, match="BF16 elements, which JSON cannot represent"):
         json_data(Tensor("y", "BF16", (1,), b"\x80\x3f"))
     assert unpack_strings(pack_strings([b"\xff\xd8\xff\xe0", b""])) == [b"\xff\xd8\xff\xe0", b""]
     assert set(VALUES) | {"BF16"} == set(DTYPES)

@@ -131,7 +131,7 @@ def test_classes_by_both_ports(server: Running) -> None:
     more = infer_json(server, {"data": ROWS.ravel().tolist()}, {"classification": 9})[2]["outputs"][0]
     assert more["shape"] == [2, 3]
     status, _, body = infer_json(server, {"data": ROWS.ravel().tolist()}, {"classification": "2"})
-    assert (status, "classification is a number" in body["error"]) == (400, True)
+    assert (status, "classification must be a number" in body["error"]) == (400, True)
 
 
 # ---- shared memory ----
@@ -159,7 +159,7 @@ def test_tensors_in_shared_memory_by_http(server: Running, memory: Path) -> None
     known = {"name": "r", "key": key, "offset": 0, "byte_size": 64}
     assert ask(server.http_url, "/v2/systemsharedmemory/status")[2] == [known]
     assert ask(server.http_url, f"/v2/{path}/status")[2] == [known]
-    assert "registered already" in post(server, f"{path}/register", {"key": key, "byte_size": 64})[2]["error"]
+    assert "already registered" in post(server, f"{path}/register", {"key": key, "byte_size": 64})[2]["error"]
     status, _, answer = infer_json(server, {"parameters": placed("r", 8)}, placed("r", 40))
     assert status == 200
     assert answer["outputs"][0]["parameters"] == placed("r", 40)
@@ -170,7 +170,7 @@ def test_tensors_in_shared_memory_by_http(server: Running, memory: Path) -> None
         (placed("r", -8), {}, "is not within"),
         (placed("s", 8), {}, "shared memory region 's' is not registered"),
         (placed("r", 8, 20), {}, "has 20 bytes; its shape and type say 24"),
-        (placed("r", 8), placed("r", 40, 20), "output 'y' has 24 bytes; its shared memory holds 20"),
+        (placed("r", 8), placed("r", 40, 20), "output 'y' has 24 bytes, but its shared memory only 20"),
     ):
         status, _, answer = infer_json(server, {"parameters": entry}, output)
         assert (status, said in answer["error"]) == (400, True), answer
@@ -204,8 +204,8 @@ def test_tensors_in_shared_memory_by_grpc(server: Running, memory: Path) -> None
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"key": "/../etc/passwd", "byte_size": 1}, "key is the name of a shared memory object"),
-        ({"key": "/", "byte_size": 1}, "key is the name"),
+        ({"key": "/../etc/passwd", "byte_size": 1}, "key must be the name of a shared memory object"),
+        ({"key": "/", "byte_size": 1}, "key must be the name"),
         ({"key": "/none-of-this-name", "byte_size": 1}, "no such file"),
         ({"key": "/x", "byte_size": 0}, "byte_size above 0"),
         ({"key": "/x", "byte_size": "1"}, "byte_size above 0"),
@@ -221,7 +221,7 @@ def test_pages_of_other_sites_neither_load_nor_register(server: Running, memory:
     body = {"key": f"/{memory.name}", "byte_size": 8}
     for path in ("systemsharedmemory/region/r/register", "repository/models/a/load"):
         status, _, answer = post(server, path, body, headers={"Origin": "https://elsewhere.example"})
-        assert (status, answer["error"]) == (400, "this is not for pages of other sites")
+        assert (status, answer["error"]) == (400, "pages of other sites may not use this")
 
 
 def test_cuda_shared_memory_is_refused_with_a_reason(server: Running) -> None:

@@ -58,8 +58,8 @@ def test_the_list_of_models(one: Door) -> None:
         (chat("x"), 404, "invalid_request_error", "model_not_found", "The model 'x' does not exist; there are: a"),
         (b"{", 400, "invalid_request_error", "invalid_json", "the body is not JSON"),
         (b"[]", 400, "invalid_request_error", "invalid_json", "the body is not a JSON object"),
-        ({"prompt": "x"}, 400, "invalid_request_error", "missing_model", "say with model which model is asked for"),
-        ({"model": 5}, 400, "invalid_request_error", "missing_model", "say with model which model is asked for"),
+        ({"prompt": "x"}, 400, "invalid_request_error", "missing_model", "the body must name a model"),
+        ({"model": 5}, 400, "invalid_request_error", "missing_model", "the body must name a model"),
     ],
 )
 def test_errors_are_in_openais_form(one: Door, body: Any, status: int, kind: str, code: str, message: str) -> None:
@@ -160,7 +160,7 @@ def test_a_full_queue_is_told_with_when_to_come_again(tmp_path: Path) -> None:
         it.until("a", lambda row: row["waiting"] == 1)
         status, headers, content = it.chat("a", "second")
         assert (status, content["error"]["type"]) == (429, "rate_limit_error")
-        assert content["error"]["message"] == "1 requests wait for a already"
+        assert content["error"]["message"] == "1 requests are already waiting for a"
         assert int(headers["retry-after"]) >= 1
         first.join(PATIENCE_S)
         assert answers[0][0] == 200
@@ -242,7 +242,7 @@ def test_tokens_and_kept_models_that_do_not_fit(tmp_path: Path) -> None:
         assert it.ask(chat("a"), headers={"authorization": "Bearer a-token-of-mine"})[0] == 200
         assert it.ask(None, "/health")[0] == 200
     with (
-        pytest.raises(InputError, match="the models to keep do not fit together: b has no room"),
+        pytest.raises(InputError, match="the models to keep do not fit together: there is no room for b"),
         door(tmp_path, model("a", 5, keep=1), model("b", 5, keep=1)),
     ):
         pass
@@ -285,12 +285,12 @@ def test_what_is_wrong_with_the_file_is_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
-    told = "line 2, field models[0].command: must say with {port} which port the program listens on"
+    told = "line 2, field models[0].command: must contain {port}, for the port on which the program listens"
     assert done.stderr == f"cotenant: {path}, {told}\n"
     path.write_text("models:\n- {name: a, command: 'serve {port}', memory: 1GiB}\n")
     done = subprocess.run([*command, "--gpus", "2"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
-    assert "--gpus: is for services alone" in done.stderr
+    assert "--gpus: applies only to services files" in done.stderr
 
 
 class Moving(PlainHost):

@@ -54,17 +54,20 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
         ("models: []", "line 1, field models: [] list should have at least 1 item"),
         (ONE.replace("memory", "memry"), "line 4, field models[0].memry: unknown setting 'memry'; did"),
         (ONE.replace("  memory: 4GiB\n", ""), "line 2, field models[0].memory: is missing"),
-        (ONE.replace("{port}", "80"), "line 3, field models[0].command: must say with {port} which port"),
-        (ONE.replace("serve --port", "serve 'x"), "line 3, field models[0].command: is no command line: no closing"),
-        (ONE.replace("serve --port {port}", "'{port}'"), "field models[0].command: {port} is not the name"),
-        (ONE + ONE.removeprefix("models:\n"), "line 5, field models[1].name: a is there twice"),
+        (ONE.replace("{port}", "80"), "line 3, field models[0].command: must contain {port}, for the port"),
+        (
+            ONE.replace("serve --port", "serve 'x"),
+            "line 3, field models[0].command: is not a valid command line: no closing",
+        ),
+        (ONE.replace("serve --port {port}", "'{port}'"), "field models[0].command: {port} cannot be the program's name"),
+        (ONE + ONE.removeprefix("models:\n"), "line 5, field models[1].name: a is declared twice"),
         (ONE.replace("name: a", "name: 'a b'"), "line 2, field models[0].name: 'a b' is not a tenant name"),
         (ONE + "  keep: 2\n", "line 5, field models[0].keep: a model has one program, so keep is 0 or 1, not 2"),
         (ONE + "  class: gold\n", "line 5, field models[0].class: 'gold' should be"),
         (ONE + "  ttft_ms: 0\n", "line 5, field models[0].ttft_ms: 0 should be greater than 0"),
-        (ONE + "gpus: {memory: 2GiB}\n", "a needs 4.00 GiB and the models may take 2.00 GiB of each GPU"),
-        (ONE + "gpus: {model: cpu}\n", "say with memory how much the programs may take together"),
-        (ONE + "listen: {http: none}\n", "line 5, field listen.http: the models have no other door than HTTP"),
+        (ONE + "gpus: {memory: 2GiB}\n", "a needs 4.00 GiB, but the models may use only 2.00 GiB of each GPU"),
+        (ONE + "gpus: {model: cpu}\n", "memory must be set: how much the programs may use together"),
+        (ONE + "listen: {http: none}\n", "line 5, field listen.http: language models are served over HTTP only"),
         (ONE + "evict: soon\n", "line 5, field evict: unknown setting; known: gpus, models, listen"),
     ],
 )
@@ -82,7 +85,7 @@ def test_models_that_are_kept_fit_together() -> None:
     models = parse_models(parse_yaml(two).content).models
     check_kept(models, [8 * GIB])
     check_kept(models, [4 * GIB, 4 * GIB])
-    with pytest.raises(InputError, match="the models to keep do not fit together: b has no room"):
+    with pytest.raises(InputError, match="the models to keep do not fit together: there is no room for b"):
         check_kept(models, [7 * GIB])
     with pytest.raises(InputError, match=r"a needs 4\.00 GiB and no GPU has more than 3\.00 GiB"):
         check_kept(models, [3 * GIB])

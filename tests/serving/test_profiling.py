@@ -88,11 +88,11 @@ def test_neighbours_slow_each_other_by_a_factor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--batches", "0"], "not batch sizes"),
+        (["--batches", "0"], "not a list of batch sizes"),
         (["--partitions", "0%"], "runs nothing"),
         (["--partitions", "120%"], "is over 100%"),
         (["--mechanism", "magic"], "is not one of mps, green, cores"),
-        (["--margin", "0.5"], "is not 1 to 100"),
+        (["--margin", "0.5"], "between 1 and 100"),
         (["--against", "/nowhere"], "is no folder"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_model_that_fails_is_a_failure_with_its_reason(call: Any, tmp_path: Pa
     model = timed_model(tmp_path, faults={"on_load": "error"})
     code, _, err = call("profile", "service", model, "--out", tmp_path / "p.json", "--batches", "1")
     assert code == 1
-    assert "clock cannot be loaded: failed, as the drill asked for" in err
+    assert "clock cannot be loaded: failed, as the drill requested" in err
     assert not (tmp_path / "p.json").exists()
     crashing = run_of(timed_model(tmp_path, "dies", faults={"on_load": "crash"}))
     with pytest.raises(WorkError, match="ended by SIG"):

@@ -82,7 +82,11 @@ def test_a_configuration_that_cannot_be_applied(server: Running, config: Any, sa
 @pytest.mark.parametrize(
     ("verb", "parameters", "said"),
     [
-        ("load", {"config": "{}", "file:1/model.onnx": "AAAA"}, "file:1/model.onnx: files are not taken over the net"),
+        (
+            "load",
+            {"config": "{}", "file:1/model.onnx": "AAAA"},
+            "file:1/model.onnx: files are not accepted over the net",
+        ),
         ("load", {"config": {}}, "load takes one parameter, config"),
         ("load", {"version": "1"}, "got 'version'"),
         ("load", [], "the body is {}"),

@@ -251,7 +251,7 @@ def test_what_green_contexts_cannot_keep_is_said(bench: Bench, mechanism: str, b
     with heard() as said:
         made.environment(WorkerSpec("0/50%/0#1", 0, "X", "50%", 0.5, mechanism, (model,)))
     made.close()
-    assert any("b on green contexts: held off between batches only" in line for line in said) == between_batches
+    assert any("b on green contexts: waits only between batches" in line for line in said) == between_batches
 
 
 @pytest.mark.parametrize("scheme", ["tidal", None])

@@ -87,7 +87,7 @@ def test_an_input_that_fails_says_so_and_its_batch_goes_on(tmp_path: Path) -> No
         answers = {v: pool.submit(infer, server.http_url, "a", (float(v), 0.0)) for v in range(1, 9)}
         found = {v: answer.result() for v, answer in answers.items()}
         assert [found[v][0] for v in range(1, 9)] == [200] * 6 + [500, 500]
-        assert found[7][2]["error"] == "failed, as the drill asked for"
+        assert found[7][2]["error"] == "failed, as the drill requested"
         assert found[8][2]["error"].startswith("out of memory")
         assert server.status()["worker_deaths"] == 0
 
@@ -108,7 +108,7 @@ def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("crash", "SIGABRT"), ("memory", "out of memory"), ("error", "failed, as the drill asked for")]
+    ("kind", "said"), [("crash", "SIGABRT"), ("memory", "out of memory"), ("error", "failed, as the drill requested")]
 )
 def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(tmp_path: Path, kind: str, said: str) -> None:
     bad = drill(tmp_path, "a", faults={"on_load": kind})

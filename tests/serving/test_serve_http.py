@@ -102,15 +102,15 @@ def test_types_of_json_and_strings(server: Running) -> None:
         ({"inputs": [tensor([1.0], 1) | {"shape": [1]}]}, "input 'INPUT' has shape [1]; the model takes [-1, -1]"),
         ({"inputs": [tensor([1.0], 1) | {"shape": [1, 2]}]}, "has 1 elements; its shape says 2"),
         ({"inputs": [tensor([1.0], 1) | {"shape": [1, -1]}]}, "which is no size"),
-        ({"inputs": [tensor([1.0], 1) | {"shape": [0, 1], "data": []}]}, "needs one item at least"),
+        ({"inputs": [tensor([1.0], 1) | {"shape": [0, 1], "data": []}]}, "needs at least one item"),
         ({"inputs": [tensor([1.0], 1) | {"data": ["1"]}]}, "elements that are no FP32"),
-        ({"inputs": [tensor([1.0], 1) | {"data": [[1, 2], [3]], "shape": [1, 3]}]}, "no rectangular list"),
+        ({"inputs": [tensor([1.0], 1) | {"data": [[1, 2], [3]], "shape": [1, 3]}]}, "not a rectangular list"),
         ({"inputs": [tensor([1.0], 1), tensor([1.0], 1)]}, "takes 1 inputs"),
         ({"inputs": [tensor([1.0], 1)], "outputs": [{"name": "X"}]}, "has no output 'X'"),
-        ({"inputs": [tensor([1.0] * 2000, 2000)]}, "2000 items; 1000 is the most"),
-        ({"inputs": [tensor([1.0])], "parameters": {"priority": "high"}}, "priority is a whole number"),
-        ({"inputs": [tensor([1.0])], "parameters": {"priority": 1.5}}, "priority is a whole number"),
-        ({"inputs": [tensor([1.0])], "parameters": {"priority": True}}, "priority is a whole number"),
+        ({"inputs": [tensor([1.0] * 2000, 2000)]}, "at most 1000 items, not 2000"),
+        ({"inputs": [tensor([1.0])], "parameters": {"priority": "high"}}, "priority must be an integer"),
+        ({"inputs": [tensor([1.0])], "parameters": {"priority": 1.5}}, "priority must be an integer"),
+        ({"inputs": [tensor([1.0])], "parameters": {"priority": True}}, "priority must be an integer"),
     ],
 )
 def test_what_does_not_fit_is_400_and_says_why(server: Running, body: Any, said: str) -> None:
@@ -140,7 +140,7 @@ def test_unknown_things_are_404_and_other_methods_405(server: Running) -> None:
     for verb in ("load", "unload"):
         status, headers, body = ask(server.http_url, f"/v2/repository/models/nobody/{verb}", {}, "POST")
         assert (status, headers["cotenant-outcome"]) == (404, "unknown")
-        assert body == {"error": "'nobody' is no service of this server's file"}
+        assert body == {"error": "'nobody' is not a service of this server's file"}
     status, headers, _ = ask(server.http_url, "/v2/models/a/infer")
     assert (status, headers["allow"]) == (405, "POST")
 

@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_said_and_the_rest_is_served(tmp_path: Path) -> Non
     )  # fmt: skip
     with running(services) as server:
         assert infer(server.http_url, "a")[0] == 200
-        assert "do not suffice: b" in server.status()["note"]
+        assert "not enough GPUs: b" in server.status()["note"]
 
 
 def test_new_files_are_loaded_beside_the_old_ones(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_new_files_are_loaded_beside_the_old_ones(tmp_path: Path) -> None:
         with Load(server, ("a",)) as load:
             status, _, body = ask(server.http_url, "/v2/repository/models/a/load", {}, "POST", timeout=60)
             assert status == 400
-            assert "as the drill asked for" in body["error"]
+            assert "as the drill requested" in body["error"]
             assert infer(server.http_url, "a")[2]["model_version"] == "1"
             (folder / "2" / "timed.json").write_text("{}")
             assert ask(server.http_url, "/v2/repository/models/a/load", {}, "POST", timeout=60)[0] == 200

@@ -342,4 +342,4 @@ def test_a_python_file_gives_what_it_promised(tmp_path: Path) -> None:
     made = engine("python", python_file(tmp_path, SUM.replace(", [[len(x)]] * len(x)", "")) / "1")
     made.load()
     (answer,) = made.run(Job(1, "svc", [[from_array("X", np.ones(4, np.float32), "FP32")]])).answers
-    assert answer == "run gave 1 arrays, OUTPUTS has 2"
+    assert answer == "run returned 1 arrays, but OUTPUTS has 2"

@@ -113,7 +113,7 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
         ({"listen": {"tokens": "none.txt"}}, (), "none.txt: cannot read"),
         ({"listen": {"tls_key": "k.pem"}}, (), "tls_key needs tls_certificate"),
         ({"backend": "tensorflow"}, (), "backend"),
-        ({}, ("--http", "none", "--grpc", "none"), "needs a door"),
+        ({}, ("--http", "none", "--grpc", "none"), "needs an endpoint"),
         ({}, ("--planner", "best"), "unknown planner"),
         ({}, ("--plan", "nothing.json"), "nothing.json"),
         ({}, ("--log", "/nowhere/x.csv"), "nowhere"),
@@ -237,7 +237,7 @@ def test_a_second_server_leaves_the_log_of_the_first(tmp_path: Path, call: Any) 
     first.flush()
     code, _, err = call("serve", services, "--plan", held, "--http", "127.0.0.1:0", "--grpc", "none", "--log", log)
     assert code == 2
-    assert "log.csv: a running server writes this log" in err.splitlines()[-1]
+    assert "log.csv: another running server writes this log" in err.splitlines()[-1]
     assert log.read_text() == "a,b\n1,2\n"
     first.close()
     CsvLog(log, "a,b\n").close()  # nobody writes it any more

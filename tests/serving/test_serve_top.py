@@ -25,20 +25,20 @@ def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:
         row = next(line.split() for line in out.splitlines() if line.startswith("a "))
         assert row[5:10] == ["5,000", "100.00%", "0", "0", "0"] or row[5:7] == ["5000", "100.00%"]
         assert "a (4)" in out
-        assert "b: the plan has no place for it" in out
+        assert "b: the plan does not include it" in out
         code, out, _ = call("top", "--url", server.http_url, "--json", *token)
         assert json.loads(out)["services"][0]["outcomes"]["ok"] == 1
         code, _, err = call("top", "--url", server.http_url, "--once")
-        assert (code, "asks for a token: give --token FILE" in err) == (1, True)
+        assert (code, "requires a token: give --token FILE" in err) == (1, True)
         test = ("load", "--url", server.http_url, "--service", "a=20", "--duration", "0.5s", "--json")
         code, out, _ = call(*test, *token)
         assert (code, json.loads(out)["services"]["a"]["failed"]) == (0, 0)
         code, _, err = call(*test)
         assert (code, "asks for a token that it knows" in err) == (2, True)
         code, _, err = call("top", "--url", server.http_url, "--once", "--token", tmp_path / "empty")
-        assert (code, "names the file that holds the token" in err) == (2, True)
+        assert (code, "the file with the token cannot be read" in err) == (2, True)
         url = server.http_url
     code, _, err = call("top", "--url", url, "--once")
     assert code == 1
-    assert "is not reached" in err
+    assert "cannot connect to" in err
     assert call("top", "--url", "ftp://x", "--once")[0] == 2

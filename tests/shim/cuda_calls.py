@@ -53,5 +53,18 @@ def mem_info() -> tuple[int, int]:
     return free.value, total.value
 
 
-__all__ = ["CudaError", "byref", "c_int", "c_size_t", "c_uint64", "c_void_p", "cu", "function", "launch", "library",
-           "mem_info", "raw", "start"]
+__all__ = [
+    "CudaError",
+    "byref",
+    "c_int",
+    "c_size_t",
+    "c_uint64",
+    "c_void_p",
+    "cu",
+    "function",
+    "launch",
+    "library",
+    "mem_info",
+    "raw",
+    "start",
+]

@@ -27,10 +27,7 @@ Kernel = tuple[int, int, int]  # kind, length, time that the program's host take
 
 class Settings(ctypes.Structure):
     _fields_ = [
-        *(
-            (name, ctypes.c_uint32)
-            for name in ("scheme", "in_flight_us", "own_us", "run_ahead", "duty_cycle_permille")
-        ),
+        *((name, ctypes.c_uint32) for name in ("scheme", "in_flight_us", "own_us", "run_ahead", "duty_cycle_permille")),
         *((name, ctypes.c_int64) for name in ("launch_ns", "event_ns", "yield_ns")),
     ]
 

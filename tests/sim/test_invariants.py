@@ -164,7 +164,7 @@ def test_no_node_gives_more_cpu_or_memory_than_it_has() -> None:
 @FUZZ
 @given(runs())
 def test_every_job_arrives_starts_and_ends_once_and_its_work_is_conserved(
-    made: tuple[Record, Cluster, Trace, EngineOptions]
+    made: tuple[Record, Cluster, Trace, EngineOptions],
 ) -> None:
     record, _, _, chosen = made
     e = record.events
@@ -201,7 +201,7 @@ def test_every_job_arrives_starts_and_ends_once_and_its_work_is_conserved(
 @FUZZ
 @given(runs(("tune",)))
 def test_under_tune_nobody_runs_below_the_proportional_speed(
-    made: tuple[Record, Cluster, Trace, EngineOptions]
+    made: tuple[Record, Cluster, Trace, EngineOptions],
 ) -> None:
     """On one node kind, where the reference speed is that of every node, and without a loss over nodes."""
     record, cluster, trace, chosen = made

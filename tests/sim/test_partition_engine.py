@@ -22,16 +22,26 @@ HOLDS = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE, Kind.PROFILE)
 
 
 def build(
-    jobs: list[tuple[float, float, int]], speeds: list[list[float]] | None = None, *, gpus: int = 2,
-    per_node: int = 2, launch: float = 5.0, floors: list[float] | None = None,
+    jobs: list[tuple[float, float, int]],
+    speeds: list[list[float]] | None = None,
+    *,
+    gpus: int = 2,
+    per_node: int = 2,
+    launch: float = 5.0,
+    floors: list[float] | None = None,
 ) -> PartitionInput:
     """jobs: (arrival, work on a whole GPU, GPUs)."""
     jobs = sorted(jobs)
     n = len(jobs)
     return PartitionInput(
-        A100, [g // per_node for g in range(gpus)], np.array([j[0] for j in jobs]),
-        np.array([j[2] for j in jobs], float), np.array([j[1] for j in jobs]), np.full(n, launch),
-        np.array(speeds or [SPEED] * n), np.array(floors or [0.0] * n),
+        A100,
+        [g // per_node for g in range(gpus)],
+        np.array([j[0] for j in jobs]),
+        np.array([j[2] for j in jobs], float),
+        np.array([j[1] for j in jobs]),
+        np.full(n, launch),
+        np.array(speeds or [SPEED] * n),
+        np.array(floors or [0.0] * n),
     )
 
 
@@ -162,9 +172,7 @@ SLOW = [1.0, 0.15, 0.15, 0.15, 0.15]
 
 def put_back_before_a_gang() -> PartitionInput:
     """a (floor 0.5) and c cannot share, which measuring finds out after gang d has claimed both GPUs; b is brief."""
-    return build(
-        [(0, 5, 1), (1, 1, 1), (1, 4, 1), (2, 1, 2)], [SLOW] * 4, floors=[0.5, 0.0, 0.0, 0.0], launch=0.0
-    )
+    return build([(0, 5, 1), (1, 1, 1), (1, 4, 1), (2, 1, 2)], [SLOW] * 4, floors=[0.5, 0.0, 0.0, 0.0], launch=0.0)
 
 
 @pytest.mark.parametrize("policy", ["miso", "miso-perfect"])
@@ -230,8 +238,12 @@ def test_invariants(data: PartitionInput, policy: str, overheads: bool, disturb:
         data.speeds[:, 1:] = np.where(data.speeds[:, 1:] == 0, 0.55, data.speeds[:, 1:])
         data.speeds = np.maximum(data.speeds, 0.5)  # a static layout cannot grow for a job that fits nowhere
     chosen = rules(
-        policy, overheads=overheads, disturb=disturb, profile_after_s=0.0 if greedy else 60.0,
-        placement="best-fit" if greedy else "least-loaded", objective="slowdown" if greedy else "throughput",
+        policy,
+        overheads=overheads,
+        disturb=disturb,
+        profile_after_s=0.0 if greedy else 60.0,
+        placement="best-fit" if greedy else "least-loaded",
+        objective="slowdown" if greedy else "throughput",
     )
     engine = PartitionEngine(data, chosen)
     log = engine.run()
@@ -276,14 +288,21 @@ def hard_workloads(draw: st.DrawFn) -> PartitionInput:
     return data
 
 
-OPTIONS = st.fixed_dictionaries({
-    "placement": st.sampled_from(["best-fit", "least-loaded"]),
-    "objective": st.sampled_from(["slowdown", "throughput"]),
-    "disturb": st.sampled_from(["moved", "all"]), "overheads": st.booleans(), "profile_sole": st.booleans(),
-    "horizon_s": st.sampled_from([0.001, 20.0, 300.0, 1e9]), "profile_after_s": st.sampled_from([0.0, 60.0, 1e9]),
-    "profile_s": st.sampled_from([0.0, 30.0]), "reconfigure_s": st.sampled_from([0.0, 4.0]),
-    "checkpoint_s": st.sampled_from([0.0, 50.0]), "mps_jobs": st.sampled_from([1, 2, 3, 7]),
-})
+OPTIONS = st.fixed_dictionaries(
+    {
+        "placement": st.sampled_from(["best-fit", "least-loaded"]),
+        "objective": st.sampled_from(["slowdown", "throughput"]),
+        "disturb": st.sampled_from(["moved", "all"]),
+        "overheads": st.booleans(),
+        "profile_sole": st.booleans(),
+        "horizon_s": st.sampled_from([0.001, 20.0, 300.0, 1e9]),
+        "profile_after_s": st.sampled_from([0.0, 60.0, 1e9]),
+        "profile_s": st.sampled_from([0.0, 30.0]),
+        "reconfigure_s": st.sampled_from([0.0, 4.0]),
+        "checkpoint_s": st.sampled_from([0.0, 50.0]),
+        "mps_jobs": st.sampled_from([1, 2, 3, 7]),
+    }
+)
 LAYOUTS = ["7", "4,3", "3,2,2", "1,1,1,1,1,1,1"]
 
 

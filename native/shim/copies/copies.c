@@ -1,18 +1,19 @@
-/* Copies over the link take turns with those of other tenants (abi/copy_page.h, copy_rule.h).
+/* Scheduling of copies over the link among tenants (abi/copy_page.h, copy_rule.h).
  *
- * A copy from or to pinned memory is cut into pieces that stay in the program's own stream, with this around each:
+ * A copy from or to pinned memory is split into pieces that stay in the program's own stream, each surrounded by:
  *
- *     write ready   the stream has come here: the pieces before are done, this one can go
+ *     write ready   the stream has arrived here: earlier pieces are done
  *     wait go       until the piece has its turn
  *     copy          the piece
  *
- * The two words lie in host memory that the GPU sees.  Whoever looks at them (the worker thread, or the thread that waits
- * for its copy) asks the page for turns and grants with one store, so an asynchronous copy costs its thread only the
- * enqueuing, order in the stream is the program's own, and a grant depends on nothing that the GPU has yet to do.  At most
- * in_flight pieces of all tenants are on the link: enough that it never idles while one ends and another is granted.  What a
- * piece is depends on who else is there (copy_piece): a tenant that has the GPU to itself takes no turns at all.
+ * Both wait flags lie in host memory that the GPU can access.  The worker thread, or the thread that waits for its copy,
+ * polls them, requests turns on the copy page and grants a turn by a single store.  So an asynchronous copy costs its
+ * thread only the enqueuing, the order in the stream is the program's own, and a grant depends on nothing that the GPU
+ * has yet to do.  At most in_flight pieces of all tenants are on the link: enough that it does not idle between one
+ * piece and the next.  The size of pieces depends on the other tenants (copy_piece): a tenant that has the GPU for
+ * itself takes no turns at all.
  *
- * Pageable memory is copied by the driver on the calling thread; there the thread itself waits for each piece's turn. */
+ * Pageable memory is copied by the driver on the calling thread, so that thread itself waits for each piece's turn. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <string.h>
@@ -24,12 +25,12 @@
 
 #define MOST_NAP_NS 1000000
 #define FEW_PROCESSORS 8
-#define QUICK_NS 400000     /* pieces shorter than that are watched without a pause */
-#define LEARNT_BYTES 65536  /* pieces smaller than that say little of the link's rate */
-#define STILL_NS 1000000    /* while something moves */
-#define LATE_NS 10000000    /* a piece that takes so long, and eight times as long as others, holds no slot */
-#define EARLY_NS 1000000    /* how long a copy that goes ahead holds its place before its stream comes to it */
-#define LEAD_NS 40000       /* from asking to the first byte, generously */
+#define QUICK_NS 400000     /* shorter pieces are polled without a pause */
+#define LEARNT_BYTES 65536  /* smaller pieces say little about the link's rate */
+#define STILL_NS 1000000    /* poll interval while something moves */
+#define LATE_NS 10000000    /* a piece that takes this long, and eight times as long as others, loses its slot */
+#define EARLY_NS 1000000    /* how long a copy of rank AHEAD keeps its slot before its stream reaches it */
+#define LEAD_NS 40000       /* upper estimate of the time from request to first byte */
 
 pthread_mutex_t cot_copy_lock = PTHREAD_MUTEX_INITIALIZER;
 struct copy_record cot_copy_records[COPY_RECORDS];
@@ -39,19 +40,20 @@ struct copy_words *cot_copy_words;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER;
 static bool worker_runs, worker_sleeps;
 
-#define PLACES (2 * COTENANT_MAX_GPUS) /* a direction of a GPU's link */
+#define PLACES (2 * COTENANT_MAX_GPUS) /* one per direction of each GPU's link */
 static struct place {
-    struct copy_link link;            /* that this process last asked on */
-    uint64_t mib_ns;                  /* what a MiB takes */
-    uint64_t begun_ns;                /* when the piece that is on the link now was begun */
+    struct copy_link link;            /* the link of this process's last request */
+    uint64_t mib_ns;                  /* estimated time per MiB */
+    uint64_t begun_ns;                /* start of the piece on the link */
     uint64_t on_link_bytes;           /* its size */
-    uint32_t flying;                  /* pieces with a slot */
-    uint32_t issued;                  /* pieces that may go and are not done, with a slot or too late to keep it */
-    bool waited;                      /* this process waited for a turn, by the last look */
-    bool asked, waits, soon, behind;  /* in this look: it asked; it waits; it will ask soon; a copy waits behind others */
+    uint32_t flying;                  /* pieces that hold a slot */
+    uint32_t issued;                  /* pieces that may go and are not done, whether or not they still hold a slot */
+    bool waited;                      /* this process was waiting for a turn at the previous poll */
+    /* in this poll: it requested; it waits; it will request soon; a copy waits behind another */
+    bool asked, waits, soon, behind;
 } places[PLACES];
 
-static _Atomic uint32_t callers; /* that want the lock */
+static _Atomic uint32_t callers; /* threads that want the lock */
 
 void cot_copies_enter(void)
 {
@@ -65,8 +67,7 @@ void cot_copies_leave(void)
     pthread_mutex_unlock(&cot_copy_lock);
 }
 
-/* Where there are processors for all, a thread keeps the one it has: beside another that also only looks, yielding it costs
- * milliseconds. */
+/* With enough processors a thread keeps its own: beside another polling thread, yielding costs milliseconds. */
 void cot_copies_breathe(void)
 {
     static _Atomic int processors;
@@ -81,12 +82,12 @@ void cot_copies_breathe(void)
 
 /* ---- advancing: with lock ---- */
 
-static uint32_t reached(const struct copy_record *record) /* 0: not yet at the first piece; pieces + 1: done */
+static uint32_t reached(const struct copy_record *record) /* 0: the first piece is not reached; pieces + 1: all done */
 {
     const struct copy_words *mine = &cot_copy_words[record - cot_copy_records];
     int32_t at = (int32_t)(__atomic_load_n(&mine->ready, __ATOMIC_ACQUIRE) - record->base);
     if (at <= 0)
-        return record->before && !cot_copy_follows(record); /* the end of the copy before it is its begin */
+        return record->before && !cot_copy_follows(record); /* the end of the previous copy is the begin of this one */
     return (uint32_t)at > record->pieces + 1 ? record->pieces + 1 : (uint32_t)at;
 }
 
@@ -151,8 +152,8 @@ static void learn(struct place *place, const struct copy_record *record, uint32_
     place->mib_ns = place->mib_ns ? (3 * place->mib_ns + took) / 4 : took;
 }
 
-/* Slots of pieces that are done, or late: those of a copy that does not move are no use to anybody.  Late pieces count as
- * issued all the same, or more would follow them to wherever they wait. */
+/* Returns the slots of pieces that are done or late, since a stalled copy must not block others.  Late pieces still
+ * count as issued, so that no more pieces follow them. */
 static void settle(struct copy_record *record, uint32_t at, uint64_t now)
 {
     struct place *place = &places[place_of(record)];
@@ -171,7 +172,8 @@ static void settle(struct copy_record *record, uint32_t at, uint64_t now)
         note_issued(place, record, record->granted - record->done);
 }
 
-/* Those who go ahead hold their place from the call on, but not for long while other work is before them in their stream. */
+/* Copies of rank AHEAD hold their slot from the call on, but not for long while earlier work is before them in their
+ * stream. */
 static bool advance_ahead(struct copy_record *record, uint32_t at, uint64_t now)
 {
     if (at == 0 && record->granted && now - record->moved_ns > EARLY_NS) {
@@ -190,18 +192,18 @@ static bool ahead_are_here(const struct cotenant_copy_page *page, uint32_t direc
     return false;
 }
 
-static uint64_t due_ns(const struct place *place) /* when the piece on the link should end */
+static uint64_t due_ns(const struct place *place) /* expected end of the piece on the link */
 {
     return place->begun_ns + expected_ns(place, place->on_link_bytes);
 }
 
-/* Where somebody may come who goes ahead, the second piece is not on its way before the first is about to end. */
+/* If a copy of rank AHEAD may come, a second piece is not issued before the first is about to end. */
 static bool too_early(const struct copy_record *record, const struct place *place, uint64_t now)
 {
     return place->issued && ahead_are_here(record->link.page, record->direction) && now + LEAD_NS < due_ns(place);
 }
 
-/* True: it waits for a turn, so copies behind it in the same direction do not ask. */
+/* Returns true if the copy waits for a turn, so that copies behind it in the same direction make no request. */
 static bool advance(struct copy_record *record, uint32_t at, uint64_t now)
 {
     struct place *place = &places[place_of(record)];
@@ -224,15 +226,16 @@ static void retire(struct copy_record *record)
 {
     cot_copy_give_back(record, record->granted);
     struct cotenant_copy_page *page = record->link.page;
-    for (; record->granted < record->pieces; record->granted++) /* it was over before anybody looked */
+    for (; record->granted < record->pieces; record->granted++) /* it ended before it was polled */
         copy_charge(page, &page->links[record->direction], record->link.queue, cot_copy_piece_bytes(record, record->granted));
     record->serial++;
     record->base += record->pieces + 1;
     record->taken = false;
 }
 
-/* A queue with pieces on the link and more to come will want the next turn: it is not passed over for the moment between, or
- * weights would mean nothing to a program that queues copies of few pieces.  False: nothing of this process waits there. */
+/* A queue with pieces on the link and more to come will want the next turn, so it keeps counting as waiting in between;
+ * otherwise weights would have no effect for programs that queue copies of few pieces.  False: nothing of this process
+ * waits there. */
 static bool keep_place(struct place *place, uint32_t direction, uint64_t now)
 {
     bool waits = place->waits;
@@ -256,7 +259,8 @@ uint64_t cot_copy_due(const struct copy_record *record)
     return place->issued ? due_ns(place) : 0;
 }
 
-/* Looks at every copy under way.  Returns how long nobody needs to look again, 0 for at once; UINT64_MAX: there is none. */
+/* Polls every pending copy.  Returns the time until the next poll is needed, 0: at once; UINT64_MAX: there are no
+ * copies. */
 uint64_t cot_copies_advance(void)
 {
     uint64_t now = cot_now_ns(), still_ns = UINT64_MAX;
@@ -291,7 +295,7 @@ uint64_t cot_copies_advance(void)
     if (!cot_copy_first)
         return UINT64_MAX;
     if (busy && quick && still_ns < STILL_NS)
-        return 0; /* a nap would be longer than a piece */
+        return 0; /* a nap would take longer than a piece */
     uint64_t nap = busy ? COPY_NAP_NS : still_ns / 8;
     return nap < COPY_NAP_NS ? COPY_NAP_NS : nap > MOST_NAP_NS ? MOST_NAP_NS : nap;
 }

@@ -1,17 +1,17 @@
-/* Whose chunk goes next on a link: the rule, on the shared page.  Arithmetic only, no system call, no lock.
+/* The rule that chooses whose chunk goes next on a link, on the shared page.  Arithmetic only, no system call, no lock.
  *
- * Each tenant has a queue; a queue's vruntime grows by bytes over weight.  The next chunk belongs to the waiting queue
- * with the least vruntime, after those that go ahead; a queue keeps its turn for a slice, period * weight / sum of the
- * weights that wait, at least one chunk, unless it is more than that before the one with the least.  A queue that begins
- * to wait starts within COPY_CREDIT_SLICES of the link's clock: who was away has a bounded credit, not all of the past, and
- * who moved much while nobody waited a bounded debt.  The credit has to cover what others took in the moments between the
- * copies of a program that makes one after the other: their slice and what was in flight.  A test compares
- * the rule with a plain one in Python (copy_oracle.py).
+ * Each tenant has a queue, whose vruntime grows by bytes over weight.  The next chunk belongs to the waiting queue with
+ * the least vruntime, after queues of rank AHEAD.  A queue keeps its turn for a slice, period * weight / sum of the
+ * waiting weights, at least one chunk, unless it is more than that ahead of the least vruntime.  A queue that starts to
+ * wait is clamped to within COPY_CREDIT_SLICES of the link's clock: an idle tenant has a bounded credit, and one that
+ * moved much while no other waited has a bounded debt.  The credit must cover what others moved between the copies of a
+ * program that makes one copy after the other: their slice and what was in flight.  A test compares the rule with a
+ * plain one in Python (copy_oracle.py).
  *
- * Everywhere below a direction is the number of a link: COTENANT_COPY_PAGEABLE more for copies of pageable memory.
+ * A direction is the number of a link everywhere below, COTENANT_COPY_PAGEABLE more for copies of pageable memory.
  *
- * Reads of several words are not one moment: two processes may judge by slightly different pages.  The cost is one
- * chunk out of order; what was moved is always charged, so shares are right in the long run. */
+ * Reads of several fields are not atomic: two processes may decide on slightly different pages.  The cost is one chunk
+ * out of order; all bytes are charged, so shares are right in the long run. */
 #ifndef COTENANT_COPY_RULE_H
 #define COTENANT_COPY_RULE_H
 
@@ -26,7 +26,7 @@
 #define COPY_USUAL_CHUNK (UINT64_C(8) << 20)
 #define COPY_MOST_CHUNK (UINT64_C(1) << 40)
 #define COPY_MOST_LAPSE_NS UINT64_C(10000000000)
-#define COPY_RESCUE_NS UINT64_C(2000000000) /* whoever has waited for so long is the next of its rank */
+#define COPY_RESCUE_NS UINT64_C(2000000000) /* a queue that has waited this long is the next of its rank */
 #define COPY_AHEAD_BIT (UINT64_C(1) << 47)
 #define COPY_DATE_MASK (COPY_AHEAD_BIT - 1)
 
@@ -40,7 +40,7 @@ static inline void copy_store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-static inline bool copy_before(uint64_t a, uint64_t b) /* vruntimes, which may wrap */
+static inline bool copy_before(uint64_t a, uint64_t b) /* compares vruntimes, which may wrap */
 {
     return (int64_t)(a - b) < 0;
 }
@@ -50,8 +50,8 @@ static inline uint64_t copy_vtime(uint64_t bytes, uint32_t weight_milli)
     return bytes * COPY_SCALE * 1000 / (weight_milli ? weight_milli : 1);
 }
 
-/* Parameters as far as they make sense, and dates that are no further off than they can be: every tenant can write on the
- * page, by mistake as well, and nobody may wait for ever for that.  The agent puts right what it has written. */
+/* Parameters and times, limited to plausible values: every tenant can write to the page, also by mistake, and must not
+ * block others for ever.  The agent restores its own fields. */
 static inline uint64_t copy_chunk(const struct cotenant_copy_page *page)
 {
     uint64_t bytes = page->chunk_bytes;
@@ -84,7 +84,7 @@ static inline bool copy_slot_is_free(const struct cotenant_copy_page *page, uint
     return word == COTENANT_COPY_NOBODY || now_us > date_us + lapse_us || date_us > now_us + lapse_us;
 }
 
-/* What a queue may move in one go while others wait. */
+/* Bytes that a queue may move in one turn while others wait. */
 static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link,
                                   uint32_t queue, uint64_t now_ns)
 {
@@ -96,7 +96,7 @@ static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const s
     return slice > copy_chunk(page) ? slice : copy_chunk(page);
 }
 
-/* The same direction with the other kind of memory. */
+/* The link of the same direction for the other kind of memory. */
 static inline const struct cotenant_copy_link *copy_twin(const struct cotenant_copy_page *page, uint32_t direction)
 {
     return &page->links[direction ^ COTENANT_COPY_PAGEABLE];
@@ -107,7 +107,7 @@ static inline bool copy_is_active(const struct cotenant_copy_page *page, const s
     return copy_is_recent(copy_load(&queue->active_ns), now_ns, page->slot_lapse_ns);
 }
 
-/* Has nobody else on this GPU a queue? */
+/* Whether no other tenant has a queue on this GPU. */
 static inline bool copy_is_sole(const struct cotenant_copy_link *link, uint32_t number)
 {
     for (uint32_t i = 0; i < COTENANT_COPY_QUEUES; i++)
@@ -116,8 +116,8 @@ static inline bool copy_is_sole(const struct cotenant_copy_link *link, uint32_t 
     return true;
 }
 
-/* What a copy that comes now is cut into: chunks where somebody may come who goes ahead, or others copy too; else larger
- * pieces, which cost the link less.  Who goes ahead need not be cut for those who do not. */
+/* Piece size for a copy that starts now: chunks if a copy of rank AHEAD may come, or if others copy, too; otherwise
+ * larger pieces, which cost less.  Copies of rank AHEAD need not be split for others. */
 static inline uint64_t copy_piece(const struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint64_t now_ns)
 {
     const struct cotenant_copy_link *link = &page->links[direction], *twin = copy_twin(page, direction);
@@ -192,8 +192,8 @@ static inline uint32_t copy_held_ahead(const struct cotenant_copy_page *page, co
     return held;
 }
 
-/* May a chunk of this queue go by what is in flight?  Those ahead do not count the others, who stop for them in both kinds of
- * memory. */
+/* Finds a slot if a chunk of this queue may go, given what is in flight.  Rank AHEAD does not count the others, who stop
+ * for it in both kinds of memory. */
 static inline int copy_free_slot(const struct cotenant_copy_page *page, uint32_t direction, bool ahead, uint64_t now_ns)
 {
     const struct cotenant_copy_link *link = &page->links[direction];
@@ -214,7 +214,7 @@ static inline int copy_free_slot(const struct cotenant_copy_page *page, uint32_t
     return held_ahead == 0 && held < most && copy_held_ahead(page, copy_twin(page, direction), now_ns) == 0 ? place : -1;
 }
 
-/* Bytes that go while nobody else has a queue: no turn, and nothing to make good. */
+/* Counts bytes that move while no other tenant has a queue: without turns and vruntime. */
 static inline void copy_count(struct cotenant_copy_link *link, uint32_t number, uint64_t bytes)
 {
     __atomic_fetch_add(&link->queues[number].bytes, bytes, __ATOMIC_RELAXED);
@@ -229,7 +229,7 @@ static inline void copy_charge(const struct cotenant_copy_page *page, struct cot
     __atomic_fetch_add(&queue->bytes, bytes, __ATOMIC_RELAXED);
 }
 
-/* After a grant: the link's clock follows, and the slice goes on or begins. */
+/* After a grant: advances the link's clock, and continues or starts the slice. */
 static inline void copy_account(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t bytes, uint64_t now_ns)
 {
     uint64_t *clock = copy_clock(link, &link->queues[number]);
@@ -244,9 +244,9 @@ static inline void copy_account(const struct cotenant_copy_page *page, struct co
     __atomic_fetch_add(&link->queues[number].chunks, 1, __ATOMIC_RELAXED);
 }
 
-/* Asks for the turn of one chunk, and says so on the page.  True: it may go, the ticket is its slot; give it back with
- * copy_done.  False: ask again soon, or copy_withdraw.  A queue without a weight is nobody's any more (its tenant has gone, and a
- * process of it is left): it would never be the next one, so what it still copies goes without a slot. */
+/* Requests the turn of one chunk on the page.  True: it may go, and the ticket is its slot, to be returned by copy_done.
+ * False: request again soon, or call copy_withdraw.  A queue without a weight belongs to a tenant that has ended but has
+ * a process left: it would never be next, so it copies without a slot. */
 static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint32_t participant,
                             uint64_t bytes, uint64_t now_ns, struct copy_ticket *ticket)
 {
@@ -276,7 +276,7 @@ static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction,
     return true;
 }
 
-/* Nobody waits longer than COPY_RESCUE_NS because of a vruntime, be it that of a weight next to nothing or one that was
+/* Ensures that no queue waits longer than COPY_RESCUE_NS, whether its vruntime comes from a tiny weight or was
  * overwritten. */
 static inline void copy_rescue(struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint64_t now_ns)
 {
@@ -295,7 +295,7 @@ static inline void copy_rescue(struct cotenant_copy_page *page, uint32_t directi
 
 static inline void copy_done(struct cotenant_copy_page *page, uint32_t direction, struct copy_ticket ticket)
 {
-    uint64_t held = ticket.word; /* somebody else's by now, if it lapsed */
+    uint64_t held = ticket.word; /* belongs to another chunk by now if it lapsed */
     __atomic_compare_exchange_n(&page->links[direction].slots[ticket.slot], &held, COTENANT_COPY_NOBODY, false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }

@@ -1,4 +1,5 @@
-/* The copy page of each GPU, and what a copy over the link does: pass, wait in its stream, or wait on its thread. */
+/* The copy page of each GPU, and the path of a copy over the link: unscheduled, waiting in its stream, or waiting on its
+ * thread. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
@@ -16,8 +17,8 @@
 
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct attached {
-    uint64_t connection; /* that asked for the page */
-    uint32_t relocations; /* of the GPU, when it was asked for */
+    uint64_t connection; /* the connection that requested the page */
+    uint32_t relocations; /* of the GPU, at the time of the request */
     struct copy_link link;
 } attached[COTENANT_MAX_GPUS];
 
@@ -37,12 +38,12 @@ static struct cotenant_copy_page *map_page(int fd, const struct cotenant_copies 
     return NULL;
 }
 
-/* A page that an earlier agent gave stays mapped, and is used as long as there is no other. */
+/* A page of an earlier agent stays mapped, and is used until there is a new one. */
 static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
 {
     pthread_mutex_lock(&attach_lock);
     uint32_t relocations = gpu->relocations;
-    if (mine->relocations != relocations) { /* the page of another GPU */
+    if (mine->relocations != relocations) { /* the page belongs to another GPU */
         __atomic_store_n(&mine->link.page, NULL, __ATOMIC_RELEASE);
         mine->connection = 0;
         __atomic_store_n(&mine->relocations, relocations, __ATOMIC_RELEASE);
@@ -58,7 +59,7 @@ static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
         if (fd >= 0)
             close(fd);
         if (page) {
-            mine->link.page = NULL; /* others see none until all of it is there */
+            mine->link.page = NULL; /* other threads see no page until all fields are set */
             atomic_thread_fence(memory_order_seq_cst);
             mine->link = (struct copy_link){NULL, terms->queue, terms->participant, (uint32_t)(gpu - cot_gpu_at(0))};
             __atomic_store_n(&mine->link.page, page, __ATOMIC_RELEASE);
@@ -69,14 +70,14 @@ static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
     pthread_mutex_unlock(&attach_lock);
 }
 
-/* False: copies of this process on this GPU take no turns. */
+/* False: copies of this process on this GPU are not scheduled. */
 static bool link_of(struct gpu *gpu, struct copy_link *link)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_COPIES))
         return false;
     struct attached *mine = &attached[gpu - cot_gpu_at(0)];
     struct cotenant_page *page = cot_agent_page();
-    /* while the GPU is not attached to an agent that came back, its slot is one of the old page */
+    /* until the GPU is attached to a restarted agent, its slot is on the old page */
     bool current = page && gpu->page_slot == &page->slots[gpu->slot];
     bool moved = __atomic_load_n(&mine->relocations, __ATOMIC_ACQUIRE) != gpu->relocations;
     if (UNLIKELY(moved || (current && __atomic_load_n(&mine->connection, __ATOMIC_ACQUIRE) != page->connection_id)) &&
@@ -147,10 +148,10 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
     return ticket;
 }
 
-/* The driver copies pageable memory on this thread; a larger copy waits in the call for the work before it.  It is made
- * to wait before the first turn, so that no turn is held meanwhile.  Until its last chunk has its turn the queue waits,
- * also while a chunk is on its way: with one chunk per thread in flight, weights would mean nothing otherwise.  Only others with
- * pageable memory wait for it then. */
+/* The driver copies pageable memory on this thread, and larger copies wait in the call for earlier work.  That wait is
+ * done before the first turn, so that no turn is held meanwhile.  Until its last chunk has its turn the queue counts as
+ * waiting, even while a chunk is in flight: otherwise, with one chunk per thread in flight, weights would have no
+ * effect.  Only others with pageable memory wait for it then. */
 static CUresult paced_by_thread(const struct copy_link *link, const struct host_copy *copy, bool pinned)
 {
     const struct cotenant_copy_page *page = link->page;
@@ -218,7 +219,7 @@ CUresult cot_copy_over_link(const struct host_copy *copy)
         return whole(copy);
     }
     int cancel;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* a thread cancelled while it waits would keep locks */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* a thread cancelled during the wait would keep locks */
     CUresult result = paced(&link, copy);
     pthread_setcancelstate(cancel, NULL);
     return result;
@@ -232,7 +233,7 @@ void cot_copy_charge_whole(uint32_t direction, uint64_t bytes)
         copy_charge(link.page, &link.page->links[direction], link.queue, bytes);
 }
 
-/* A copy that the shim makes itself, of pinned memory in a stream of its own: in turn, where copies take turns. */
+/* A copy that the shim itself makes, of pinned memory in its own stream; scheduled if copies are. */
 CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy)
 {
     struct copy_link link;

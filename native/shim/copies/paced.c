@@ -1,4 +1,5 @@
-/* Puts a copy into the program's stream in pieces that wait for their turns, and waits for it where the call does. */
+/* Enqueues a copy in the program's stream in pieces that wait for their turns, and waits for it if the call is
+ * synchronous. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <time.h>
@@ -6,14 +7,14 @@
 #include "copies/copies.h"
 #include "words.h"
 
-#define SPIN_NS 500000         /* how long a thread that waits looks without a pause: a nap takes 60 us, as much as a piece */
-#define WAKE_NS 200000         /* before a long piece should end, it looks again */
-#define ASK_STREAM_NS 2000000  /* a thread that waits asks now and then whether its context lives */
+#define SPIN_NS 500000         /* how long a waiting thread polls without a pause: a nap takes 60 us, as much as a piece */
+#define WAKE_NS 200000         /* resume polling this long before the expected end of a long piece */
+#define ASK_STREAM_NS 2000000  /* interval at which a waiting thread checks that its context exists */
 
 
-static bool no_stream_waits; /* this driver's streams cannot wait for a word */
+static bool no_stream_waits; /* this driver does not support waits on memory in streams */
 
-static uint64_t device_words(void) /* with lock: the address that the current context has for the words; 0: none */
+static uint64_t device_words(void) /* with lock: address of the wait flags in the current context; 0: none */
 {
     if (!cot_copy_words) {
         void *mapped = mmap(NULL, sizeof(struct copy_words) * COPY_RECORDS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -71,8 +72,8 @@ static bool is_ahead(const struct copy_link *link, uint32_t direction)
     return link->page->links[direction].queues[link->queue].rank == COTENANT_COPY_AHEAD;
 }
 
-/* The last copy that was put into a stream, and how many calls had gone to the GPU by then: the next one follows it directly
- * if it is the next call. */
+/* The last enqueued copy, and the number of calls made by then: the next copy follows it directly if it is the next
+ * call. */
 static struct {
     CUstream stream;
     uint32_t direction;
@@ -103,7 +104,7 @@ static void note_last(const struct copy_record *record, uint64_t serial, const s
     last.calls = calls_so_far();
 }
 
-/* Cuts the copy, puts it in line, and grants what can go at once: with lock. */
+/* Splits the copy, adds it to the list, and grants what can go at once; with lock. */
 static void prepare(struct copy_record *record, const struct copy_link *link, const struct host_copy *copy, bool idle)
 {
     const struct cotenant_copy_page *page = link->page;
@@ -112,7 +113,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
     uint64_t at_once = copy_chunk(page) * copy_most(page);
     record->free_run = is_ahead(link, copy->direction) && copy->bytes <= (wanted > at_once ? wanted : at_once);
     if (record->free_run)
-        piece = copy->bytes; /* goes as it is: the others stop for it */
+        piece = copy->bytes; /* not split: other tenants stop for it */
     if (piece < unit)
         piece = unit;
     record->link = *link;
@@ -140,7 +141,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
         cot_copies_advance();
 }
 
-/* The driver refused a piece: let go what waits in the stream. */
+/* The driver refused a piece: release what waits in the stream. */
 static void let_go(struct copy_record *record, uint64_t serial, bool ends)
 {
     cot_copies_enter();
@@ -149,7 +150,7 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
         cot_copy_give_back(record, record->granted);
         record->granted = record->returned = record->done = record->pieces;
         for (struct copy_record **link = &cot_copy_first; *link && !ends; link = &(*link)->next)
-            if (*link == record) { /* its last word will not come: the record is not used again */
+            if (*link == record) { /* its last wait flag will not be written: do not reuse the record */
                 *link = record->next;
                 break;
             }
@@ -157,7 +158,7 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
     cot_copies_leave();
 }
 
-/* All of it at once: each piece waits in the stream for its turn, unless it has it by now. */
+/* Enqueues everything at once: each piece waits in the stream for its turn, unless it already has it. */
 static CUresult enqueue(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool begun)
 {
     CUdeviceptr ready = address + (CUdeviceptr)(record - cot_copy_records) * sizeof(struct copy_words);
@@ -183,14 +184,15 @@ static CUresult enqueue(struct copy_record *record, uint64_t serial, const struc
     return result;
 }
 
-/* A piece takes what it takes: a thread that waits for a long one need not look all the time, but then in time. */
+/* Whether a thread that waits for a long piece may sleep instead of polling; it must wake up before the piece's expected
+ * end. */
 static bool may_nap(uint64_t now, uint64_t moved, uint64_t due)
 {
     return now + WAKE_NS < due || (int64_t)(now - (due > moved ? due : moved)) > SPIN_NS;
 }
 
-/* The thread waits anyway: it issues each piece when that has its turn, so nothing waits in the stream.  It drives all copies of
- * the process meanwhile. */
+/* The thread waits anyway, so it issues each piece when that has its turn, and nothing waits in the stream.  Meanwhile
+ * it polls all copies of the process. */
 static CUresult see_through(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool begun)
 {
     CUdeviceptr ready = address + (CUdeviceptr)(record - cot_copy_records) * sizeof(struct copy_words);
@@ -201,7 +203,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
         if (issued == 0)
             cot_copies_enter();
         else
-            pthread_mutex_lock(&cot_copy_lock); /* it watches now, as the worker does */
+            pthread_mutex_lock(&cot_copy_lock); /* it polls now, like the worker */
         if (record->serial == serial)
             cot_copies_advance();
         bool done = record->serial != serial;
@@ -232,7 +234,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
     return result;
 }
 
-/* CUDA_ERROR_NOT_SUPPORTED: nothing was done, the thread must pace it. */
+/* Returns CUDA_ERROR_NOT_SUPPORTED if nothing was done and the thread must pace it. */
 CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct host_copy *copy)
 {
     bool idle = ask_stream(copy->stream) == CUDA_SUCCESS;
@@ -249,11 +251,11 @@ CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct hos
         cot_copies_leave();
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    idle = idle && tried; /* the word just written is on its way */
+    idle = idle && tried; /* its wait flag has just been written */
     tried = true;
     const uint64_t serial = record->serial;
     prepare(record, link, copy, idle);
-    bool begun = idle || record->before; /* nothing needs to tell that the stream has come to it */
+    bool begun = idle || record->before; /* its begin is known without a flag */
     cot_copies_leave();
     if (copy->host_waits)
         return see_through(record, serial, copy, address, begun);

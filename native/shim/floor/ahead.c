@@ -1,13 +1,15 @@
-/* Best-effort work that is launched before its time, and waits for the floor on the device.
+/* Device-gated run-ahead: best-effort work that is launched early and waits for the LS gate on the device.
  *
- * Training launches long kernels in one part of a step and short ones in another, which its host is too slow for: it keeps the
- * GPU busy by running ahead by some ms.  A bound of 100 us on what is launched takes that from it, a quarter of its time on a card
- * (docs/benchmarks/colocation.md).  So here it runs ahead, and its stream waits, before each budget_ns of work, until nobody
- * holds the floor: what LS work finds in flight is the rest of such a part, whatever is queued behind.
+ * Training launches long kernels in one part of a step and short ones in another, for which its host is too slow: it
+ * keeps the GPU busy by running ahead by some ms.  An in-flight budget of 100 us would prevent that, and cost a quarter
+ * of its time on a card (docs/benchmarks/colocation.md).  So here the host may run ahead, and before each budget_ns of
+ * work its stream waits until no LS work is active: LS work finds at most the rest of such a part in flight, whatever is
+ * queued behind it.
  *
- * A stream waits for the words that LS processes write (struct cotenant_floor_words), so nothing of ours is needed to stop it or to
- * let it go on.  It asks no clock: who holds the floor and is not believed any more is lowered there by a thread that takes no lock
- * and asks no driver, for those may wait for a stream; and goes on while the program's exit handlers do. */
+ * A stream waits on the wait flags that LS processes write (struct cotenant_floor_words), so the shim is not involved in
+ * stopping or resuming it.  The device has no clock: flags with an expired heartbeat are cleared by a thread that takes
+ * no lock and calls no driver function, since those may wait for a stream; the thread continues while the program's exit
+ * handlers run. */
 #define _GNU_SOURCE
 #include <time.h>
 #include <unistd.h>
@@ -19,10 +21,11 @@
 #define HOLDERS_A_WORD 4
 #define LATELY_NS 10000000
 #define WINDOW_NS 10000000
-#define STAY_NS INT64_C(2000000000) /* then the host has another window */
+#define STAY_NS INT64_C(2000000000) /* after this, a new window of host-gated launches */
 
 
-/* Whether launches may be held on the device.  Turns end when all that is launched has ended, so what takes turns is not. */
+/* Whether launches may be gated on the device.  Not for tenants with turns, which end when everything launched has
+ * ended. */
 bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule)
 {
     int64_t now_ns = (int64_t)cot_now_ns();
@@ -34,9 +37,10 @@ bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struc
            gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
 }
 
-/* A launch went the host's way.  A program that waits there most of the time launches faster than its GPU works, and keeps it busy
- * within the bound; LS finds less in flight then, since a stream looks at its words somewhat before it comes to the work behind
- * them.  Any other may run ahead for a while.  Time in which LS work is active says nothing. */
+/* Considers a host-gated launch.  A program whose launches wait most of the time launches faster than its GPU works, and
+ * keeps it busy within the budget; it stays host-gated, since LS work finds less in flight then: the device evaluates
+ * the wait shortly before the kernel behind it starts.  Other programs may run ahead for a while.  Time in which LS work
+ * is active does not count. */
 void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t now_ns)
 {
     struct floor_ahead *ahead = &floor->ahead;
@@ -55,8 +59,8 @@ void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t
     ahead->window_at_ns = 0;
 }
 
-/* Work is launched on that stream now.  What is past its wait on each of several streams runs to its end, so those that were used
- * lately divide what may be. */
+/* Records that work is launched on that stream.  What has passed its wait on each of several streams runs to its end, so
+ * recently used streams share the budget. */
 static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budget_ns, int64_t now_ns)
 {
     uint32_t place = 0, active = 0;
@@ -67,7 +71,8 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budge
         } else if (ahead->streams[i].at_ns < ahead->streams[place].at_ns)
             place = i;
     if (ahead->streams[place].at_ns && ahead->streams[place].handle != handle && now_ns - ahead->streams[place].at_ns < LATELY_NS)
-        ahead->crowded_until_ns = now_ns + LATELY_NS; /* a kernel of each may be past its wait: the host bounds them all together */
+        /* a kernel of each stream may have passed its wait: use the host gate, which bounds all streams together */
+        ahead->crowded_until_ns = now_ns + LATELY_NS;
     ahead->streams[place].handle = handle;
     ahead->streams[place].at_ns = now_ns;
     for (uint32_t i = 0; i < AHEAD_STREAMS; i++)
@@ -80,12 +85,13 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budge
 
 static bool is_shown(const struct cotenant_floor_words *shown, uint32_t holder)
 {
-    return __atomic_load_n(&shown->raised[holder], __ATOMIC_ACQUIRE) != 0; /* LS writes the first page before it */
+    /* LS processes write the first page before this one */
+    return __atomic_load_n(&shown->raised[holder], __ATOMIC_ACQUIRE) != 0;
 }
 
 static bool is_believed(const struct cotenant_floor *page, uint32_t holder, int64_t now_ns)
 {
-    uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE); /* and its time before that */
+    uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE); /* and the time before the flag */
     int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[holder], __ATOMIC_RELAXED);
     int64_t limit_ns = (int64_t)page->heartbeat_timeout_ms * 1000000;
     return raised && age_ns < limit_ns && age_ns > -limit_ns;
@@ -107,7 +113,7 @@ static void lower_silent(const struct cotenant_floor *page, struct cotenant_floo
     for (uint32_t i = 0; shown && i < COTENANT_FLOOR_HOLDERS; i++)
         if (is_shown(shown, i) && !is_believed(page, i, (int64_t)cot_now_ns())) {
             lower(shown, i);
-            if (is_believed(page, i, (int64_t)cot_now_ns())) /* it was raised meanwhile */
+            if (is_believed(page, i, (int64_t)cot_now_ns())) /* it was set meanwhile */
                 __atomic_store_n(&shown->raised[i], 1, __ATOMIC_SEQ_CST);
         }
 }
@@ -121,7 +127,8 @@ static void *watch(void *unused)
             struct floor *floor = __atomic_load_n(&cot_gpu_at(g)->floor, __ATOMIC_ACQUIRE);
             if (!floor)
                 continue;
-            lower_all(__atomic_load_n(&floor->ahead.before, __ATOMIC_ACQUIRE)); /* LS may have raised there after it moved */
+            /* an LS process may have set its flag there after it moved */
+            lower_all(__atomic_load_n(&floor->ahead.before, __ATOMIC_ACQUIRE));
             lower_silent(floor->page, __atomic_load_n(&floor->ahead.shown, __ATOMIC_ACQUIRE));
         }
         nanosleep(&(struct timespec){.tv_nsec = WATCH_NS}, NULL);
@@ -138,12 +145,13 @@ static void start_watch(void) /* with cot_capture_lock */
 
 /* ---- the words ---- */
 
-static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_capture_lock, while nothing is captured */
+static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_capture_lock, while no stream captures */
 {
     struct floor_ahead *ahead = &floor->ahead;
     if (ahead->context == context)
         return ahead->words;
-    if (ahead->pinned_in && ahead->pinned_in != context) /* it would take the page from streams that wait for it when it goes */
+    /* otherwise the page would vanish with that context while streams wait on it */
+    if (ahead->pinned_in && ahead->pinned_in != context)
         return 0;
     void *page = ahead->shown;
     CUdeviceptr address = 0;
@@ -161,7 +169,8 @@ static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_cap
     return ahead->words = address;
 }
 
-/* As many as have holders, and the next who joins: who does gets the first index that is free. */
+/* Number of wait flags to check: as many as there are LS processes, and one for the next to join, which gets the first
+ * free index. */
 static uint32_t words_in_use(const struct cotenant_floor *page)
 {
     uint32_t count = 1;
@@ -171,7 +180,7 @@ static uint32_t words_in_use(const struct cotenant_floor *page)
     return floor_least(count + HOLDERS_A_WORD - 1, COTENANT_FLOOR_HOLDERS) / HOLDERS_A_WORD;
 }
 
-/* What the thread launches next waits until nobody holds the floor.  False: it cannot, now or ever. */
+/* Makes the thread's next launches wait on the device until no LS work is active.  False: not possible. */
 bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_rule *rule)
 {
     struct word_operation operations[COTENANT_FLOOR_HOLDERS / HOLDERS_A_WORD];
@@ -186,14 +195,15 @@ bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_ru
         floor->ahead.refused = !done;
     }
     pthread_mutex_unlock(&cot_capture_lock);
-    bool own = t->stream->handle == (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE; /* one handle, a stream for each thread */
+    /* one handle for a stream of each thread */
+    bool own = t->stream->handle == (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE;
     use_stream(&floor->ahead, own ? (CUstream)t : t->stream->handle, rule->budget_ns, (int64_t)cot_now_ns());
     return done;
 }
 
 /* ---- not too far ---- */
 
-/* Waits until ns more may be launched, for as long as anything ends. */
+/* Waits until work of ns more may be launched, as long as anything ends. */
 void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
 {
     uint64_t began = cot_now_ns(), progress = began, now = began;
@@ -219,7 +229,7 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
         atomic_fetch_add(&gpu->waited_ns, now - began);
 }
 
-/* Other pages are in force: those before tell streams that wait for them nothing any more. */
+/* New pages are in effect: release streams that wait on the old ones. */
 void cot_ahead_move(struct floor *floor, struct cotenant_floor_words *shown)
 {
     lower_all(floor->ahead.shown);

@@ -1,10 +1,10 @@
-/* Best-effort tenants: every launch asks the floor (abi/floor.h) and the rule (floor/floor_rule.h) before it goes.
+/* Host side of the LS gate: every launch of a best-effort process checks the gate's page (abi/floor.h) and the rule
+ * (floor/floor_rule.h).
  *
- * A best-effort process takes this path for each launch; other tenants never come here.  What is in flight is kept in pieces
- * (floor/pieces.h).
+ * Only best-effort processes take this path.  Work in flight is tracked in launch batches (floor/pieces.h).
  *
- * Two threads of a process may launch at once: one lock per GPU makes one sequence of them.  It is never taken inside
- * cot_lock, and cot_capture_lock only inside it. */
+ * Concurrent launches of several threads are serialised by one lock per GPU.  It is never taken inside cot_lock, and
+ * cot_capture_lock only inside it. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <time.h>
@@ -12,12 +12,13 @@
 #include "floor/pieces.h"
 
 #define LEAST_PIECE_NS 25000
-#define SPIN_NS 60000                 /* then other threads may have the processor */
-#define UP_SPIN_NS 10000000           /* LS bursts are short: be there when one ends */
-#define YIELD_FADES_NS 50000000       /* after so long the longest yield counts half as much */
-#define YIELD_SPACE 10                /* between two yields, against what the last one took */
+#define SPIN_NS 60000                 /* after this, yield the processor to other threads */
+#define UP_SPIN_NS 10000000           /* LS bursts are short: keep polling until one ends */
+#define YIELD_FADES_NS 50000000       /* half-life of the longest observed yield */
+#define YIELD_SPACE 10                /* interval between two yields, as a multiple of the last one's duration */
 #define LONGEST_SPIN_NS INT64_C(1000000)
-#define SLEEP_OVER_NS 200000          /* a wait that is so much longer than sleeps run late is slept, but for the last part */
+/* a wait that exceeds the usual lateness of sleeps by this much is slept, except for its last part */
+#define SLEEP_OVER_NS 200000
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
 #define GONE_TRIES 1000
@@ -27,10 +28,10 @@
 #ifndef FLOOR_TICKS
 #define FLOOR_TICKS() __builtin_ia32_rdtsc()
 #endif
-#define SAME_MOMENT_TICKS 5000 /* the thread may have been put aside between two looks */
+#define SAME_MOMENT_TICKS 5000 /* more: the thread may have been preempted between two readings */
 #define LONGEST_TICKS (UINT64_C(1) << 22)
 
-/* The time, and what the processor's counter says then. */
+/* Reads the time together with the processor's cycle counter. */
 static int64_t look_at_clock(struct floor *floor)
 {
     struct floor_ticks *ticks = &floor->ticks;
@@ -50,7 +51,7 @@ static int64_t look_at_clock(struct floor *floor)
     return now_ns;
 }
 
-/* The same for a third of the price, by the counter, as long as the last look is not far. */
+/* The time from the cycle counter, at a third of the cost, as long as the last reading of the clock is recent. */
 static int64_t glance_at_clock(struct floor *floor)
 {
     const struct floor_ticks *ticks = &floor->ticks;
@@ -70,8 +71,8 @@ static bool floor_any_raised(const struct cotenant_floor *page)
     return any != 0;
 }
 
-/* The class of an LS holder that is active and believed; 0 if there is none.  Of several, the one that BE work of work_class would
- * disturb. */
+/* The class of an active LS process with a fresh heartbeat; 0: none.  Of several, the one that BE work of work_class
+ * would disturb. */
 static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_class, int64_t now_ns)
 {
     uint32_t found = 0;
@@ -81,7 +82,7 @@ static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_cl
     for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++) {
         int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[i], __ATOMIC_RELAXED);
         uint8_t raised = __atomic_load_n(&page->raised[i], __ATOMIC_RELAXED);
-        if (raised && age_ns < limit_ns && age_ns > -limit_ns) /* a sign of life from the future is none */
+        if (raised && age_ns < limit_ns && age_ns > -limit_ns) /* ignore timestamps in the future */
             found = !found || raised == work_class ? raised : found;
     }
     return found;
@@ -95,7 +96,7 @@ bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns)
 static struct floor_rule current_rule(const struct floor *floor, const struct gpu *gpu, struct work work)
 {
     const struct cotenant_floor *page = floor->page;
-    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* nobody looks who works when the agent is gone */
+    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* without an agent the budget split is not updated */
     uint64_t in_flight_us = floor->in_flight_us ? floor->in_flight_us : page->in_flight_us;
     return (struct floor_rule){.scheme = page->scheme,
                                .overlap_permille = page->overlap_permille,
@@ -108,14 +109,16 @@ static struct floor_rule current_rule(const struct floor *floor, const struct gp
                                .duty_cycle_permille = page->duty_cycle_permille};
 }
 
-/* Work between two events.  Only tidal may go by the clock: the others ask whether all has ended.  A GPU that runs dry has time for
- * events, and what its program launches is known less well: idle time hides how long it took. */
+/* Work between two events.  Only tidal may rely on predicted times: the other schemes need to know whether everything
+ * has ended.  A GPU that runs idle has time for events, and its program's launches are predicted less well, because idle
+ * time hides their durations. */
 static int64_t event_interval_ns(const struct floor *floor)
 {
     return floor->page->scheme == COTENANT_SCHEME_TIDAL && !floor->state.starved ? COTENANT_EVENT_INTERVAL_NS : 0;
 }
 
-/* Sleeps for most of the time that is left; how late sleeps end on this machine is learned, worst first. */
+/* Sleeps for most of the remaining time; the lateness of sleeps on this machine is learned, starting from the worst
+ * case. */
 static void sleep_for(struct floor *floor, int64_t left_ns)
 {
     int64_t began = (int64_t)cot_now_ns();
@@ -125,7 +128,7 @@ static void sleep_for(struct floor *floor, int64_t left_ns)
     floor->late_ns = late > floor->late_ns ? late : floor->late_ns - floor->late_ns / 64;
 }
 
-/* Lets other threads run.  Where that takes long, because they do or because the machine is slow at it, it is done less often. */
+/* Yields to other threads; less often if that takes long, because they run or because the machine is slow at it. */
 static void yield(struct floor *floor)
 {
     int64_t began = (int64_t)cot_now_ns();
@@ -137,7 +140,7 @@ static void yield(struct floor *floor)
 
 static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int64_t left_ns, int64_t now_ns)
 {
-    bool soon = !up && left_ns >= 0 && left_ns < 2 * floor->yield_ns; /* it may miss the moment to launch */
+    bool soon = !up && left_ns >= 0 && left_ns < 2 * floor->yield_ns; /* a yield may miss the time of the launch */
     if (now_ns >= floor->yield_fades_ns) {
         floor->yield_ns /= 2;
         floor->yield_fades_ns = now_ns + YIELD_FADES_NS;
@@ -153,7 +156,7 @@ static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int6
             __builtin_ia32_pause();
 }
 
-/* When a launch was let go, under which rule, beside LS work of which class. */
+/* When a launch was allowed, under which rule, and beside LS work of which class. */
 struct leave {
     struct floor_rule rule;
     uint32_t ls_class;
@@ -163,13 +166,13 @@ struct leave {
 static bool may_go(struct floor *floor, struct gpu *gpu, struct work work, int64_t next_ns, struct leave *leave)
 {
     leave->now_ns = look_at_clock(floor);
-    gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* the agent sees that this process works */
+    gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* tells the agent that this process is active */
     leave->rule = current_rule(floor, gpu, work);
     leave->ls_class = active_class(floor->page, work.work_class, leave->now_ns);
     return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
 }
 
-/* When the oldest piece in flight should end: what is behind it begins then, and is timed from there. */
+/* Expected end of the oldest batch in flight: the next one begins then, and is timed from there. */
 static int64_t oldest_ends_ns(struct floor *floor)
 {
     if (floor->oldest == floor->newest)
@@ -183,7 +186,7 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
     int64_t began = 0, progress = 0;
     bool up = false;
     uint32_t oldest = floor->oldest;
-    while (!may_go(floor, gpu, work, next_ns, &leave)) { /* by what is known; asking the driver costs more */
+    while (!may_go(floor, gpu, work, next_ns, &leave)) { /* decided by what is known, since asking the driver costs more */
         cot_pieces_resolve(floor, leave.now_ns);
         if (may_go(floor, gpu, work, next_ns, &leave) || cot_exiting())
             break;
@@ -210,13 +213,13 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
     return leave;
 }
 
-/* Whether the open piece has all the work that it is to have.  An event costs a program that is slow to launch more. */
+/* Whether the open batch is complete.  A program that is slow to launch pays more for events. */
 static bool has_enough(const struct piece *open, int64_t allowed_ns)
 {
     return open->predicted_ns >= floor_most(allowed_ns / 2, LEAST_PIECE_NS) || open->count >= PIECE_LOG;
 }
 
-/* Whether the launch keeps the bound by what is known; then it is counted in the rule's state. */
+/* Whether the launch stays within the budget, by what is known; if so, it is counted in the rule's state. */
 static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece *open, int64_t ns)
 {
     struct floor_rule rule = current_rule(floor, gpu, floor->stated);
@@ -225,13 +228,13 @@ static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece
         floor->state.outstanding_ns + ns > allowed_ns)
         return false;
     int64_t now_ns = glance_at_clock(floor);
-    gpu->page_slot->floor_ns = (uint64_t)now_ns; /* the agent sees that this process works */
+    gpu->page_slot->floor_ns = (uint64_t)now_ns; /* tells the agent that this process is active */
     floor_went(&rule, &floor->state, 0, ns, now_ns);
     return true;
 }
 
-/* The usual launch: no LS work, the bound is not near, the open piece goes on.  It is counted without asking the driver or the
- * system anything.  False: cot_floor_enter decides. */
+/* The common launch: no LS work, budget not nearly used, the open batch continues.  Counted without calling driver or
+ * system.  False: cot_floor_enter decides. */
 bool cot_floor_goes_on(struct thread *t, struct cost *cost)
 {
     struct gpu *gpu = t->gpu;
@@ -256,7 +259,7 @@ bool cot_floor_goes_on(struct thread *t, struct cost *cost)
     return goes;
 }
 
-/* The same for the gate: a launch that goes is counted as started. */
+/* The same for the turn gate: an allowed launch is counted as started. */
 bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
 {
     struct calls *calls = t->calls;
@@ -265,7 +268,7 @@ bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
     if (cost->key != key || t->stream->handle != stream || atomic_load_explicit(&calls->handle, memory_order_relaxed) != stream ||
         atomic_load_explicit(&cot_captures, memory_order_relaxed) > 0 || cot_profiling)
         return false;
-    cot_count(&calls->started, 1); /* cot_calls_close orders this count and the look at open */
+    cot_count(&calls->started, 1); /* cot_calls_close orders this count and the check of `open` */
     if (atomic_load_explicit(&calls->open, memory_order_relaxed) &&
         (page->scheme == COTENANT_SCHEME_FREE || page->present == 0 || cot_floor_goes_on(t, cost)))
         return true;
@@ -280,14 +283,14 @@ static void count_launch(struct floor *floor, struct thread *t, struct cost *cos
         open->began_ns = now_ns;
     open->log[open->count++] = cost;
     open->predicted_ns += cost->ns;
-    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* under the lock of all who count there */
+    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* under the lock of everything that counts there */
 }
 
-/* Launches now what the device holds until the floor is down.  False: it cannot be held, and the host has to wait. */
+/* Launches now, gated on the device until no LS work is active.  False: not possible, the host has to wait. */
 static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost, const struct floor_rule *rule)
 {
     if (cost->ns == COST_UNKNOWN_NS || atomic_load(&cot_captures) > 0 || !cot_ahead_may(floor, t->gpu, rule)) {
-        floor->ahead.on = false; /* a new kernel is timed by itself */
+        floor->ahead.on = false; /* a new kernel is timed alone */
         return false;
     }
     struct piece *open = cot_piece(floor, floor->newest);
@@ -300,7 +303,8 @@ static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost
     open = cot_piece(floor, floor->newest);
     if (open->count >= PIECE_LOG)
         open->count = 0; /* stalled for long */
-    bool up = floor_any_raised(floor->page); /* the part that has begun goes on beside LS, no more may follow in it */
+    /* the part that has begun continues beside LS work, but nothing may be added to it */
+    bool up = floor_any_raised(floor->page);
     fresh = fresh || (up && !floor->ahead.behind);
     floor->ahead.behind = up;
     if ((fresh || floor->ahead.since_ns + cost->ns > floor->ahead.part_ns) && !cot_ahead_hold(floor, t, rule)) {
@@ -330,7 +334,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
         work = cot_work_now(work);
     pthread_mutex_lock(&floor->lock);
     if (work.duration_ns)
-        cost->ns = work.duration_ns; /* Orion goes by the profile */
+        cost->ns = work.duration_ns; /* Orion uses the profile's duration */
     if (floor->context != t->context)
         cot_pieces_switch(floor, t->context);
     struct floor_rule rule = current_rule(floor, t->gpu, work);
@@ -347,12 +351,12 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     struct leave leave = wait_for_floor(floor, t->gpu, work, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (cot_pieces_full(floor) && open->count >= PIECE_LOG)
-        open->count = 0; /* stalled for long: what is lost is only what it would have taught */
+        open->count = 0; /* stalled for long: only a timing sample is lost */
     floor->stream = t->stream;
     floor->handle = t->stream->handle;
     floor->thread = t;
     if (floor->state.outstanding_ns == 0 && cost->ns == COST_UNKNOWN_NS && open->count == 0) {
-        cot_piece_close(floor, 0); /* new: time it from its start */
+        cot_piece_close(floor, 0); /* new kernel: time it from its start */
         open = cot_piece(floor, floor->newest);
         floor->open_solo = t->solo = true;
     }
@@ -361,8 +365,8 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     pthread_mutex_unlock(&floor->lock);
 }
 
-/* After the launch of a new kernel, graph or copy: to its end, not to the program's next launch.  What a program that is slower
- * than its GPU launches would else be thought to take as long as the program takes. */
+/* After launching a new kernel, graph or copy: ends its batch here instead of at the program's next launch.  Otherwise,
+ * if the program is slower than its GPU, the host's time would be attributed to the launch. */
 void cot_floor_launched(struct thread *t)
 {
     struct floor *floor = t->gpu->floor;
@@ -375,7 +379,8 @@ void cot_floor_launched(struct thread *t)
     pthread_mutex_unlock(&floor->lock);
 }
 
-/* A thread that waits for the floor has the lock meanwhile: it is not waited for long, for the program may be about to end. */
+/* A thread that waits at the gate holds the lock meanwhile: do not wait for it for long, since the program may be
+ * ending. */
 void cot_floor_context_gone(struct gpu *gpu, CUcontext context)
 {
     struct floor *floor = gpu->floor;

@@ -1,4 +1,4 @@
-/* What the other rooms call of best-effort tenants and of those who hold the floor. */
+/* Interface of best-effort tenants' gate and of LS processes' activity flags, for the other directories. */
 #ifndef COTENANT_FLOOR_ROOM_H
 #define COTENANT_FLOOR_ROOM_H
 

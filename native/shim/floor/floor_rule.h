@@ -1,4 +1,4 @@
-/* The rule of best-effort work, as arithmetic on numbers: may this launch go now?  The simulator calls it, too
+/* The rule for best-effort launches, as pure arithmetic: may this launch go now?  The simulator uses it, too
  * (native/rules/gate.c). */
 #ifndef COTENANT_FLOOR_RULE_H
 #define COTENANT_FLOOR_RULE_H
@@ -10,8 +10,8 @@
 #include "abi/rules.h"
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
-#define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times fit */
-#define FLOOR_STRETCH 4000 /* permille: with it LS finds up to budget_ns on average */
+#define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times do not overflow */
+#define FLOOR_STRETCH 4000 /* permille: with it LS work finds up to budget_ns in flight on average */
 #define FLOOR_GAP_NS INT64_C(1000000)
 
 static inline int64_t floor_least(int64_t a, int64_t b)
@@ -24,13 +24,13 @@ static inline int64_t floor_most(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* What a process may have in flight that has one of `parts` parts of budget_ns (policy/colocation/division.py). */
+/* In-flight budget of a process that has one of `parts` shares of budget_ns (policy/colocation/division.py). */
 static inline int64_t floor_share(uint64_t budget_ns, uint64_t parts)
 {
     return floor_most((int64_t)(budget_ns / (parts ? parts : 1)), 1);
 }
 
-/* tidal: what may be in flight now. */
+/* tidal: work that may be in flight now. */
 static inline int64_t floor_allowed(const struct floor_rule *rule, const struct floor_state *s)
 {
     int64_t permille = floor_least(s->stretch_permille, rule->stretch_permille);
@@ -42,9 +42,10 @@ static inline bool floor_paced(const struct floor_rule *rule)
     return rule->duty_cycle_permille > 0 && rule->duty_cycle_permille < 1000;
 }
 
-/* A program that its host holds back launches ahead of its GPU when it can, and leaves it dry when the bound does not let it.
- * LS work waits for what is in flight when it comes: on average for the mean over time.  So for work that leaves the GPU dry the
- * bound grows as long as that mean is below a quarter of what it may grow to, and shrinks again when the GPU is kept busy. */
+/* A program that is slowed down by its host launches ahead of its GPU when it can, and leaves the GPU idle if the budget
+ * prevents that. LS work waits for what is in flight when it arrives: on average for the mean over time.  So for
+ * programs that leave the GPU idle the budget is scaled up while that mean is below a quarter of the largest scale, and
+ * down again when the GPU is busy. */
 static inline void floor_adapt(const struct floor_rule *rule, struct floor_state *s)
 {
     int64_t mean_ns = s->area_ns2 / s->open_ns;
@@ -58,8 +59,9 @@ static inline void floor_adapt(const struct floor_rule *rule, struct floor_state
     s->open_ns = s->dry_ns = s->area_ns2 = 0;
 }
 
-/* A launch goes now: since the last one the work in flight has become less until busy_until_ns, then the GPU was dry.  A longer
- * gap is a program that has nothing to do: running ahead would not help it; nor does it where the rule asks for gaps. */
+/* A launch goes now: since the previous one, the work in flight decreased until busy_until_ns, after which the GPU was
+ * idle.  Longer gaps are pauses of the program, which running ahead would not shorten; nor gaps required by the duty
+ * cycle. */
 static inline void floor_look_back(const struct floor_rule *rule, struct floor_state *s, int64_t now_ns)
 {
     int64_t passed_ns = floor_least(now_ns - s->open_at_ns, FLOOR_LONGEST_NS);
@@ -92,7 +94,7 @@ static inline bool floor_orion(const struct floor_rule *rule, struct floor_state
     return true;
 }
 
-/* When a paced program that stops now has been idle for what it owes. */
+/* When a program with a duty cycle that stops now has been idle for what it owes. */
 static inline int64_t floor_rested_at(const struct floor_state *s)
 {
     return floor_most(s->busy_until_ns, s->open_at_ns) + s->owed_ns;
@@ -118,7 +120,7 @@ static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state
     return s->unfinished <= 1 && s->busy_until_ns - now_ns <= rule->lead_ns;
 }
 
-/* May a launch that should take next_ns go?  ls_class: of the LS work that is active, 0 if none is. */
+/* Whether a launch of predicted length next_ns may go.  ls_class: class of the active LS work, 0 if there is none. */
 static inline bool floor_may_go(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
                                 int64_t now_ns)
 {
@@ -134,7 +136,7 @@ static inline bool floor_may_go(const struct floor_rule *rule, struct floor_stat
     }
 }
 
-/* It goes. */
+/* The launch goes: update the state. */
 static inline void floor_went(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
                               int64_t now_ns)
 {
@@ -154,8 +156,8 @@ static inline void floor_went(const struct floor_rule *rule, struct floor_state 
         s->credit_ns -= next_ns;
 }
 
-/* A piece of predicted_ns was seen to have ended; what is left begins about now.  If nothing is, the GPU may have been dry for a
- * while, since the work should have ended. */
+/* A batch of predicted_ns has been seen to end; the rest begins about now.  If nothing is left, the GPU may have been
+ * idle since the predicted end. */
 static inline void floor_ended(struct floor_state *s, int64_t predicted_ns, int64_t now_ns)
 {
     s->outstanding_ns -= predicted_ns;

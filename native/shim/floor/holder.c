@@ -1,8 +1,8 @@
-/* Activity flag of an unmodified latency-sensitive program.
+/* LS-activity flag of an unmodified latency-sensitive program.
  *
- * Each launch takes the slow path and sets the flag first.  The flag is cleared after a synchronize, or by a thread that polls
- * every 150 us, once all streams are drained.  `started` is counted before the flag is set, so started == finished with
- * `raises` unchanged means that no kernel runs.  A thread waiting for a time slice keeps the flag set. */
+ * Each launch takes the slow path and sets the flag first.  The flag is cleared after a synchronize, or by a thread that
+ * polls every 150 us, once all streams are drained.  `started` is counted before the flag is set, so started == finished
+ * with `raises` unchanged means that no kernel runs.  A thread waiting for a time slice keeps the flag set. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -14,22 +14,22 @@
 #include "abi/floor.h"
 #include "shim.h"
 
-#define LOOK_UP_NS 150000    /* while the floor is up */
+#define LOOK_UP_NS 150000    /* poll interval while the flag is set */
 #define LOOK_DOWN_NS 1000000
 
 struct holder {
     struct cotenant_floor *page;
-    struct cotenant_floor_words *words; /* NULL: an agent without */
+    struct cotenant_floor_words *words; /* NULL: an agent without wait flags */
     uint32_t index;
     int fd;
-    struct work stated; /* of its work, by the tenant */
+    struct work stated; /* class of its work, as stated by the tenant */
     struct gpu *gpu;
     pthread_mutex_t lock;
     uint64_t raises;
     bool up;
 };
 
-/* The class of the last launch is shown: of a kernel its own, of a graph that of the tenant. */
+/* The class of the last launch: of a kernel its own, of a graph the tenant's. */
 static uint8_t class_now(const struct holder *holder)
 {
     bool asked = holder->page->scheme == COTENANT_SCHEME_ORION;
@@ -37,14 +37,14 @@ static uint8_t class_now(const struct holder *holder)
     return (uint8_t)work.work_class;
 }
 
-/* To the streams that wait on the device. */
+/* Writes the device's wait flag. */
 static void show(struct holder *holder, uint8_t up)
 {
     if (holder->words)
         __atomic_store_n(&holder->words->raised[holder->index], up, __ATOMIC_SEQ_CST);
 }
 
-bool cot_holding; /* some GPU's floor is held or may be: look after each wait */
+bool cot_holding; /* some GPU's flag is or may be set: check after each synchronisation */
 
 void cot_holder_raise(struct holder *holder)
 {
@@ -60,7 +60,7 @@ void cot_holder_raise(struct holder *holder)
     pthread_mutex_unlock(&holder->lock);
 }
 
-/* Lowers the floor if all that was launched has ended; else shows a sign of life. */
+/* Clears the flag if everything launched has ended; otherwise updates the heartbeat. */
 static void settle(struct holder *holder)
 {
     pthread_mutex_lock(&holder->lock);
@@ -78,7 +78,7 @@ static void settle(struct holder *holder)
         holder->up = false;
     } else {
         __atomic_store_n(&holder->page->raised_ns[holder->index], cot_now_ns(), __ATOMIC_RELEASE);
-        show(holder, 1); /* again, if it was not believed any more */
+        show(holder, 1); /* set it again if its heartbeat had expired */
     }
     pthread_mutex_unlock(&holder->lock);
 }
@@ -115,7 +115,7 @@ static void start_watch(void)
     cot_start_thread(watch, NULL);
 }
 
-/* After the GPU was attached, to a first agent or to one that came back. */
+/* Called when the GPU was attached, to a first or a restarted agent. */
 void cot_holder_join(struct gpu *gpu)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_HOLDS_FLOOR))
@@ -150,7 +150,7 @@ void cot_holder_join(struct gpu *gpu)
     holder->words = words;
     holder->index = reply.header.slot;
     memcpy(&terms, reply.body.bytes, sizeof terms);
-    holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN; /* 0 would be down */
+    holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN; /* 0 would mean inactive */
     bool up = holder->up;
     pthread_mutex_unlock(&holder->lock);
     __atomic_store_n(&gpu->holder, holder, __ATOMIC_RELEASE);

@@ -1,4 +1,4 @@
-/* Joining the floor of a GPU (abi/floor.h), as a best-effort process or as one that holds it. */
+/* Joining the LS gate of a GPU (abi/floor.h), as a best-effort or as a latency-sensitive process. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "floor/pieces.h"
 
 #define ANSWER_PATIENCE_S 2
-#define FIRST_PATIENCE_NS UINT64_C(1000000000) /* before it is tried again, twice as long each time */
+#define FIRST_PATIENCE_NS UINT64_C(1000000000) /* until the next attempt, doubled each time */
 #define MOST_PATIENCE_NS UINT64_C(30000000000)
 
 static int open_socket(void)
@@ -47,7 +47,7 @@ static struct cotenant_floor *map_floor(int fd, uint32_t role)
     return NULL;
 }
 
-/* What the agent knows of this tenant's kernels, if it says that it does. */
+/* Receives the table of this tenant's kernels, if the agent announces one. */
 static void take_kernels(int fd, const struct cotenant_message *reply)
 {
     struct cotenant_floor_reply terms;
@@ -62,7 +62,7 @@ static void take_kernels(int fd, const struct cotenant_message *reply)
         close(table_fd);
 }
 
-/* The second page, if the agent says that it follows. */
+/* Receives the page of wait flags, if the agent announces it. */
 static struct cotenant_floor_words *take_words(int fd, const struct cotenant_message *reply)
 {
     struct cotenant_floor_reply terms;
@@ -100,20 +100,21 @@ static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct
     return page;
 }
 
-/* An agent may have been too busy to answer.  Who is not on the floor is not protected, or held to nothing: it is tried again. */
+/* The agent may have been too busy to answer.  A process that has not joined is neither protected nor limited, so it
+ * tries again. */
 static void not_joined(struct gpu *gpu)
 {
     if (gpu->floor_patience_ns == 0) {
         gpu->floor_patience_ns = FIRST_PATIENCE_NS;
-        cot_agent_warn(COTENANT_WARN_NO_FLOOR, "the agent's %s could not be joined: this program and those of the other class "
-                       "on its GPU do not see each other yet", COTENANT_FLOOR_SOCKET);
+        cot_agent_warn(COTENANT_WARN_NO_FLOOR, "the agent's %s could not be joined: this program and the latency-sensitive or best-effort "
+                       "programs on its GPU do not see each other yet", COTENANT_FLOOR_SOCKET);
     } else if (gpu->floor_patience_ns < MOST_PATIENCE_NS)
         gpu->floor_patience_ns *= 2;
     gpu->floor_again_ns = cot_now_ns() + gpu->floor_patience_ns;
 }
 
-/* The page of a GPU's floor for this process; *fd is the connection, which tells the agent of its end.  NULL: there is none, and
- * that is said.  *shown is the second page, NULL if the agent has none. */
+/* The page of a GPU's LS gate for this process; *fd is the connection, whose end tells the agent that the process has
+ * ended.  NULL with a warning if there is none.  *shown: the page of wait flags, NULL if the agent has none. */
 struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply,
                                       struct cotenant_floor_words **shown)
 {
@@ -131,7 +132,7 @@ struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, s
     return NULL;
 }
 
-/* After the GPU was attached, to a first agent or to one that came back. */
+/* Called when the GPU was attached, to a first or a restarted agent. */
 void cot_floor_join(struct gpu *gpu)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_BEST_EFFORT))
@@ -155,7 +156,7 @@ void cot_floor_join(struct gpu *gpu)
     }
     if (floor->fd >= 0)
         close(floor->fd);
-    floor->fd = fd; /* stays open: its end tells the agent that this process is gone */
+    floor->fd = fd; /* stays open: its end tells the agent that this process has ended */
     floor->stated = (struct work){.work_class = reply.work_class, .sms = reply.work_sms};
     floor->in_flight_us = reply.in_flight_us;
     __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* an older page stays mapped */
@@ -163,7 +164,7 @@ void cot_floor_join(struct gpu *gpu)
     __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
 }
 
-/* A child has neither the lock's owner nor the connection. */
+/* A child process has neither the owner of the lock nor the connection. */
 void cot_floor_after_fork(struct gpu *gpu)
 {
     if (gpu->floor && gpu->floor->fd >= 0)

@@ -1,21 +1,23 @@
-/* Pieces of best-effort work in flight (floor/pieces.h): when they end, and what that teaches.  The caller holds floor->lock. */
+/* Launch batches of best-effort work in flight (floor/pieces.h): when they end, and what their times say about costs.
+ * The caller holds floor->lock. */
 #define _GNU_SOURCE
 #include "floor/pieces.h"
 
-#define CHAIN 8              /* most pieces that one event stands for */
+#define CHAIN 8              /* most batches between two events */
 #define DOUBT 4
-#define WRONG 0.1            /* a chain that is so far off makes the next pieces be checked */
-#define NOISE 0.05           /* what is closer is moved towards, not to */
+#define WRONG 0.1            /* a timing window with a larger error causes events on the next batches */
+#define NOISE 0.05           /* smaller errors move an estimate only partly */
 #define NOISE_GAIN 0.25
-#define SURELY_SLOW 16       /* chains in a row: LS work does not fall into each of so many */
-#define DRIFT 1e-4           /* of the GPU's clock against the host's, at most */
+#define SURELY_SLOW 16       /* windows in a row: LS work does not overlap every one of so many */
+#define DRIFT 1e-4           /* largest drift of the GPU's clock against the host's */
 
 
-/* A cost that was already scaled for the chain at hand has its number here; under cot_capture_lock. */
+/* Number of the timing window in which a cost was last scaled, so that each is scaled once per window; under
+ * cot_capture_lock. */
 static uint32_t scaled_in[(1 << COST_BITS) + COST_BESIDE];
 static uint32_t chain_number;
 
-/* Another context of the process launches: what the one before it has in flight is in front of it. */
+/* Another context of the process launches: the previous one's work in flight precedes it. */
 void cot_pieces_switch(struct floor *floor, CUcontext context)
 {
     if (cot_piece(floor, floor->newest)->count > 0)
@@ -24,7 +26,8 @@ void cot_pieces_switch(struct floor *floor, CUcontext context)
     floor->context = context;
 }
 
-/* A context is gone, and its events with it.  What others have in flight is forgotten, too: that happens seldom. */
+/* A context was destroyed together with its events.  Work in flight of other contexts is forgotten, too, since this is
+ * rare. */
 void cot_pieces_forget(struct floor *floor, CUcontext gone)
 {
     pthread_mutex_lock(&cot_capture_lock);
@@ -48,10 +51,11 @@ void cot_pieces_forget(struct floor *floor, CUcontext gone)
 
 bool cot_pieces_full(const struct floor *floor)
 {
-    return floor->newest - floor->oldest >= PIECES - 2 - CHAIN; /* the pieces behind the oldest, back to the origin, are kept */
+    return floor->newest - floor->oldest >= PIECES - 2 - CHAIN; /* batches from the origin to the oldest are kept */
 }
 
-/* A chain that may have been held took longer than is known: the work, or LS work in between?  Not all of many are held. */
+/* Whether a timing window that may include a device-side wait took longer than estimated because of the work, not
+ * because of LS work in between: not all of many windows include waits. */
 static bool is_slow(struct floor *floor, double *ratio)
 {
     floor->least_slow = floor->slow == 0 || *ratio < floor->least_slow ? *ratio : floor->least_slow;
@@ -62,7 +66,7 @@ static bool is_slow(struct floor *floor, double *ratio)
     return true;
 }
 
-/* From the event of piece `origin` to that of piece `last` it took elapsed_ns. */
+/* Updates costs: from the event of batch `origin` to that of batch `last` it took elapsed_ns. */
 static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
 {
     int64_t thought_ns = 0;
@@ -72,10 +76,10 @@ static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
         exact = exact && piece->exact;
         held = held || piece->held;
         for (uint32_t i = 0; i < piece->count; i++)
-            thought_ns += piece->log[i]->ns; /* by what is thought now: an older chain may have corrected the same */
+            thought_ns += piece->log[i]->ns; /* by current estimates: an older window may have corrected the same kernels */
     }
     double ratio = thought_ns > 0 ? elapsed_ns / (double)thought_ns : 1;
-    bool idle = !exact && ratio >= 1; /* it may hold idle time: only an upper bound */
+    bool idle = !exact && ratio >= 1; /* it may include idle time, so it is only an upper bound */
     if (exact && held && ratio > 1 + WRONG)
         idle = !is_slow(floor, &ratio);
     else if (exact && held)
@@ -102,7 +106,8 @@ static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
     }
 }
 
-/* When all that is left should end, if what was in front of it ended at ended_ns: a piece begins with its first launch or then. */
+/* Expected end of all remaining work, if the work before it ended at ended_ns: a batch begins at its first launch or
+ * then, whichever is later. */
 static int64_t rest_ends_ns(struct floor *floor, int64_t ended_ns)
 {
     for (uint32_t at = floor->oldest; at != floor->newest + 1; at++) {
@@ -113,7 +118,7 @@ static int64_t rest_ends_ns(struct floor *floor, int64_t ended_ns)
     return ended_ns;
 }
 
-/* An event is noticed some time after it came: its own time tells how long. */
+/* An event is noticed some time after it occurred; its timestamp tells how long. */
 static void ended(struct floor *floor, struct piece *piece, int64_t now_ns)
 {
     int64_t thought_ns = floor->state.busy_until_ns - (floor->state.outstanding_ns - piece->predicted_ns);
@@ -126,7 +131,7 @@ static void ended(struct floor *floor, struct piece *piece, int64_t now_ns)
         floor->state.busy_until_ns = floor_most(rest_ends_ns(floor, ended_ns), busy_ns - floor_most(0, thought_ns - ended_ns));
 }
 
-/* Whether the oldest piece has ended. */
+/* Whether the oldest batch has ended. */
 static bool has_ended(struct floor *floor, struct piece *piece, bool may_query, int64_t now_ns)
 {
     if (piece->end != PIECE_BY_EVENT || !may_query) {
@@ -156,7 +161,7 @@ static bool has_ended(struct floor *floor, struct piece *piece, bool may_query, 
     return true;
 }
 
-/* Takes pieces that have ended off the ring. */
+/* Removes ended batches from the ring. */
 void cot_pieces_resolve(struct floor *floor, int64_t now_ns)
 {
     if (floor->oldest == floor->newest)
@@ -172,7 +177,7 @@ void cot_pieces_resolve(struct floor *floor, int64_t now_ns)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* With cot_capture_lock, in floor->context.  An event is of one context, the places in the ring are of all. */
+/* With cot_capture_lock, in floor->context.  An event belongs to one context, but ring entries are used by all. */
 static bool record_here(struct floor *floor, struct piece *piece)
 {
     if (piece->event && piece->context != floor->context) {
@@ -201,7 +206,8 @@ static bool record(struct floor *floor, struct piece *piece)
     return done;
 }
 
-/* Ends the open piece; an empty one gives a time to measure from.  event_interval_ns: work between two events; 0: each has one. */
+/* Closes the open batch; an empty one only records an event to measure from.  event_interval_ns: work between two
+ * events; 0: an event for each batch. */
 void cot_piece_close(struct floor *floor, int64_t event_interval_ns)
 {
     struct piece *piece = cot_piece(floor, floor->newest);

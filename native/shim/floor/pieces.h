@@ -1,8 +1,8 @@
-/* What a best-effort process has in flight on one GPU, in pieces.
+/* A best-effort process's work in flight on one GPU, as launch batches.
  *
- * Launches between two ends are a piece.  A piece ends by the clock, when it should have ended by what its launches cost
- * before, or by an event, which a card takes about 3 us for between two kernels: so only every EVENT_INTERVAL_NS of work has one.
- * What ran between two events, back to back, teaches what launches cost; what was wrong is checked more often for a while. */
+ * A launch batch ends either by predicted time, computed from the costs of its launches, or by an event, which takes a
+ * card about 3 us between two kernels: so there is only one per EVENT_INTERVAL_NS of work. The time between two events
+ * without idle time in between corrects the estimated costs; after a wrong prediction there are more events for a while. */
 #ifndef COTENANT_FLOOR_PIECES_H
 #define COTENANT_FLOOR_PIECES_H
 
@@ -13,43 +13,44 @@
 #define PIECE_LOG 64
 #define AHEAD_STREAMS 4
 
-enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* it could have no event: nothing is learned across it */ };
+enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* no event was possible: nothing is learned across it */ };
 
 struct piece {
     CUevent event;
-    CUcontext context;                /* of the event, which dies with it */
+    CUcontext context;                /* of the event, which is destroyed with it */
     enum piece_end end;
-    bool exact;                       /* no idle time between the piece before and this one, as far as is known */
-    bool held;                        /* its stream may have waited for the floor */
+    bool exact;                       /* no idle time between the previous batch and this one, as far as is known */
+    bool held;                        /* its stream may have waited for LS work */
     int64_t predicted_ns;
-    int64_t began_ns;                 /* its first launch */
+    int64_t began_ns;                 /* time of its first launch */
     uint32_t count;
     struct cost *log[PIECE_LOG];
 };
 
-/* The processor's counter against the clock. */
+/* The processor's cycle counter relative to the clock. */
 struct floor_ticks {
-    uint64_t first, last;             /* looks at both: some ms apart, and the last one */
+    uint64_t first, last;             /* readings of both: some ms apart; `last` is the latest */
     int64_t first_ns, last_ns;
-    uint64_t ns_per_2_20;             /* so many ns take 2^20 ticks; 0: not known */
+    uint64_t ns_per_2_20;             /* ns per 2^20 cycles; 0: unknown */
 };
 
-/* Launches that are held on the device (floor/ahead.c). */
+/* Device-gated run-ahead (floor/ahead.c). */
 struct floor_ahead {
-    struct cotenant_floor_words *shown; /* the second page; NULL: not to be had */
-    struct cotenant_floor_words *before; /* that of the agent before, which streams may wait for still */
-    CUcontext context;                /* in which `words` is where the device sees who holds the floor */
+    struct cotenant_floor_words *shown; /* the page of wait flags; NULL: unavailable */
+    struct cotenant_floor_words *before; /* that of the previous agent, on which streams may still wait */
+    CUcontext context;                /* the context in which `words` is the device address of the wait flags */
     CUdeviceptr words;
-    CUcontext pinned_in;              /* the page, for as long as that context lives */
+    CUcontext pinned_in;              /* the context in which the page is pinned */
     struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* streams with recent launches */
-    int64_t crowded_until_ns;         /* there are more streams than that */
+    int64_t crowded_until_ns;         /* until then there are more streams than entries */
     int64_t part_ns;                  /* work between two waits of a stream */
-    int64_t since_ns;                 /* predicted, since the last one of the stream at hand */
-    int64_t window_at_ns, waited_ns;  /* of the host's way: since when, and how long launches waited; 0: from the next launch on */
-    int64_t until_ns;                 /* it may run ahead */
-    bool on;                          /* what is launched now is held there */
-    bool behind;                      /* LS work is active, and what is launched now waits for its end */
-    bool refused;                     /* by this driver */
+    int64_t since_ns;                 /* predicted work since the last wait of the current stream */
+    /* window of host-gated launches: its start, and their total wait; 0: starts at the next launch */
+    int64_t window_at_ns, waited_ns;
+    int64_t until_ns;                 /* it may run ahead until then */
+    bool on;                          /* current launches are gated on the device */
+    bool behind;                      /* LS work is active, and current launches wait for its end */
+    bool refused;                     /* not supported by this driver */
 };
 
 struct floor {
@@ -57,26 +58,26 @@ struct floor {
     struct floor_ahead ahead;
     pthread_mutex_t lock;
     int fd;
-    struct work stated;               /* of its kernels, by the tenant */
-    uint32_t in_flight_us;            /* of this tenant; 0: the page's */
+    struct work stated;               /* kernel class stated by the tenant */
+    uint32_t in_flight_us;            /* limit of this tenant; 0: the page's */
     struct floor_state state;
     CUcontext context;
     struct piece pieces[PIECES];
     uint32_t oldest, newest;          /* [oldest, newest) are closed, newest is open */
-    bool have_origin;                 /* piece `origin` ended with an event that was seen: a time to measure from */
+    bool have_origin;                 /* batch `origin` ended with an event that was seen: a reference time */
     uint32_t origin;
-    int64_t origin_ns;                /* when its event came, by the host's clock, as far as is known: not later */
-    int64_t not_ready_ns;             /* an event was asked for and had not come */
-    int64_t unchecked_ns;             /* closed by the clock since the last event */
-    uint32_t unchecked;               /* in so many pieces */
-    uint32_t slow;                    /* chains in a row that were slower than is known, or held; */
-    double least_slow;                /* the least of them, over what is known */
-    uint32_t doubt;                   /* so many of the next pieces end with an event, whatever event_interval_ns is */
-    bool open_solo;                   /* the open piece is one new kernel, and the event before it was recorded for it */
-    int64_t late_ns;                  /* how late sleeps end */
-    int64_t yield_ns;                 /* how long giving up the processor takes here: the longest, fading */
+    int64_t origin_ns;                /* time of its event by the host's clock, at the latest */
+    int64_t not_ready_ns;             /* last query at which an event had not occurred */
+    int64_t unchecked_ns;             /* work closed by prediction since the last event */
+    uint32_t unchecked;               /* number of such batches */
+    uint32_t slow;                    /* timing windows in a row that were slower than estimated, or had waits; */
+    double least_slow;                /* the smallest of their ratios to the estimate */
+    uint32_t doubt;                   /* number of next batches that end with an event regardless of event_interval_ns */
+    bool open_solo;                   /* the open batch is one new kernel, preceded by an event recorded for it */
+    int64_t late_ns;                  /* lateness of sleeps */
+    int64_t yield_ns;                 /* duration of a yield on this machine: the longest, decaying */
     int64_t yield_fades_ns;
-    int64_t yield_at_ns;              /* not before */
+    int64_t yield_at_ns;              /* earliest time of the next one */
     bool stalled;                     /* nothing ended for long: do not wait for that again */
     struct stream *stream;            /* of the open piece */
     CUstream handle;
@@ -98,15 +99,15 @@ HIDDEN bool cot_pieces_full(const struct floor *floor);
 HIDDEN bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns);
 
 /* ---- floor/ahead.c ---- */
-#define AHEAD_PIECE_NS 500000 /* between two events, by which the host knows how far ahead it is */
+#define AHEAD_PIECE_NS 500000 /* work between two events, by which the host tracks how far ahead it is */
 
-/* Whether the open piece takes no more launches. */
+/* Whether the open batch accepts no more launches. */
 static inline bool cot_ahead_is_full(const struct piece *open)
 {
     return open->predicted_ns >= AHEAD_PIECE_NS || open->count >= PIECE_LOG;
 }
 
-/* Whether a launch of the open piece needs nothing but to be counted.  Settings that change meanwhile count from the next part on. */
+/* Whether a launch of the open batch only needs to be counted.  Changed settings take effect with the next part. */
 static inline bool cot_ahead_goes_on(const struct floor *floor, const struct piece *open, int64_t ns)
 {
     return ns != COST_UNKNOWN_NS && !cot_ahead_is_full(open) && floor->ahead.since_ns + ns <= floor->ahead.part_ns &&
@@ -118,7 +119,7 @@ static inline void cot_ahead_count(struct floor *floor, int64_t ns, int64_t now_
     struct floor_state *state = &floor->state;
     state->busy_until_ns = floor_most(state->busy_until_ns, now_ns) + ns;
     state->outstanding_ns += ns;
-    state->open_at_ns = 0; /* how dry the GPU is says nothing of a program that runs ahead */
+    state->open_at_ns = 0; /* idle time of the GPU is meaningless for a program that runs ahead */
     floor->ahead.since_ns += ns;
 }
 

@@ -1,10 +1,10 @@
-/* Turns: may this launch go?
+/* Turn gate: may this launch go?
  *
- * The hot path (cot_gate_enter in shim.h) decides nearly always, without a call.  Everything else comes here: no turn,
- * the turn is over, the interval of work is full, a new stream, a new kernel.
+ * The hot path (cot_gate_enter in shim.h) nearly always decides without a call.  All other cases come here: no turn, the
+ * turn has ended, the interval of work is complete, a new stream, a new kernel.
  *
  * A turn ends in three steps: the gate closes, calls that passed it return, the GPU finishes what they queued.  Only
- * then is the turn given back, so what is reported is GPU time, not host time. */
+ * then is the turn returned, so the reported time is GPU time, not host time. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 static struct cotenant_slot no_slot;
 static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
 static struct calls no_calls = {.gpu = &no_gpu, .handle = COT_NO_STREAM, .log_next = &no_calls.unnoted};
-/* of threads that are in no list: its counts are never read */
+/* for threads that are in no list; its counters are never read */
 static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = &no_calls.unnoted};
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
 __thread struct calls *cot_calls __attribute__((tls_model("initial-exec"))) = &no_calls;
@@ -77,7 +77,7 @@ void cot_thread_context_changed(void)
     cot_thread->context = NULL;
 }
 
-/* The GPU of the current context, attached; the thread's cache is filled. */
+/* The GPU of the current context, attached; fills the thread's cache. */
 struct gpu *cot_thread_gpu(void)
 {
     struct thread *t = cot_thread_get();
@@ -147,9 +147,9 @@ static void wait_for_turn(struct gpu *gpu)
     if (gpu->waiting++ == 0)
         gpu->waiting_since_ns = began;
     if (gpu->holder)
-        cot_holder_raise(gpu->holder); /* best-effort tenants stop, and give their turn back as idle */
+        cot_holder_raise(gpu->holder); /* best-effort tenants stop, and return their turn as idle */
     while (!cot_exiting() && !is_open(gpu)) {
-        if (gpu->state == GATE_OPEN) { /* over, or taken back: the helper ends it */
+        if (gpu->state == GATE_OPEN) { /* ended or revoked: the helper thread handles it */
             bool revoked = gpu->page_slot->epoch != gpu->turn_epoch;
             if (revoked && gpu->page_slot->flags & COTENANT_SLOT_UNGATED) {
                 cot_gate_grant(gpu, gpu->page_slot->epoch, COTENANT_NO_DEADLINE);
@@ -164,7 +164,7 @@ static void wait_for_turn(struct gpu *gpu)
             }
             request_turn(gpu);
         }
-        cot_rpc_wait(); /* not for ever: a request may have found no room in the socket */
+        cot_rpc_wait(); /* with a time limit: a request may not have fit into the socket */
     }
     gpu->waiting--;
     pthread_mutex_unlock(&cot_lock);
@@ -173,14 +173,14 @@ static void wait_for_turn(struct gpu *gpu)
 
 /* ---- how much is queued ---- */
 
-/* Otherwise others bound its work (floor.c), time it (kernels.c), or nobody does. */
+/* Otherwise its work is bounded by floor.c, timed by kernels.c, or unbounded. */
 static bool is_fenced(const struct gpu *gpu)
 {
     return !gpu->floor && !gpu->holder && !cot_profiling && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED);
 }
 
-/* At the end of an interval: fence it, learn from the fences that are done, keep the queue short, and do not start
- * what cannot end before the turn does.  False: the turn was ended. */
+/* At the end of an interval: fences it, learns from completed fences, limits the queue, and does not start what cannot
+ * end before the turn does.  False: the turn was ended. */
 static bool begin_interval(struct thread *t, int64_t next_ns)
 {
     struct gpu *gpu = t->gpu;
@@ -224,7 +224,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
 {
     struct gpu *gpu = cot_thread_gpu();
     if (!gpu)
-        return GATE_PASS; /* no context: the driver gives its own error */
+        return GATE_PASS; /* no context: the driver returns its own error */
     struct thread *t = cot_thread;
     if (atomic_load(&cot_captures) > 0 && cot_stream_is_capturing(stream))
         return GATE_PASS;
@@ -248,7 +248,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
             break;
         cot_count(&t->calls->started, -1);
         wait_for_turn(gpu);
-        cot_interval_begin(t); /* what was open is drained by now */
+        cot_interval_begin(t); /* open work has drained by now */
         if (is_fenced(gpu))
             cot_fence_close(t, false);
     }
@@ -257,7 +257,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (gpu->holder)
         cot_holder_raise(gpu->holder);
     if (gpu->floor || gpu->holder || cot_profiling) {
-        t->calls->budget_ns = -1; /* every launch comes here */
+        t->calls->budget_ns = -1; /* every launch takes the slow path */
         if (gpu->floor && !atomic_load_explicit(&t->calls->open, memory_order_relaxed))
             cot_calls_open(t->calls); /* for cot_floor_try */
         return GATE_GO;
@@ -266,7 +266,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (!atomic_load_explicit(&calls->open, memory_order_relaxed))
         cot_calls_open(calls);
     int64_t ns = cost->ns;
-    if (ns > calls->budget_ns) { /* longer than an interval: it has one to itself */
+    if (ns > calls->budget_ns) { /* longer than an interval: it gets an interval alone */
         t->budget_begin_ns += ns - calls->budget_ns;
         calls->budget_ns = ns;
     }
@@ -276,7 +276,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     return GATE_GO;
 }
 
-/* A thread that is cancelled while it waits here would take a lock with it. */
+/* Cancellation is disabled: a thread cancelled while it waits here would keep a lock. */
 enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
 {
     int cancel;

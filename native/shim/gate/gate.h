@@ -1,4 +1,4 @@
-/* Turns, the GPUs they are on, and what is known of the kernels that are launched in them. */
+/* Interface of turns, of the GPUs they are on, and of profiles of the launched kernels. */
 #ifndef COTENANT_GATE_ROOM_H
 #define COTENANT_GATE_ROOM_H
 
@@ -13,23 +13,23 @@ HIDDEN uint32_t cot_gpu_count(void);
 HIDDEN void cot_sync_begin(void);    /* before a call in which the host waits for the GPU */
 HIDDEN void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns);
 HIDDEN void cot_gate_begin_close(struct gpu *gpu, uint32_t reason);
-HIDDEN uint64_t cot_gates_advance(uint64_t now_ns); /* helper thread; returns when to come back, ns */
+HIDDEN uint64_t cot_gates_advance(uint64_t now_ns); /* on the helper thread; returns the time until the next call in ns */
 HIDDEN void cot_gates_agent_lost(uint32_t fail_mode);
 HIDDEN void cot_gates_exit(void);
 HIDDEN void cot_gate_reset_after_fork(void);
 HIDDEN void cot_gpu_publish(struct gpu *gpu, uint64_t now_ns);
 HIDDEN bool cot_gpu_is_denied(CUdevice device);
 HIDDEN CUresult cot_gpu_before_context(CUdevice device);
-HIDDEN bool cot_gpu_room_for_context(CUdevice device); /* the driver had none: is there some now? */
+HIDDEN bool cot_gpu_room_for_context(CUdevice device); /* the driver had no memory for it: is there some now? */
 HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
 HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
 HIDDEN void cot_gpus_after_reconnect(void);
-HIDDEN void cot_gpus_follow(void); /* after PAGE_UPDATE, on the helper */
-HIDDEN void cot_gpus_join_again(void); /* floors that could not be joined, on a thread of its own */
+HIDDEN void cot_gpus_follow(void); /* after PAGE_UPDATE, on the helper thread */
+HIDDEN void cot_gpus_join_again(void); /* retries joining LS gates, on a thread of its own */
 HIDDEN uint64_t cot_total_launches(void);
 HIDDEN uint32_t cot_total_contexts(void);
 
-HIDDEN struct thread *cot_thread_get(void); /* this thread's own record, made if need be; NULL without memory */
+HIDDEN struct thread *cot_thread_get(void); /* this thread's record, created if necessary; NULL without memory */
 
 /* ---- kernels.c ---- */
 #define COTENANT_KERNELS_PATH_BYTES 512
@@ -43,7 +43,7 @@ HIDDEN void cot_kernels_start(void);
 HIDDEN struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream);
 HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 
-HIDDEN const char *cot_kernel_name(CUfunction function); /* NULL: the driver does not say */
+HIDDEN const char *cot_kernel_name(CUfunction function); /* NULL: the driver does not know it */
 
 #define HASH_BASIS UINT64_C(14695981039346656037) /* FNV-1a, 64 bits */
 static inline uint64_t cot_hash(uint64_t hash, const void *data, size_t length)

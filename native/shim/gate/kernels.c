@@ -1,8 +1,8 @@
-/* Times of a program's kernels, for `cotenant profile kernels`: an event before and one after each launch, the time between
- * them by the GPU's clock, summed by kernel, grid and block.  Only a program that was started with COTENANT_ENV_KERNELS
- * comes here; its launches all take the slow path.
+/* Times of a program's kernels, for `cotenant profile kernels`: an event before and after each launch, and the GPU time
+ * between them, summed by kernel, grid and block.  Only for programs started with COTENANT_ENV_KERNELS, whose launches
+ * all take the slow path.
  *
- * The events lie in the launch's own stream: what ran before it there has ended at the first, so nothing has to wait. */
+ * The events are in the launch's own stream: earlier work there has ended at the first event, so nothing has to wait. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 struct kind {
     struct kernel_shape shape;
     char name[COTENANT_KERNEL_NAME + 1];
-    uint32_t sms;          /* that the grid fills, given how many of its blocks one SM holds; 0: not known */
+    uint32_t sms;          /* SMs filled by the grid, from the number of its blocks per SM; 0: unknown */
     uint64_t count;
     double total_ns, least_ns;
 };
@@ -28,7 +28,7 @@ struct pair {
     CUevent before, after;
     CUcontext context;
     struct kind *kind;
-    bool closed;           /* both are recorded */
+    bool closed;           /* both events are recorded */
 };
 
 bool cot_profiling;
@@ -36,7 +36,7 @@ bool cot_profiling;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kind *kinds;
 static struct pair pairs[PAIRS];
-static uint32_t oldest, newest; /* [oldest, newest) are in use */
+static uint32_t oldest, newest; /* entries [oldest, newest) are in use */
 static uint64_t missed;
 static char path[COTENANT_KERNELS_PATH_BYTES];
 static pid_t owner;
@@ -83,7 +83,7 @@ static struct kind *kind_of(const struct kernel_shape *shape)
     return NULL;
 }
 
-/* Adds up the pairs that have ended, oldest first. */
+/* Adds up the completed pairs, oldest first. */
 static void collect(void)
 {
     while (oldest != newest) {
@@ -127,7 +127,7 @@ static void write_all(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* In the first process that connects; a child writes a file of its own. */
+/* In the first process that connects; a child process writes a file of its own. */
 void cot_kernels_start(void)
 {
     const char *given = getenv(COTENANT_ENV_KERNELS);
@@ -145,7 +145,7 @@ void cot_kernels_start(void)
     atexit(write_all);
 }
 
-/* Before a launch that passed the gate.  NULL: it is not measured. */
+/* Before a launch that passed the gate.  NULL: the launch is not measured. */
 struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream)
 {
     if (atomic_load(&cot_captures) > 0)
@@ -154,7 +154,7 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
     collect();
     struct pair *pair = newest - oldest < PAIRS ? &pairs[newest % PAIRS] : NULL;
     if (pair && pair->context != cot_thread->context) {
-        pair->before = pair->after = NULL; /* they went with their context */
+        pair->before = pair->after = NULL; /* destroyed with their context */
         pair->context = cot_thread->context;
     }
     CUresult (*create)(CUevent *, unsigned) = REAL(cuEventCreate);

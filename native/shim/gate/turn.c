@@ -1,4 +1,4 @@
-/* The life of a turn, as the helper thread drives it: open, close, wait for calls, drain, report. */
+/* State machine of a turn, driven by the helper thread: open, close, wait for calls, drain, report. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -9,8 +9,8 @@
 #define DRAIN_POLL_NS 30000
 #define HUNG_POLL_NS 2000000
 #define PUBLISH_NS 200000000
-#define LOOK_AGAIN_NS UINT64_C(1000000000) /* of a turn in which nothing happens */
-#define FAR_NS UINT64_C(2000000000) /* nothing is due: look all the same, the program may have closed our files */
+#define LOOK_AGAIN_NS UINT64_C(1000000000) /* poll interval in a turn without events */
+#define FAR_NS UINT64_C(2000000000) /* poll interval if nothing is due, since the program may have closed the shim's files */
 #define NO_LAUNCH_CHECK_NS UINT64_C(1000000000)
 #define FLOOR_CHECK_NS UINT64_C(500000000)
 
@@ -21,9 +21,9 @@ static bool warned_no_launch;
 void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* with cot_lock */
 {
     if ((gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING) && epoch == gpu->turn_epoch)
-        return; /* the agent is told by the release that is on its way; a newer turn is a gang's, which opens again */
+        return; /* the pending release informs the agent; a newer turn is a gang's, which opens again */
     if (epoch <= gpu->released_epoch && !(gpu->page_slot->flags & COTENANT_SLOT_UNGATED))
-        return; /* a moved deadline that crossed the release in the socket */
+        return; /* a moved deadline that crossed the release */
     if (gpu->state != GATE_OPEN || gpu->turn_epoch != epoch) {
         gpu->grant_ns = cot_now_ns();
         struct call_counts counts = cot_calls_sum(gpu);
@@ -40,7 +40,7 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
     gpu->turn_epoch = epoch;
     gpu->deadline_ns = deadline_ns;
     gpu->state = GATE_OPEN;
-    if (cot_swap_is_away(gpu)) { /* memory was allocated without being there while the grant was on its way */
+    if (cot_swap_is_away(gpu)) { /* memory was allocated without being resident while the grant was in transit */
         cot_gate_begin_close(gpu, COTENANT_RELEASE_REVOKED);
         return;
     }
@@ -79,7 +79,7 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with 
     if (gpu->close_reason == COTENANT_RELEASE_IDLE)
         gpu->burst_ns = first ? gpu->activity_ns - first : 0;
     else if (gpu->waiting > 0 && release.used_ns * 2 > gpu->burst_ns)
-        gpu->burst_ns = release.used_ns * 2; /* the busy span was cut: it is longer than what was seen */
+        gpu->burst_ns = release.used_ns * 2; /* the busy span was cut off: it is longer than observed */
     gpu->idle_since_ns = now;
     release.burst_ns = gpu->burst_ns;
     release.gap_ns = gpu->gap_ns;
@@ -87,7 +87,7 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with 
     cot_agent_send(COTENANT_TOKEN_RELEASE, gpu->slot, &release, sizeof release);
 }
 
-/* Closing and draining.  Returns when to look again. */
+/* Closing and draining.  Returns the time until the next poll. */
 static uint64_t advance_close(struct gpu *gpu, uint64_t now)
 {
     if (gpu->state == GATE_CLOSING) {
@@ -118,7 +118,7 @@ static uint64_t advance_close(struct gpu *gpu, uint64_t now)
     gpu->state = GATE_CLOSED;
     gpu->released_epoch = gpu->turn_epoch;
     gpu->page_slot->epoch_seen = 0;
-    pthread_cond_broadcast(&cot_changed); /* a thread that waits asks for the next turn */
+    pthread_cond_broadcast(&cot_changed); /* a waiting thread requests the next turn */
     pthread_mutex_unlock(&cot_lock);
     return FAR_NS;
 }
@@ -132,7 +132,7 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
         gpu->activity_ns = now;
     }
     uint64_t next = now - gpu->activity_ns < LOOK_AGAIN_NS ? PUBLISH_NS : LOOK_AGAIN_NS;
-    bool held = !gpu->stale && !(flags & COTENANT_SLOT_UNGATED); /* by an agent that can take it back */
+    bool held = !gpu->stale && !(flags & COTENANT_SLOT_UNGATED); /* granted by an agent that can revoke it */
     bool taken_back = held && gpu->page_slot->epoch != gpu->turn_epoch;
     bool over = gpu->deadline_ns <= now;
     bool idle = held && flags & COTENANT_SLOT_CONTENDED && gpu->waiting == 0 &&
@@ -159,7 +159,7 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
     return next;
 }
 
-/* Does the GPU work for this process although no launch passed the gate? */
+/* Detects that the GPU works for this process although no launch passed the gate. */
 static void check_no_launch(struct gpu *gpu)
 {
     CUcontext context = gpu->any_context;
@@ -216,7 +216,7 @@ void cot_gates_exit(void)
             check_no_launch(cot_gpu_at(i));
 }
 
-/* The agent is gone (or the process is going): no turn can be asked for or given back. */
+/* The agent is lost (or the process is ending): turns can be neither requested nor returned. */
 void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++) {
@@ -225,7 +225,7 @@ void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
             continue;
         bool go = fail_mode == COTENANT_FAIL_OPEN && (cot_exiting() || !cot_swap_is_away(gpu));
         gpu->stale = true;
-        gpu->turn_epoch = gpu->page_slot->epoch; /* the page of a lost agent does not change any more */
+        gpu->turn_epoch = gpu->page_slot->epoch; /* a lost agent's page does not change any more */
         gpu->deadline_ns = COTENANT_NO_DEADLINE;
         gpu->state = go ? GATE_OPEN : GATE_CLOSED;
         __atomic_store_n(&gpu->epoch, go ? gpu->turn_epoch : EPOCH_CLOSED, __ATOMIC_SEQ_CST);

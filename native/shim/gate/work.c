@@ -1,6 +1,6 @@
-/* What is known of the kernel that is launched, from the profile that its tenant was given (`--kernel-profile`): for the scheme
- * orion, whose rule asks for the class and SMs of each kernel.  Only launches of processes on a floor under that scheme come here;
- * what a name hashes to is looked up once for each kernel, grid and block. */
+/* Profile data of the launched kernel, from the tenant's profile (`--kernel-profile`), for the scheme orion, whose rule
+ * needs the class and SMs of each kernel.  Only for processes under that scheme; each kernel, grid and block is looked
+ * up once. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct table table;
 static struct seen seen[SEEN];
 
-/* The table of this process's tenant: the same from each agent, so the first stays. */
+/* Receives this tenant's table: it is the same from each agent, so the first is kept. */
 void cot_work_table(int fd, uint32_t count)
 {
     size_t bytes = count * sizeof(struct cotenant_kernel);
@@ -56,7 +56,7 @@ static const struct cotenant_kernel *find(uint64_t key)
     return low < table.count && table.entries[low].key == key ? &table.entries[low] : NULL;
 }
 
-/* By name and shape, else by name; a kernel that the profile lacks is of unknown class, as in Orion. */
+/* Looks up by name and shape, else by name; a kernel missing from the profile has unknown class, as in Orion. */
 static struct work look_up(const struct kernel_shape *shape)
 {
     struct work work = {.work_class = COTENANT_WORK_UNKNOWN};
@@ -73,7 +73,7 @@ static struct work look_up(const struct kernel_shape *shape)
     return work;
 }
 
-/* The work that this thread launches now; `stated`, by its tenant, if it is no kernel or nothing is known of kernels. */
+/* The work that this thread launches now; `stated` by its tenant for launches that are not kernels, or without a table. */
 struct work cot_work_now(struct work stated)
 {
     const struct kernel_shape *launching = cot_launching;
@@ -90,7 +90,7 @@ struct work cot_work_now(struct work stated)
     return work;
 }
 
-/* The thread that forked may not be the one that held it. */
+/* The forking thread may not be the one that held the lock. */
 void cot_work_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL);

@@ -1,9 +1,9 @@
-/* What each thread's launches touch, and the calls in flight, counted per thread.
+/* Per-thread counters of launches and of calls in flight.
  *
- * A launching thread writes only counters of its own, with plain stores.  The gate needs "count, then look whether it is open"
- * to be seen in that order by whoever closes it; instead of a fence in every launch, the one who closes has the kernel
- * put a barrier into every running thread of the process (membarrier), once a turn.  Where the kernel has no such call,
- * no launch takes the hot path: the slow one has a fence. */
+ * A launching thread writes only its own counters, with plain stores.  The gate requires that "count, then check whether
+ * it is open" is observed in that order by the thread that closes it.  Instead of a fence in every launch, the closing
+ * thread makes the kernel insert a barrier into every running thread of the process (membarrier), once per turn.
+ * Without that system call no launch takes the hot path, and the slow path has a fence. */
 #define _GNU_SOURCE
 #include <linux/membarrier.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "shim.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool registered, fenced; /* fenced: no membarrier */
+static bool registered, fenced; /* fenced: membarrier is not available */
 
 static long membarrier(int command)
 {
@@ -46,7 +46,7 @@ struct calls *cot_calls_of(struct thread *t, struct gpu *gpu)
 
 static void add(struct call_counts *sum, const struct calls *calls)
 {
-    /* read finished before started: equal values then mean that nothing was in flight when started was read */
+    /* read `finished` before `started`: equal values then mean that nothing was in flight when `started` was read */
     sum->finished += atomic_load_explicit(&calls->finished, memory_order_acquire);
     sum->started += atomic_load_explicit(&calls->started, memory_order_acquire);
     sum->copies += atomic_load_explicit(&calls->copies, memory_order_relaxed);
@@ -63,8 +63,8 @@ struct call_counts cot_calls_sum(const struct gpu *gpu)
     return sum;
 }
 
-/* The gate may be closed meanwhile: cot_calls_close has stored its closed epoch before it waits for the lock, so it is
- * either seen here or closes again what is opened here. */
+/* The gate may be closed concurrently: cot_calls_close stores its closed epoch before it takes the lock, so it is either
+ * seen here or closes again what is opened here. */
 void cot_calls_open(struct calls *calls)
 {
     if (fenced)
@@ -74,8 +74,8 @@ void cot_calls_open(struct calls *calls)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* With gpu->epoch closed already.  Afterwards every call that passed the gate is counted as started, whatever its thread
- * had in its store buffer. */
+/* Called with gpu->epoch closed.  Afterwards every call that passed the gate is counted as started, even if it was still
+ * in its thread's store buffer. */
 void cot_calls_close(struct gpu *gpu)
 {
     pthread_mutex_lock(&list_lock);
@@ -87,7 +87,7 @@ void cot_calls_close(struct gpu *gpu)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* The stream is destroyed, or its record is wanted for another: launches into what next has this handle are new. */
+/* The stream is destroyed, or its record is reused: launches with this handle count as launches into a new stream. */
 void cot_calls_forget_stream(CUstream handle)
 {
     pthread_mutex_lock(&list_lock);
@@ -98,7 +98,7 @@ void cot_calls_forget_stream(CUstream handle)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* A thread ends: its counts stay. */
+/* A thread ends: its counters are kept. */
 void cot_calls_retire(struct thread *t)
 {
     pthread_mutex_lock(&list_lock);

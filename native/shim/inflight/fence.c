@@ -1,16 +1,16 @@
-/* Work in flight is fenced about once per predicted millisecond, and the fences teach what launches cost.
+/* Fences work in flight about once per predicted millisecond, and learns the costs of launches from the fences.
  *
- * In a turn without an end nobody waits, so fences are further apart there, more may be queued, and while what is thought
- * of the launches holds true only one interval in 16 is noted and compared: the others are looked at only when half of
- * what may be queued is.
+ * In an unbounded turn nobody else waits, so fences are further apart and more may be queued; while estimates are
+ * accurate, only one interval in 16 is sampled and compared, and the others are checked only when half of the allowed
+ * work is queued.
  *
- * A launch is predicted by its key (kernel and grid, graph, kind and size of copy).  An interval is the launches of one
- * thread between two fences; when a fence is done, the time between it and the fence before it, by the GPU's own
- * clock, is compared with what was predicted, and every key in the interval is corrected by the ratio.  A long kernel
- * fills an interval alone, so its cost is known exactly after one run; short ones share.
+ * A launch is predicted by its key (kernel and grid, graph, kind and size of copy).  An interval contains the launches
+ * of one thread between two fences.  When a fence completes, the GPU time between it and the previous one is compared
+ * with the prediction, and the cost of every key in the interval is corrected by the ratio.  A long kernel fills an
+ * interval alone, so its cost is exact after one run; short ones share the correction.
  *
- * Nothing here runs while a stream of the process captures: an event query from another thread would break a capture
- * in global mode. */
+ * Nothing here runs while a stream of the process captures: an event query from another thread would invalidate a
+ * capture in global mode. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <time.h>
@@ -19,7 +19,7 @@
 
 #define SPIN_NS 20000
 #define COST_CEILING_NS INT64_C(60000000000)
-#define TOLERANCE 0.1 /* a prediction this good is left alone */
+#define TOLERANCE 0.1 /* predictions with a smaller error are left unchanged */
 
 
 static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE]; /* number of the last interval that corrected an entry */
@@ -40,9 +40,9 @@ struct cost *cot_cost_of(uintptr_t key, bool *fresh)
         if (!cost->key && !empty)
             empty = cost;
     }
-    struct cost *cost = empty ? empty : home; /* nowhere free: the one that was here is learned again if it returns */
+    struct cost *cost = empty ? empty : home; /* no entry is free: the evicted one is learned again if it returns */
     cost->ns = COST_UNKNOWN_NS;
-    __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE); /* whoever finds the key finds what it costs */
+    __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE); /* published last: a reader who finds the key finds its cost */
     *fresh = true;
     return cost;
 }
@@ -68,16 +68,16 @@ void cot_interval_begin(struct thread *t)
     t->calls->log_step = noted;
     t->calls->budget_ns = t->budget_begin_ns = alone && !ring->doubt ? INTERVAL_ALONE_NS : INTERVAL_NS;
     if (t->gpu->floor)
-        t->calls->budget_ns = t->budget_begin_ns = -1; /* every launch asks the floor */
+        t->calls->budget_ns = t->budget_begin_ns = -1; /* every launch checks the LS gate */
     ring->began_ns = cot_now_ns();
 }
 
 bool cot_interval_is_empty(const struct thread *t)
 {
-    return t->calls->budget_ns == t->budget_begin_ns; /* every launch costs something */
+    return t->calls->budget_ns == t->budget_begin_ns; /* every launch has a cost above 0 */
 }
 
-/* An interval without notes ends.  If it took much longer than was thought, and the GPU is not even at its beginning, then
+/* Ends an unsampled interval.  If it took much longer than estimated, and the GPU has not even reached its beginning,
  * the launches have become longer: the driver's own queue was full.  (If the GPU waits for the host, nothing is wrong.) */
 void cot_interval_look(struct thread *t)
 {
@@ -97,10 +97,10 @@ void cot_interval_note(struct thread *t)
     if (t->calls->log_step == 0)
         cot_fence_close(t, false);
     else if (cot_interval_is_empty(t))
-        cot_interval_begin(t); /* perhaps a shorter one */
+        cot_interval_begin(t); /* the new interval may be shorter */
 }
 
-/* With cot_capture_lock.  destroy: the context lives; otherwise it has taken, or will take, the events with it. */
+/* With cot_capture_lock.  destroy: the context exists; otherwise the events are destroyed with it. */
 void cot_ring_forget(struct ring *ring, bool destroy)
 {
     for (uint32_t i = 0; i < FENCES; i++) {
@@ -133,7 +133,7 @@ static int64_t predict(const struct fence *fence)
 static void learn(struct ring *ring, const struct fence *fence, double elapsed_ns)
 {
     double ratio = elapsed_ns / (double)fence->predicted_ns;
-    bool bound_only = !fence->exact && !fence->before_sync; /* may hold idle time */
+    bool bound_only = !fence->exact && !fence->before_sync; /* may include idle time */
     if (bound_only && ratio > 2.0)
         ring->probe = true;
     bool good = ratio > 1 - TOLERANCE && ratio < 1 + TOLERANCE;
@@ -145,7 +145,7 @@ static void learn(struct ring *ring, const struct fence *fence, double elapsed_n
             ring->unnoted_left = UNNOTED_ALONE;
         return;
     }
-    /* By what is thought now, not when the fence was recorded: an older fence may have corrected the same keys. */
+    /* By current estimates, not those of when the fence was recorded: an older fence may have corrected the same keys. */
     ratio = elapsed_ns / (double)predict(fence);
     if (bound_only && ratio >= 1.0)
         return;
@@ -159,7 +159,7 @@ static void learn(struct ring *ring, const struct fence *fence, double elapsed_n
     }
 }
 
-/* Takes the finished fences off the ring; the caller holds cot_capture_lock and nothing captures. */
+/* Removes completed fences from the ring; the caller holds cot_capture_lock and no stream captures. */
 static void resolve_locked(struct ring *ring)
 {
     while (ring->oldest != ring->newest) {
@@ -178,7 +178,7 @@ static void resolve_locked(struct ring *ring)
         ring->outstanding_ns -= fence->predicted_ns;
         ring->oldest++;
         ring->more_ns = ring->stalls = 0;
-        if (state != CUDA_SUCCESS) { /* the context failed: the program learns it from its own calls */
+        if (state != CUDA_SUCCESS) { /* the context failed, which the program learns from its own calls */
             cot_ring_forget(ring, false);
             return;
         }
@@ -200,8 +200,8 @@ static bool has_no_room(const struct ring *ring)
     return ring->newest - ring->oldest >= FENCES - 2;
 }
 
-/* Ends the open interval with an event in the stream that was used last.  An empty interval gives a point to measure
- * from: at the start of a turn, so that the wait for it is not taken for work. */
+/* Ends the open interval with an event in the stream that was used last.  An empty interval only records a reference
+ * time: at the start of a turn, so that the wait for it is not counted as work. */
 void cot_fence_close(struct thread *t, bool before_sync)
 {
     struct ring *ring = t->ring;
@@ -236,16 +236,16 @@ bool cot_ring_is_long(const struct ring *ring, int64_t allowed_ns)
            (ring->newest - ring->oldest >= 2 && ring->outstanding_ns >= allowed_ns + ring->more_ns);
 }
 
-/* The oldest fence does not come.  Its work may depend on a later launch, so the program must get on; or all of it takes
- * longer than is thought, so not by much.  Twice as much each time. */
+/* The oldest fence does not complete.  Its work may depend on a later launch, so the program must continue; or it takes
+ * longer than estimated, so only a little more is allowed, twice as much each time. */
 void cot_ring_let_more(struct ring *ring, int64_t allowed_ns)
 {
     ring->more_ns = ring->outstanding_ns - allowed_ns + (INTERVAL_NS << (ring->stalls < 6 ? ring->stalls : 6));
     ring->stalls++;
 }
 
-/* Waits until the oldest fence is done.  False: it is not done after patience_ns, or cannot be asked for.  A wait of more
- * than the interval was thought to take says that what is thought is to be doubted. */
+/* Waits until the oldest fence is complete.  False: not after patience_ns, or it cannot be queried.  A wait longer than
+ * the interval's estimate marks the estimates as doubtful. */
 bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns)
 {
     struct ring *ring = t->ring;

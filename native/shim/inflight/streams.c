@@ -1,8 +1,8 @@
-/* The streams that the process has launched into.  A turn is drained when none of them holds work.
+/* The streams into which the process has launched.  A turn is drained when none of them has pending work.
  *
- * Captures: launches into a capturing stream are not executed, so they are neither gated nor charged, and nothing may
- * be recorded into such a stream.  cot_capture_lock is held while the shim touches streams or events, and while a
- * capture begins or ends, so the two cannot meet. */
+ * Captures: launches into a capturing stream are not executed, so they are neither gated nor charged, and nothing may be
+ * recorded into such a stream.  cot_capture_lock is held while the shim uses streams or events, and while a capture
+ * begins or ends, so that the two exclude each other. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -16,7 +16,7 @@ _Atomic uint32_t cot_captures;
 pthread_mutex_t cot_capture_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct stream streams[STREAMS]; /* a free record has handle COT_NO_STREAM; never moved, so caches stay valid */
+static struct stream streams[STREAMS]; /* a free record has handle COT_NO_STREAM; records never move, so caches stay valid */
 static uint32_t stream_count, next_victim;
 static CUstream capturing[CAPTURES]; /* under cot_capture_lock */
 
@@ -35,7 +35,7 @@ struct stream *cot_stream_find(CUstream handle, CUcontext context, struct gpu *g
     }
     if (!free_record && stream_count < STREAMS)
         free_record = &streams[stream_count++];
-    if (!free_record) { /* more streams than anybody keeps: the oldest is no longer watched */
+    if (!free_record) { /* more streams than records: the oldest is no longer watched */
         free_record = &streams[next_victim++ % STREAMS];
         cot_calls_forget_stream(free_record->handle);
     }
@@ -85,7 +85,7 @@ void cot_streams_context_gone(CUcontext context)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* True also when the driver cannot say without harm (the legacy stream beside a capture). */
+/* Also true if the driver cannot tell without side effects (the legacy stream beside a capture). */
 bool cot_stream_is_capturing(CUstream handle)
 {
     int status = CU_CAPTURE_NONE;
@@ -119,7 +119,7 @@ void cot_capture_after_begin(CUstream handle, CUresult result)
     }
 }
 
-/* The count stays up during the call that ends a capture: the helper must not look meanwhile. */
+/* The count includes the call that ends a capture, so that the helper does not query meanwhile. */
 void cot_capture_after_end(CUstream handle)
 {
     if (atomic_load(&cot_captures) == 0)
@@ -152,7 +152,7 @@ static bool is_drained(struct stream *stream)
     CUstream handle = stream->handle;
     bool shared = handle == NULL || (uintptr_t)handle <= CU_STREAM_PER_THREAD_VALUE;
     if (atomic_load(&cot_captures) > 0 && (shared || cot_stream_is_capturing(handle)))
-        return true; /* cannot be asked now; what is captured does not run */
+        return true; /* cannot be queried now; captured work does not run */
     if ((uintptr_t)handle == CU_STREAM_PER_THREAD_VALUE)
         return marked_end_reached(stream);
     return REAL(cuStreamQuery)(handle) != CUDA_ERROR_NOT_READY;
@@ -163,8 +163,8 @@ void cot_exchange_capture_mode(int *mode)
     REAL(cuThreadExchangeStreamCaptureMode)(mode);
 }
 
-/* Looks at streams without recording anything into those that the program owns.  On the shim's own threads, and on those of a
- * latency-sensitive program when it has waited: whichever it is, the thread's calls forbid nothing to a capture meanwhile. */
+/* Queries streams without recording anything into those that the program owns.  Runs on the shim's threads, and on those
+ * of a latency-sensitive program after it waited; the thread's capture mode is relaxed meanwhile. */
 bool cot_streams_drained(struct gpu *gpu)
 {
     int mode = CU_CAPTURE_MODE_RELAXED;

@@ -1,8 +1,9 @@
 /* The connection to the agent and the helper thread that serves it.
  *
  * One socket per process.  Any thread may send; only the helper receives, so a thread that waits for a turn does not
- * keep another from asking for memory.  The helper also ends turns and watches for idleness (gate.c).  A closed
- * socket is the agent's death; the shim then does what the agent last said (fail_mode) and keeps trying to return. */
+ * prevent another from requesting memory.  The helper also ends turns and detects idleness (gate.c).  A closed socket
+ * means that the agent has ended; the shim then behaves as the agent last configured (fail_mode) and keeps trying to
+ * reconnect. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -65,7 +66,7 @@ void cot_agent_wake_helper(void)
 {
     uint64_t one = 1;
     if (wake_fd >= 0 && write(wake_fd, &one, sizeof one) < 0)
-        return; /* the counter is full: the helper is awake */
+        return; /* the counter is full, so the helper is awake */
 }
 
 /* ---- receiving ---- */
@@ -78,7 +79,7 @@ static struct gpu *gpu_of_slot(uint32_t slot)
     return NULL;
 }
 
-/* Takes passed_fd where somebody wants it (then it is -1). */
+/* Sets passed_fd to -1 if it takes the descriptor. */
 static void handle(const struct cotenant_message *message, int *passed_fd) /* with cot_lock */
 {
     struct gpu *gpu = gpu_of_slot(message->header.slot);
@@ -120,8 +121,8 @@ static void agent_lost(void) /* with cot_lock */
     cot_swap_agent_lost();
     cot_gates_agent_lost(fail_mode);
     pthread_cond_broadcast(&cot_changed);
-    cot_say("the agent is gone; launches %s until it is back",
-            fail_mode == COTENANT_FAIL_OPEN ? "go on without limits" : "wait");
+    cot_say("the agent has ended; launches %s until it returns",
+            fail_mode == COTENANT_FAIL_OPEN ? "continue without limits" : "wait");
 }
 
 static void receive_all(void)
@@ -140,7 +141,7 @@ static void receive_all(void)
             close(passed_fd);
         passed_fd = -1;
         if (page_changed)
-            cot_gpus_follow(); /* before a turn that comes after it */
+            cot_gpus_follow(); /* before a turn that follows it */
         page_changed = false;
     }
 }
@@ -166,11 +167,11 @@ static void try_to_return(void)
     pthread_mutex_lock(&cot_lock);
     agent_fd = fd;
     pthread_mutex_unlock(&cot_lock);
-    cot_say("the agent is back");
+    cot_say("the agent has returned");
 }
 
-/* After a reconnection the GPUs are attached again; that needs calls, which need this very thread to receive, so it
- * is done by a short-lived thread. */
+/* After a reconnection the GPUs must be attached again by calls whose replies this thread receives, so a short-lived
+ * thread does that. */
 static void *reattach(void *unused)
 {
     (void)unused;
@@ -195,7 +196,7 @@ static void *helper(void *unused)
 {
     (void)unused;
     pthread_setname_np(pthread_self(), "cotenant");
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* turns end on time; 50 us is the default */
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* turns must end on time; the default is 50 us */
     while (!exiting) {
         uint64_t now = cot_now_ns();
         uint64_t next = cot_gates_advance(now);
@@ -207,7 +208,7 @@ static void *helper(void *unused)
         struct timespec wait = {.tv_sec = (time_t)(next / 1000000000), .tv_nsec = (long)(next % 1000000000)};
         struct pollfd ready[2] = {{.fd = wake_fd, .events = POLLIN}, {.fd = agent_fd, .events = POLLIN}};
         int count = ppoll(ready, lost ? 1 : 2, &wait, NULL);
-        if (count > 0 && ready[0].revents & POLLNVAL) { /* the program has closed all its files, and ours with them */
+        if (count > 0 && ready[0].revents & POLLNVAL) { /* the program has closed all its files, including the shim's */
             wake_fd = cot_wire_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
             count = 0;
         }
@@ -250,7 +251,7 @@ static void at_exit(void)
             cot_gpu_at(i)->published_ns = 0;
             cot_gpu_publish(cot_gpu_at(i), cot_now_ns());
         }
-    cot_gates_agent_lost(COTENANT_FAIL_OPEN); /* whatever runs in later exit handlers is not held up */
+    cot_gates_agent_lost(COTENANT_FAIL_OPEN); /* later exit handlers are not gated */
     pthread_cond_broadcast(&cot_changed);
     cot_agent_wake_helper();
     struct timespec until;
@@ -259,7 +260,7 @@ static void at_exit(void)
     while (helper_runs && !helper_stopped && pthread_cond_timedwait(&cot_changed, &cot_lock, &until) == 0)
         ;
     pthread_mutex_unlock(&cot_lock);
-    /* The socket stays open until the process is gone: only then is its memory free. */
+    /* The socket stays open until the process has ended: only then is its memory free. */
 }
 
 static void after_fork_in_child(void)
@@ -284,7 +285,8 @@ static void after_fork_in_child(void)
     cot_swap_reset_after_fork();
 }
 
-/* An agent may still be starting; and one that knows a process by its ancestors may not have heard of them yet. */
+/* Connects; retries because the agent may still be starting, or may not yet know a process that it identifies by
+ * ancestors. */
 static int reach_agent(struct cotenant_hello_reply *terms)
 {
     const char *socket_path = getenv(COTENANT_ENV_SOCKET), *token = getenv(COTENANT_ENV_TOKEN);

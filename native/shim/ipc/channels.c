@@ -1,6 +1,7 @@
-/* The driver's objects behind contexts, seen while libcuda makes them: it calls ioctl() as any library does, and a preloaded
- * library comes first.  Each compute channel group goes to the agent, with the file that its client was made on: who holds that
- * file may set the group's time slice.  A program that computes makes no such calls, so nothing is on a launch's way. */
+/* Observes the driver's objects behind contexts as libcuda creates them: libcuda calls ioctl(), and the preloaded
+ * definition comes first.  Each compute channel group is sent to the agent, with the file on which its client was
+ * created: whoever holds that file can set the group's time slice.  Launches make no such calls, so their path is
+ * unaffected. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -14,7 +15,7 @@
 
 enum { ESC_FREE = 0x29, ESC_ALLOC = 0x2b };
 enum { CLASS_DEVICE = 0x80, CLASS_SUBDEVICE = 0x2080, CLASS_GROUP = 0xa06c };
-#define ANY_CHANNEL 0x6f /* the last byte of a class, whatever the GPU's generation */
+#define ANY_CHANNEL 0x6f /* last byte of a channel class, in all GPU generations */
 #define ANY_COMPUTE 0xc0
 #define MOST_OBJECTS 8192
 #define MOST_GROUPS 256
@@ -25,7 +26,7 @@ struct object {
     int fd; /* of a client */
 };
 
-/* What the driver takes: with rights and flags, or, as older libraries call it, without. */
+/* Arguments of the driver's allocation call: with rights and flags, or, in older libraries, without. */
 struct alloc {
     uint32_t client, parent, handle, class;
     uint64_t params;
@@ -43,16 +44,16 @@ struct free {
     uint32_t client, parent, handle, status;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects everything below */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct object objects[MOST_OBJECTS];
 static uint32_t object_count;
-static struct cotenant_channel_group told[MOST_GROUPS]; /* as the agent knows them */
+static struct cotenant_channel_group told[MOST_GROUPS]; /* as last reported to the agent */
 static uint32_t told_count;
 static _Atomic bool changed;
 
 static int (*next_ioctl)(int, unsigned long, ...);
-static int (*driver_ioctl)(int, unsigned long, void *); /* of a driver that is no part of the kernel */
+static int (*driver_ioctl)(int, unsigned long, void *); /* of a driver outside the kernel (software GPU) */
 
 void cot_channels_driver(int (*call)(int, unsigned long, void *))
 {
@@ -93,7 +94,7 @@ static void made(struct object object) /* with lock */
                    is_generation_of(object.class, ANY_COMPUTE);
     if (is_root(object.class)) {
         object.client = object.handle;
-        gone(object.client, object.handle); /* one before it ended with its file */
+        gone(object.client, object.handle); /* an earlier one of that name ended with its file */
     }
     if (!matters || object_count == MOST_OBJECTS)
         return;
@@ -102,7 +103,7 @@ static void made(struct object object) /* with lock */
         changed = true;
 }
 
-/* The driver frees what hangs on an object with it. */
+/* The driver frees an object's children with it. */
 static void gone(uint32_t client, uint32_t handle) /* with lock */
 {
     for (uint32_t i = 0; i < object_count;) {
@@ -184,7 +185,7 @@ static bool is_compute(uint32_t class)
     return is_generation_of(class, ANY_COMPUTE);
 }
 
-/* False: not all of it is there yet.  A group with a compute object is one of the compute engine. */
+/* False: not all parts exist yet.  A group with a compute object belongs to the compute engine. */
 static bool describe(const struct object *group, struct cotenant_channel_group *out)
 {
     const struct object *subdevice = child_of(group->client, group->parent, is_subdevice);

@@ -1,7 +1,7 @@
-/* What is said to the agent: messages without a reply, and calls that wait for one.
+/* Messages to the agent without reply, and calls that wait for a reply.
  *
- * An agent that is gone is noticed by its socket.  One that hangs is not: a tenant that is to go on without an agent
- * (fail: open) counts it as gone when it has not said anything for a while although it was asked. */
+ * An agent that ended is noticed by its socket, a hung one is not: a tenant that may run without an agent (fail: open)
+ * treats it as ended if it stays silent for a while after being asked. */
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,21 +9,21 @@
 
 #include "shim.h"
 
-#define ASK_AFTER_NS UINT64_C(3000000000)  /* of silence, while somebody waits for the agent */
+#define ASK_AFTER_NS UINT64_C(3000000000)  /* of silence, while a thread waits for the agent */
 #define HANGS_AFTER_NS UINT64_C(10000000000)
 
 struct pending {
     uint64_t sequence;
     int outcome; /* 0: waiting, 1: reply, -1: agent lost */
     struct cotenant_message *reply;
-    int *passed_fd; /* where the caller wants a descriptor that comes with the reply, or NULL */
+    int *passed_fd; /* where a descriptor that comes with the reply is stored, or NULL */
     struct pending *next;
 };
 
-static struct pending *pending_calls; /* with cot_lock, as all here */
-static uint64_t heard_ns;             /* when the agent last said something */
-static uint64_t asked_ns;             /* when it was asked whether it lives; 0: it was not since then */
-static uint64_t question;             /* sequence of that */
+static struct pending *pending_calls; /* protected by cot_lock, as everything here */
+static uint64_t heard_ns;             /* time of the agent's last message */
+static uint64_t asked_ns;             /* time of the query whether it is alive; 0: none since its last message */
+static uint64_t question;             /* sequence of that query */
 
 int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
 {
@@ -33,7 +33,7 @@ int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
     return fd >= 0 ? cot_wire_send(fd, &message) : -1;
 }
 
-/* The same as an answer: with the sequence of what it answers, and a status. */
+/* Sends a reply: with the sequence of the message that it answers, and a status. */
 int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t status, const void *body, size_t bytes)
 {
     struct cotenant_message message;
@@ -45,8 +45,7 @@ int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t s
     return fd >= 0 ? cot_wire_send(fd, &message) : -1;
 }
 
-/* Sends and waits for the reply, and for the descriptor that may come with it (*passed_fd, else -1).  -1: the agent is
- * lost. */
+/* Sends, then waits for the reply and a descriptor that may come with it (*passed_fd, else -1).  -1: the agent is lost. */
 int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
                       int *passed_fd)
 {
@@ -85,7 +84,7 @@ void cot_agent_warn(uint32_t code, const char *format, ...)
     cot_agent_send(COTENANT_WARNING, COTENANT_NO_SLOT, &text, sizeof text);
 }
 
-/* Is it the reply to a call?  Takes passed_fd where that call wants it (then it is -1). */
+/* Whether the message is the reply to a call.  Sets passed_fd to -1 if that call takes the descriptor. */
 bool cot_rpc_reply(const struct cotenant_message *message, int *passed_fd)
 {
     for (struct pending *call = pending_calls; call; call = call->next)
@@ -108,7 +107,7 @@ void cot_rpc_heard(void)
     asked_ns = 0;
 }
 
-/* Waits for something to change, a second at most; asks a silent agent whether it lives. */
+/* Waits for a change, at most one second; queries a silent agent. */
 void cot_rpc_wait(void)
 {
     struct timespec look_again;
@@ -124,7 +123,7 @@ void cot_rpc_wait(void)
         cot_wire_fill(&ask, COTENANT_MEMORY_QUERY, COTENANT_NO_SLOT, &what, sizeof what);
         question = ask.header.sequence;
         asked_ns = now;
-        cot_wire_send(cot_agent_fd(), &ask); /* finding no room is no answer either */
+        cot_wire_send(cot_agent_fd(), &ask); /* if the socket is full, there is no answer either */
     } else if (cot_rpc_agent_hangs())
         cot_agent_wake_helper();
 }

@@ -1,4 +1,4 @@
-/* Messages on the socket, and the introduction that opens a connection. */
+/* Messages on the socket, and the handshake that opens a connection. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 static _Atomic uint64_t next_sequence = 1;
 
-/* With the descriptor `passed`, or without one: -1. */
+/* Sends a message with the descriptor `passed`, or without: -1. */
 int cot_wire_send_with(int fd, struct cotenant_message *message, int passed)
 {
     union {
@@ -78,7 +78,7 @@ static uint64_t own_start_time(void)
     if (length <= 0)
         return 0;
     line[length] = '\0';
-    char *field = strrchr(line, ')'); /* field 2 may hold anything; 22 is the 20th after it */
+    char *field = strrchr(line, ')'); /* field 2 may contain anything; field 22 is the 20th after it */
     for (int i = 0; field && i < 20; i++)
         field = strchr(field + 1, ' ');
     return field ? strtoull(field + 1, NULL, 10) : 0;
@@ -126,7 +126,7 @@ int cot_wire_receive_now(int fd, struct cotenant_message *message, int *passed_f
     return receive(fd, message, passed_fd, MSG_DONTWAIT);
 }
 
-/* Programs close what they think is theirs by low numbers, and expect the next one to be low: stay out of the way. */
+/* Programs may close low file numbers that they consider their own, and expect the next one to be low: use high numbers. */
 int cot_wire_high(int fd)
 {
     int high = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD) : -1;
@@ -146,7 +146,8 @@ static int open_socket(void)
     }
     memcpy(address.sun_path, path, strlen(path));
     int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S}; /* also for a place in the line of an agent that stands still */
+    /* also limits the wait for room in the socket of a suspended agent */
+    struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S};
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
@@ -167,7 +168,7 @@ static bool map_page(int fd, struct cotenant_page **page)
         munmap(mapped, COTENANT_PAGE_BYTES);
         return false;
     }
-    *page = mapped; /* an older page stays mapped: another thread may be looking at it */
+    *page = mapped; /* an older page stays mapped, since another thread may be using it */
     return true;
 }
 
@@ -185,7 +186,7 @@ static void program_name(uint8_t *into, size_t bytes)
 static void say_why(struct cotenant_message *refusal)
 {
     if (!refusal)
-        cot_say("the socket's other end does not speak protocol version %u", COTENANT_PROTOCOL_VERSION);
+        cot_say("the socket's other end does not support protocol version %u", COTENANT_PROTOCOL_VERSION);
     else if (refusal->header.type == COTENANT_ERROR) {
         refusal->body.text.text[sizeof refusal->body.text.text - 1] = 0;
         cot_say("the agent refused this program: %s", (char *)refusal->body.text.text);
@@ -195,8 +196,8 @@ static void say_why(struct cotenant_message *refusal)
         cot_say("the agent's page is not one of protocol version %u", COTENANT_PROTOCOL_VERSION);
 }
 
-/* One try: connect, HELLO, page.  Returns the socket, -1 if nobody is there, -2 if the agent said no (and why is said,
- * unless quiet). */
+/* One attempt: connect, HELLO, page.  Returns the socket, -1 if no agent listens, -2 if the agent refused (with the
+ * reason printed, unless quiet). */
 int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet)
 {
     int fd = open_socket();

@@ -1,5 +1,5 @@
-/* What the process holds on each GPU, by family.  The agent is asked before the driver is, and told what was really
- * taken.  An address that is not known here was never charged: freeing it is the driver's business alone. */
+/* Memory held by the process on each GPU, by family.  The agent is asked before the driver allocates, and told how much
+ * was allocated.  An address that is not known here was never charged: freeing it is left to the driver. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +17,11 @@ struct holding {
     struct holding *next;
 };
 
-static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a call of driver or agent */
+static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER; /* never held during a call of driver or agent */
 static struct holding *buckets[BUCKETS];
 static uint64_t host_held;
-static bool host_stale; /* the agent was lost: the one that came back has not been told what host memory is held */
-static _Atomic bool unconfirmed; /* something was told to the agent that the page may not show yet */
+static bool host_stale; /* the agent was lost: the new one does not know the pinned host memory yet */
+static _Atomic bool unconfirmed; /* a message was sent that the page may not reflect yet */
 
 static struct holding **bucket(uint64_t address)
 {
@@ -33,7 +33,7 @@ static uint32_t slot_of(const struct gpu *gpu)
     return gpu ? gpu->slot : COTENANT_NO_SLOT;
 }
 
-/* After a lost agent came back, its slot is to be known before anything is said about it. */
+/* After a reconnection, waits until the GPU's slot is known. */
 static void wait_until_attached(const struct gpu *gpu)
 {
     pthread_mutex_lock(&cot_lock);
@@ -52,7 +52,7 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
         if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
             *reservation = reply.body.memory.reservation;
             return reply.header.status == COTENANT_OK       ? CUDA_SUCCESS
-                   : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY /* of a tenant that oversubscribes */
+                   : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY /* for a tenant that oversubscribes */
                                                             : CUDA_ERROR_OUT_OF_MEMORY;
         }
         pthread_mutex_lock(&cot_lock);
@@ -65,8 +65,8 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
     }
 }
 
-/* May bytes more be taken?  Waits for a lost agent if it said so.  CUDA_ERROR_NOT_READY: yes, but others hold the room,
- * and what moves need not be there yet. */
+/* Requests permission to allocate.  Waits for a lost agent if configured so.  CUDA_ERROR_NOT_READY: granted, but other
+ * tenants occupy the memory; swappable memory need not be resident yet. */
 CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
 {
     int cancel;
@@ -128,8 +128,8 @@ void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* What is held at address, taken out of the books before the driver is asked to free it: once it has freed it, another
- * thread may be given the same address.  NULL: never charged. */
+/* The allocation at an address, removed from the accounts before the driver frees it, since another thread may get the
+ * same address afterwards.  NULL: never charged. */
 struct holding *cot_memory_take_out(uint64_t address, uint32_t family)
 {
     pthread_mutex_lock(&memory_lock);
@@ -145,7 +145,8 @@ struct holding *cot_memory_take_out(uint64_t address, uint32_t family)
     return found;
 }
 
-/* The driver freed what was taken out: credit it to the GPU on which it was allocated.  Or refused to: it is held on. */
+/* The driver freed the removed allocation: credit the GPU on which it was allocated.  If it refused, the allocation is
+ * restored. */
 void cot_memory_taken_out(struct holding *holding, bool freed)
 {
     if (!holding)
@@ -161,7 +162,7 @@ void cot_memory_taken_out(struct holding *holding, bool freed)
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* The last context on the GPU is gone, and what was allocated in it. */
+/* The last context on the GPU is gone, with all its allocations. */
 void cot_memory_forget_gpu(struct gpu *gpu)
 {
     cot_pools_forget_gpu(gpu);
@@ -201,7 +202,8 @@ void cot_memory_agent_lost(void)
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* Host memory belongs to no GPU.  What changes while it is told is told again: as a sum, so nothing counts twice. */
+/* Reports pinned host memory, which belongs to no GPU.  Changes during the report are reported again, as a total, so
+ * nothing is counted twice. */
 void cot_memory_report_host(void)
 {
     for (bool told = false; !told;) {
@@ -218,7 +220,7 @@ void cot_memory_report_host(void)
     }
 }
 
-/* The tenant's cap and charge, as the agent keeps them in the page.  False: no cap, the driver's numbers hold. */
+/* The tenant's limit and charge, from the page.  False: no limit, use the driver's numbers. */
 bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes)
 {
     if (!gpu || !gpu->attached || gpu->page_slot->memory_limit_bytes == COTENANT_NO_LIMIT)
@@ -247,7 +249,7 @@ void cot_memory_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&memory_lock, &fresh, sizeof fresh);
-    memset(buckets, 0, sizeof buckets); /* the child gave nothing back: its parent holds it */
+    memset(buckets, 0, sizeof buckets); /* the child must not release what its parent holds */
     host_held = 0;
     host_stale = false;
 }

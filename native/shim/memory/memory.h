@@ -1,4 +1,4 @@
-/* What the process holds, by family. */
+/* Interface of the process's memory accounts, by family. */
 #ifndef COTENANT_MEMORY_ROOM_H
 #define COTENANT_MEMORY_ROOM_H
 
@@ -6,7 +6,8 @@
 
 /* ---- memory.c ---- */
 HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);
-HIDDEN bool cot_memory_make_room(struct gpu *gpu, uint64_t bytes); /* the driver had none of what was reserved: now? */
+/* the driver could not provide reserved memory: is it available now? */
+HIDDEN bool cot_memory_make_room(struct gpu *gpu, uint64_t bytes);
 HIDDEN void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes);
 HIDDEN void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes);
 HIDDEN void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint32_t family);
@@ -19,7 +20,7 @@ HIDDEN void cot_memory_report_state(struct gpu *gpu);
 HIDDEN void cot_memory_report_host(void);
 HIDDEN void cot_memory_reset_after_fork(void);
 HIDDEN bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes);
-HIDDEN uint64_t cot_memory_kept(struct gpu *gpu); /* what the card has free and keeps for others */
+HIDDEN uint64_t cot_memory_kept(struct gpu *gpu); /* free memory of the card that is kept for others */
 HIDDEN void cot_pools_refresh(void);
 HIDDEN void cot_pools_forget_gpu(struct gpu *gpu);
 HIDDEN CUresult cot_graph_memory_check(word graph);

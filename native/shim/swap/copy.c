@@ -1,8 +1,8 @@
-/* Copies between pieces and their places in host memory.
+/* Copies between pieces of device memory and their places in host memory.
  *
- * The host memory is registered with the driver ahead of need, from its beginning on, by a thread of its own; copies to
- * what is registered go straight there and keep one copy engine busy.  What is not registered (yet, or because the
- * system does not let us) goes through a small ring of pinned buffers. */
+ * A separate thread registers the host memory with the driver in advance, from the beginning; copies to registered
+ * memory go directly and keep one copy engine busy.  Copies to unregistered memory (not yet, or not allowed by the
+ * system) go through a small ring of pinned buffers. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
@@ -20,7 +20,7 @@
 #define STAGE_BYTES (UINT64_C(16) << 20)
 #define POPULATORS 4
 #define REPORT_BYTES (UINT64_C(4) << 30)
-#define LEAST_LEFT (UINT64_C(512) << 20) /* of the system's memory, for everybody else */
+#define LEAST_LEFT (UINT64_C(512) << 20) /* of the system's memory left to everything else */
 #define CU_STREAM_NON_BLOCKING 1
 #define CU_HOST_REGISTER_PORTABLE 1
 #ifndef MADV_POPULATE_WRITE
@@ -30,7 +30,7 @@
 #define MADV_COLLAPSE 25
 #endif
 #define COLLAPSE_STEP (UINT64_C(32) << 20)
-#define COLLAPSE_SLOWEST_NS UINT64_C(500000000) /* of a step: where room for huge pages has to be made, small ones do */
+#define COLLAPSE_SLOWEST_NS UINT64_C(500000000) /* time limit of a step: if huge pages require compaction, small ones will do */
 
 struct lane {
     struct gpu *gpu;
@@ -68,7 +68,7 @@ static CUresult make_lane(struct lane *lane, CUcontext context)
     return result;
 }
 
-/* Makes the GPU's context the current one of the calling thread, whose calls then disturb no capture of the program. */
+/* Makes the GPU's context current on the calling thread, in a capture mode that does not affect the program's captures. */
 struct lane *cot_swap_lane(struct gpu *gpu, bool out)
 {
     static __thread bool relaxed;
@@ -108,7 +108,7 @@ static CUresult issue_stretch(const struct host_copy *copy, uint64_t from, uint6
                                                                                                              stream);
 }
 
-/* In turn with the copies of others, where copies take turns. */
+/* Scheduled with the copies of other tenants, if copies are. */
 static CUresult copy_now(struct lane *lane, CUdeviceptr device, uint8_t *host, uint64_t bytes)
 {
     struct stretch call = {device, host, lane->out};
@@ -153,7 +153,7 @@ static CUresult copy_staged(struct lane *lane, CUdeviceptr device, uint8_t *host
     uint64_t count = (bytes + STAGE_BYTES - 1) / STAGE_BYTES;
     for (uint64_t i = 0; i < count + STAGES && result == CUDA_SUCCESS; i++) {
         uint32_t slot = (uint32_t)(i % STAGES);
-        if (i >= STAGES) { /* what was started STAGES ago */
+        if (i >= STAGES) { /* the buffer started STAGES ago */
             uint64_t at = (i - STAGES) * STAGE_BYTES, length = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
             result = wait_event(lane->stage_done[slot]);
             if (result == CUDA_SUCCESS && lane->out)
@@ -171,8 +171,8 @@ static CUresult copy_staged(struct lane *lane, CUdeviceptr device, uint8_t *host
     return result;
 }
 
-/* Starts a copy of a piece; it has ended when cot_swap_copied says so.  A copy never crosses the end of a registered
- * span, because the driver knows each span by itself. */
+/* Starts a copy of a piece; cot_swap_copied waits for its end.  A copy never crosses the end of a registered span,
+ * because the driver treats spans separately. */
 CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket)
 {
     uint64_t backing_bytes, pinned = atomic_load(&pinned_bytes);
@@ -210,8 +210,8 @@ struct span {
     int failed;
 };
 
-/* The pages of a span, made by several threads: the kernel clears them, and that is what pinning mostly waits for. */
-/* Huge pages, as far as the system has them: shared memory gets none of itself. */
+/* Faults in the pages of a span with several threads: the kernel clears them, which takes most of the time of pinning. */
+/* Requests huge pages, which shared memory does not get by default. */
 static void collapse(const struct span *span)
 {
     static _Atomic bool useless;
@@ -219,7 +219,7 @@ static void collapse(const struct span *span)
         uint64_t began = cot_now_ns(), length = span->bytes - at < COLLAPSE_STEP ? span->bytes - at : COLLAPSE_STEP;
         int failed = madvise(span->begin + at, length, MADV_COLLAPSE) != 0 ? errno : 0;
         if ((failed && failed != EAGAIN) || cot_now_ns() - began > COLLAPSE_SLOWEST_NS)
-            atomic_store(&useless, true); /* an old kernel, a setting against it, or memory in too many parts */
+            atomic_store(&useless, true); /* an old kernel, a setting that forbids it, or fragmented memory */
     }
 }
 
@@ -230,12 +230,12 @@ static void *populate(void *argument)
     while (madvise(span->begin, span->bytes, MADV_POPULATE_WRITE) != 0) {
         if (errno == EINTR || errno == EAGAIN)
             continue;
-        if (errno != EINVAL) { /* EINVAL: an old kernel, which makes them when they are registered */
+        if (errno != EINVAL) { /* EINVAL: an old kernel, which allocates the pages when they are registered */
             span->failed = errno;
             break;
         }
         for (uint64_t at = 0; at < span->bytes; at += 4096)
-            __atomic_fetch_or(span->begin + at, 0, __ATOMIC_RELAXED); /* contents of another process may be there */
+            __atomic_fetch_or(span->begin + at, 0, __ATOMIC_RELAXED); /* another process's contents may be there */
         break;
     }
     return NULL;
@@ -269,7 +269,7 @@ static void report_all(void)
             cot_swap_report_state(cot_gpu_at(i));
 }
 
-/* Whether the system has so much memory left that taking some for contents brings nobody down. */
+/* Whether the system has enough memory left for this allocation. */
 static bool can_be_spared(uint64_t bytes)
 {
     char line[128];
@@ -283,7 +283,7 @@ static bool can_be_spared(uint64_t bytes)
     return kilobytes << 10 > bytes + LEAST_LEFT;
 }
 
-/* Registers all of the host memory, span by span; copies use what is registered meanwhile. */
+/* Registers all of the host memory, span by span; copies use what is registered so far. */
 void *cot_swap_pinner(void *context)
 {
     int mode = CU_CAPTURE_MODE_RELAXED;
@@ -306,7 +306,7 @@ void *cot_swap_pinner(void *context)
     if (!good)
         atomic_store(&missing_bytes, bytes - at);
     if (!good && !cot_exiting())
-        cot_agent_warn(COTENANT_WARN_NOT_MOVABLE, "the system has only %.1f of %.1f GiB of host memory to move to",
+        cot_agent_warn(COTENANT_WARN_NOT_MOVABLE, "the system has only %.1f of %.1f GiB of host memory for swapping",
                        (double)at / (1 << 30), (double)bytes / (1 << 30));
     else if (!registered && !cot_exiting())
         cot_say("only %.1f of %.1f GiB of host memory could be pinned: moves of the rest are slower",

@@ -1,9 +1,9 @@
-/* Device memory that goes, as it is, from a process that leaves the GPU to one that comes.
+/* Handle transfer: passes device memory from a process that leaves the GPU to one that arrives.
  *
- * The driver clears what is given back to it with a copy engine before anybody can have it again, and the copies of the
- * process that comes need that engine at the same time.  A piece needs no clearing where each byte of it is written over
- * by contents that return: it goes to the other process as a descriptor, over a socket that both got with their orders.
- * What nobody has taken from it when it is closed is free. */
+ * The driver clears released memory with a copy engine before it can be allocated again, and the copies of the arriving
+ * process need that engine at the same time.  A piece needs no clearing if returning contents overwrite every byte of
+ * it: it is passed to the other process as a descriptor, over a socket that both received with their orders. Memory that
+ * was not taken when the socket is closed is free. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 
 #define AS_DESCRIPTOR SWAP_SHARED_AS_DESCRIPTOR
 
-#define PROGRAMS_OWN 700 /* descriptors that the program may need itself; ours stand above (cot_wire_high) */
+#define PROGRAMS_OWN 700 /* descriptors left to the program; ours have higher numbers (cot_wire_high) */
 #define MOST_DESCRIPTORS 16384
 
 struct swap_hand cot_hand = {.socket = -1};
@@ -39,11 +39,11 @@ int cot_hand_open(CUdeviceptr address)
         fd = -1;
     REAL(cuMemRelease)(handle);
     if (fd >= 0)
-        fcntl(fd, F_SETFD, FD_CLOEXEC); /* or a program that is started now would keep the memory taken */
+        fcntl(fd, F_SETFD, FD_CLOEXEC); /* otherwise a program started now would keep the memory in use */
     return fd;
 }
 
-/* Closes `memory`: when it could not be sent, it is free. */
+/* Sends and closes `memory`; if it cannot be sent, it is free. */
 bool cot_hand_send(int memory, uint64_t bytes)
 {
     union control control = {0};
@@ -74,7 +74,7 @@ static int receive(uint64_t *bytes) /* -1: nothing is there */
     return memory;
 }
 
-static int take_kept(uint32_t index) /* into the mover's hands */
+static int take_kept(uint32_t index) /* passes it to the mover */
 {
     int memory = cot_hand.memory = cot_hand.kept[index].memory;
     memmove(&cot_hand.kept[index], &cot_hand.kept[index + 1], (--cot_hand.count - index) * sizeof cot_hand.kept[0]);
@@ -93,7 +93,8 @@ static bool import(int memory, uint64_t *handle)
                                                                                       AS_DESCRIPTOR) == CUDA_SUCCESS;
 }
 
-/* Memory of just that size which somebody has left: its descriptor and a handle of it, or -1.  Other sizes are kept for a while. */
+/* Memory of exactly that size from a leaving process: its descriptor and a handle to it, or -1.  Other sizes are kept
+ * for a while. */
 int cot_hand_take(uint64_t bytes, uint64_t *handle)
 {
     uint64_t size;
@@ -116,7 +117,7 @@ int cot_hand_take(uint64_t bytes, uint64_t *handle)
     return -1;
 }
 
-/* How many descriptors may be kept: a limit of 1024, which is usual, spares 324. */
+/* Number of descriptors that may be kept: the usual limit of 1024 allows 324. */
 static int most_descriptors(void)
 {
     struct rlimit limit;
@@ -125,7 +126,7 @@ static int most_descriptors(void)
     return limit.rlim_cur - PROGRAMS_OWN < MOST_DESCRIPTORS ? (int)(limit.rlim_cur - PROGRAMS_OWN) : MOST_DESCRIPTORS;
 }
 
-/* With a piece that has memory of another process, as long as there are descriptors to spare. */
+/* Keeps the descriptor with a piece that has memory of another process, as long as descriptors are available. */
 void cot_hand_keep(struct region_piece *piece, int memory)
 {
     if (atomic_fetch_add(&descriptors, 1) < most_descriptors()) {
@@ -137,7 +138,7 @@ void cot_hand_keep(struct region_piece *piece, int memory)
     }
 }
 
-/* -1: it had none.  The memory lives as long as anybody has a descriptor of it. */
+/* -1: it had none.  The memory exists as long as any process has a descriptor of it. */
 int cot_hand_part_with(struct region_piece *piece)
 {
     int memory = piece->memory;
@@ -148,7 +149,7 @@ int cot_hand_part_with(struct region_piece *piece)
     return memory;
 }
 
-/* Everything that is kept is free; true if there was something. */
+/* Frees everything that is kept; returns true if there was something. */
 bool cot_hand_free(void)
 {
     uint64_t size;
@@ -160,7 +161,7 @@ bool cot_hand_free(void)
     return any;
 }
 
-/* A child would keep the memory taken as long as it lives. */
+/* A child process would keep the memory in use as long as it runs. */
 void cot_hand_reset_after_fork(void)
 {
     if (cot_hand.memory > 0)

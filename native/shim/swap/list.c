@@ -1,4 +1,4 @@
-/* The list of movable allocations: by address, by GPU, and what of it is where. */
+/* The list of movable allocations: by address, by GPU, with the location of their contents. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,7 +30,8 @@ uint32_t cot_slab_class(uint64_t bytes)
     return class;
 }
 
-static void account(struct region *region, bool in) /* pieces as they are now, to or from the GPU's sums; with cot_lock */
+/* adds or subtracts the pieces' states to or from the GPU's sums; with cot_lock */
+static void account(struct region *region, bool in)
 {
     struct swap_gpu *state = cot_swap_of(region->gpu);
     for (uint32_t i = 0; i < region->pieces; i++) {
@@ -63,7 +64,7 @@ static struct region *find(CUdeviceptr address) /* whose span holds it; with cot
     return exact;
 }
 
-struct region *cot_swap_find_start(CUdeviceptr address) /* of an allocation, or of the slab around it */
+struct region *cot_swap_find_start(CUdeviceptr address) /* start of an allocation, or of the slab that contains it */
 {
     struct region *region = region_count ? *bucket(address) : NULL;
     while (region && address / SWAP_GRANULE != region->address / SWAP_GRANULE)
@@ -89,7 +90,7 @@ void cot_swap_unlink(struct region *region) /* with both locks */
             }
 }
 
-/* Some allocation on a GPU made in a context, or in any; with cot_swap_lock. */
+/* Any allocation on a GPU made in a context, or in any; with cot_swap_lock. */
 struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context)
 {
     for (uint32_t i = 0; i < BUCKETS; i++)
@@ -162,14 +163,14 @@ void cot_swap_list_reset(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&cot_swap_lock, &fresh, sizeof fresh);
-    for (uint32_t b = 0; b < BUCKETS; b++) /* or the child would keep memory that its parent gives back */
+    for (uint32_t b = 0; b < BUCKETS; b++) /* otherwise the child would keep memory that its parent frees */
         for (struct region *region = buckets[b]; region; region = region->next)
             for (uint32_t i = 0; i < region->pieces; i++) {
                 int memory = cot_hand_part_with(&region->piece[i]);
                 if (memory >= 0)
                     close(memory);
             }
-    memset(buckets, 0, sizeof buckets); /* the parent's: the child has no context */
+    memset(buckets, 0, sizeof buckets); /* belongs to the parent: the child has no context */
     memset(cot_slabs, 0, sizeof cot_slabs);
     region_count = 0;
 }

@@ -1,8 +1,8 @@
-/* The mover: a thread that carries contents out of the GPU and back, one order at a time.
+/* The mover: a thread that moves contents off the GPU and back, one order at a time.
  *
- * Copies are queued a few pieces ahead, so the copy engine never waits for the host.  A piece that has arrived in host
- * memory gives its device memory back at once, and the agent is told: another tenant's way in follows.  On the way in
- * the copy in host memory stays valid until the piece is HERE, so that a move that fails anywhere loses nothing. */
+ * Copies are queued a few pieces ahead, so that the copy engine never waits for the host.  A piece that has arrived in
+ * host memory frees its device memory at once, and the agent is told, so that another tenant can move in.  On the way in
+ * the copy in host memory stays valid until the piece is resident (PIECE_HERE), so a failing move loses nothing. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +12,9 @@
 #include "swap/swap.h"
 
 #define TELL_BYTES (UINT64_C(64) << 20)
-#define FULL_PATIENCE_NS UINT64_C(1000000000) /* memory that another process gives back may take a moment */
+#define FULL_PATIENCE_NS UINT64_C(1000000000) /* memory freed by another process may become available with a delay */
 
-struct flight { /* a piece whose copy is under way */
+struct flight { /* a piece being copied */
     struct region *region;
     uint32_t index;
 };
@@ -23,11 +23,11 @@ struct move {
     const struct swap_order *order;
     struct lane *lane;
     struct flight flights[SWAP_TICKETS];
-    uint32_t begun, ended;    /* grow without bound */
+    uint32_t begun, ended;    /* increase without bound */
     uint64_t moved_bytes;     /* of pieces that have arrived */
-    uint64_t told_bytes;      /* of it, to the agent */
+    uint64_t told_bytes;      /* the part reported to the agent */
     uint64_t started_bytes;
-    uint64_t waited_ns;       /* for allowance */
+    uint64_t waited_ns;       /* time waiting for MOVE_ALLOW */
     uint64_t mapping_ns, copying_ns, handed_bytes;
     CUresult result;
 };
@@ -48,7 +48,7 @@ static void change(struct flight *flight, enum piece_state to)
     pthread_mutex_unlock(&cot_lock);
 }
 
-/* Takes the memory from behind a piece; another process may be there to have it. */
+/* Unmaps the memory of a piece, and passes it to another process if one takes it. */
 static CUresult vacate(struct move *move, const struct flight *flight)
 {
     uint64_t bytes = cot_swap_piece_bytes(flight->region, flight->index);
@@ -67,7 +67,7 @@ static CUresult vacate(struct move *move, const struct flight *flight)
     return result;
 }
 
-/* Ends the oldest copy. */
+/* Completes the oldest copy. */
 static void land(struct move *move)
 {
     uint32_t ticket = move->ended++ % SWAP_TICKETS;
@@ -132,7 +132,7 @@ static bool push_out(struct move *move, struct region *region, uint32_t index, u
 {
     uint64_t bytes = cot_swap_piece_bytes(region, index), end = move->order->base + move->order->span_bytes;
     if (!region->managed && (*next + bytes > end || *next + bytes > cot_swap_usable_bytes()))
-        return true; /* no room for this one: a smaller one may fit */
+        return true; /* no room for this one, but a smaller one may fit */
     region->piece[index].backing = *next;
     *next += bytes;
     keep_flying(move);
@@ -158,7 +158,7 @@ static uint32_t move_out(struct move *move)
 
 /* ---- in ---- */
 
-/* What another process has left, where contents will cover all of it, or new memory. */
+/* Memory passed by another process, if contents will cover all of it, or new memory. */
 static CUresult supply(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t handle, bytes = cot_swap_piece_bytes(region, index);
@@ -172,12 +172,12 @@ static CUresult supply(struct move *move, struct region *region, uint32_t index)
     if (memory >= 0)
         cot_hand_let_go(memory);
     CUresult result = cot_swap_map_piece(region, index);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free()) /* what lies there is what is lacking */
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free()) /* the kept memory is what is missing */
         result = cot_swap_map_piece(region, index);
     return result;
 }
 
-/* Memory behind a piece again.  It may take a moment until what another process gave back can be had. */
+/* Maps memory for a piece again.  Memory freed by another process may become available with a delay. */
 static CUresult settle(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t began = cot_now_ns();
@@ -276,7 +276,7 @@ void *cot_swap_mover(void *unused)
             cot_say("a move %s the GPU failed with code %d: its contents are kept where they are", out ? "off" : "to",
                     move.result);
         if (status != COTENANT_OK && order.sequence == 0)
-            usleep(200000); /* on its own account: try again later */
+            usleep(200000); /* started without an order: retry later */
         cot_hand_free();
         cot_hand.socket = -1;
         if (order.hand >= 0)

@@ -1,7 +1,7 @@
-/* Allocations that can move: a reserved span of addresses each, with pieces of device memory mapped behind it.
+/* Movable allocations: a reserved address range each, to which pieces of device memory are mapped.
  *
- * Small allocations share a piece of one granule (a slab of equal slots), so that a program with thousands of them
- * takes no more than it did.  All of a slab moves together. */
+ * Small allocations share a piece of one granule (a slab of equal slots), so that programs with thousands of them use no
+ * more memory.  All of a slab moves together. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index)
     return region->address + (uint64_t)index * region->piece_bytes;
 }
 
-/* Puts memory behind a piece.  The handle is dropped at once: the mapping keeps the memory. */
+/* Maps memory for a piece.  The handle is released at once, since the mapping keeps the memory. */
 CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle)
 {
     CUdeviceptr address = cot_swap_piece_address(region, index);
@@ -48,7 +48,7 @@ CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t ha
     return result;
 }
 
-/* The same with new memory, which may go to another process one day (swap/hand.c). */
+/* The same with new memory, which may later be passed to another process (swap/hand.c). */
 CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 {
     static _Atomic bool cannot_share;
@@ -60,7 +60,7 @@ CUresult cot_swap_map_piece(struct region *region, uint32_t index)
     CUresult (*create)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t) =
         REAL(cuMemCreate);
     CUresult result = create(&handle, bytes, &prop, 0);
-    if (shared && result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) { /* not here: as before, then */
+    if (shared && result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) { /* not supported here: use ordinary memory */
         atomic_store(&cannot_share, true);
         prop.handle_types = 0;
         result = create(&handle, bytes, &prop, 0);
@@ -79,7 +79,7 @@ CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 
 /* ---- regions ---- */
 
-static void destroy(struct region *region) /* not, or no longer, in the list */
+static void destroy(struct region *region) /* not in the list (any more) */
 {
     if (region->managed)
         REAL(cuMemFree_v2)(region->address);
@@ -117,7 +117,8 @@ static struct region *new_region(struct gpu *gpu, uint64_t asked)
     return NULL;
 }
 
-/* A process without a turn need not have the memory now: it gets it with its other contents, before the next launch. */
+/* Publishes a region without memory: a process without a turn gets it together with its other contents, before its next
+ * launch. */
 static bool publish_empty(struct region *region, bool only_if_away)
 {
     struct gpu *gpu = region->gpu;
@@ -133,7 +134,7 @@ static bool publish_empty(struct region *region, bool only_if_away)
     return done;
 }
 
-/* Memory behind all of a new region, with the agent's help when the GPU is full. */
+/* Maps memory for a whole new region, with the agent's help if the GPU is full. */
 static CUresult fill(struct region *region, bool crowded, bool *empty)
 {
     *empty = false;
@@ -178,7 +179,7 @@ static CUresult make_region(struct gpu *gpu, uint64_t asked, struct region **out
 {
     uint64_t reservation, bytes = round_up(asked);
     CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_PLAIN, bytes, &reservation);
-    bool crowded = result == CUDA_ERROR_NOT_READY, empty = false; /* granted, but others hold the room on the card */
+    bool crowded = result == CUDA_ERROR_NOT_READY, empty = false; /* granted, but other tenants occupy the card */
     if (result != CUDA_SUCCESS && !crowded)
         return result;
     struct region *region = new_region(gpu, asked);
@@ -264,7 +265,7 @@ CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes)
     return result;
 }
 
-/* Takes a slot back; true when the slab is empty and another one of its class has room, so that it can go. */
+/* Frees a slot; true if the slab is now empty and another one of its class has room, so that it can be removed. */
 static bool free_slot(struct slab *slab, uint32_t index)
 {
     slab->asked[index] = 0;
@@ -277,7 +278,7 @@ static bool free_slot(struct slab *slab, uint32_t index)
     return false;
 }
 
-/* What the driver's own free does: what is queued may still use the memory. */
+/* As the driver's own free: queued work may still use the memory. */
 static CUresult wait_for_queued(const struct gpu *gpu)
 {
     pthread_mutex_lock(&cot_lock);
@@ -286,7 +287,7 @@ static CUresult wait_for_queued(const struct gpu *gpu)
     return away ? CUDA_SUCCESS : REAL(cuCtxSynchronize)();
 }
 
-/* Whose allocation begins there, and which slot of its slab; NULL: nobody's.  With cot_swap_lock. */
+/* The region of the allocation that begins at an address, and its slot in a slab; NULL: none.  With cot_swap_lock. */
 static struct region *allocated_at(CUdeviceptr address, uint32_t *index)
 {
     struct region *region = cot_swap_find_start(address);
@@ -298,7 +299,7 @@ static struct region *allocated_at(CUdeviceptr address, uint32_t *index)
     return (address - region->address) % slab->slot_bytes == 0 && slab->asked[*index] ? region : NULL;
 }
 
-/* Waits for the mover.  False: the process ends meanwhile, and what the mover still has in its hands ends with it. */
+/* Waits for the mover.  False: the process is ending, and pending moves end with it. */
 static bool nothing_moves(const struct gpu *gpu) /* with cot_lock */
 {
     while (cot_swap_of(gpu)->moving && !cot_exiting())
@@ -324,7 +325,7 @@ bool cot_swap_free(CUdeviceptr address, CUresult *result)
         return true;
     }
     pthread_mutex_lock(&cot_swap_lock);
-    region = allocated_at(address, &index); /* perhaps another thread has freed it, too, and was first */
+    region = allocated_at(address, &index); /* another thread may have freed it concurrently, and first */
     bool gone = region && (!region->slab || free_slot(region->slab, index));
     bool was_away = cot_swap_of(gpu)->away_bytes > 0;
     if (gone)
@@ -342,7 +343,7 @@ bool cot_swap_free(CUdeviceptr address, CUresult *result)
     return true;
 }
 
-/* What was allocated in a context ends with it; NULL: everything on that GPU. */
+/* Frees what was allocated in a context; NULL: everything on that GPU. */
 void cot_swap_forget_context(struct gpu *gpu, CUcontext context)
 {
     struct region *doomed = NULL, *region;

@@ -1,4 +1,4 @@
-/* Moving memory, as agreed with the agent: the terms, what is where, and which order may run when. */
+/* Swapping as agreed with the agent: configuration, locations of contents, and which order may run when. */
 #define _GNU_SOURCE
 #include <link.h>
 #include <stdio.h>
@@ -10,9 +10,9 @@
 
 #include "swap/swap.h"
 
-/* Libraries that hand the physical memory of plain allocations to other processes or to the network as soon as they are
- * there: a program that has one loaded keeps all its memory where it is.  $COTENANT_FIXED_WITH names more, separated by
- * commas.  Those that PyTorch always loads (NCCL, NVSHMEM, cuFile) say nothing: what they do is noticed when they do it. */
+/* Libraries that export the physical memory of plain allocations to other processes or the network at once: a program
+ * that has loaded one keeps all its memory resident.  $COTENANT_FIXED_WITH names more, separated by commas.  Libraries
+ * that PyTorch always loads (NCCL, NVSHMEM, cuFile) are not listed: their exports are detected when they happen. */
 static const char *const fixing_libraries[] = {"libuct_cuda", "libmpi_gtl_cuda"};
 
 #define HOST_NUMA_ID_ATTRIBUTE 134
@@ -52,8 +52,8 @@ bool cot_swap_hands_over(void)
     return hands_over;
 }
 
-/* What the agent said about this tenant.  A process that comes back to a new agent keeps the host memory it has: its
- * contents may be there. */
+/* Takes the agent's configuration of this tenant.  A process that reconnects to a new agent keeps its host memory, which
+ * may have contents. */
 void cot_swap_take_terms(const struct cotenant_hello_reply *terms)
 {
     if (!threads_started)
@@ -63,7 +63,7 @@ void cot_swap_take_terms(const struct cotenant_hello_reply *terms)
     pthread_mutex_unlock(&cot_lock);
 }
 
-/* The file at an address where it can have huge pages: the copy engines translate fewer addresses then. */
+/* Maps the file at an address suitable for huge pages, with which the copy engines translate fewer addresses. */
 static void *map_aligned(int fd, uint64_t bytes)
 {
     uint8_t *span = mmap(NULL, bytes + SWAP_GRANULE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -76,7 +76,7 @@ static void *map_aligned(int fd, uint64_t bytes)
     return mapped;
 }
 
-/* On the memory of the processor that the GPU is attached to, where that can be had. */
+/* Prefers memory of the NUMA node to which the GPU is attached. */
 static void place_near(const struct gpu *gpu, void *mapped, uint64_t bytes)
 {
     int node = -1;
@@ -105,13 +105,13 @@ static bool map_backing(const struct gpu *gpu)
         return false;
     madvise(mapped, bytes, MADV_HUGEPAGE);
     madvise(mapped, bytes, MADV_DONTDUMP);
-    madvise(mapped, bytes, MADV_DONTFORK); /* a child's copy would cost, and its contents are none of its business */
+    madvise(mapped, bytes, MADV_DONTFORK); /* a copy for child processes would be costly and useless */
     place_near(gpu, mapped, bytes);
     backing = mapped;
     backing_bytes = bytes;
     hands_over = reply.body.move.flags & COTENANT_MOVE_HAND;
     if (piece >= SWAP_GRANULE && piece % SWAP_GRANULE == 0)
-        piece_bytes = piece; /* of regions from now on */
+        piece_bytes = piece; /* for regions created from now on */
     return true;
 }
 
@@ -122,7 +122,7 @@ void cot_swap_fix(const char *why)
     if (fixed || mode == COTENANT_OVERSUBSCRIBE_NONE)
         return;
     pthread_mutex_lock(&cot_lock);
-    fixed = true; /* no order to leave is taken from here on; one under way ends first */
+    fixed = true; /* no order to leave is accepted from here on; a running one ends first */
     for (uint32_t i = 0; i < COTENANT_MAX_GPUS; i++)
         while (swap_gpus[i].moving && !cot_exiting())
             pthread_cond_wait(&cot_changed, &cot_lock);
@@ -166,7 +166,7 @@ uint32_t cot_swap_mode(void)
         looked_at_libraries = true;
         if (mode == COTENANT_OVERSUBSCRIBE_SWAP && dl_iterate_phdr(look_at_library, &library) && library) {
             char why[160];
-            snprintf(why, sizeof why, "it has loaded %.80s, which hands memory to others", library);
+            snprintf(why, sizeof why, "it has loaded %.80s, which passes memory to other processes", library);
             cot_swap_fix(why);
             return COTENANT_OVERSUBSCRIBE_NONE;
         }
@@ -199,7 +199,8 @@ void cot_swap_report_state(struct gpu *gpu)
         cot_swap_report(gpu, COTENANT_MOVE_STATE, 0, COTENANT_OK, 0, NULL);
 }
 
-/* The GPU is full.  True: try again; *later: the memory need not be there before the next turn. */
+/* The GPU is full: asks the agent for room.  True: try again; *later: the memory need not be resident before the next
+ * turn. */
 bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
 {
     struct cotenant_move ask = {.bytes = bytes, .resident_bytes = cot_swap_of(gpu)->here_bytes,
@@ -212,7 +213,7 @@ bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
     return reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK;
 }
 
-/* Memory that does not move is to be taken, and the agent says that others hold the room: they make way. */
+/* Memory that cannot be swapped is to be allocated, but other tenants occupy the card: asks the agent to evict them. */
 bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags)
 {
     struct cotenant_move ask = {.bytes = bytes, .flags = COTENANT_MOVE_NOW | flags};
@@ -221,8 +222,8 @@ bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags)
            (reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK);
 }
 
-/* For a program that can give memory back in time (hooks/sitecustomize.py): how much of its turn is left, UINT64_MAX
- * while nobody waits for it. */
+/* For programs that can release memory in time (hooks/sitecustomize.py): the rest of the turn, UINT64_MAX while no other
+ * tenant waits. */
 EXPORT uint64_t cotenant_turn_left_ns(void)
 {
     uint64_t left = UINT64_MAX, now = cot_now_ns();
@@ -286,7 +287,7 @@ static void wait_a_while(void) /* with cot_lock */
     pthread_cond_timedwait(&order_changed, &cot_lock, &until);
 }
 
-/* Launches go on without an agent (fail open), but not without memory: bring it back first. */
+/* Without an agent (fail open) launches continue, so the memory must be restored first. */
 static void order_own_return(void) /* with cot_lock */
 {
     for (uint32_t i = 0; i < cot_gpu_count() && order.type == 0; i++)
@@ -364,7 +365,7 @@ void cot_swap_context_made(struct gpu *gpu)
     }
     if (backing)
         cot_start_thread(cot_swap_pinner, gpu->any_context);
-    cot_swap_report_state(gpu); /* from here on the agent may count on this process */
+    cot_swap_report_state(gpu); /* from here on the agent may give orders to this process */
 }
 
 void cot_swap_reset_after_fork(void)
@@ -373,12 +374,12 @@ void cot_swap_reset_after_fork(void)
     memcpy(&order_changed, &fresh, sizeof fresh);
     memset(swap_gpus, 0, sizeof swap_gpus);
     if (order.type && order.hand >= 0)
-        close(order.hand); /* or what is sent there would stay taken as long as the child lives */
+        close(order.hand); /* otherwise what is sent there would stay in use as long as the child runs */
     cot_hand_reset_after_fork();
     order.type = 0;
     threads_started = fixed = looked_at_libraries = agent_is_lost = false;
     mode = COTENANT_OVERSUBSCRIBE_NONE;
-    backing = NULL; /* not mapped here: MADV_DONTFORK */
+    backing = NULL; /* not mapped here because of MADV_DONTFORK */
     backing_bytes = 0;
     cot_swap_list_reset();
     cot_swap_copy_reset();

@@ -1,33 +1,32 @@
-/* Movable memory: allocations of a tenant that oversubscribes keep their addresses while their contents are elsewhere.
+/* Swappable memory: allocations of a tenant that oversubscribes keep their addresses while their contents are evicted.
  *
- * swap.c          terms with the agent; what is where; which orders may run
- * swap/list.c     the list of allocations
- * swap/region.c   an allocation's life: addresses, pieces of memory behind them, small ones packed into one piece
- * swap/move.c     the mover thread: contents out and in
- * swap/copy.c     copies between a piece and its place in host memory; pinning of that memory
- * swap/hand.c     device memory that goes from one process to the next
- * wrap/swap.c     driver functions that a moved allocation would break
+ * swap.c          configuration by the agent; locations of contents; which orders may run swap/list.c     the list of
+ * allocations swap/region.c   an allocation's life: addresses, pieces of memory mapped to them, small ones packed into
+ * one piece swap/move.c     the mover thread: moves contents out and in swap/copy.c     copies between a piece and its
+ * place in host memory; pinning of that memory swap/hand.c     handle transfer: passes device memory from one process to
+ * the next wrap/swap.c     driver functions that a moved allocation would break
  *
- * A piece is HERE (memory behind the address), AWAY (contents in host memory) or EMPTY (never had any: allocated while
- * its process was away).  Pieces change between HERE and the others only on the mover thread while `moving` is set, or
- * before a region is in the list, or after it has left it. */
+ * A piece is HERE (resident: memory is mapped), AWAY (evicted: contents are in host memory) or EMPTY (never had memory:
+ * allocated while its process was evicted).  Pieces change between HERE and the other states only on the mover thread
+ * while `moving` is set, or outside of the list. */
 #ifndef COTENANT_SWAP_H
 #define COTENANT_SWAP_H
 
 #include "shim.h"
 
 #define SWAP_GRANULE (UINT64_C(2) << 20)
-#define SWAP_PIECE (UINT64_C(256) << 20) /* largest unit that moves, where the agent says nothing else */
-#define SWAP_SHARED_LEAST (UINT64_C(16) << 20) /* of smaller pieces there is little to clear */
+#define SWAP_PIECE (UINT64_C(256) << 20) /* largest unit of a move, unless the agent sets another */
+#define SWAP_SHARED_LEAST (UINT64_C(16) << 20) /* clearing smaller pieces costs little */
 #define SWAP_SHARED_AS_DESCRIPTOR 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
-#define SWAP_PIN_STEP (UINT64_C(256) << 20) /* host memory is registered in spans of this length; copies end at them */
+/* host memory is registered in spans of this length, at whose ends copies are split */
+#define SWAP_PIN_STEP (UINT64_C(256) << 20)
 
 enum piece_state { PIECE_EMPTY, PIECE_HERE, PIECE_AWAY };
 
 struct region_piece {
     enum piece_state state;
-    uint64_t backing; /* where its contents are or go, in the host memory */
-    int memory;       /* descriptor of memory that came from another process, which can be sent on but not exported; 0: none */
+    uint64_t backing; /* offset of its contents in the host memory */
+    int memory;       /* descriptor of memory from another process, which can be passed on but not exported; 0: none */
 };
 
 struct region {
@@ -39,7 +38,7 @@ struct region {
     struct slab *slab;    /* the small allocations inside, or NULL */
     bool managed;
     struct region *next;
-    uint64_t piece_bytes; /* as the agent had it when the region was made */
+    uint64_t piece_bytes; /* the agent's setting when the region was created */
     uint32_t pieces;
     struct region_piece piece[];
 };
@@ -51,47 +50,48 @@ struct swap_gpu {
     bool moving;
 };
 
-/* What the mover was told, under cot_lock. */
+/* An order to the mover, under cot_lock. */
 struct swap_order {
     uint16_t type;        /* 0: none */
     uint64_t sequence;
     struct gpu *gpu;
     uint64_t bytes, base, span_bytes;
-    int hand;             /* socket for memory that goes to or comes from another process, or -1; the mover closes it */
+    int hand;             /* socket for a handle transfer, or -1; closed by the mover */
 };
 
-/* How a move went, for the agent. */
+/* Times of a move, for the agent. */
 struct swap_times {
-    uint64_t elapsed_ns; /* waits for allowance left out */
-    uint64_t mapping_ns; /* of it, making and unmaking memory behind addresses */
-    uint64_t copying_ns; /* of it, waiting for copies */
-    uint64_t handed_bytes; /* of what has moved: device memory that went to, or came from, another process */
+    uint64_t elapsed_ns; /* without waits for MOVE_ALLOW */
+    uint64_t mapping_ns; /* part of it: mapping and unmapping memory */
+    uint64_t copying_ns; /* part of it: waiting for copies */
+    uint64_t handed_bytes; /* part of what was moved: device memory passed to or from another process */
 };
 
 /* ---- swap.c ---- */
-HIDDEN uint32_t cot_swap_mode(void);            /* cotenant_oversubscribe; NONE after a fall back */
+HIDDEN uint32_t cot_swap_mode(void);            /* cotenant_oversubscribe; NONE after a fallback */
 HIDDEN struct swap_gpu *cot_swap_of(const struct gpu *gpu);
 HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the mapped host memory */
-HIDDEN uint64_t cot_swap_piece(void);           /* bytes of a whole piece of a new region */
-HIDDEN bool cot_swap_hands_over(void);          /* is its memory to be such that other processes can have it? */
+HIDDEN uint64_t cot_swap_piece(void);           /* bytes of a full piece of a new region */
+HIDDEN bool cot_swap_hands_over(void);          /* whether its memory must be exportable to other processes */
 HIDDEN void cot_swap_take_terms(const struct cotenant_hello_reply *terms);
-/* With cot_lock; takes passed_fd where it is of use (then it is -1). */
+/* With cot_lock; sets passed_fd to -1 if it takes the descriptor. */
 HIDDEN void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message, int *passed_fd);
-HIDDEN bool cot_swap_is_away(const struct gpu *gpu); /* with cot_lock: a launch now would find no memory */
+HIDDEN bool cot_swap_is_away(const struct gpu *gpu); /* with cot_lock: a launch now would access unmapped memory */
 HIDDEN void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
                             const struct swap_times *times);
 HIDDEN void cot_swap_report_state(struct gpu *gpu);
-HIDDEN void cot_swap_fix(const char *why);      /* this process's memory stays where it is from now on */
-HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why); /* if it is in a movable allocation */
+HIDDEN void cot_swap_fix(const char *why);      /* this process's memory is never moved from now on */
+HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why); /* the same, if the address is in a movable allocation */
 HIDDEN void cot_swap_context_made(struct gpu *gpu);
 HIDDEN void cot_swap_agent_lost(void);          /* with cot_lock */
 HIDDEN void cot_swap_reset_after_fork(void);
-HIDDEN bool cot_swap_next_order(struct swap_order *order); /* mover: waits; false: the process ends */
+HIDDEN bool cot_swap_next_order(struct swap_order *order); /* mover: waits; false: the process is ending */
 HIDDEN void cot_swap_order_done(const struct swap_order *order, uint32_t status, uint64_t moved_bytes,
                                 const struct swap_times *times);
-HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes); /* mover: false when the agent is lost */
+HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes); /* mover: false if the agent is lost */
 HIDDEN bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later);
-HIDDEN bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags); /* for what cannot come with the next turn */
+/* for memory that cannot wait for the next turn */
+HIDDEN bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags);
 
 /* ---- swap/list.c ---- */
 #define SMALLEST_SLOT 512
@@ -102,29 +102,31 @@ struct slab {
     struct region *region;
     uint32_t slot_bytes, slots, used;
     struct slab *next;                            /* of the class */
-    uint32_t asked[SWAP_GRANULE / SMALLEST_SLOT]; /* bytes asked for each slot; 0: free */
+    uint32_t asked[SWAP_GRANULE / SMALLEST_SLOT]; /* requested bytes of each slot; 0: free */
 };
 
-extern HIDDEN pthread_mutex_t cot_swap_lock; /* the list; never held across a driver call; taken after cot_lock */
+extern HIDDEN pthread_mutex_t cot_swap_lock; /* protects the list; never held during a driver call; taken after cot_lock */
 extern HIDDEN struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
-HIDDEN bool cot_swap_any(void); /* does this process have movable allocations? */
+HIDDEN bool cot_swap_any(void); /* whether this process has movable allocations */
 HIDDEN uint32_t cot_slab_class(uint64_t bytes);
 HIDDEN void cot_swap_publish(struct region *region); /* with cot_lock */
 HIDDEN void cot_swap_unlink(struct region *region);  /* with both locks */
 HIDDEN struct region *cot_swap_find_start(CUdeviceptr address); /* with cot_swap_lock */
 HIDDEN struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context);
-HIDDEN bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes); /* of the allocation around it */
+/* extent of the allocation that contains the address */
+HIDDEN bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
 HIDDEN struct region **cot_swap_snapshot(const struct gpu *gpu, uint32_t *count); /* malloc'd, largest first */
 HIDDEN void cot_swap_backing_range(uint64_t *low, uint64_t *high);
 HIDDEN void cot_swap_list_reset(void);
 
 /* ---- swap/region.c ---- */
 HIDDEN CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes);
-HIDDEN bool cot_swap_free(CUdeviceptr address, CUresult *result); /* false: not one of ours */
+HIDDEN bool cot_swap_free(CUdeviceptr address, CUresult *result); /* false: not a movable allocation */
 HIDDEN void cot_swap_forget_context(struct gpu *gpu, CUcontext context);
 HIDDEN uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index);
 HIDDEN CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index);
-HIDDEN CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle); /* takes the handle */
+/* takes ownership of the handle */
+HIDDEN CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle);
 HIDDEN CUresult cot_swap_map_piece(struct region *region, uint32_t index);
 HIDDEN CUresult cot_swap_unmap_piece(struct region *region, uint32_t index);
 
@@ -134,17 +136,17 @@ HIDDEN void *cot_swap_mover(void *unused);
 /* ---- swap/hand.c ---- */
 #define SWAP_KEPT 32
 struct swap_hand {
-    int socket; /* -1: nobody to hand over to or take from */
-    _Atomic int memory; /* a descriptor that the mover has in its hands; 0: none */
+    int socket; /* -1: no process to pass memory to or take it from */
+    _Atomic int memory; /* a descriptor held by the mover; 0: none */
     uint32_t count;
     struct {
         int memory; /* a descriptor of it */
         uint64_t bytes;
     } kept[SWAP_KEPT];
 };
-extern HIDDEN struct swap_hand cot_hand; /* of the move under way */
+extern HIDDEN struct swap_hand cot_hand; /* of the current move */
 HIDDEN int cot_hand_open(CUdeviceptr address);
-HIDDEN void cot_hand_let_go(int memory); /* it is free */
+HIDDEN void cot_hand_let_go(int memory); /* frees the memory */
 HIDDEN bool cot_hand_send(int memory, uint64_t bytes);
 HIDDEN int cot_hand_take(uint64_t bytes, uint64_t *handle);
 HIDDEN void cot_hand_keep(struct region_piece *piece, int memory);
@@ -153,14 +155,14 @@ HIDDEN bool cot_hand_free(void);
 HIDDEN void cot_hand_reset_after_fork(void);
 
 /* ---- swap/copy.c ---- */
-struct lane; /* one stream with its events */
-HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out); /* mover: makes it at the first call */
+struct lane; /* a stream with its events */
+HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out); /* mover: created at the first call */
 HIDDEN CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket);
 HIDDEN CUresult cot_swap_copied(struct lane *lane, uint32_t ticket); /* waits */
 HIDDEN CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket);
 HIDDEN void *cot_swap_pinner(void *context);
 HIDDEN uint64_t cot_swap_pinned_bytes(void);
-HIDDEN uint64_t cot_swap_usable_bytes(void); /* host memory that is really there */
+HIDDEN uint64_t cot_swap_usable_bytes(void); /* host memory that is really available */
 HIDDEN void cot_swap_copy_reset(void);
 #define SWAP_TICKETS 8 /* copies in flight on one lane */
 

@@ -1,8 +1,8 @@
-/* Copies over the link in other shapes than one stretch or rows: many stretches in one call, boxes, to and from arrays.  They
- * take turns like the others, where copies take turns: a batch is cut between and inside its entries, a box between its
- * layers.  What is in arrays passes whole and is charged.
+/* Copies over the link in other shapes than one range or rows: batches of many ranges, boxes, and copies to and from
+ * arrays.  If copies are scheduled, so are these: a batch is split between and inside its entries, a box between its
+ * layers.  Copies to and from arrays are not split, only charged.
  *
- * A batch is judged by its first entry, and cut only where all of it has the same attributes. */
+ * A batch is classified by its first entry, and split only if all entries have the same attributes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,9 +33,9 @@ struct batch {
     batch_fn old; /* one of the two */
     batch_v2_fn new;
     uint64_t bytes;
-    word *part_to, *part_from; /* room for a part */
+    word *part_to, *part_from; /* arrays for a part of the batch */
     size_t *part_sizes;
-    size_t entry;       /* where the next part begins */
+    size_t entry;       /* start of the next part */
     uint64_t in_entry;
 };
 
@@ -48,7 +48,7 @@ static CUresult call_batch(const struct batch *batch, word *to, word *from, size
 static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous)
 {
     (void)asynchronous;
-    struct batch *batch = (struct batch *)(uintptr_t)copy->call; /* parts come in order: it remembers where it is */
+    struct batch *batch = (struct batch *)(uintptr_t)copy->call; /* parts are issued in order, so it stores its position */
     if (bytes == batch->bytes)
         return call_batch(batch, batch->to, batch->from, batch->sizes, batch->count, stream);
     if (from == 0)
@@ -72,7 +72,7 @@ static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_
     return result;
 }
 
-static bool measure(struct batch *batch) /* false: nothing that can be cut */
+static bool measure(struct batch *batch) /* false: nothing that can be split */
 {
     batch->bytes = 0;
     if (!batch->to || !batch->from || !batch->sizes || batch->count == 0 || batch->kinds > 1)
@@ -217,7 +217,7 @@ static CUresult issue_box(const struct host_copy *copy, uint64_t from, uint64_t 
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
-static const void *host_of(const struct end_3d *end) /* NULL: it is on the device */
+static const void *host_of(const struct end_3d *end) /* NULL: in device memory */
 {
     if (end->type == MEMORY_UNIFIED)
         return cot_is_on_device(end->device) ? NULL : (const void *)(uintptr_t)end->device;

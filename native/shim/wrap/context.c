@@ -1,4 +1,4 @@
-/* Initialisation and contexts: which GPU a thread is on, and what its contexts take. */
+/* Initialisation and contexts: the GPU of a thread, and the memory of its contexts. */
 #include "shim.h"
 
 
@@ -12,7 +12,7 @@ EXPORT CUresult cuInit(unsigned flags)
     result = cot_agent_connect();
     if (result == CUDA_SUCCESS && !cot_driver_is_substitutable()) {
         cot_agent_warn(COTENANT_WARN_NOT_INTERCEPTED,
-                       "this driver hands out entry points that the shim does not know: the program is not started");
+                       "this driver returns entry points that the shim does not know: the program is not started");
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
     return result;

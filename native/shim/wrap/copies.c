@@ -1,5 +1,5 @@
-/* Copies between host and device, which may take turns on the link, and copies on the device, which a best-effort tenant
- * makes in pieces.  Where nothing of the kind is switched on, they pass through the gate as every other copy. */
+/* Copies between host and device, which may be scheduled on the link, and copies within the device, which are split for
+ * best-effort tenants.  Otherwise they pass the turn gate like all copies. */
 #include <string.h>
 
 #include "copies/host_copy.h"
@@ -14,7 +14,7 @@ typedef CUresult (*async_fn)(word to, word from, word bytes, CUstream stream);
 
 struct stretch {
     word to, from;
-    sync_fn plain; /* as the program called it; NULL: it was asynchronous */
+    sync_fn plain; /* as called by the program; NULL: it was asynchronous */
     async_fn in_stream;
 };
 
@@ -78,7 +78,7 @@ LINK_ASYNC(cuMemcpyDtoHAsync_v2_ptsz, TO_HOST, PTSZ(stream))
 
 /* ---- on the device ---- */
 
-/* A copy cannot be stopped once it runs: pieces let others in between, and each passes the gate by itself. */
+/* A running copy cannot be stopped: pieces let other tenants run in between, and each passes the gate. */
 static __attribute__((noinline)) CUresult on_device(struct stretch call, word bytes, CUstream stream, const void *kind)
 {
     uint64_t piece = atomic_load(&cot_captures) > 0 ? 0 : cot_copy_slice_bytes();
@@ -172,7 +172,7 @@ static CUresult issue_rows(const struct host_copy *copy, uint64_t from, uint64_t
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
-static const void *host_end(int type, const void *host, CUdeviceptr device) /* NULL: it is on the device */
+static const void *host_end(int type, const void *host, CUdeviceptr device) /* NULL: in device memory */
 {
     if (type == MEMORY_UNIFIED)
         return cot_is_on_device(device) ? NULL : (const void *)(uintptr_t)device;

@@ -1,6 +1,6 @@
-/* Copies, memsets and prefetches.  All arguments are integers or pointers, so one shape per number of arguments will
- * do; the tables say which argument is the stream and which the size.  Copies that may take turns on the link are in
- * wrap/copies.c and wrap/batches.c. */
+/* Copies, memsets and prefetches.  All arguments are integers or pointers, so one wrapper per number of arguments
+ * suffices; the tables say which argument is the stream and which the size.  Copies that may be scheduled on the link
+ * are in wrap/copies.c and wrap/batches.c. */
 #include "copies/host_copy.h"
 
 #define P(n) word a##n

@@ -1,11 +1,12 @@
 /* Launches: kernels, cooperative kernels, graphs, and the old interface. */
-#ifdef __GNUC__ /* The words on the stack were just written, one by one: a wide load of two of them would wait for both stores. */
+/* The words on the stack were just written one by one: a wide load of two of them would wait for both stores. */
+#ifdef __GNUC__
 #pragma GCC target("general-regs-only")
 #endif
 #include "shim.h"
 
-/* What the calling convention puts on the stack after six registers.  Passed on as one value it needs no registers, and
- * the hot path saves none. */
+/* The arguments that the calling convention puts on the stack after six registers.  Passed on as one value they need no
+ * registers, and the hot path saves none. */
 struct launch_tail {
     word bz, shared;
     CUstream stream;
@@ -21,8 +22,8 @@ typedef CUresult (*launch_ex_fn)(const struct cu_launch_config *, CUfunction, vo
 typedef CUresult (*cooperative_fn)(CUfunction, word, word, word, word, word, struct cooperative_tail);
 typedef CUresult (*graph_fn)(word, CUstream);
 
-/* One kernel with one width of grid is one kind of work.  Never 0, also for a launch without a function: 0 is the key of
- * an empty entry, which costs nothing. */
+/* Key of a kernel with one grid width.  Never 0, even without a function: 0 is the key of an empty entry, which has no
+ * cost. */
 #define KERNEL_KEY(function, gx) ((uintptr_t)(function) + 1 + ((uintptr_t)(gx) << 20))
 
 #define SHAPE(f, gx, gy, gz, bx, by, bz, shared)                                               \
@@ -67,7 +68,7 @@ LAUNCH_KERNEL(cuLaunchKernel_ptsz, launch_fn, struct launch_tail, PTSZ(tail.stre
 LAUNCH_KERNEL(cuLaunchCooperativeKernel, cooperative_fn, struct cooperative_tail, tail.stream)
 LAUNCH_KERNEL(cuLaunchCooperativeKernel_ptsz, cooperative_fn, struct cooperative_tail, PTSZ(tail.stream))
 
-/* Without a configuration the driver gives its error, whichever stream the gate took. */
+/* Without a configuration the driver returns its error, whichever stream the gate used. */
 #define EX_STREAM(config) ((config) ? (config)->stream : NULL)
 #define EX_KEY(config, f) KERNEL_KEY(f, (config) ? (config)->grid[0] : 0)
 #define EX_SHAPE(f, c) \
@@ -113,7 +114,7 @@ EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream 
     return result;
 }
 
-/* A graph launch is one unit, charged what its last launches took. */
+/* A graph launch is one unit, charged with the time of its last launches. */
 #define GRAPH_LAUNCH(name, effective)                                     \
     DECLARE_REAL(name);                                                   \
     EXPORT CUresult name(word graph, CUstream stream)                     \

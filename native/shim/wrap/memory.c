@@ -1,4 +1,4 @@
-/* Plain, pitched, managed, array and pinned host allocations, and the questions about how much there is. */
+/* Plain, pitched, managed, array and pinned host allocations, and queries of memory sizes. */
 #include "shim.h"
 #include "swap/swap.h"
 
@@ -103,7 +103,7 @@ static uint64_t element_bytes(uint32_t format, uint32_t channels)
     case 0x0a:
     case 0x20:
         return 4 * (uint64_t)channels;
-    default: /* packed and block-compressed formats take at most 4 bytes an element and channel */
+    default: /* packed and block-compressed formats have at most 4 bytes per element and channel */
         return 4 * (uint64_t)(channels ? channels : 1);
     }
 }

@@ -1,14 +1,14 @@
-/* Stream-ordered allocation and the memory nodes of graphs.  What counts is what the driver keeps reserved, not what
- * the program asked for: a pool that has room costs nothing more, one that shrinks gives back. */
+/* Stream-ordered allocation and the memory nodes of graphs.  The charge is what the driver keeps reserved, not what the
+ * program requested: allocating from a pool with room costs nothing, and a shrinking pool is credited. */
 #include "shim.h"
 
-#define POOLS 1024 /* beyond them a pool gets nothing: what is not watched would not be counted */
+#define POOLS 1024 /* further pools are refused, since they could not be charged */
 #define GRANULE (UINT64_C(2) << 20)
 
 struct pool {
     word handle;
     struct gpu *gpu;
-    bool elsewhere; /* of host memory */
+    bool elsewhere; /* in host memory */
     uint64_t charged;
 };
 
@@ -54,7 +54,7 @@ static bool is_pool_of(word handle, CUdevice device)
            (REAL(cuDeviceGetMemPool)(&is, device) == CUDA_SUCCESS && is == handle);
 }
 
-/* NULL: its memory is not a GPU's, or (then *refused) it is that of another's GPU. */
+/* NULL: its memory is not on a GPU, or (with *refused set) it is on another tenant's GPU. */
 static struct gpu *gpu_of_pool(word handle, struct gpu *current, CUresult *refused)
 {
     *refused = CUDA_SUCCESS;
@@ -104,7 +104,7 @@ EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties
         return result;
     pthread_mutex_lock(&pool_lock);
     struct pool *pool = find_pool(*out, gpu);
-    if (pool) { /* a handle that the driver gives again is another pool */
+    if (pool) { /* a handle reused by the driver is another pool */
         pool->gpu = gpu;
         pool->elsewhere = !on_device && properties->type == POOL_OF_PINNED;
     }
@@ -112,7 +112,7 @@ EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties
     return result;
 }
 
-/* Brings the charge to what the driver has reserved now.  reservation: of a growth asked for before. */
+/* Adjusts the charge to what the driver has reserved now.  reservation: of a growth requested before. */
 static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool reserved_before)
 {
     pthread_mutex_lock(&pool_lock);
@@ -130,7 +130,7 @@ static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool rese
         cot_memory_release(gpu, COTENANT_MEMORY_POOL, before - now);
 }
 
-/* After the host waited for the GPU, pools may have shrunk to their thresholds. */
+/* After a synchronisation, pools may have shrunk to their thresholds. */
 void cot_pools_refresh(void)
 {
     for (uint32_t i = 0; i < atomic_load(&pool_count) && atomic_load(&cot_captures) == 0; i++)
@@ -234,7 +234,7 @@ EXPORT CUresult cuMemPoolDestroy(word handle)
     return result;
 }
 
-/* The last context on the GPU is gone and its charge with it: what is there later is charged from nothing. */
+/* The last context on the GPU is gone, with its charge: later memory is charged from zero. */
 void cot_pools_forget_gpu(struct gpu *gpu)
 {
     pthread_mutex_lock(&pool_lock);
@@ -260,8 +260,8 @@ static uint64_t graph_reserve(struct gpu *gpu)
     return value;
 }
 
-/* Graph memory is taken inside the launch; it can only be counted afterwards.  A tenant that got over its cap so is
- * refused its next graph launch. */
+/* Graph memory is allocated inside the launch and can only be counted afterwards.  A tenant that exceeded its limit this
+ * way is refused its next graph launch. */
 CUresult cot_graph_memory_check(word graph)
 {
     (void)graph;

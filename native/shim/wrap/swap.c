@@ -1,5 +1,5 @@
-/* Functions that give away the memory behind an address, or touch it past the gate: what a program whose memory moves
- * must not do unnoticed.  Without movable allocations all of them are the driver's own. */
+/* Functions that export the memory of an address, or access it without passing the gate, and must be handled for
+ * programs whose memory moves.  Without movable allocations all of them are the driver's own. */
 #include "swap/swap.h"
 
 #define CU_POINTER_ATTRIBUTE_P2P_TOKENS 5
@@ -14,8 +14,8 @@ bool cot_swap_fix_around(CUdeviceptr address, const char *why)
     return true;
 }
 
-/* Memory for another process: plain allocations only, which movable ones are not.  The program gets an error for this one
- * and, from here on, plain allocations. */
+/* Memory for another process: possible for plain allocations only.  The program gets an error for a movable one; from
+ * here on its allocations are plain. */
 EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
 {
     if (cot_swap_fix_around(address, "it shares memory with other processes (cuIpcGetMemHandle); start such a program without"
@@ -60,7 +60,7 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr add
         size_t own_bytes;                                                                               \
         if (!cot_swap_extent(address, &own_base, &own_bytes))                                           \
             return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))REAL_POINTER(name))(base, bytes, address); \
-        if (own_bytes == 0) /* freed: a place in a slab that nobody has */                              \
+        if (own_bytes == 0) /* freed: an unused slot of a slab */                              \
             return CUDA_ERROR_INVALID_VALUE;                                                            \
         if (base)                                                                                       \
             *base = own_base;                                                                           \
@@ -83,7 +83,7 @@ ADDRESS_RANGE(cuMemGetAddressRange_v2)
 FREE_ASYNC(cuMemFreeAsync)
 FREE_ASYNC(cuMemFreeAsync_ptsz)
 
-/* Writes of a stream into memory pass no launch: with movable memory they wait for the turn as launches do. */
+/* Stream writes to memory do not pass a launch: with movable memory they wait for the turn as launches do. */
 #define STREAM_WRITE(name, value_type, effective)                                                                      \
     DECLARE_REAL(name);                                                                                                \
     EXPORT CUresult name(CUstream stream, CUdeviceptr address, value_type value, unsigned flags)                       \

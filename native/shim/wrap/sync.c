@@ -1,4 +1,4 @@
-/* Calls in which the host waits for the GPU, captures, and the end of streams: bookkeeping only. */
+/* Calls that synchronise, captures, and destruction of streams: bookkeeping only. */
 #include "shim.h"
 
 #define HOST_WAITS(name)                                    \
@@ -105,7 +105,7 @@ EXPORT CUresult cuStreamEndCaptureToCig(CUstream stream)
     return result;
 }
 
-/* A wait on a captured event draws the waiting stream into the capture: not while the helper looks at streams. */
+/* A wait on a captured event adds the waiting stream to the capture: not while the helper queries streams. */
 #define WAIT_EVENT(name)                                                                                   \
     DECLARE_REAL(name);                                                                                    \
     EXPORT CUresult name(CUstream stream, CUevent event, unsigned flags)                                   \

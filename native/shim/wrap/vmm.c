@@ -1,5 +1,5 @@
-/* Virtual memory management: a handle is charged when it is made on a device and credited when the last of its
- * references and mappings is gone. */
+/* Virtual memory management: a handle is charged when it is created on a device and credited when its last reference and
+ * mapping is gone. */
 #include <stdlib.h>
 
 #include "shim.h"
@@ -46,7 +46,7 @@ static void put_in(struct handle *handle)
     *handle_bucket(handle->value) = handle;
 }
 
-/* Unlinks and returns the handle if nothing holds it any more; the caller credits and frees it without the lock. */
+/* Unlinks and returns the handle if it has no references; the caller credits and frees it without the lock. */
 static struct handle *take_if_dead(struct handle *handle)
 {
     if (!handle || handle->references || handle->mappings)
@@ -95,7 +95,7 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
 
 EXPORT CUresult cuMemRelease(uint64_t value)
 {
-    pthread_mutex_lock(&vmm_lock); /* before the driver: from then on it may give the same value to another thread */
+    pthread_mutex_lock(&vmm_lock); /* before the driver call, after which another thread may get the same value */
     struct handle *handle = find(value);
     bool counted = handle && handle->references;
     if (counted)
@@ -156,7 +156,7 @@ static struct mapping *take_mappings(CUdeviceptr address, size_t bytes)
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
-    struct mapping *taken = take_mappings(address, bytes); /* before the driver, as in cuMemRelease */
+    struct mapping *taken = take_mappings(address, bytes); /* before the driver call, as in cuMemRelease */
     CUresult result = REAL(cuMemUnmap)(address, bytes);
     while (taken) {
         struct mapping *mapping = taken;

@@ -1,1 +1,3 @@
-"""The agent of a node: token broker, memory ledger, mechanisms, launcher. Imports stay light: standard library only."""
+"""The agent of a node: token broker, memory ledger, mechanisms, launcher. Imports only the standard library at
+start-up.
+"""

@@ -1,4 +1,6 @@
-"""`python -m cotenant.agent`: the agent without the command line's libraries, for benchmarks and bare machines."""
+"""`python -m cotenant.agent`: the agent without the command line's libraries, for benchmarks and minimal
+installations.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from cotenant.core import logs
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.folders import own_agent_folder
 
-LOG = logging.getLogger("cotenant.agent")  # run with -m, it has no name of its own
+LOG = logging.getLogger("cotenant.agent")  # under -m, __name__ is "__main__"
 
 
 async def serve(options: AgentOptions) -> None:
-    """Run an agent to its end and say when it is ready."""
+    """Run an agent until it is stopped, and log when it is ready."""
     agent = Agent(options)
 
     def ready() -> None:
@@ -28,7 +30,7 @@ async def serve(options: AgentOptions) -> None:
 
 
 def main() -> int:
-    """Parse, run, turn errors into one sentence."""
+    """Parse arguments, run, print errors as one sentence."""
     parser = argparse.ArgumentParser(prog="python -m cotenant.agent")
     parser.add_argument("--dir", type=Path, default=own_agent_folder())
     parser.add_argument("--gpus", help="soft, all, or UUIDs")

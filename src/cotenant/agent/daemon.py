@@ -1,4 +1,4 @@
-"""The agent: one process per node that owns its GPUs. Puts the parts together and keeps them running."""
+"""The agent: one process per node that owns its GPUs. Constructs all parts and keeps them running."""
 
 from __future__ import annotations
 
@@ -72,30 +72,30 @@ LOG = logging.getLogger(__name__)
 WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
 AGENT_NICE = -10
-TENANT_SOCKET_MODE = 0o666  # who a process is, its cgroup says, whichever user it runs as
+TENANT_SOCKET_MODE = 0o666  # any user may connect: the cgroup identifies the process
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentOptions:
-    """How to run: where, from which config, with which overrides."""
+    """Options of a run: folder, config, overrides."""
 
     folder: Path
     source: str | None = None  # FILE.yaml or gemini:FILE
     trace: Path | None = None
     socket_mode: int = 0o600
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
-    gpus: tuple[Gpu, ...] | None = None  # given instead of discovered
-    tenant_socket: Path | None = None  # for containers: apart from the control socket, open to every user
-    locate: Callable[[int], Place | None] = place_of  # the pod or job of a process
+    gpus: tuple[Gpu, ...] | None = None  # instead of discovering them
+    tenant_socket: Path | None = None  # a separate socket for containers, open to every user
+    locate: Callable[[int], Place | None] = place_of  # finds the pod or job of a process
     http: str | None = None  # HOST:PORT of the live page and the metrics
-    http_token: str | None = None  # what their readers must show
-    strict: bool = False  # end processes that use the GPUs without coming to the agent
+    http_token: str | None = None  # bearer token for readers of the page and metrics
+    strict: bool = False  # kill processes that use the GPUs without being tenants
 
 
 class Agent:
-    """One run of the agent. `await run()` returns when it was told to stop.
+    """One run of the agent. `await run()` returns when it was stopped.
 
-    It alone knows all parts: each gets what it needs when it is made.
+    The only class that knows all parts: each part gets its dependencies as constructor arguments.
     """
 
     def __init__(self, options: AgentOptions) -> None:
@@ -107,7 +107,7 @@ class Agent:
         self.mechanisms = mechanisms.make(self.folder, Use.TENANT, self.gpus)
         self.parked = ParkedTable()
         self.host = host_memory(config.swap_memory_bytes)
-        # another discipline is one of turns
+        # other disciplines exist for turns only
         by_request = config.quota.discipline == QuotaSettings.discipline
         self.registry = Registry(self.gpus, self.mechanisms, self.host, self.parked, slices_first=by_request)
         self.ledger = Ledger()
@@ -119,11 +119,11 @@ class Agent:
         self._stop = asyncio.Event()
 
     def load_config(self) -> AgentConfig:
-        """The config file as it is now, with the command line's values over it."""
+        """Read the config file, overridden by the command line's values."""
         source = self.options.source
         config = AgentConfig()
         if source:
-            from cotenant.agent.config.schema import load  # which takes pydantic, and a tenth of a second
+            from cotenant.agent.config.schema import load  # imports pydantic, which takes a tenth of a second
 
             config = load(source)
         return configs.with_options(config, **self.options.overrides)
@@ -131,12 +131,12 @@ class Agent:
     # -- running ---------------------------------------------------------------------------------------------------
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`. `ready` is called once tenants can connect."""
+        """Serve until SIGTERM, SIGINT or `stop`. `ready` is called when tenants can connect."""
         with contextlib.ExitStack() as closing:
             self._take_folder(closing)
             processes.raise_descriptor_limit()
             with contextlib.suppress(OSError):
-                # while the agent waits for a processor, a GPU waits for the agent
+                # high priority: while the agent waits for a processor, a GPU is idle
                 os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICE)
             trace = TurnTrace(self.options.trace) if self.options.trace is not None else None
             if trace is not None:
@@ -151,7 +151,7 @@ class Agent:
             await self._serve(ready)
 
     def stop(self) -> None:
-        """End the run; tenants then do what `fail` says."""
+        """End the run; tenants then behave as `fail` says."""
         self._stop.set()
 
     async def _serve(self, ready: Callable[[], None]) -> None:
@@ -166,7 +166,7 @@ class Agent:
         assert isinstance(slices, Slices)
         for gpu in self.gpus:
             if why := slices.refusal(gpu):
-                LOG.warning("GPU %s is shared by turns of the agent, not by its own time slices: %s", gpu.uuid, why)
+                LOG.warning("GPU %s is shared by turns of the agent, not by hardware time slices: %s", gpu.uuid, why)
         mode = TENANT_SOCKET_MODE if options.tenant_socket else options.socket_mode
         self.server.listen(mode)
         self.floors.listen(mode)
@@ -188,11 +188,13 @@ class Agent:
         await self.live.close()
 
     def _take_folder(self, closing: contextlib.ExitStack) -> None:
-        """Make the folder and lock it: a socket file left by a dead agent is stale, a held lock is a live agent."""
+        """Create and lock the folder. A held lock means a running agent; a socket file without one was left by a dead
+        agent.
+        """
         try:
             if not self.folder.exists():
                 self.folder.mkdir(parents=True)
-                self.folder.chmod(0o755)  # past the umask: what the sockets permit, the folder does not forbid
+                self.folder.chmod(0o755)  # despite the umask: permissions are those of the sockets
             lock = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise WorkError(f"{self.folder}: cannot be used: {error.strerror}") from None
@@ -202,7 +204,7 @@ class Agent:
         except OSError:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown pid"
             raise WorkError(f"an agent ({holder}) already runs in {self.folder}; stop it, or choose --dir") from None
-        with contextlib.suppress(OSError):  # on a full disk the lock holds without its label
+        with contextlib.suppress(OSError):  # on a full disk the lock is held without its label
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"pid {os.getpid()}".encode(), 0)
 
@@ -351,14 +353,14 @@ class Agent:
             if watch.changed():
                 try:
                     self.reconfigure.reload()
-                except Exception as error:  # a fault of ours must not end the watch: the next version would go unseen
-                    self.in_force.fault = f"{path}: cannot be taken: {error!r}"
-                    LOG.exception("the new configuration is not taken")
+                except Exception as error:  # an exception must not end the watch, or later versions would be missed
+                    self.in_force.fault = f"{path}: cannot be used: {error!r}"
+                    LOG.exception("the new configuration was rejected")
 
     def _not_sliced(self, uuid: str, why: str) -> None:
-        """A driver does not take the controls on channel groups: tenants of that GPU take turns from now on."""
+        """The driver rejects the controls on channel groups: tenants of that GPU take turns from now on."""
         self.lives.take_turns(uuid, why)
-        LOG.warning("GPU %s is shared by turns of the agent, not by time slices: %s", uuid, why)
+        LOG.warning("GPU %s is shared by turns of the agent, not by hardware time slices: %s", uuid, why)
 
     def _gpu_lost(self, uuid: str, text: str) -> None:
         """The tenants of a GPU have lost it."""
@@ -367,7 +369,7 @@ class Agent:
             tenant.warn(text)
 
     def _release(self, tenant: Tenant) -> str:
-        """Let go of a tenant whose pod or job is over; else why not."""
+        """Release a tenant whose pod or job has ended; otherwise return why not."""
         why = why_held(tenant, lambda: running_jobs(self.options.locate))
         if not why:
             self._drop(tenant)
@@ -385,12 +387,12 @@ class Agent:
             if fault:
                 LOG.warning(fault)
             for gpu in self.copies.put_right():
-                LOG.warning(f"{gpu}: a process had overwritten the page of turns on the link; put right")
+                LOG.warning(f"{gpu}: a process had overwritten the page of copy scheduling; it was restored")
             now_ns = time.monotonic_ns()
             for tenant in list(self.registry.tenants.values()):
-                # the launcher keeps the timeout; this is for one that was killed
+                # the launcher enforces the timeout; this is for a launcher that was killed
                 late = tenant.timeout_s is not None and now_ns - tenant.created_ns > (tenant.timeout_s + 5) * 1e9
                 if late and tenant.root is not None:
                     tenant.timeout_s = None
-                    LOG.warning(f"tenant {tenant.name} is over its timeout and its launcher has gone: stopping it")
+                    LOG.warning(f"tenant {tenant.name} exceeded its timeout and its launcher has ended: stopping it")
                     kill(tenant, 10.0)

@@ -1,4 +1,6 @@
-"""Facts about processes: peer credentials, start times, ancestry, pidfds. A pid alone names no process for long."""
+"""Facts about processes: peer credentials, start times, ancestry, pidfds. Pids are reused, so start times complete
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from typing import NamedTuple
 
 
 class ProcessKey(NamedTuple):
-    """A process, named so that a reused pid is another process."""
+    """A process, identified by pid and start time."""
 
     pid: int
     start_ticks: int
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a unix socket, as the kernel says. pid 0: not visible from here."""
+    """The process at the other end of a unix socket, by the kernel. pid 0: not visible in this PID namespace."""
 
     pid: int
     uid: int
@@ -37,11 +39,11 @@ def _stat_fields(pid: int) -> list[str] | None:
             line = file.read()
     except OSError:
         return None
-    return line[line.rfind(")") + 2 :].split()  # the name may hold spaces and parentheses
+    return line[line.rfind(")") + 2 :].split()  # the name may contain spaces and parentheses
 
 
 def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, or None when there is no such process."""
+    """Field 22 of /proc/PID/stat, or None if there is no such process."""
     fields = _stat_fields(pid)
     return int(fields[19]) if fields else None
 
@@ -65,7 +67,7 @@ def ancestors(pid: int, most: int = 64) -> list[int]:
 
 
 def in_group(group: int) -> bool:
-    """Whether a living process is in a process group; one that has ended and was not reaped does not count."""
+    """Whether a process group contains a living process; zombies do not count."""
     for entry in os.listdir("/proc"):
         fields = _stat_fields(int(entry)) if entry.isdigit() else None
         if fields and int(fields[2]) == group and fields[0] not in "ZX":
@@ -74,7 +76,7 @@ def in_group(group: int) -> bool:
 
 
 def descendants(roots: set[ProcessKey]) -> set[ProcessKey]:
-    """All living children of these processes, and theirs."""
+    """All living descendants of these processes."""
     children: dict[int, list[ProcessKey]] = {}
     for entry in os.listdir("/proc"):
         fields = _stat_fields(int(entry)) if entry.isdigit() else None
@@ -91,17 +93,17 @@ def descendants(roots: set[ProcessKey]) -> set[ProcessKey]:
 
 
 def key_of(pid: int) -> ProcessKey:
-    """Name of a live process; start 0 when it cannot be seen."""
+    """Key of a live process; start 0 if it cannot be read."""
     return ProcessKey(pid, start_ticks(pid) or 0)
 
 
 def alive(key: ProcessKey) -> bool:
-    """Whether that very process still runs."""
+    """Whether exactly that process still runs."""
     return key.pid > 0 and start_ticks(key.pid) == key.start_ticks and not is_zombie(key.pid)
 
 
 def pidfd(key: ProcessKey) -> int | None:
-    """A descriptor that becomes readable when the process ends; None when it has ended or cannot be watched."""
+    """A descriptor that becomes readable when the process ends; None if it has ended or cannot be watched."""
     if key.pid <= 0:
         return None
     try:
@@ -115,7 +117,7 @@ def pidfd(key: ProcessKey) -> int | None:
 
 
 def raise_descriptor_limit() -> None:
-    """Two descriptors per process of a tenant: take what the system allows."""
+    """Raise the limit on open files to the maximum: each process of a tenant needs two descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else 1 << 20
     if soft == resource.RLIM_INFINITY or soft >= wanted:

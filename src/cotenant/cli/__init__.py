@@ -1,1 +1,1 @@
-"""Command line: one thin module per verb."""
+"""Command line: one module per subcommand, without logic of its own."""

@@ -1,4 +1,4 @@
-"""`cotenant agent`: own this node's GPUs and share them among tenants."""
+"""`cotenant agent`: the daemon that owns this node's GPUs and shares them among tenants."""
 
 from __future__ import annotations
 
@@ -16,45 +16,82 @@ Text = str | None
 
 @app.command()
 def agent(
-    gpus: Annotated[Text, typer.Option(metavar="soft|all|UUID,...", help="GPUs to own; soft: software GPU.")] = None,
-    config: Annotated[Text, typer.Option(metavar="FILE.yaml|gemini:FILE", help="Settings, tenants; watched.")] = None,
-    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the sockets and the state file.")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Append every turn, one JSON line each.")] = None,
-    quota: Annotated[Text, typer.Option(metavar="TIME", help="Turn length while nothing is known (250ms).")] = None,
+    gpus: Annotated[
+        Text, typer.Option(metavar="soft|all|UUID,...", help="GPUs to own: all, UUIDs, or soft for the software GPU.")
+    ] = None,
+    config: Annotated[
+        Text,
+        typer.Option(
+            metavar="FILE.yaml|gemini:FILE", help="Settings and declared tenants; read again when the file changes."
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder of the agent's sockets and of its state file.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append a JSON line for each turn that ends.")
+    ] = None,
+    quota: Annotated[
+        Text, typer.Option(metavar="TIME", help="Length of the first turns, before kernels were measured (250ms).")
+    ] = None,
     min_quota: Annotated[Text, typer.Option(metavar="TIME", help="Shortest turn (100ms).")] = None,
     max_quota: Annotated[Text, typer.Option(metavar="TIME", help="Longest turn (1s).")] = None,
-    window: Annotated[Text, typer.Option(metavar="TIME", help="Window of request and limit (10s).")] = None,
-    discipline: Annotated[Text, typer.Option(metavar="NAME", help="Who is next (request-limit).")] = None,
-    fail: Annotated[Text, typer.Option(metavar="open|closed", help="Tenants without an agent: go on, or wait.")] = None,
-    socket_mode: Annotated[str, typer.Option(metavar="OCTAL", help="Permissions of the sockets.")] = "600",
+    window: Annotated[
+        Text, typer.Option(metavar="TIME", help="Sliding window over which request and limit are measured (10s).")
+    ] = None,
+    discipline: Annotated[
+        Text, typer.Option(metavar="NAME", help="Rule that chooses the next tenant (request-limit).")
+    ] = None,
+    fail: Annotated[
+        Text,
+        typer.Option(
+            metavar="open|closed",
+            help="What tenants do when the agent dies: run unrestricted (open) or wait for its return (closed).",
+        ),
+    ] = None,
+    socket_mode: Annotated[str, typer.Option(metavar="OCTAL", help="Permissions of the agent's sockets.")] = "600",
     tenant_socket: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Tenants' socket, for containers: apart, open to every user.")
+        Path | None,
+        typer.Option(metavar="PATH", help="A separate socket for tenants in containers, writable by every user."),
     ] = None,
     swap_memory: Annotated[
-        Text, typer.Option(metavar="SIZE", help="Host memory that tenants' contents may move to (half of the free).")
+        Text,
+        typer.Option(
+            metavar="SIZE",
+            help="Host memory to which tenants' GPU memory may be swapped (default: half of what is free).",
+        ),
     ] = None,
     most_moving: Annotated[
-        Text, typer.Option(metavar="PERCENT", help="Of the time, at most so much goes to moving memory (5%).")
+        Text,
+        typer.Option(metavar="PERCENT", help="Largest part of the time that may be spent on swapping GPU memory (5%)."),
     ] = None,
     copy_period_bytes: Annotated[
-        Text, typer.Option(metavar="SIZE", help="Copies of all tenants take turns, a round moves this much (64MiB).")
+        Text,
+        typer.Option(
+            metavar="SIZE", help="Bytes that the copies of all tenants together move in one scheduling round (64MiB)."
+        ),
     ] = None,
     copy_chunk_bytes: Annotated[
-        Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into (8MiB).")
+        Text, typer.Option(metavar="SIZE", help="Size of the chunks into which copies are split (8MiB).")
     ] = None,
     http: Annotated[
-        Text, typer.Option(metavar="HOST:PORT", help="Live page and /metrics, e.g. :9400 (loopback).")
+        Text,
+        typer.Option(metavar="HOST:PORT", help="Serve the live page and /metrics here; :9400 listens on loopback."),
     ] = None,
     http_token: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the token its readers show.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the bearer token that readers of --http must present."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End processes that use these GPUs past the agent, other users' too.")
+        bool,
+        typer.Option(
+            "--strict", help="Kill processes that use these GPUs without being tenants, other users' included."
+        ),
     ] = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Own this node's GPUs: hand out turns and memory to the tenants that `cotenant run` starts. Runs until stopped."""
+    """Own this node's GPUs: give turns and memory to the tenants that `cotenant run` starts. Runs until stopped."""
     import asyncio
 
     from cotenant.agent.__main__ import serve
@@ -68,7 +105,7 @@ def agent(
 
     logs.configure(log_format, log_level)
     if fail is not None and fail not in FAIL_MODES:
-        raise InputError(f"{fail!r} is not open or closed", field="--fail")
+        raise InputError(f"must be open or closed, not {fail!r}", field="--fail")
     try:
         mode = int(socket_mode, 8)
     except ValueError:
@@ -96,7 +133,7 @@ def agent(
 
 
 def read_token(path: Path | None, field: str) -> str | None:
-    """The first line of that file; InputError with `field` where it cannot be used."""
+    """Return the first line of the token file, None without a file. InputError for `field` if it is unusable."""
     from cotenant.core.errors import InputError
 
     if path is None:
@@ -106,14 +143,14 @@ def read_token(path: Path | None, field: str) -> str | None:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=str(path), field=field) from None
     except UnicodeDecodeError:
-        raise InputError("is not a text", file=str(path), field=field) from None
+        raise InputError("is not a text file", file=str(path), field=field) from None
     if len(token) < 16:
-        raise InputError("a token has at least 16 characters", file=str(path), field=field)
+        raise InputError("a token needs at least 16 characters", file=str(path), field=field)
     return token
 
 
 def _copies(config: Text, period: Text, chunk: Text) -> Any:
-    """CopySettings of the config file with the command line's sizes over them; None when none were given."""
+    """CopySettings of the config file, overridden by the command line; None if the command line sets none."""
     from cotenant.agent.config.copies import with_options
     from cotenant.agent.config.files import AgentConfig
     from cotenant.agent.config.schema import load
@@ -122,7 +159,7 @@ def _copies(config: Text, period: Text, chunk: Text) -> Any:
 
 
 def _quota(config: Text, discipline: Text, **times: Text) -> Any:
-    """QuotaSettings of the config file with the command line's values over them; None when none were given."""
+    """QuotaSettings of the config file, overridden by the command line; None if the command line sets none."""
     from cotenant.agent.config.files import AgentConfig, quota_settings
     from cotenant.agent.config.schema import load
     from cotenant.core.errors import InputError

@@ -1,4 +1,4 @@
-"""`cotenant bench`: comparisons a user can run; each prints a ratio against a baseline of the same run."""
+"""`cotenant bench`: benchmarks for users; each prints a ratio against a baseline measured in the same run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from cotenant.cli.bench_gateway import gateway
 from cotenant.cli.bench_llm import llm
 from cotenant.cli.bench_pcie import pcie
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Comparisons against a baseline of the same run.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Benchmarks against a baseline measured in the same run."
+)
 app.command()(budget)
 app.command()(colocation)
 app.command()(gateway)
 app.command()(llm)
 app.command()(pcie)
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-Gpus = Annotated[str, typer.Option(metavar="soft|all|UUID", help="The software GPU or a real one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Gpus = Annotated[str, typer.Option(metavar="soft|all|UUID", help="soft, or the UUID or index of a real GPU.")]
 
 
 def _fractions(text: str, field: str) -> list[float]:
@@ -31,7 +33,7 @@ def _fractions(text: str, field: str) -> list[float]:
     values = []
     for part in text.split(","):
         part = part.strip()
-        # 30,70 are percent, as people write them here; 0.3 and 30% mean what they say
+        # `30,70` are percent, the usual notation of this benchmark; `0.3` and `30%` are read as everywhere else
         plain = part.replace(".", "", 1).isdigit() and "." not in part
         values.append(parse_fraction(f"{part}%" if plain else part, field))
     if not values:
@@ -41,17 +43,23 @@ def _fractions(text: str, field: str) -> list[float]:
 
 @app.command()
 def shares(
-    requests: Annotated[str, typer.Option(metavar="30,70", help="Percent each tenant asks for.")] = "30,70",
-    limits: Annotated[str, typer.Option(metavar="100,100", help="Percent each tenant may have.")] = "",
-    seconds: Annotated[float, typer.Option(help="Length of the measurement.")] = 10.0,
+    requests: Annotated[
+        str, typer.Option(metavar="30,70", help="Requested share of each tenant, in percent.")
+    ] = "30,70",
+    limits: Annotated[str, typer.Option(metavar="100,100", help="Limit of each tenant, in percent.")] = "",
+    seconds: Annotated[float, typer.Option(help="Duration of the measurement.")] = 10.0,
     gpus: Gpus = "soft",
     quota: Annotated[str, typer.Option(metavar="TIME", help="Length of a turn.")] = "100ms",
-    discipline: Annotated[str, typer.Option(metavar="NAME", help="Who is next.")] = "request-limit",
-    kernel: Annotated[str, typer.Option(metavar="TIME", help="Length of one kernel (driver backend).")] = "1.6ms",
-    work_in_flight: Annotated[str, typer.Option(metavar="TIME", help="Work queued ahead, at most.")] = "",
+    discipline: Annotated[
+        str, typer.Option(metavar="NAME", help="Rule that chooses the next tenant.")
+    ] = "request-limit",
+    kernel: Annotated[str, typer.Option(metavar="TIME", help="Duration of one kernel (backend driver).")] = "1.6ms",
+    work_in_flight: Annotated[str, typer.Option(metavar="TIME", help="Most work that a tenant queues ahead.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Does each tenant get what it was granted? Own agent, own tenants, GPU-bound work, counted in work done."""
+    """Compare the share that each tenant gets with the share it was granted. Starts its own agent and GPU-bound
+    tenants; shares are measured by completed work.
+    """
     from cotenant.bench.shares import measure
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
@@ -59,12 +67,14 @@ def shares(
     asked = _fractions(requests, "--requests")
     capped = _fractions(limits, "--limits") if limits else [1.0] * len(asked)
     if len(asked) != len(capped):
-        raise InputError(f"{len(asked)} requests but {len(capped)} limits", field="--limits")
+        raise InputError(
+            f"{len(asked)} requests but {len(capped)} limits: give one limit per request", field="--limits"
+        )
     if not 1.0 <= seconds <= 3600.0:
-        raise InputError("measure between 1 and 3600 seconds", field="--seconds")
+        raise InputError("the duration must be between 1 and 3600 seconds", field="--seconds")
     kernel_s = parse_seconds(kernel, "--kernel")
     if not 1e-6 <= kernel_s <= 1.0:
-        raise InputError("a kernel takes 1 us to 1 s here", field="--kernel")
+        raise InputError("the duration of a kernel must be between 1 us and 1 s", field="--kernel")
     result = measure(
         asked,
         capped,
@@ -80,21 +90,28 @@ def shares(
         return
     print(f"{result['gpu']}: {seconds:g} s of {result['workload']}, turns of {result['quota_ms']:g} ms")
     for index, (granted, got) in enumerate(zip(result["granted"], result["got"], strict=True)):
-        print(f"  tenant {index}: asked {asked[index]:.0%}, granted {granted:.1%}, got {got:.2%}")
-    print(f"  together {result['total_over_solo']:.2%} of the native run ({result['solo_rate']:.1f} units/s)")
-    print(f"  worst error over any {result['window_s']:g} s: {result['worst_window_error'] * 100:.2f} points")
+        print(f"  tenant {index}: requested {asked[index]:.0%}, granted {granted:.1%}, got {got:.2%}")
+    print(
+        f"  all tenants together: {result['total_over_solo']:.2%} of the native run ({result['solo_rate']:.1f} units/s)"
+    )
+    print(
+        f"  largest error in any window of {result['window_s']:g} s: "
+        f"{result['worst_window_error'] * 100:.2f} percentage points"
+    )
 
 
 @app.command()
 def swap(
-    size: Annotated[str, typer.Option(metavar="24GiB", help="What is moved.")] = "1GiB",
-    moves: Annotated[int, typer.Option(help="How often, each way.")] = 20,
+    size: Annotated[str, typer.Option(metavar="24GiB", help="Bytes of GPU memory to swap out and in.")] = "1GiB",
+    moves: Annotated[int, typer.Option(help="Repetitions in each direction.")] = 20,
     gpus: Gpus = "soft",
-    park: Annotated[bool, typer.Option(help="Compare with the driver's checkpoint.")] = True,
-    check_every: Annotated[int, typer.Option(min=1, help="Check the contents after so many moves.")] = 1,
+    park: Annotated[bool, typer.Option(help="Compare with the checkpoint of the CUDA driver.")] = True,
+    check_every: Annotated[int, typer.Option(min=1, help="Check the contents after every N swaps.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """How fast memory leaves a GPU and comes back, against pinned copies of the same run; contents are checked."""
+    """Measure how fast GPU memory is swapped out and in, relative to pinned copies in the same run; contents are
+    checked.
+    """
     import sys
 
     from cotenant.bench.swap import measure
@@ -113,13 +130,13 @@ def swap(
 @app.command()
 def overhead(
     gpus: Gpus = "soft",
-    pairs: Annotated[int, typer.Option(help="Interleaved pairs per workload.")] = 30,
-    block: Annotated[str, typer.Option(metavar="TIME", help="Length of each half of a pair.")] = "200ms",
+    pairs: Annotated[int, typer.Option(help="Interleaved pairs of measurements per workload.")] = 30,
+    block: Annotated[str, typer.Option(metavar="TIME", help="Duration of each half of a pair.")] = "200ms",
     processes: Annotated[int, typer.Option(min=1, help="Pairs of processes per workload.")] = 1,
     workloads: Annotated[str, typer.Option(metavar="LIST", help="busy,training,launch,graph")] = "",
     as_json: Json = False,
 ) -> None:
-    """What one tenant alone pays: the same program native and as a tenant, in interleaved pairs."""
+    """Measure the overhead for a single tenant: the same program native and as a tenant, in interleaved pairs."""
     import sys
 
     from cotenant.bench.overhead import measure
@@ -132,10 +149,10 @@ def overhead(
         if kind not in KINDS:
             raise InputError(f"unknown workload {kind!r}; known: {', '.join(KINDS)}", field="--workloads")
     if pairs < 6:
-        raise InputError("at least 6 pairs are needed for an interval", field="--pairs")
+        raise InputError("a confidence interval needs at least 6 pairs", field="--pairs")
     block_s = parse_seconds(block, "--block")
     if not 0.001 <= block_s <= 3600.0:
-        raise InputError("a block is 1 ms to an hour", field="--block")
+        raise InputError("the duration of a block must be between 1 ms and 1 h", field="--block")
 
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`cotenant bench budget`: how much best-effort work a latency-sensitive service tolerates beside it."""
+"""`cotenant bench budget`: how much best-effort work a latency-sensitive service tolerates on the same GPU."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ def budget(
     ls: Annotated[
         str, typer.Option(metavar="MODEL:BATCH:RATE", help="The latency-sensitive service.")
     ] = "resnet50:4:300",
-    be: Annotated[str, typer.Option(metavar="addN|copyN", help="What moves memory beside it, over N MiB.")] = "add64",
-    sms: Annotated[str, typer.Option(metavar="LIST", help="Parts of the SMs that it may use.")] = "10%,25%,100%",
+    be: Annotated[
+        str, typer.Option(metavar="addN|copyN", help="Best-effort load that moves N MiB of memory.")
+    ] = "add64",
+    sms: Annotated[
+        str, typer.Option(metavar="LIST", help="Fractions of the SMs to try for best-effort work.")
+    ] = "10%,25%,100%",
     overlap: Annotated[
-        str, typer.Option(metavar="LIST", help="Parts of the time that it works.")
+        str, typer.Option(metavar="LIST", help="Duty cycles to try for best-effort work.")
     ] = "5%,10%,20%,40%,100%",
-    tolerated: Annotated[str, typer.Option(metavar="PART", help="How much longer a request may take.")] = "5%",
-    block: Annotated[str, typer.Option(metavar="TIME", help="Length of a block.")] = "1s",
-    gpus: Annotated[str, typer.Option(metavar="soft|UUID", help="The software GPU or a real one.")] = "soft",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    tolerated: Annotated[str, typer.Option(metavar="PART", help="Accepted slowdown of the service's requests.")] = "5%",
+    block: Annotated[str, typer.Option(metavar="TIME", help="Duration of a block.")] = "1s",
+    gpus: Annotated[str, typer.Option(metavar="soft|UUID", help="soft, or the UUID or index of a real GPU.")] = "soft",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """The curve of a service's slowdown over the memory bandwidth of best-effort work, and the budget that it allows.
+    """Measure the slowdown of a service against the memory bandwidth of best-effort work, and recommend an overlap.
 
-    Best-effort work runs beside the service all the time, for a part of it, on a part of the SMs.
+    Best-effort work overlaps the service for each given duty cycle on each given fraction of the SMs.
     """
     import sys
 
@@ -35,11 +39,11 @@ def budget(
 
     block_s = parse_seconds(block, "--block")
     if not 0.1 <= block_s <= 600:
-        raise InputError("a block lasts 0.1 s to 10 min", field="--block")
+        raise InputError("the duration of a block must be between 0.1 s and 10 min", field="--block")
     bytes_moved(be)
     from cotenant.devices.registry import discover
 
-    discover([gpus])  # so that a wrong one is said before anything starts
+    discover([gpus])  # a wrong GPU is an error before anything starts
     wanted = Budget(
         parse_ls(ls),
         be,
@@ -58,17 +62,18 @@ def _parts(text: str, field: str) -> list[float]:
 
     parts = sorted({parse_fraction(part.strip(), field) for part in text.split(",")})
     if not 0.01 <= parts[0] <= parts[-1] <= 1.0:
-        raise InputError("parts are 1 % to 100 %", field=field)
+        raise InputError("fractions must be between 1 % and 100 %", field=field)
     return parts
 
 
 def _in_words(found: dict[str, Any]) -> str:
     chosen, more = found["budget"], found["tolerated"] - 1
-    said = f"{found['gpu']}: within {more:.0%} of the service's time alone, {found['be']} may work beside it"
+    said = f"{found['gpu']}: within {more:.0%} more than the service's latency alone, {found['be']} may overlap it"
     if not chosen["overlap"]:
-        return f"{said} not at all: leave `overlap` at 0%"
+        return f"{said} at no duty cycle: leave `overlap` at 0%"
     return (
-        f"{said} for {chosen['overlap']:.0%} of the time on {chosen['be_sms']:.0%} of the SMs, {chosen['gb_per_s']:.0f}"
-        f" GB/s.\n`colocation: {{overlap: {100 * chosen['overlap']:.0f}%}}` in the agent's file, and `cotenant run"
-        f" --best-effort --mechanism mps --limit {chosen['be_sms']:.0%}`"
+        f"{said} for {chosen['overlap']:.0%} of the time on {chosen['be_sms']:.0%} of the SMs, "
+        f"{chosen['gb_per_s']:.0f} GB/s.\n`colocation: {{overlap: {100 * chosen['overlap']:.0f}%}}` "
+        "in the agent's file, and `cotenant run --best-effort --mechanism mps --limit "
+        f"{chosen['be_sms']:.0%}`"
     )

@@ -1,4 +1,4 @@
-"""`cotenant bench colocation`: latency-sensitive beside best-effort under every scheme."""
+"""`cotenant bench colocation`: a latency-sensitive service and best-effort programs on one GPU, under every scheme."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import typer
 
 def colocation(
     ls: Annotated[
-        str, typer.Option(metavar="MODEL:BATCH:RATE", help="The latency-sensitive service; virtual: profile:FILE:RATE.")
+        str,
+        typer.Option(
+            metavar="MODEL:BATCH:RATE", help="The latency-sensitive service; in virtual time: profile:FILE:RATE."
+        ),
     ] = "resnet50:4:100",
     be: Annotated[
         str,
@@ -22,36 +25,38 @@ def colocation(
     ] = "mm4096,mm2048,add256,mm8192,copy2048,train-resnet50",
     schemes: Annotated[str, typer.Option(metavar="all|LIST", help="temporal,orion,mps-plus,static,tidal")] = "all",
     gpus: Annotated[
-        str, typer.Option(metavar="soft|virtual|UUID", help="The software GPU, virtual time, or a real one.")
+        str,
+        typer.Option(
+            metavar="soft|virtual|UUID", help="soft, virtual (simulated time), or the UUID or index of a real GPU."
+        ),
     ] = "soft",
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Interleaved rounds of blocks.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds; each runs a block of every scheme.")] = 5,
     requests: Annotated[
-        int, typer.Option(min=0, max=10**6, help="As many rounds as give each figure so many requests.")
+        int, typer.Option(min=0, max=10**6, help="Choose the rounds so that every figure has this many requests.")
     ] = 0,
-    block: Annotated[str, typer.Option(metavar="TIME", help="Length of a block.")] = "2s",
-    seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="Virtual: length of each run.")] = 3.0,
-    copy_inputs: Annotated[bool, typer.Option("--copy-inputs", help="Each request brings its input.")] = False,
+    block: Annotated[str, typer.Option(metavar="TIME", help="Duration of a block.")] = "2s",
+    seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="Duration of each simulated run.")] = 3.0,
+    copy_inputs: Annotated[bool, typer.Option("--copy-inputs", help="Copy each request's input to the GPU.")] = False,
     in_flight_us: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="BE work in flight, instead of the scheme's.")
+        int | None, typer.Option(min=1, max=10**6, help="In-flight budget of BE work, instead of the scheme's.")
     ] = None,
     duty_cycle: Annotated[
         str,
-        typer.Option(metavar="PART", help="Part of the time that tidal lets BE keep the GPU busy while LS is idle."),
+        typer.Option(metavar="PART", help="Scheme tidal: fraction of the LS-idle time that BE work may use."),
     ] = "",
-    ls_profile: Annotated[
-        str, typer.Option(metavar="FILE", help="Kernels of the service, whose class it shows (orion).")
-    ] = "",
+    ls_profile: Annotated[str, typer.Option(metavar="FILE", help="Kernel profile of the service (scheme orion).")] = "",
     be_profile: Annotated[
-        str, typer.Option(metavar="FILE", help="Kernels of the best-effort loads, by which orion decides.")
+        str, typer.Option(metavar="FILE", help="Kernel profile of the best-effort loads (scheme orion).")
     ] = "",
-    html: Annotated[str, typer.Option(metavar="FILE", help="Write a page with the plots.")] = "",
-    recorded: Annotated[str, typer.Option("--from", metavar="FILE", help="Show a result that --json printed.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    html: Annotated[str, typer.Option(metavar="FILE", help="Write an HTML page with plots.")] = "",
+    recorded: Annotated[str, typer.Option("--from", metavar="FILE", help="Show a result that --json wrote.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a latency-sensitive service beside best-effort programs under every scheme, and alone, in turn.
+    """Measure a latency-sensitive service with best-effort programs on one GPU under every scheme, and each of them
+    alone.
 
-    Prints {scheme: {be: figures}}: LS percentiles against alone with a 95 % interval, requests in time, and BE work
-    against what it does alone and against the time that LS leaves.
+    Result: {scheme: {be: figures}} with the LS percentiles relative to the service alone (95 % interval), the requests
+    in time, and the BE work relative to BE alone and to the time that LS leaves idle.
     """
     from cotenant.core.files import check_writable
 
@@ -80,7 +85,7 @@ def colocation(
         about["Date"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
         if not recorded:
             about["Command"] = " ".join(["cotenant bench", *sys.argv[2:]])
-        write_page(html, rows, "A latency-sensitive service beside best-effort work", about)
+        write_page(html, rows, "A latency-sensitive service with best-effort work on one GPU", about)
     if as_json:
         print(json.dumps(rows))
         return
@@ -89,7 +94,7 @@ def colocation(
 
 @dataclass
 class _Shape:
-    """How a real measurement is cut; `said` in words, once it is known."""
+    """How a measurement is divided into rounds and blocks; `said` describes it in words, after the rounds are known."""
 
     rounds: int
     requests: int
@@ -102,7 +107,7 @@ class _Shape:
 
 
 def _service(ls: str) -> str:
-    """`--ls` in words."""
+    """Describe `--ls` in words."""
     if ls.startswith("profile:"):
         path, _, rate = ls.removeprefix("profile:").rpartition(":")
         return f"kernels of {path}, {rate} requests/s"
@@ -117,7 +122,7 @@ def _progress(text: str) -> None:
 
 
 def _changes(in_flight_us: int | None, duty_cycle: str) -> dict[str, Any]:
-    """Settings over the schemes' own."""
+    """Settings that override those of every scheme."""
     from cotenant.core.units import parse_fraction
     from cotenant.policy.colocation import ColocationSettings
 
@@ -131,12 +136,14 @@ def _changes(in_flight_us: int | None, duty_cycle: str) -> dict[str, Any]:
 
 
 def _virtual_seconds(ls: str, seconds: float, requests: int, foreign: list[str]) -> float:
-    """Length of each run. InputError for options that only a measurement has."""
+    """Duration of each run in s. Raises InputError for options that only real measurements have."""
     from cotenant.bench.colocation_virtual import ls_work
     from cotenant.core.errors import InputError
 
     if foreign:
-        raise InputError("virtual time has it not: --seconds or --requests, and profile:FILE", field=foreign[0])
+        raise InputError(
+            "not available in virtual time, which takes --seconds or --requests, and profile:FILE", field=foreign[0]
+        )
     return requests / ls_work(ls)[1] if requests else seconds
 
 
@@ -159,11 +166,11 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
 
     block_s = parse_seconds(shape.block, "--block")
     if not 0.1 <= block_s <= 600:
-        raise InputError("a block lasts 0.1 s to 10 min", field="--block")
+        raise InputError("the duration of a block must be between 0.1 s and 10 min", field="--block")
     load = parse_ls(ls)
     from cotenant.devices.registry import discover
 
-    discover([gpus])  # so that a wrong one is said before anything starts
+    discover([gpus])  # a wrong GPU is an error before anything starts
     if shape.requests:
         shape.rounds = math.ceil(shape.requests / (load.rate_rps * block_s))
     plan = Plan(
@@ -179,7 +186,7 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
         progress=_progress,
     )
     found = measure(gpus, plan)
-    shape.said = f"{shape.rounds} rounds of blocks of {block_s:g} s in turn, the same arrivals in each"
+    shape.said = f"{shape.rounds} rounds of interleaved blocks of {block_s:g} s, with the same arrivals in each block"
     rows: dict[str, Any] = found["schemes"]
     return rows, str(found.get("gpu", gpus))
 
@@ -196,7 +203,7 @@ def _recorded(path: str) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (ValueError, AttributeError, TypeError):
-        raise InputError("not a result of this benchmark: {scheme: {load: figures}} is one", file=path) from None
+        raise InputError("not a result of this benchmark: expected {scheme: {load: figures}}", file=path) from None
     if not complete:
         raise InputError("not a result of this benchmark: figures are missing", file=path)
     return dict(rows)
@@ -214,7 +221,7 @@ def _print(rows: dict[str, Any]) -> None:
     widths = [max(len(word) for word in (*title.split(), *(line[i] for line in lines))) for i, title in enumerate(head)]
     for index, title in enumerate(head):
         width = widths[index]
-        if index == 0:  # the only column whose lines may be cut
+        if index == 0:  # only this column may be folded
             width = min(width, max(8, console.width - sum(widths[1:]) - len(widths)))
         shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold", width=width)
     for line in lines:

@@ -1,4 +1,4 @@
-"""`cotenant bench gateway`."""
+"""`cotenant bench gateway`: the overhead of the gateway and its worker processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import typer
 
 def gateway(
     systems: Annotated[str, typer.Option(metavar="LIST", help="cotenant,asgi-inline,ray-serve")] = "",
-    connections: Annotated[int, typer.Option(help="Clients that each wait for their answer.")] = 16,
-    seconds: Annotated[float, typer.Option(help="Length of a round.")] = 2.0,
-    rounds: Annotated[int, typer.Option(help="Rounds of each, taking turns; medians are reported.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    connections: Annotated[int, typer.Option(help="Concurrent clients, each with one request at a time.")] = 16,
+    seconds: Annotated[float, typer.Option(help="Duration of a round.")] = 2.0,
+    rounds: Annotated[int, typer.Option(help="Rounds per system, interleaved; medians are reported.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What a gateway with worker processes costs: the same small ONNX model behind Cotenant, inside a bare ASGI app,
-    and behind Ray Serve where that is installed; same cores, same client, one run."""
+    """Measure the overhead of a gateway with worker processes: the same small ONNX model served by Cotenant, by a bare
+    ASGI app and, if installed, by Ray Serve, on the same cores with the same client.
+    """
     import sys
 
     from cotenant.bench.gateway import SYSTEMS, measure
@@ -28,7 +29,7 @@ def gateway(
     if unknown:
         raise InputError(f"unknown system {unknown[0]!r}; known: {', '.join(SYSTEMS)}", field="--systems")
     if not (1 <= connections <= 1000 and 0.2 <= seconds <= 600 and 1 <= rounds <= 100):
-        raise InputError("1 to 1000 connections, 0.2 to 600 seconds and 1 to 100 rounds", field="--connections")
+        raise InputError("connections must be 1 to 1000, seconds 0.2 to 600 and rounds 1 to 100", field="--connections")
     require("serve", "httptools", "hpack", "google.protobuf", "onnxruntime")
     result = measure(chosen, connections, seconds, rounds, lambda text: print(text, file=sys.stderr, flush=True))
     if as_json:
@@ -40,7 +41,7 @@ def gateway(
         own = result[name]
         forms = [(f"{name}, {form}", own[form]) for form in ("binary", "grpc") if form in own]
         for label, row in [(name, own), *forms]:
-            cpu = f"   {row['cpu_us_per_request']:.0f} us of CPU a request" if "cpu_us_per_request" in row else ""
+            cpu = f"   {row['cpu_us_per_request']:.0f} us of CPU per request" if "cpu_us_per_request" in row else ""
             times = f"p50 {row['p50_ms']:6.2f}   p99 {row['p99_ms']:6.2f} ms"
             print(f"{label:17} {row['rps']:8.0f} requests/s   {times}{cpu}")
     for name, ratio in result.get("ratio", {}).items():

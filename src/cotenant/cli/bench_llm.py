@@ -1,4 +1,4 @@
-"""`cotenant bench llm`."""
+"""`cotenant bench llm`: simulated TTFT and TPOT against those of a timed engine."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import typer
 
 
 def llm(
-    profile: Annotated[str, typer.Option(help="File of `profile llm`, or a size: 8b.")] = "8b",
-    rates: Annotated[str, typer.Option(help="Requests/s, one load each.")] = "1,4,8",
-    prompt: Annotated[str, typer.Option(help="Tokens of prompts: 512, 100-900, 512~1.2.")] = "1000~1",
-    output: Annotated[str, typer.Option(help="Tokens of answers.")] = "128~0.7",
-    trace: Annotated[str | None, typer.Option(help="FORMAT:PATH, one more load, of its --duration.")] = None,
-    duration: Annotated[str, typer.Option(help="Length of each load.")] = "60s",
-    rounds: Annotated[int, typer.Option(min=2, help="Rounds of the engine's measurement.")] = 3,
+    profile: Annotated[str, typer.Option(help="Profile written by `profile llm`, or a model size such as 8b.")] = "8b",
+    rates: Annotated[str, typer.Option(help="Request rates in 1/s; each is a load of its own.")] = "1,4,8",
+    prompt: Annotated[str, typer.Option(help="Prompt lengths in tokens: 512, 100-900, 512~1.2 (mean~CV).")] = "1000~1",
+    output: Annotated[str, typer.Option(help="Answer lengths in tokens, in the same notation.")] = "128~0.7",
+    trace: Annotated[
+        str | None, typer.Option(help="FORMAT:PATH: replay this trace as one more load, for --duration.")
+    ] = None,
+    duration: Annotated[str, typer.Option(help="Duration of each load.")] = "60s",
+    rounds: Annotated[int, typer.Option(min=2, help="Repetitions of each point when the engine is profiled.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Are simulated TTFT and TPOT those of an engine? A timed engine is measured through its API; the same requests are
-    then sent to it in real time and replayed in virtual time with what was measured."""
+    """Compare simulated TTFT and TPOT with a measurement: profile a timed engine through its API, send it requests in
+    real time, and simulate the same requests with that profile.
+    """
     import sys
 
     from cotenant.bench.llm_fidelity import compare, dump, table

@@ -1,4 +1,4 @@
-"""`cotenant bench pcie`: do tenants that copy at once share the link by their weights?"""
+"""`cotenant bench pcie`: shares of the PCIe link among tenants that copy concurrently."""
 
 from __future__ import annotations
 
@@ -16,16 +16,26 @@ def pcie(
     gpus: Annotated[str, typer.Option(metavar="soft|all|UUID", help="The software GPU or a real one.")] = "soft",
     direction: Annotated[str, typer.Option(metavar="h2d|d2h", help="To the GPU, or from it.")] = "h2d",
     memory: Annotated[str, typer.Option(metavar="pinned|pageable", help="Kind of host memory.")] = "pinned",
-    mode: Annotated[str, typer.Option(metavar="async|sync", help="Queued on a stream, or one by one.")] = "async",
+    mode: Annotated[
+        str, typer.Option(metavar="async|sync", help="Queue copies on a stream, or wait for each.")
+    ] = "async",
     size: Annotated[
-        Text, typer.Option(metavar="SIZE", help="Of one copy (64MiB; software GPU 8MiB, pageable 2MiB).")
+        Text, typer.Option(metavar="SIZE", help="Size of one copy (64MiB; software GPU: 8MiB, pageable: 2MiB).")
     ] = None,
-    copy_chunk_bytes: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into.")] = None,
-    copy_period_bytes: Annotated[Text, typer.Option(metavar="SIZE", help="What a round of all tenants moves.")] = None,
-    ls: Annotated[bool, typer.Option("--ls/--no-ls", help="Also: latency-sensitive copies beside best-effort.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    copy_chunk_bytes: Annotated[
+        Text, typer.Option(metavar="SIZE", help="Size of the chunks into which copies are split.")
+    ] = None,
+    copy_period_bytes: Annotated[
+        Text, typer.Option(metavar="SIZE", help="Bytes that all tenants together move in one scheduling round.")
+    ] = None,
+    ls: Annotated[
+        bool, typer.Option("--ls/--no-ls", help="Also measure latency-sensitive copies against a best-effort tenant.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Shares of the PCIe link by weight, the total over a native run, and what a latency-sensitive copy waits."""
+    """Measure each tenant's share of the PCIe link against its weight, the total against a native run, and the wait of
+    a latency-sensitive copy.
+    """
     from cotenant.agent.config.copies import with_options
     from cotenant.bench.pcie import measure, parse_weights
     from cotenant.policy.copies import CopySettings
@@ -64,7 +74,7 @@ def _seconds(seconds: float) -> float:
     from cotenant.core.errors import InputError
 
     if not 0.5 <= seconds <= 600.0:
-        raise InputError("measure between 0.5 and 600 seconds", field="--seconds")
+        raise InputError("the duration must be between 0.5 and 600 seconds", field="--seconds")
     return seconds
 
 
@@ -77,10 +87,10 @@ def _size(text: Text, gpus: str) -> int | None:
         return None
     size = parse_bytes(text, "--size")
     simulated = device_named(gpus).simulated
-    # small ones pass without a turn; the software GPU's link moves 150 MB/s here
+    # copies below 128 KiB are not scheduled; the software GPU's link moves only 150 MB/s
     most, words = (64 << 20, "64 MiB on the software GPU") if simulated else (8 << 30, "8 GiB")
     if not 128 << 10 <= size <= most:
-        raise InputError(f"measure with copies of 128 KiB to {words}", field="--size")
+        raise InputError(f"the size of a copy must be between 128 KiB and {words}", field="--size")
     return size
 
 
@@ -90,13 +100,14 @@ def _tell(result: dict[str, Any]) -> None:
     print(f"{result['gpu']}: {result['direction']}, {result['memory']}, a native program moves {moves}")
     for weight, share in zip(result["weights"], result["shares"], strict=True):
         wanted = weight / sum(result["weights"])
-        print(f"  weight {weight:g}: {share:.1%} of what was moved, {wanted:.1%} by weight")
-    print(f"  together {result['total_over_link']:.1%} of the link")
+        print(f"  weight {weight:g}: {share:.1%} of the bytes, {wanted:.1%} by weight")
+    print(f"  all tenants together: {result['total_over_link']:.1%} of the link")
     if result["ls_copy_wait_chunks"] is not None:
         copies = result["ls_beside_us"]["copies"]
-        what = "p99" if copies >= 100 else f"the longest of {copies} copies"  # which is what their p99 is
+        # with fewer than 100 copies the p99 is the maximum
+        what = "p99" if copies >= 100 else f"the longest of {copies} copies"
         print(
-            "  a latency-sensitive copy of 1 MiB beside a best-effort tenant waits"
-            f" {result['ls_copy_wait_chunks']:.2f} chunks of {result['chunk_us']:.0f} us"
-            f" ({what}; median {result['ls_copy_wait_chunks_median']:.2f})"
+            "  a latency-sensitive copy of 1 MiB against a best-effort tenant waits "
+            f"{result['ls_copy_wait_chunks']:.2f} chunks of {result['chunk_us']:.0f} us ({what}; median "
+            f"{result['ls_copy_wait_chunks_median']:.2f})"
         )

@@ -1,4 +1,4 @@
-"""`cotenant cancel`: take jobs back."""
+"""`cotenant cancel`: cancel jobs of the fleet."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def cancel(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs, as cotenant queue lists them.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Job ids, as `cotenant queue` lists them.")],
     fleet: Annotated[str | None, typer.Option("--fleet", metavar="DIR|127.0.0.1:PORT", help="Which fleet.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Cancel jobs: those that wait at once, those that run after their grace. They do not come back."""
+    """Cancel jobs. Waiting jobs end at once, running jobs within their grace time; a cancelled job is not restarted."""
     import json
 
     from cotenant.core.errors import InputError
@@ -31,6 +31,6 @@ def cancel(
     else:
         for answer in done:
             print(f"{answer['id']}: {answer['state']}")
-    if wrong:  # the others are taken back all the same
-        more = f" (and {len(wrong) - 1:,} more of the ids are wrong)" if len(wrong) > 1 else ""
+    if wrong:  # the valid ids are cancelled all the same
+        more = f" (and {len(wrong) - 1:,} more of the ids are unknown)" if len(wrong) > 1 else ""
         raise InputError(wrong[0]["error"] + more, field=wrong[0]["field"])

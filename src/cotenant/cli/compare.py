@@ -1,4 +1,4 @@
-"""cotenant compare: runs side by side, as a table, as JSON or as one HTML page."""
+"""`cotenant compare`: runs side by side as a table, as JSON or as one HTML page."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs, or folders with runs in them.", metavar="DIR...")
+        list[Path], typer.Argument(help="Folders of runs, or folders that contain runs.", metavar="DIR...")
     ],
-    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with every chart.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a self-contained HTML page with every chart.")
+    ] = None,
     title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", help="Policy that jobs are compared with one by one, by its label.")
+        str | None, typer.Option("--baseline", help="Label of the policy with which jobs are compared one by one.")
     ] = None,
     profiles: Annotated[
-        Path | None, typer.Option("--profiles", help="Profile file that says which class a model is of.")
+        Path | None, typer.Option("--profiles", help="Profile file that assigns models to classes.")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Put any number of runs side by side, as a table or one HTML page."""
+    """Compare any number of runs, as a table or one HTML page."""
     from cotenant.core.files import check_writable
     from cotenant.core.record.reader import find_records, read_record
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.report.runs import arrange, in_order, run_of
 
-    folders = {folder: given for given in reversed(runs) for folder in find_records(given)}  # the first to name it
+    # a folder that two arguments name belongs to the first
+    folders = {folder: given for given in reversed(runs) for folder in find_records(given)}
     if html is not None:
         check_writable(html)
     families = {model.name: model.family for model in load_profiles(profiles).models.values()}
     found = arrange([run_of(read_record(folder), families) for folder in _shown(list(folders))])
-    # arguments keep their order; runs of one folder are named by anything, and stand by policy and condition
+    # arguments keep their order; runs of one folder are sorted by policy and condition, since their names are arbitrary
     found = [
         run
         for given in dict.fromkeys(runs)
@@ -46,7 +49,7 @@ def compare(
     if html is not None:
         from cotenant.report.page import write_page
 
-        write_page(html, found, title or (found[0].label if len(found) == 1 else "Runs side by side"), baseline)
+        write_page(html, found, title or (found[0].label if len(found) == 1 else "Comparison of runs"), baseline)
     if json_:
         import orjson
 
@@ -75,7 +78,7 @@ def compare(
 
 
 def _shown(folders: list[Path]) -> Iterable[Path]:
-    """The folders, with a progress bar on a terminal when there are several."""
+    """The folders, with a progress bar if there are several and output goes to a terminal."""
     import sys
 
     if len(folders) < 4 or not sys.stderr.isatty():

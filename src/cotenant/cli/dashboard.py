@@ -1,4 +1,4 @@
-"""`cotenant dashboard`: agents, servers and fleets on one live page."""
+"""`cotenant dashboard`: several agents, servers and fleets on one live page."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def dashboard(
-    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="Live ports of agents, servers, controllers.")],
-    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the page is (loopback).")] = ":9500",
+    urls: Annotated[
+        list[str], typer.Argument(metavar="URL...", help="Live pages (--http) of agents, servers and controllers.")
+    ],
+    http: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the page; loopback unless a host is given.")
+    ] = ":9500",
     token: TokenFile = None,
 ) -> None:
-    """One page for several nodes: who has which piece of which GPU, what waits and why. Runs until stopped."""
+    """Show several nodes on one page: which tenant or job has which part of which GPU, what waits, and why. Runs until
+    stopped.
+    """
     import asyncio
 
     from cotenant.observability.http import parse_address
@@ -43,7 +49,7 @@ async def _serve(host: str, port: int, remotes: list[Remote]) -> None:
     from cotenant.observability.merge import Merged
 
     async def no_metrics() -> str:
-        return Exposition().text()  # each component exports its own
+        return Exposition().text()  # the dashboard has no metrics of its own
 
     server = LiveServer(host, port, Feed(Merged(remotes)), no_metrics)
     await server.start()

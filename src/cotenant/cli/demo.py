@@ -1,4 +1,4 @@
-"""cotenant demo: six policies on one seeded trace."""
+"""`cotenant demo`: six policies on one seeded trace, then two processes on the software GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 app = typer.Typer(add_completion=False)
 
-# what the paper's story needs: proportional against tune, and what the ordering adds to either
+# proportional and tune under the same orderings: the pairs isolate the gain of allotment from that of ordering
 POLICIES = (
     ("fifo", "proportional"),
     ("fifo", "tune"),
@@ -21,12 +21,12 @@ POLICIES = (
     ("las", "tune"),
     ("ftf", "tune"),
 )
-# more is asked for than there is: what a policy does shows in the queue
+# the offered load exceeds the cluster, so that policies differ in how they queue
 JOBS, GPUS, LOAD = 1000, 128, 1.5
 
 
 def _own_name() -> str:
-    """The command as it was called, for a line to copy: `cotenant`, or its path where that is not on PATH."""
+    """The command as it was called, for a line that can be copied: `cotenant`, or its path if it is not on PATH."""
     called = sys.argv[0]
     return "cotenant" if shutil.which("cotenant") == str(Path(called).resolve()) else called
 
@@ -58,7 +58,7 @@ def demo(
     workload = Workload(jobs=JOBS, load=LOAD, cluster_gpus=cluster.total_gpus, seed=seed)
     drawn = generate(workload, profiles.classes, profiles.iteration_s)
     out.mkdir(parents=True, exist_ok=True)
-    typer.echo(f"{JOBS:,} jobs (seed {seed}) offering {LOAD:.0%} of {cluster.describe()}")
+    typer.echo(f"{JOBS:,} jobs (seed {seed}) with an offered load of {LOAD:.0%} on {cluster.describe()}")
     say_compiling()
     started = time.perf_counter()
     records = []
@@ -74,5 +74,5 @@ def demo(
     write_page(page, runs, f"{JOBS:,} jobs on {GPUS} GPUs under six policies")
     typer.echo(f"wrote {page} ({time.perf_counter() - started:.1f} s in all); open it in a browser")
     typer.echo(f"one job's life: {_own_name()} explain {out}/las-tune 17")
-    typer.echo("here moving a job is free; --restart-cost 60s charges for it, and jobs keep their GPUs")
+    typer.echo("moving a job costs no time here; --restart-cost 60s adds a cost, and running jobs then keep their GPUs")
     show_sharing()

@@ -1,4 +1,4 @@
-"""The part of the demo that runs real processes: two tenants share the software GPU."""
+"""The part of the demo with real processes: two tenants share the software GPU."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ SECONDS = 2.5
 
 
 def show_sharing() -> None:
-    """Two tenants ask for 30 % and 70 % of one GPU, as real processes under an agent of the demo's own."""
+    """Run two tenants with requests of 30 % and 70 % on one GPU, under an agent that the demo starts."""
     from cotenant.bench.shares import measure
     from cotenant.core.errors import InputError, WorkError
 
-    typer.echo("\ntwo programs share one GPU (the software GPU: its kernels only take time):")
+    typer.echo("\ntwo programs share one GPU (the software GPU, on which kernels take time but compute nothing):")
     try:
         result = measure(REQUESTS, (1.0, 1.0), SECONDS, kernel_ms=4.0, work_in_flight_ms=16.0, solo_block_s=0.3)
     except (InputError, WorkError) as error:
         typer.echo(f"  left out: {error}")
         return
     for asked, got, turns in zip(REQUESTS, result["got"], result["turns"], strict=True):
-        typer.echo(f"  asked for {asked:.0%}, got {got:.1%} of the GPU's time in {turns} turns")
-    typer.echo(f"  together {result['total_over_solo']:.1%} of what one program does alone")
-    typer.echo("  yours: cotenant agent --gpus soft &  then  cotenant run --request 30% -- CMD  and  cotenant top")
+        typer.echo(f"  requested {asked:.0%}, got {got:.1%} of the GPU's time in {turns} turns")
+    typer.echo(f"  together {result['total_over_solo']:.1%} of the throughput of one program alone")
+    typer.echo("  try it: cotenant agent --gpus soft &  then  cotenant run --request 30% -- CMD  and  cotenant top")

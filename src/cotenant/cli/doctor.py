@@ -1,4 +1,4 @@
-"""`cotenant doctor`: what would keep each promise on this machine, how strongly, and what stands in the way."""
+"""`cotenant doctor`: what enforces each promise on this machine, how strongly, and what prevents better."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEMAND = "|".join(Promise) + "=" + "|".join(each for each in Strength if each is
 
 @dataclass(frozen=True)
 class Report:
-    """What was found. `agent`: the folder of the one that was asked; `release`: of the driver."""
+    """What was found. `agent`: folder of the agent that was asked, if one was; `release`: of the NVIDIA driver."""
 
     agent: str | None
     release: str
@@ -29,13 +29,14 @@ class Report:
 @app.command()
 def doctor(
     enforce: Annotated[
-        list[str] | None, typer.Option(metavar=DEMAND, help="Exit with 1 where that is not kept so strongly.")
+        list[str] | None,
+        typer.Option(metavar=DEMAND, help="Exit with 1 unless the promise is enforced at least this strongly."),
     ] = None,
-    gpus: Annotated[str, typer.Option(metavar="soft|all|UUID,...", help="GPUs to look at without an agent.")] = "all",
+    gpus: Annotated[str, typer.Option(metavar="soft|all|UUID,...", help="GPUs to examine if no agent runs.")] = "all",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Tell what would keep each promise on this machine, and what stands in the way. Exits with 1 on a problem."""
+    """Report what would enforce each promise on this machine, and what prevents it. Exits with 1 on a problem."""
     demands = [_demand(text) for text in enforce or ()]
     report = _examine(folder, gpus)
     report.problems.extend(_unmet(report.gpus, demands))
@@ -57,7 +58,7 @@ def _demand(text: str) -> tuple[Promise, Strength]:
 
 
 def _examine(folder: Path | None, gpus: str) -> Report:
-    """By the agent, else by this process with its own rights."""
+    """Ask the agent; without one, examine the GPUs with the rights of this process."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import InputError, WorkError
     from cotenant.core.folders import agent_folder
@@ -85,7 +86,7 @@ def _examine(folder: Path | None, gpus: str) -> Report:
 
 
 def _look(gpus: str, folder: Path | None) -> list[dict[str, Any]]:
-    """What an agent that this user starts would find. WorkError: there is no GPU."""
+    """What an agent of this user would find. Raises WorkError if there is no GPU."""
     from cotenant.agent.mechanisms.prospects import find, row_of, strongest
     from cotenant.core.folders import own_agent_folder
     from cotenant.devices.registry import discover
@@ -103,9 +104,9 @@ def _look(gpus: str, folder: Path | None) -> list[dict[str, Any]]:
 
 
 def _unmet(gpus: list[dict[str, Any]], demands: list[tuple[Promise, Strength]]) -> list[str]:
-    """Each demand that does not hold on a GPU, with the reason."""
+    """Each demand that a GPU does not meet, with the reason."""
     return [
-        f"GPU {gpu['index']}: {row['promise']} is kept by {row['by']}, not by {strength} as asked: {row['why']}"
+        f"GPU {gpu['index']}: {row['promise']} is enforced by {row['by']}, not by {strength} as demanded: {row['why']}"
         for gpu in gpus
         for promise, strength in demands
         for row in gpu["prospects"]
@@ -129,8 +130,8 @@ def _print(report: Report) -> None:
             )
             for text in row["obstacles"]:
                 if text != row["why"]:
-                    console.print(f"      in the way: {text}", style="dim")
+                    console.print(f"      problem: {text}", style="dim")
     for text in report.problems:
         console.print(f"problem: {text}", style="red")
     if not report.problems:
-        console.print("nothing stands in the way of running tenants", style="green")
+        console.print("no problem was found: tenants can run", style="green")

@@ -1,4 +1,4 @@
-"""`cotenant experiment FILE.yaml`: a server and its load from one file, and the analysis of what came out."""
+"""`cotenant experiment FILE.yaml`: a server under load, both described by one file, and an analysis of the results."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ app = typer.Typer(add_completion=False)
 def experiment(
     file: Annotated[
         str | None,
-        typer.Argument(help="An experiment file, or the name of a shipped one (see --list).", show_default=False),
+        typer.Argument(help="An experiment file, or the name of a built-in one (see --list).", show_default=False),
     ] = None,
     out: Annotated[str | None, typer.Option(help="Folder of the results. Default: NAME-out.")] = None,
-    duration: Annotated[str | None, typer.Option(help="Length of the load, instead of the file's.")] = None,
-    rate: Annotated[str, typer.Option(help="Factor on what is planned and sent: x2.")] = "x1",
+    duration: Annotated[str | None, typer.Option(help="Duration of the load, instead of the file's.")] = None,
+    rate: Annotated[str, typer.Option(help="Factor on the planned and on the sent rates: x2.")] = "x1",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the file's.")] = None,
     replan: Annotated[
-        bool | None, typer.Option(help="Let the server follow the rates; else it holds the plan made before.")
+        bool | None, typer.Option(help="Let the server replan as rates change; by default it keeps its first plan.")
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Name the shipped experiments.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the built-in experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Boot a server, put load on it, stop both, and write the analysis: figures, a report page, logs of both sides.
-
-    Where the server holds its plan, the same run is simulated too, and compared."""
+    """Start a server, send it requests, stop both, and write the results: figures, an HTML report, logs of client and
+    server. If the server keeps its plan, the same run is also simulated and compared.
+    """
     import json
     import sys
     from pathlib import Path

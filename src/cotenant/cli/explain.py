@@ -1,4 +1,4 @@
-"""cotenant explain: one job's life in words, or the whole run as a trace to look at."""
+"""`cotenant explain`: what happened to one job and why, or a whole run as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def explain(
-    run: Annotated[Path, typer.Argument(help="Folder of a run or of a fleet, or id of a live job.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run or of a fleet, or the id of a live job.", metavar="RUN")],
     job: Annotated[
-        str | None, typer.Argument(help="Id of a job; without it, jobs worth a look.", metavar="JOB")
+        str | None, typer.Argument(help="Job id; without it, unusual jobs are listed.", metavar="JOB")
     ] = None,
     every_event: Annotated[
-        bool, typer.Option("--every-event", help="Draw nothing together: one line per event.")
+        bool, typer.Option("--every-event", help="Print one line per event, without summarising repetitions.")
     ] = False,
     perfetto: Annotated[
         Path | None,
-        typer.Option("--perfetto", help="Write the whole run as a trace for ui.perfetto.dev or chrome://tracing."),
+        typer.Option("--perfetto", help="Write the run as a trace for ui.perfetto.dev or chrome://tracing."),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell one job's life in words: when and why it waited, ran, was moved."""
+    """Tell in sentences when and why a job waited, ran and was moved."""
     from cotenant.cli.fleet_jobs import record_at
     from cotenant.report.explain import explain as explain_job
     from cotenant.report.explain import notable_jobs
@@ -50,7 +50,7 @@ def explain(
         print("\n".join(story.lines()))
     elif slices is None:
         found = notable_jobs(record)
-        print(f"Jobs of {record.info.label} worth a look (cotenant explain {run} JOB):")
+        print(f"Unusual jobs of {record.info.label} (cotenant explain {run} JOB):")
         for name, why in found:
             print(f"  {name:<{max(len(other) for other, _ in found)}}  {why}")
     if slices is not None:

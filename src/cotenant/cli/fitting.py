@@ -1,4 +1,4 @@
-"""Tables that keep every figure whole: what does not fit the width is left out by column, and said."""
+"""Tables that drop whole columns on a narrow terminal, instead of cutting figures, and name what they dropped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE_WIDTH = 220
 
 
 def table_width(table: Table) -> int:
-    """The columns of a terminal that a table wants, with nothing folded."""
+    """The width, in terminal columns, of a table without folded cells."""
     from rich.console import Console
 
     console = Console(width=10_000)
@@ -23,9 +23,8 @@ def table_width(table: Table) -> int:
 
 
 def fit(build: Build, heads: Sequence[str], dispensable: Sequence[str], width: int) -> tuple[Table, list[str]]:
-    """The table `build(heads)` with as many columns as `width` holds, and the heads left out in their order.
-
-    `dispensable`: heads that may go, the first one first. Where none is left to go, the rest stands as it is.
+    """The table `build(heads)` with as many columns as fit into `width`, and the dropped heads in their order.
+    `dispensable`: heads that may be dropped, in that order. If none is left to drop, the table stays too wide.
     """
     left_out: list[str] = []
     table = build(heads)
@@ -39,13 +38,14 @@ def fit(build: Build, heads: Sequence[str], dispensable: Sequence[str], width: i
 
 
 def to_file() -> bool:
-    """Whether what is printed goes to a file or a pipe whose width nobody set."""
+    """Whether output goes to a file or pipe and no width was set by the user."""
     return not sys.stdout.isatty() and "COLUMNS" not in os.environ
 
 
 def print_fitting(build: Build, narrow: Build, heads: Sequence[str], dispensable: Sequence[str]) -> None:
-    """Print `build(heads)`, where it does not fit `narrow` with as many heads as do, and name the columns left out; a
-    file or pipe gets them all."""
+    """Print `build(heads)`; if it does not fit, print `narrow` with as many heads as fit and name the dropped columns.
+    To a file or pipe all columns are printed.
+    """
     from rich.console import Console
 
     console = Console()
@@ -57,5 +57,5 @@ def print_fitting(build: Build, narrow: Build, heads: Sequence[str], dispensable
     )
     console.print(table)
     if left_out:
-        text = f"left out at {console.width} columns: {', '.join(left_out)}; a wider terminal has them"
+        text = f"left out at {console.width} columns: {', '.join(left_out)}; a wider terminal shows them"
         console.print(text, style="dim", highlight=False)

@@ -1,4 +1,4 @@
-"""`cotenant fleet`: the training runtime of this user, up and down."""
+"""`cotenant fleet`: start, stop and inspect this user's training runtime."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import typer
 from cotenant.cli import fleet_replay
 from cotenant.cli.log_options import LogFormat, LogLevel
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run training jobs by a policy: up, down, status.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Run training jobs under a policy: up, down, status."
+)
 Text = str | None
 NODES, POLICY, TIME = "Nodes", "Policy (see cotenant policies)", "Rounds and leases"
 
 Where = Annotated[
-    Path | None, typer.Option("--fleet", metavar="DIR", help="Folder of the fleet (default $COTENANT_FLEET).")
+    Path | None, typer.Option("--fleet", metavar="DIR", help="Folder of the fleet (default: $COTENANT_FLEET).")
 ]
 
 
@@ -33,47 +35,74 @@ def _time(*names: str, **more: Any) -> Any:
 
 @app.command()
 def up(
-    address: Annotated[Text, _node("--address", metavar="RAY", help="An existing Ray cluster; auto finds one.")] = None,
-    executor: Annotated[
-        str, _node("--executor", metavar="auto|ray|local", help="auto: Ray where it is installed, else processes.")
-    ] = "auto",
-    nodes: Annotated[int | None, _node("--nodes", help="Pretend nodes on this machine, by number alone.")] = None,
-    gpus_per_node: Annotated[int, _node("--gpus-per-node", help="GPUs of a pretend node.")] = 2,
-    cpus_per_node: Annotated[float | None, _node("--cpus-per-node", help="Its cores; default 3 per GPU.")] = None,
-    memory_per_node: Annotated[Text, _node("--memory-per-node", help="Its memory; default 62.5 GB per GPU.")] = None,
-    gpu: Annotated[str, _node("--gpu", help="GPU model of pretend nodes.")] = "A100-40GB",
-    cluster: Annotated[Text, _node("--cluster", help="Pretend nodes as clusters are written: 4x2, FILE.yaml.")] = None,
-    agent: Annotated[
-        list[str] | None, _node("--agent", metavar="DIR", help="A node with the GPUs of the agent there; repeatable.")
+    address: Annotated[
+        Text, _node("--address", metavar="RAY", help="Existing Ray cluster to join; auto finds one.")
     ] = None,
-    policy: Annotated[Text, _policy("--policy", help="A partition policy, such as miso, instead.")] = None,
+    executor: Annotated[
+        str, _node("--executor", metavar="auto|ray|local", help="auto: Ray if it is installed, else local processes.")
+    ] = "auto",
+    nodes: Annotated[
+        int | None, _node("--nodes", help="Number of pretended nodes on this machine; their GPUs are only counted.")
+    ] = None,
+    gpus_per_node: Annotated[int, _node("--gpus-per-node", help="GPUs of a pretended node.")] = 2,
+    cpus_per_node: Annotated[
+        float | None, _node("--cpus-per-node", help="Cores of a pretended node (default: 3 per GPU).")
+    ] = None,
+    memory_per_node: Annotated[
+        Text, _node("--memory-per-node", help="Memory of a pretended node (default: 62.5 GB per GPU).")
+    ] = None,
+    gpu: Annotated[str, _node("--gpu", help="GPU model of pretended nodes.")] = "A100-40GB",
+    cluster: Annotated[Text, _node("--cluster", help="Pretended nodes as a cluster: 4x2, FILE.yaml.")] = None,
+    agent: Annotated[
+        list[str] | None,
+        _node("--agent", metavar="DIR", help="Folder of an agent: its GPUs become a node. Repeatable."),
+    ] = None,
+    policy: Annotated[
+        Text, _policy("--policy", help="A partition policy such as miso, instead of ordering, allotment and placement.")
+    ] = None,
     ordering: Annotated[str, _policy("--ordering", help="fifo, srtf, las, ...")] = "fifo",
     allotment: Annotated[str, _policy("--allotment", help="proportional, greedy, tune, optimal.")] = "tune",
     placement: Annotated[str, _policy("--placement", help="first-fit, consolidate, spread.")] = "first-fit",
     sticky: Annotated[bool, _policy("--sticky/--no-sticky", help="Running jobs keep their GPUs.")] = True,
-    profiles: Annotated[Text, _policy("--profiles", help="Profile file. Default: the shipped profiles.")] = None,
-    default_profile: Annotated[Text, _policy("--default-profile", help="For models without one of their own.")] = None,
-    lease: Annotated[str, _time("--lease", help="Length of a round.")] = "60s",
-    keep: Annotated[str, _time("--keep", help="How long jobs go on without a controller.")] = "120s",
-    grace: Annotated[str, _time("--grace", help="How long a job may take to leave.")] = "30s",
-    early: Annotated[bool, _time("--early/--no-early", help="Give away free GPUs between rounds.")] = True,
-    store: Annotated[
-        Text, typer.Option("--store", metavar="URL", help="Jobs in PostgreSQL; waits while another controller leads.")
+    profiles: Annotated[Text, _policy("--profiles", help="Profile file (default: the built-in profiles).")] = None,
+    default_profile: Annotated[
+        Text, _policy("--default-profile", help="Profile for models without one of their own.")
     ] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Listen on 127.0.0.1 too, with a token. 0: any.")] = None,
+    lease: Annotated[str, _time("--lease", help="Length of a scheduling round.")] = "60s",
+    keep: Annotated[str, _time("--keep", help="How long jobs continue without a controller.")] = "120s",
+    grace: Annotated[
+        str, _time("--grace", help="How long a preempted job may take to save its state and end.")
+    ] = "30s",
+    early: Annotated[bool, _time("--early/--no-early", help="Also assign free GPUs between rounds.")] = True,
+    store: Annotated[
+        Text,
+        typer.Option("--store", metavar="URL", help="Keep jobs in PostgreSQL; wait while another controller leads."),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", help="Also listen on this port of 127.0.0.1, with a token; 0 chooses a free port."),
+    ] = None,
     http: Annotated[
-        Text, typer.Option("--http", metavar="HOST:PORT", help="Live page and /metrics, e.g. :9401 (loopback).")
+        Text,
+        typer.Option(
+            "--http", metavar="HOST:PORT", help="Serve the live page and /metrics here; :9401 listens on loopback."
+        ),
     ] = None,
     http_token: Annotated[
-        Path | None, typer.Option("--http-token", metavar="FILE", help="File with the token its readers show.")
+        Path | None,
+        typer.Option(
+            "--http-token", metavar="FILE", help="File with the bearer token that readers of --http must present."
+        ),
     ] = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here instead of in the background.")] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Run in the foreground.")] = False,
     folder: Where = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Start the controller: on a Ray cluster, on a local one, or with plain processes. Jobs of an earlier run go on."""
+    """Start the controller with an existing or a new Ray cluster, or with local processes. Jobs of an earlier
+    controller continue.
+    """
     from cotenant.cli.fleet_up import start
 
     given = {name: value for name, value in locals().items() if name not in ("start",)}
@@ -82,14 +111,14 @@ def up(
 
 @app.command()
 def down(
-    within: Annotated[str, typer.Option("--within", help="Time for jobs to save their state and leave.")] = "30s",
+    within: Annotated[str, typer.Option("--within", help="Time for jobs to save their state and end.")] = "30s",
     keep_jobs: Annotated[
-        bool, typer.Option("--keep-jobs", help="End the controller alone; jobs go on until their leases end.")
+        bool, typer.Option("--keep-jobs", help="Stop only the controller; jobs continue until their leases end.")
     ] = False,
     folder: Where = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Stop all jobs with their checkpoints, then the controller. They go on when the fleet is up again."""
+    """Checkpoint and stop all jobs, then stop the controller. The jobs continue when the fleet is started again."""
     import json
 
     from cotenant.cli.fleet_up import wait_for_end
@@ -107,7 +136,7 @@ def down(
     if json_:
         print(json.dumps({"ended": ended, "open_jobs": left}))
     else:
-        more = f"; {counted(left, 'job')} will go on when it is up again" if left else ""
+        more = f"; {counted(left, 'job')} will continue when it is started again" if left else ""
         print(f"the fleet is down{more}")
     raise typer.Exit(0 if ended else 1)
 
@@ -116,7 +145,7 @@ def down(
 def status(
     folder: Where = None, json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 ) -> None:
-    """Show the controller, its nodes and how many jobs run and wait."""
+    """Show the controller, its nodes and the number of running and waiting jobs."""
     import json
 
     from cotenant.core.folders import fleet_folder
@@ -134,11 +163,11 @@ def status(
 
 @app.command()
 def record(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the record.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write.")],
     folder: Where = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write what the fleet has done so far as a run's record, for explain, compare and reports."""
+    """Write the fleet's history as the record of a run, for explain, compare and reports."""
     import json
 
     from cotenant.core.folders import fleet_folder
@@ -149,7 +178,7 @@ def record(
     if json_:
         print(json.dumps({"record": str(out), "jobs": found.jobs.height, "events": len(found.events)}))
     else:
-        print(f"{counted(found.jobs.height, 'job')} in {out}; cotenant explain {out} tells their lives")
+        print(f"{counted(found.jobs.height, 'job')} in {out}; see cotenant explain {out}")
 
 
 app.command()(fleet_replay.replay)

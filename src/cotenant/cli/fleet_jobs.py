@@ -1,4 +1,4 @@
-"""Where `cotenant explain` finds a job: in a run's folder, in a fleet's, or by its id alone in the fleet that is up."""
+"""How `cotenant explain` finds a job: in the folder of a run or fleet, or by id in the running fleet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
-    """The record at `run` and the job to tell of. InputError where nothing of that name is found."""
+    """The record at `run` and the id of the job to explain. Raises InputError if there is no such run or job."""
     from cotenant.core.record.reader import read_record
 
     if not run.is_dir() and job is None and str(run) == run.name:

@@ -1,4 +1,4 @@
-"""`cotenant fleet replay`: a trace for real, by pretend jobs, against its simulation."""
+"""`cotenant fleet replay`: run a trace in real time with pretended jobs and compare it with its simulation."""
 
 from __future__ import annotations
 
@@ -20,36 +20,42 @@ Text = str | None
 
 @takes_trace_options
 def replay(
-    trace: Annotated[str, typer.Argument(metavar="FORMAT:PATH", help="Jobs of seconds to minutes; whole GPUs.")],
+    trace: Annotated[
+        str, typer.Argument(metavar="FORMAT:PATH", help="Trace with jobs of seconds to minutes on whole GPUs.")
+    ],
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Pretend nodes.")] = 4,
-    gpus: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Pretend GPUs of each.")] = 2,
-    cpus: Annotated[float | None, typer.Option("--cpus-per-node", help="Cores of each. Default 3 per GPU.")] = None,
-    memory: Annotated[Text, typer.Option("--memory-per-node", help="Memory of each. Default 62.5GB per GPU.")] = None,
+    gpus: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Pretended GPUs per node.")] = 2,
+    cpus: Annotated[float | None, typer.Option("--cpus-per-node", help="Cores per node (default: 3 per GPU).")] = None,
+    memory: Annotated[
+        Text, typer.Option("--memory-per-node", help="Memory per node (default: 62.5GB per GPU).")
+    ] = None,
     ordering: Annotated[str, typer.Option("--ordering", help="fifo, srtf, las, ...")] = "fifo",
     allotment: Annotated[str, typer.Option("--allotment", help="proportional, greedy, tune, optimal.")] = "tune",
     placement: Annotated[str, typer.Option("--placement", help="first-fit, consolidate, spread.")] = "first-fit",
     sticky: Annotated[
-        bool | None, typer.Option("--sticky/--no-sticky", help="Running jobs keep their GPUs. Default: they do.")
+        bool | None, typer.Option("--sticky/--no-sticky", help="Running jobs keep their GPUs (default).")
     ] = None,
-    lease: Annotated[str, typer.Option("--lease", help="Length of a round of the run.")] = "10s",
+    lease: Annotated[str, typer.Option("--lease", help="Length of a scheduling round.")] = "10s",
     time_scale: Annotated[
-        float, typer.Option("--time-scale", help="0.1: jobs and gaps a tenth as long as the trace says.")
+        float, typer.Option("--time-scale", help="Factor on durations and gaps: 0.1 makes them a tenth of the trace's.")
     ] = 1.0,
     executor: Annotated[str, typer.Option("--executor", help="local or ray.")] = "local",
-    address: Annotated[Text, typer.Option("--address", help="Ray cluster to use. Default: one of its own.")] = None,
+    address: Annotated[Text, typer.Option("--address", help="Ray cluster to use (default: start one).")] = None,
     torch_jobs: Annotated[
-        int, typer.Option("--torch-jobs", min=0, help="So many single-GPU jobs train a small PyTorch model.")
+        int, typer.Option("--torch-jobs", min=0, help="Number of single-GPU jobs that train a small PyTorch model.")
     ] = 0,
     profiles: Annotated[
-        Text, typer.Option("--profiles", help="Profiles that tell the pretend jobs their pace. Default: shipped ones.")
+        Text,
+        typer.Option("--profiles", help="Profiles that set the speed of pretended jobs (default: the built-in ones)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the records: measured, simulated.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the two records: measured, simulated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     *,
     trace_options: TraceOptions,
 ) -> None:
-    """Run a trace for real with jobs that take the time their profiles say, simulate it with the profiles measured from
-    those jobs, and compare."""
+    """Run a trace in real time with jobs that take as long as their profiles say, simulate it with the profiles
+    measured from those jobs, and compare.
+    """
     from cotenant.cli.progress import jobs_progress
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_bytes, parse_seconds
@@ -58,12 +64,12 @@ def replay(
     from cotenant.workloads.jobs.select import load_trace
 
     if not 0 < time_scale <= 100:
-        raise InputError(f"{time_scale:g} is not above 0 and at most 100", field="time-scale")
+        raise InputError(f"must be above 0 and at most 100, not {time_scale:g}", field="time-scale")
     lease_s = parse_seconds(lease, field="lease")
     if not 0.5 <= lease_s <= 86400:
-        raise InputError(f"a lease of {lease_s:g} s is not between 0.5 s and a day", field="lease")
+        raise InputError(f"a lease must last 0.5 s to one day, not {lease_s:g} s", field="lease")
     if executor not in ("local", "ray"):
-        raise InputError(f"{executor!r} is neither local nor ray", field="executor")
+        raise InputError(f"must be local or ray, not {executor!r}", field="executor")
     if out is not None:
         _check_out(out)
     options = ReplayOptions(
@@ -83,7 +89,7 @@ def replay(
         json.dump(summary, sys.stdout)
         sys.stdout.write("\n")
         return
-    print(f"{summary['jobs']} jobs, {ordering} + {allotment}, {nodes} nodes of {gpus} pretend GPUs ({executor})")
+    print(f"{summary['jobs']} jobs, {ordering} + {allotment}, {nodes} nodes of {gpus} pretended GPUs ({executor})")
     for name in ("mean_jct", "makespan"):
         measured, simulated = summary[f"measured_{name}_s"], summary[f"simulated_{name}_s"]
         print(f"  {name.replace('_', ' ')}: measured {measured:.1f} s, simulated {simulated:.1f} s, "

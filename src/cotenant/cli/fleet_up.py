@@ -1,4 +1,4 @@
-"""What `cotenant fleet up` does: check everything, then run the controller here or in the background."""
+"""`cotenant fleet up`: check all options, then run the controller in the foreground or background."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ LOG = logging.getLogger(__name__)
 LOG_FILE = "controller.log"
 PATIENCE_S = 120.0
 LEAST_FREE_BYTES = 1 << 20
-SILENCE_S = 5.0  # without a word
-STANDBY = "another controller leads this fleet; this one takes over when that ends"
+SILENCE_S = 5.0  # without output from the controller, before a notice is printed
+STANDBY = "another controller leads this fleet; this one takes over when that one ends"
 
 
 def start(given: dict[str, Any]) -> None:
-    """Start a fleet as the command line says. InputError and WorkError before anything runs."""
+    """Start a fleet with the options of the command line. Raises InputError or WorkError before anything runs."""
     from cotenant.core.folders import fleet_folder
     from cotenant.fleet.client import FleetClient
 
     folder = Path(given["folder"] or fleet_folder()).absolute()
     options = options_of(given, folder)
     if options.gpu == "pretend" and given["nodes"] is None and given["cluster"] is given["address"] is None:
-        LOG.info("this machine has no GPU; one pretend node stands in (see --nodes)")
+        LOG.info("this machine has no GPU; one pretended node takes its place (see --nodes)")
     if given["foreground"]:
         logs.configure(given["log_format"], given["log_level"])
         _serve(options, given["json_"])
@@ -55,7 +55,9 @@ def start(given: dict[str, Any]) -> None:
     deadline, said = time.monotonic() + PATIENCE_S, False
     while time.monotonic() < deadline:
         if not said and time.monotonic() > deadline - PATIENCE_S + SILENCE_S:
-            LOG.info("still starting; Ray takes some seconds, a machine's first start (compiling) about a minute")
+            LOG.info(
+                "still starting: Ray takes some seconds, the first start on a machine about a minute (compilation)"
+            )
             said = True
         if child.poll() is not None:
             _relay(folder / LOG_FILE, begins, child.returncode)
@@ -76,14 +78,14 @@ def start(given: dict[str, Any]) -> None:
 
 
 def _waits(log: Path, begins: int) -> bool:
-    """Whether the controller that writes this log leads not yet."""
+    """Whether the controller that writes this log is still waiting to lead."""
     with log.open("rb") as file:
         file.seek(begins)
         return STANDBY.encode() in file.read()
 
 
 def _relay(log: Path, begins: int, code: int) -> None:
-    """The controller ended at once: its last sentence is ours."""
+    """The controller ended at once: report its last sentence as the error of this command."""
     with log.open("rb") as file:
         file.seek(begins)
         said = file.read().decode(errors="replace").strip().splitlines()
@@ -101,7 +103,7 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
     gpus = sum(node["gpus"] for node in answer["nodes"])
     jobs = answer["jobs"]["queued"] + answer["jobs"]["running"]
-    more = f"; {counted(jobs, 'job')} of an earlier run {'goes' if jobs == 1 else 'go'} on" if jobs else ""
+    more = f"; {counted(jobs, 'job')} of an earlier run {'continues' if jobs == 1 else 'continue'}" if jobs else ""
     print(
         f"the fleet is up in {answer['folder']}: {counted(len(answer['nodes']), 'node')} with "
         f"{counted(gpus, 'GPU')} ({answer['executor']}), {answer['policy']['label']}{more}"
@@ -110,7 +112,7 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
 
 def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
-    """FleetOptions from what was typed; InputError names the option."""
+    """FleetOptions of the command line; InputError names the wrong option."""
     from cotenant.cli.agent import read_token
     from cotenant.core.units import parse_bytes, parse_seconds
     from cotenant.fleet.controller.profiles import ProfileBook
@@ -129,7 +131,7 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
             raise InputError(f"{given[name]!r} is less than {least:g} s", field=name)
     port = given["port"]
     if port is not None and not 0 <= port < 65536:
-        raise InputError(f"{port} is not a port of 0 to 65535", field="port")
+        raise InputError(f"must be a port between 0 and 65535, not {port}", field="port")
     nodes, kind = given["nodes"], "pretend"
     if given["agent"]:
         kind = "agent"
@@ -171,7 +173,7 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
 
 
 def _partition_planner(name: str, options: FleetOptions) -> Planner:
-    """The partition policy that was named, enforced as this fleet's GPUs can."""
+    """The named partition policy with the means of enforcement of this fleet's GPUs."""
     from cotenant.agent.mechanisms import registry as mechanisms
     from cotenant.agent.mechanisms.base import Use
     from cotenant.agent.mechanisms.mig import Mig
@@ -181,9 +183,9 @@ def _partition_planner(name: str, options: FleetOptions) -> Planner:
     from cotenant.fleet.session import node_specs
 
     if name != "miso":
-        raise InputError(f"{name!r} is not a policy that partitions live; there is miso", field="policy")
+        raise InputError(f"{name!r} cannot partition GPUs in a fleet; only miso can", field="policy")
     gpus = [gpu for node in node_specs(options) for gpu in node.gpus]
-    if any(gpu.instances for gpu in gpus):  # MIG is on
+    if any(gpu.instances for gpu in gpus):  # MIG mode is on
         return MisoPlanner(mechanism=Mig.name)
     together = all(gpu.kind != PRETEND and device(gpu.kind).mps_control() for gpu in gpus)
     return MisoPlanner(mechanism=mechanisms.choose(Use.JOB, concurrent=together))
@@ -192,19 +194,19 @@ def _partition_planner(name: str, options: FleetOptions) -> Planner:
 def _executor(given: dict[str, Any]) -> str:
     wanted = given["executor"]
     if wanted not in ("auto", "ray", "local"):
-        raise InputError(f"{wanted!r} is not auto, ray or local", field="executor")
+        raise InputError(f"must be auto, ray or local, not {wanted!r}", field="executor")
     from importlib.util import find_spec
 
     there = find_spec("ray") is not None
     if (wanted == "ray" or given["address"] is not None) and not there:
         raise InputError("Ray is not installed; install cotenant[ray], or use --executor local", field="executor")
     if wanted == "local" and given["address"] is not None:
-        raise InputError("the local executor has no cluster to join; leave --address out", field="address")
+        raise InputError("the local executor joins no cluster: leave out --address", field="address")
     return "ray" if wanted == "ray" or given["address"] is not None or (wanted == "auto" and there) else "local"
 
 
 def _here() -> tuple[str, int | None]:
-    """This machine's GPUs, or one pretend node where it has none."""
+    """This machine's GPUs, or one pretended node if it has none."""
     from cotenant.devices.registry import discover
 
     try:
@@ -223,7 +225,7 @@ def _cluster(text: str | None, gpu: str) -> Any:
 
 
 def _serve(options: FleetOptions, as_json: bool) -> None:
-    """Run the controller until it is taken down or told to end."""
+    """Run the controller until `fleet down` or a signal stops it."""
     import signal
 
     from cotenant.fleet.session import Fleet
@@ -238,7 +240,7 @@ def _serve(options: FleetOptions, as_json: bool) -> None:
 
 
 def wait_for_end(pid: int, timeout_s: float) -> bool:
-    """Until a process has ended; False when that takes longer."""
+    """Wait for a process to end; False after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:

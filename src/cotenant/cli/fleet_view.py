@@ -1,4 +1,4 @@
-"""The tables that `cotenant queue` and `cotenant fleet status` print."""
+"""Tables printed by `cotenant queue` and `cotenant fleet status`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MOST_ROWS = 200
 
 
 def print_status(answer: dict[str, Any]) -> None:
-    """The fleet in a few lines and a table of nodes."""
+    """Print the fleet in a few lines and a table of its nodes."""
     console = Console(highlight=False)
     jobs = answer["jobs"]
     console.print(
-        f"{answer['policy']['label']} in rounds of {format_seconds(answer['lease_s'])}, executor {answer['executor']}, "
-        f"up for {format_seconds(answer['time_s'])}"
+        f"{answer['policy']['label']} in rounds of {format_seconds(answer['lease_s'])}, executor "
+        f"{answer['executor']}, up for {format_seconds(answer['time_s'])}"
     )
     over = ", ".join(f"{jobs[state]:,} {state}" for state in ("finished", "failed", "cancelled") if jobs[state])
     console.print(f"{counted(jobs['running'], 'job')} running, {jobs['queued']:,} waiting{f'; {over}' if over else ''}")
@@ -37,10 +37,10 @@ def print_status(answer: dict[str, Any]) -> None:
 
 
 def print_queue(jobs: list[dict[str, Any]], everything: bool) -> None:
-    """Jobs, one a line."""
+    """Print one line per job."""
     console = Console(highlight=False)
     if not jobs:
-        console.print("no jobs" if everything else "no jobs run or wait; --all shows those that are over")
+        console.print("no jobs" if everything else "no jobs run or wait; --all also lists those that have ended")
         return
     table = Table(box=None, header_style="bold")
     for head in ("ID", "STATE", "GPUS", "CPUS", "DONE", "RAN", "WAITED", "TRIES", "WHERE OR WHY"):

@@ -1,4 +1,4 @@
-"""`cotenant infer MODEL`: one model on one share of this machine, for a first look."""
+"""`cotenant infer MODEL`: load one model on a share of this machine and measure it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,24 @@ MECHANISMS = "|".join(mechanisms.names(Use.PROFILE))
 
 @app.command()
 def infer(
-    model: Annotated[str, typer.Argument(help=f"Folder of a model: NAME/VERSION/FILE, one of {backends.files()}.")],
-    count: Annotated[int, typer.Option(min=1, max=MOST, help="Batches to run.")] = 1000,
-    batch: Annotated[int, typer.Option(min=1, max=1024, help="Items of a batch.")] = 1,
-    interval: Annotated[str, typer.Option(help="Time from one batch to the next; 0s: one after the other.")] = "0s",
-    share: Annotated[str, typer.Option(help="Part of the machine's cores, or of the GPU.")] = "100%",
-    mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="What the share is a part of.")] = "cores",
-    backend: Annotated[str, typer.Option(metavar="|".join(backends.names()), help="What runs it.")] = backends.AUTO,
-    shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.")] = None,
+    model: Annotated[
+        str, typer.Argument(help=f"Model folder: NAME/VERSION/FILE, where FILE is one of {backends.files()}.")
+    ],
+    count: Annotated[int, typer.Option(min=1, max=MOST, help="Number of batches.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="Items per batch.")] = 1,
+    interval: Annotated[str, typer.Option(help="Interval between batches; 0s runs them back to back.")] = "0s",
+    share: Annotated[str, typer.Option(help="Share of the machine's cores, or of the GPU.")] = "100%",
+    mechanism: Annotated[
+        str, typer.Option(metavar=MECHANISMS, help="What the share is taken of: CPU cores or the GPU.")
+    ] = "cores",
+    backend: Annotated[
+        str, typer.Option(metavar="|".join(backends.names()), help="Inference backend.")
+    ] = backends.AUTO,
+    shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224, for models that accept any size.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random input.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Run one model on one share: loading time, latency percentiles, throughput. The input is random."""
+    """Run one model on a share and report its loading time, latency percentiles and throughput. The input is random."""
     import asyncio
     import json
 
@@ -61,7 +67,7 @@ def infer(
                     seed=seed, sizes=sizes,
                 ) as one:  # fmt: skip
                     if batch > 1 and not one.info.batchable:
-                        raise InputError(f"{name} takes one item at a time", field="batch")
+                        raise InputError(f"{name} accepts only one item per batch", field="batch")
                     return await run_batches(one, count, batch, gap_s, tick)
         finally:
             await factory.close()
@@ -78,13 +84,13 @@ def infer(
 async def run_batches(
     one: OneModel, count: int, batch: int, gap_s: float, tick: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Batches at equal times; latency counts from when each was due, so that one which had to wait shows it."""
+    """Run batches at equal intervals. Latency counts from when a batch was due, so that waiting is included."""
     import asyncio
     import time
 
     import numpy as np
 
-    await one.run(batch)  # the first one pays for what is set up lazily
+    await one.run(batch)  # warm-up: the first batch includes lazy initialisation
     executed, total = np.zeros(count), np.zeros(count)
     began = time.monotonic()
     for i in range(count):
@@ -92,7 +98,8 @@ async def run_batches(
         left = due - time.monotonic()
         if left > 0:
             await asyncio.sleep(left)
-            due = max(due, time.monotonic()) if time.monotonic() - due < 0.002 else due  # the sleep's own lateness
+            # do not count that the sleep itself ended late
+            due = max(due, time.monotonic()) if time.monotonic() - due < 0.002 else due
         executed[i] = (await one.run(batch)).executed_ms
         total[i] = (time.monotonic() - due) * 1e3
         if i % 16 == 0:
@@ -115,11 +122,11 @@ async def run_batches(
 
 
 def show(content: dict[str, Any], whose: str) -> None:
-    """The figures for people; `whose`: what the share is a part of."""
+    """Print the figures; `whose`: what the share is taken of."""
     share = f"{content['share']:.0%} of the {whose}"
     print(f"{content['model']} ({content['backend']}) on {share}: loaded in {content['load_s']:.2f} s")
     print(f"{content['batches']:,} batches of {content['batch']}: {content['items_per_s']:,.1f} items/s")
-    for name, what in (("inference_ms", "in the model"), ("latency_ms", "since it was due")):
+    for name, what in (("inference_ms", "in the model"), ("latency_ms", "since due")):
         row = content[name]
         print(
             f"  {what:<17} p50 {row['p50']:.3f}  p95 {row['p95']:.3f}  p99 {row['p99']:.3f}  worst {row['max']:.3f} ms"

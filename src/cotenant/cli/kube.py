@@ -1,4 +1,4 @@
-"""`cotenant kube`: Kubernetes. The commands that run in a cluster; those that print objects are in kube_objects.py."""
+"""`cotenant kube`: commands that run in a Kubernetes cluster; kube_objects.py has those that print objects."""
 
 from __future__ import annotations
 
@@ -17,38 +17,50 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Shares of GP
 kube_objects.add_to(app)
 
 Text = str | None
-Server = Annotated[Text, typer.Option("--api-server", metavar="URL", help="API server; by default the pod's own.")]
-Token = Annotated[Path | None, typer.Option("--api-token", metavar="FILE", help="Token for it.")]
-Authority = Annotated[Path | None, typer.Option("--api-ca", metavar="FILE", help="Authority of its certificate.")]
+Server = Annotated[
+    Text, typer.Option("--api-server", metavar="URL", help="URL of the API server (default: the pod's own).")
+]
+Token = Annotated[
+    Path | None, typer.Option("--api-token", metavar="FILE", help="File with the token for the API server.")
+]
+Authority = Annotated[Path | None, typer.Option("--api-ca", metavar="FILE", help="CA certificate of the API server.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Metrics = Annotated[int | None, typer.Option("--metrics-port", metavar="PORT", help="Port of /metrics and /healthz.")]
 
 
 @app.command()
 def webhook(
-    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate (PEM); watched.")] = None,
+    cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TLS certificate (PEM); read again when it changes.")
+    ] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     self_signed: Annotated[
-        bool, typer.Option("--self-signed", help="Make certificates, keep them in a Secret, fill caBundle.")
+        bool, typer.Option("--self-signed", help="Create certificates, keep them in a Secret and fill in caBundle.")
     ] = False,
     namespace: Annotated[str, typer.Option(help="Namespace of the Service and the Secret.")] = "cotenant-system",
-    service: Annotated[str, typer.Option(help="Service of the webhook.")] = "cotenant-webhook",
-    secret: Annotated[str, typer.Option(help="Secret of the certificates.")] = "cotenant-webhook-tls",
-    configuration: Annotated[str, typer.Option(help="MutatingWebhookConfiguration to fill.")] = "cotenant",
+    service: Annotated[str, typer.Option(help="Name of the webhook's Service.")] = "cotenant-webhook",
+    secret: Annotated[str, typer.Option(help="Name of the Secret with the certificates.")] = "cotenant-webhook-tls",
+    configuration: Annotated[
+        str, typer.Option(help="Name of the MutatingWebhookConfiguration to fill in.")
+    ] = "cotenant",
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the webhook.", min=0, max=65535)] = 8443,
     metrics_port: Metrics = None,
     fail: Annotated[
-        str, typer.Option(metavar="open|closed", help="What cannot be handled: let through, or refuse.")
+        str, typer.Option(metavar="open|closed", help="Pods that cannot be handled: admit or refuse them.")
     ] = "closed",
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Callers must show this bearer token.")
+        Path | None, typer.Option(metavar="FILE", help="File with the bearer token that callers must present.")
     ] = None,
-    client_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Callers need a certificate from it.")] = None,
-    mounts: Annotated[str, typer.Option(metavar="webhook|plugin", help="Who mounts the shim into pods.")] = "webhook",
-    runtime_class: Annotated[str, typer.Option(metavar="NAME", help="Runtime class for pods that name none.")] = "",
+    client_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CA that must have signed callers' certificates.")
+    ] = None,
+    mounts: Annotated[
+        str, typer.Option(metavar="webhook|plugin", help="Which component mounts the shim into pods.")
+    ] = "webhook",
+    runtime_class: Annotated[str, typer.Option(metavar="NAME", help="Runtime class for pods that set none.")] = "",
     memory_hook: Annotated[
-        str, typer.Option(metavar="true|false", help="Nodes' NVIDIA hook sets pods' memory limits.")
+        str, typer.Option(metavar="true|false", help="Memory limits of pods are set by NVIDIA's hook on the nodes.")
     ] = "false",
     api_server: Server = None,
     api_token: Token = None,
@@ -56,7 +68,7 @@ def webhook(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Serve the mutating webhook: pods that ask for a share get it. Runs until stopped."""
+    """Serve the mutating admission webhook, which rewrites pods that request a GPU share. Runs until stopped."""
     import asyncio
 
     from cotenant.core import logs
@@ -106,27 +118,36 @@ def webhook(
 @app.command()
 def plugin(
     node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node in the cluster.")],
-    agent_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the agent.")] = Path("/run/cotenant/agent"),
-    device_plugins: Annotated[Path, typer.Option(metavar="DIR", help="The kubelet's folder of device plugins.")] = Path(
+    agent_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the agent's sockets.")] = Path(
+        "/run/cotenant/agent"
+    ),
+    device_plugins: Annotated[Path, typer.Option(metavar="DIR", help="The kubelet's device-plugin folder.")] = Path(
         "/var/lib/kubelet/device-plugins"
     ),
-    pod_resources: Annotated[Path, typer.Option(metavar="SOCKET", help="The kubelet's PodResources.")] = Path(
+    pod_resources: Annotated[Path, typer.Option(metavar="SOCKET", help="The kubelet's PodResources socket.")] = Path(
         "/var/lib/kubelet/pod-resources/kubelet.sock"
     ),
-    whole: Annotated[str, typer.Option(metavar="all|UUID,...", help="GPUs given away entire (cotenant.dev/gpu).")] = "",
+    whole: Annotated[
+        str, typer.Option(metavar="all|UUID,...", help="GPUs offered only as whole GPUs (cotenant.dev/gpu).")
+    ] = "",
     one_gpu: Annotated[
-        str, typer.Option(metavar="true|false", help="Show no more free units than one GPU has.")
+        str,
+        typer.Option(
+            metavar="true|false", help="Advertise at most the free units of one GPU, so that a pod always fits on one."
+        ),
     ] = "true",
-    mounts: Annotated[str, typer.Option(metavar="webhook|plugin", help="Who mounts the shim into pods.")] = "webhook",
+    mounts: Annotated[
+        str, typer.Option(metavar="webhook|plugin", help="Which component mounts the shim into pods.")
+    ] = "webhook",
     refresh: Annotated[
-        str, typer.Option(metavar="TIME", help="How often the node's pods are listed, up to 6s.")
+        str, typer.Option(metavar="TIME", help="Interval between listings of the node's pods, at most 6s.")
     ] = "5s",
     cdi_kind: Annotated[str, typer.Option(metavar="KIND", help="Name devices by CDI, as nvidia.com/gpu.")] = "",
     claims: Annotated[
-        str, typer.Option(metavar="true|false", help="Place pods by claims (DRA) instead of units.")
+        str, typer.Option(metavar="true|false", help="Place pods through resource claims (DRA) instead of units.")
     ] = "false",
     kubelet_plugins: Annotated[
-        Path, typer.Option(metavar="DIR", help="The kubelet's folders plugins and plugins_registry are here.")
+        Path, typer.Option(metavar="DIR", help="Folder that contains the kubelet's plugins and plugins_registry.")
     ] = Path("/var/lib/kubelet"),
     host: Host = "127.0.0.1",
     metrics_port: Metrics = None,
@@ -136,7 +157,7 @@ def plugin(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Offer this node's GPUs to the kubelet and bind pods to their tenants. Runs until stopped."""
+    """Register this node's GPUs with the kubelet and bind pods to their tenants. Runs until stopped."""
     import dataclasses
 
     from cotenant.core import logs
@@ -156,7 +177,8 @@ def plugin(
     list_every_s = parse_seconds(refresh, "--refresh")
     if not 0.1 <= list_every_s <= 6.0:
         raise InputError(
-            f"{refresh} is not 0.1s to 6s: processes of a pod wait 8s for the news of it", field="--refresh"
+            f"must be between 0.1s and 6s, not {refresh}: a pod's processes wait at most 8s until its tenant is known",
+            field="--refresh",
         )
     desk = Desk(Inventory(), grant=Grant(mounts == "plugin", cdi_kind or None), one_gpu=one_gpu == "true")
     given = tuple(part for part in whole.split(",") if part)
@@ -175,7 +197,7 @@ def install(
         "/var/lib/cotenant/lib"
     ),
 ) -> None:
-    """Put the driver shim where pods find it, beside older ones that running pods have loaded."""
+    """Install the driver shim where pods mount it from; versions that running pods have loaded are kept."""
     from cotenant.kube.install import install as put
 
     LOG.info("the shim is in %s", put(to))

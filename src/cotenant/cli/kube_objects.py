@@ -1,4 +1,4 @@
-"""The commands of `cotenant kube` that print objects: mutate, claims, slice."""
+"""Commands of `cotenant kube` that print objects: mutate, claims, slice."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 Text = str | None
-Version = Annotated[str, typer.Option("--kubernetes", metavar="1.34", help="Version of the cluster.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of YAML.")]
-PodFile = Annotated[Path, typer.Argument(metavar="POD.yaml", help="A pod; - reads standard input.")]
+Version = Annotated[str, typer.Option("--kubernetes", metavar="1.34", help="Kubernetes version of the cluster.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")]
+PodFile = Annotated[Path, typer.Argument(metavar="POD.yaml", help="Pod manifest; - reads standard input.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -24,9 +24,13 @@ def add_to(app: typer.Typer) -> None:
 
 def mutate(
     pod: PodFile,
-    mounts: Annotated[str, typer.Option(metavar="webhook|plugin", help="Who mounts the shim.")] = "webhook",
-    memory_hook: Annotated[bool, typer.Option("--memory-hook", help="As for nodes with NVIDIA's hook.")] = False,
-    patch: Annotated[bool, typer.Option("--patch", help="The JSON patch instead of the pod.")] = False,
+    mounts: Annotated[
+        str, typer.Option(metavar="webhook|plugin", help="Which component mounts the shim into pods.")
+    ] = "webhook",
+    memory_hook: Annotated[
+        bool, typer.Option("--memory-hook", help="Print for nodes with NVIDIA's hook for memory limits.")
+    ] = False,
+    patch: Annotated[bool, typer.Option("--patch", help="Print the JSON patch instead of the pod.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what the webhook makes of a pod, without a cluster."""
@@ -52,12 +56,12 @@ def claims(pod: PodFile, kubernetes: Version = "1.34", as_json: AsJson = False) 
 
 def slice_(
     node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node.")],
-    agent_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the agent.")] = None,
-    whole: Annotated[str, typer.Option(metavar="all|UUID,...", help="GPUs given away entire.")] = "",
+    agent_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the agent's sockets.")] = None,
+    whole: Annotated[str, typer.Option(metavar="all|UUID,...", help="GPUs offered only as whole GPUs.")] = "",
     kubernetes: Version = "1.34",
     as_json: AsJson = False,
 ) -> None:
-    """Print the ResourceSlices of this node's GPUs for dynamic resource allocation."""
+    """Print the ResourceSlices (DRA) of this node's GPUs."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
     from cotenant.kube.dra import offer
@@ -99,7 +103,7 @@ def _show(things: list[dict[str, Any]], as_json: bool) -> None:
 
 @contextmanager
 def _of_file(path: Path) -> Iterator[None]:
-    """What is wrong inside names the file that it came from."""
+    """Add the file's name to errors raised inside."""
     from cotenant.core.errors import InputError
 
     try:
@@ -109,7 +113,7 @@ def _of_file(path: Path) -> Iterator[None]:
 
 
 def _read_pod(path: Path) -> dict[str, Any]:
-    """The one pod of a file. InputError says what else it holds."""
+    """The one pod of a manifest. Raises InputError that names what else it holds."""
     from cotenant.core.errors import InputError
     from cotenant.core.yamlfile import parse_documents
 
@@ -118,11 +122,11 @@ def _read_pod(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except UnicodeDecodeError:
-        raise InputError("is not a text", file=path) from None
+        raise InputError("is not a text file", file=path) from None
     things = [read.content for read in parse_documents(text, path) if read.content is not None]
     if len(things) != 1 or not isinstance(things[0], dict) or things[0].get("kind") != "Pod":
         kinds = ", ".join(str(t.get("kind")) if isinstance(t, dict) else type(t).__name__ for t in things) or "nothing"
-        raise InputError(f"it must hold one Pod; it holds {kinds[:80]}", file=path)
+        raise InputError(f"must hold exactly one Pod, not {kinds[:80]}", file=path)
     pod: dict[str, Any] = things[0]
     return pod
 
@@ -132,5 +136,5 @@ def _version(text: str) -> tuple[int, int]:
 
     parts = text.removeprefix("v").split(".")
     if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
-        raise InputError(f"{text!r} is not a version such as 1.34", field="--kubernetes")
+        raise InputError(f"must be a version such as 1.34, not {text!r}", field="--kubernetes")
     return int(parts[0]), int(parts[1])

@@ -1,4 +1,4 @@
-"""What commands about language models have in common: their requests, and models.yaml with profiles as a setup."""
+"""Shared by commands for language models: requests from options, a simulator setup from models.yaml and profiles."""
 
 from __future__ import annotations
 
@@ -25,19 +25,25 @@ def _requests(*names: str, **more: object) -> object:
     return typer.Option(*names, rich_help_panel=REQUESTS, **more)  # type: ignore[arg-type]
 
 
-TraceSpec = Annotated[str | None, _requests("--trace", help="FORMAT:PATH, see Token traces in docs/traces.md.")]
-Rate = Annotated[list[str] | None, _requests("--rate", help="Requests/s of all models, or NAME=R. Repeatable.")]
-Prompt = Annotated[str, _requests("--prompt", help="Tokens: 512, 100-900, 512~1.2 (mean~CV).")]
-Output = Annotated[str, _requests("--output", help="Tokens of answers, likewise.")]
+TraceSpec = Annotated[str | None, _requests("--trace", help="FORMAT:PATH; see Token traces in docs/traces.md.")]
+Rate = Annotated[
+    list[str] | None, _requests("--rate", help="Requests/s of all models together, or NAME=R. Repeatable.")
+]
+Prompt = Annotated[str, _requests("--prompt", help="Prompt lengths in tokens: 512, 100-900, 512~1.2 (mean~CV).")]
+Output = Annotated[str, _requests("--output", help="Answer lengths in tokens, in the same notation.")]
 ArrivalsSpec = Annotated[str, _requests("--arrivals", help="poisson, constant, bursts, gamma:CV, mmpp:...")]
-Duration = Annotated[str | None, _requests("--duration", help="Length; of a trace by default all of it, else 60s.")]
-Start = Annotated[str, _requests("--start", help="Where in a trace to begin.")]
-Speed = Annotated[float, _requests("--speed", help="A trace's requests so many times closer together.")]
-Keep = Annotated[str, _requests("--keep", help="Part of a trace's requests, drawn: 10%.")]
-Seed = Annotated[int, _requests("--seed", min=0, help="Seed of what is drawn.")]
+Duration = Annotated[str | None, _requests("--duration", help="Duration (default: the whole trace, else 60s).")]
+Start = Annotated[str, _requests("--start", help="Time in the trace at which to start.")]
+Speed = Annotated[float, _requests("--speed", help="Factor by which the trace's gaps are shortened.")]
+Keep = Annotated[str, _requests("--keep", help="Random fraction of the trace's requests to keep: 10%.")]
+Seed = Annotated[int, _requests("--seed", min=0, help="Seed of the random draws.")]
 Profiles = Annotated[
     list[str] | None,
-    typer.Option("--profile", help="File of `profile llm` or a size (8b) for all models, or NAME=SPEC. Repeatable."),
+    typer.Option(
+        "--profile",
+        help="Profile of all models, or NAME=PROFILE: a file written by `profile llm`, or a model size "
+        "(8b). Repeatable.",
+    ),
 ]
 
 
@@ -65,7 +71,7 @@ def build_trace(
 
 
 def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
-    """Requests/s of each model: NAME=R, or R for all together in equal parts of those not named."""
+    """Requests/s of each model: NAME=R, or R for all together, divided equally among the models not named."""
     named: dict[str, float] = {}
     whole: float | None = None
     for text in given:
@@ -77,7 +83,7 @@ def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
         if not 0 <= value < 1e6 or (not equals and whole is not None):
             raise InputError(f"{text!r} is not a rate in requests per second", field="rate")
         if equals and name not in models:
-            raise InputError(f"there is no model {name!r}; there is {', '.join(models)}", field="rate")
+            raise InputError(f"there is no model {name!r}; the models are {', '.join(models)}", field="rate")
         if equals:
             named[name] = value
         else:
@@ -87,7 +93,7 @@ def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
 
 
 def profiles_of(config: ModelsConfig, given: Sequence[str]) -> list[LlmProfile]:
-    """A profile for each model of the file, under its name."""
+    """A profile for each model of the file, in the file's order."""
     from dataclasses import replace
 
     from cotenant.profiles.llm.files import find_profile
@@ -97,7 +103,7 @@ def profiles_of(config: ModelsConfig, given: Sequence[str]) -> list[LlmProfile]:
     for text in given:
         name, equals, spec = text.partition("=")
         if equals and name not in names:
-            raise InputError(f"there is no model {name!r}; there is {', '.join(names)}", field="profile")
+            raise InputError(f"there is no model {name!r}; the models are {', '.join(names)}", field="profile")
         specs |= {name: spec} if equals else {n: specs.get(n, text) for n in names}
     found = []
     for model in config.models:
@@ -111,7 +117,7 @@ def build_setup(
     config: ModelsConfig, profiles: Sequence[LlmProfile], gpus: int | None, sharing: str, shares: Sequence[str],
     warm: bool = True, prefix_cache: bool = False, start_s: float | None = None,
 ) -> LlmSetup:  # fmt: skip
-    """models.yaml as a simulation."""
+    """The simulator's setup for models.yaml and the profiles."""
     from dataclasses import replace
 
     from cotenant.core.metrics.tokens import Target
@@ -123,7 +129,7 @@ def build_setup(
     for text in shares:
         name, equals, part = text.partition("=")
         if not equals or name not in weights:
-            raise InputError(f"{text!r} is not NAME=PART with a name of {', '.join(weights)}", field="share")
+            raise InputError(f"{text!r} is not NAME=FRACTION with a name of {', '.join(weights)}", field="share")
         weights[name] = parse_fraction(part, field="share")
     models = []
     for entry, facts, profile in zip(config.models, config.facts(), profiles, strict=True):

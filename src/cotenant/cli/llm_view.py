@@ -1,4 +1,4 @@
-"""Tables of what came of requests to language models."""
+"""Result tables for requests to language models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DISPENSABLE = ("move s", "tokens/s", "answered", "of ms", "ms", "good/s", "reque
 
 
 def show(content: Mapping[str, Any], title: str) -> None:
-    """A row per model, and what the GPUs did."""
+    """Print one row per model, and the use of the GPUs."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table

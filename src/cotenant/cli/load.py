@@ -1,4 +1,4 @@
-"""`cotenant load`: requests against a running server, open or closed loop, and what came of them."""
+"""`cotenant load`: send requests to a running server, open or closed loop, and report latencies."""
 
 from __future__ import annotations
 
@@ -22,64 +22,78 @@ def load(
     service: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=RATE (requests/s), NAME=R1,R2,... (a rate per --step), or NAME=RATE@ARRIVALS. Repeatable."
+            help="NAME=RATE (requests/s), NAME=R1,R2,... (one rate per --step), or NAME=RATE@ARRIVALS. Repeatable."
         ),
     ] = None,
     services: Annotated[
-        str | None, typer.Option(help="SERVICES.yaml: its names, rates, SLOs and arrivals, where not given otherwise.")
+        str | None, typer.Option(help="Services file: supplies names, rates, SLOs and arrivals that no option gives.")
     ] = None,
     arrivals: Annotated[
         str,
         typer.Option(help="poisson, constant, closed[:N], bursts, gamma:CV, mmpp:R1,D1;R2,D2, trace:[FORMAT:]FILE."),
     ] = "poisson",
-    duration: Annotated[str, typer.Option(help="How long to send.")] = "30s",
+    duration: Annotated[str, typer.Option(help="Duration of the load.")] = "30s",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,
     slo: Annotated[
-        list[str] | None, typer.Option(help="MS, or NAME=MS. Default: the server's own, where it tells. Repeatable.")
+        list[str] | None,
+        typer.Option(help="SLO in ms, or NAME=MS (default: the SLO that the server reports). Repeatable."),
     ] = None,
     rate: Annotated[str, typer.Option(help="Factor on all rates: x1.5.")] = "x1",
-    step: Annotated[str, typer.Option(help="Length of each rate of NAME=R1,R2,...")] = "20s",
-    as_recorded: Annotated[bool, typer.Option("--as-recorded", help="Keep a trace's own rate.")] = False,
+    step: Annotated[str, typer.Option(help="Duration of each rate of NAME=R1,R2,...")] = "20s",
+    as_recorded: Annotated[bool, typer.Option("--as-recorded", help="Keep the trace's own rate.")] = False,
     find_max: Annotated[
         bool,
         typer.Option(
-            "--find-max", help="Find the largest factor on the rates that keeps SLOs.", rich_help_panel=SEARCH
+            "--find-max",
+            help="Search for the largest factor on the rates at which SLOs are met.",
+            rich_help_panel=SEARCH,
         ),
     ] = False,
     target: Annotated[
-        str, typer.Option(help="SLO attainment to keep, of every service.", rich_help_panel=SEARCH)
+        str, typer.Option(help="SLO attainment that every service must reach.", rich_help_panel=SEARCH)
     ] = "99%",
-    probe: Annotated[str, typer.Option(help="Length of one probe.", rich_help_panel=SEARCH)] = "10s",
-    tolerance: Annotated[str, typer.Option(help="Largest gap between held and failed.", rich_help_panel=SEARCH)] = "5%",
-    batch: Annotated[int, typer.Option(min=1, max=4096, help="Items of one request.", rich_help_panel=WIRE)] = 1,
+    probe: Annotated[str, typer.Option(help="Duration of one probe of the search.", rich_help_panel=SEARCH)] = "10s",
+    tolerance: Annotated[
+        str,
+        typer.Option(
+            help="End the search when met and missed factors differ by less than this.", rich_help_panel=SEARCH
+        ),
+    ] = "5%",
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Items per request.", rich_help_panel=WIRE)] = 1,
     shape: Annotated[
-        list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.", rich_help_panel=WIRE)
+        list[str] | None, typer.Option(help="INPUT=3x224x224, for models that accept any size.", rich_help_panel=WIRE)
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="HTTP: binary or json.", rich_help_panel=WIRE)] = "binary",
+    form: Annotated[str, typer.Option("--format", help="HTTP body: binary or json.", rich_help_panel=WIRE)] = "binary",
     deadline: Annotated[
-        bool, typer.Option("--deadline", help="Tell the server each request's SLO.", rich_help_panel=WIRE)
+        bool, typer.Option("--deadline", help="Send each request's SLO to the server.", rich_help_panel=WIRE)
     ] = False,
     check: Annotated[
-        bool, typer.Option(help="Check that answers belong to their requests.", rich_help_panel=WIRE)
+        bool, typer.Option(help="Check that each answer belongs to its request.", rich_help_panel=WIRE)
     ] = True,
-    timeout: Annotated[str, typer.Option(help="An answer later than this has failed.", rich_help_panel=WIRE)] = "30s",
+    timeout: Annotated[
+        str, typer.Option(help="Requests without an answer after this time count as failed.", rich_help_panel=WIRE)
+    ] = "30s",
     connections: Annotated[
-        int, typer.Option(min=1, max=60000, help="Most at once, HTTP.", rich_help_panel=WIRE)
+        int, typer.Option(min=1, max=60000, help="Largest number of HTTP connections.", rich_help_panel=WIRE)
     ] = 1024,
     senders: Annotated[int, typer.Option(min=1, max=64, help="Sending processes.", rich_help_panel=WIRE)] = 1,
     token: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the bearer token to show.", rich_help_panel=WIRE)
+        Path | None, typer.Option(metavar="FILE", help="File with the bearer token to send.", rich_help_panel=WIRE)
     ] = None,
-    cafile: Annotated[str | None, typer.Option(help="Certificates to trust.", rich_help_panel=WIRE)] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Trust any certificate.", rich_help_panel=WIRE)] = False,
-    csv: Annotated[str | None, typer.Option(help="Every request, as the client saw it.", rich_help_panel=FILES)] = None,
-    html: Annotated[str | None, typer.Option(help="Write a self-contained report page.", rich_help_panel=FILES)] = None,
+    cafile: Annotated[str | None, typer.Option(help="CA certificates to trust.", rich_help_panel=WIRE)] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept any TLS certificate.", rich_help_panel=WIRE)
+    ] = False,
+    csv: Annotated[
+        str | None, typer.Option(help="Write one row per request, as seen by the client.", rich_help_panel=FILES)
+    ] = None,
+    html: Annotated[str | None, typer.Option(help="Write a self-contained HTML report.", rich_help_panel=FILES)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Drive a server of the Open Inference Protocol and report per service as the simulator does.
-
-    Requests leave when they are due, whatever the answers do, and latency counts from then; how late they left is
-    reported."""
+    """Send requests to a server of the Open Inference Protocol and report, per service, the same figures as the
+    simulator. Requests are sent when they are due, without waiting for answers, and latency counts from that time; how
+    late they were sent is reported.
+    """
     from cotenant.cli.token_file import shown_token
     from cotenant.core.errors import InputError
     from cotenant.core.files import check_writable
@@ -89,7 +103,7 @@ def load(
     from cotenant.loadgen.target import parse_target
 
     if form not in ("binary", "json"):
-        raise InputError(f"{form!r} is not binary or json", field="format")
+        raise InputError(f"must be binary or json, not {form!r}", field="format")
     for path in (csv, html):
         if path is not None:
             check_writable(path)
@@ -148,15 +162,15 @@ def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, qui
     from cotenant.loadgen.search import Probe, find_max
 
     if all(s.slo_ms is None for s in test.services):
-        raise InputError("no service has an SLO to keep; give --slo", field="slo")
+        raise InputError("no service has an SLO to meet; give --slo", field="slo")
     if all(not s.rates_rps for s in test.services):
-        raise InputError("closed loops have no rate to search for", field="service")
+        raise InputError("a closed loop has no rate to search for", field="service")
 
     def run(factor: float, number: int) -> LoadResult:
         return _run(test.scaled(factor, probe_s, test.seed + number), f"probe at x{factor:.3g}", quiet)
 
     def confirm(factor: float, number: int) -> LoadResult:
-        return _run(test.scaled(factor, None, test.seed + number), f"once more at x{factor:.3g}", quiet)
+        return _run(test.scaled(factor, None, test.seed + number), f"repeated at x{factor:.3g}", quiet)
 
     def note(done: Probe[LoadResult]) -> None:
         word = "held" if done.held else "missed"
@@ -170,11 +184,11 @@ def _report_search(found: Found[LoadResult], test: LoadTest, csv: str | None, ht
 
     best = found.final or next((p.result for p in reversed(found.probes) if p.factor == found.factor), None)
     if best is None:
-        raise WorkError(f"no load down to x{found.probes[-1].factor:.3g} of the given rates kept the SLOs")
+        raise WorkError(f"the SLOs were missed at every load down to x{found.probes[-1].factor:.3g} of the given rates")
     if not as_json:
         rates = ", ".join(f"{s.name} {s.mean_rps * found.factor:.1f}/s" for s in test.services if s.mean_rps)
-        more = "; nothing failed, so more may be possible" if found.open_ended else ""
-        print(f"largest load that kept the SLOs: x{found.factor:.3g} of the given rates ({rates}){more}")
+        more = "; no probe failed, so a larger load may be possible" if found.open_ended else ""
+        print(f"largest load that met the SLOs: x{found.factor:.3g} of the given rates ({rates}){more}")
         _report(best, csv, html, False)
         return
     import json

@@ -1,4 +1,4 @@
-"""`cotenant load --openai URL`: requests to language models, and their TTFT, TPOT and goodput."""
+"""`cotenant load --openai URL`: send requests to language models and report TTFT, TPOT and goodput."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ SEARCH = "Search"
 
 @app.command()
 def load(
-    openai: Annotated[str, typer.Option(help="http://HOST:PORT, of an engine or of `cotenant serve MODELS.yaml`.")],
-    model: Annotated[list[str] | None, typer.Option(help="Models to ask, by default all. Repeatable.")] = None,
-    ttft: Annotated[list[str] | None, typer.Option(help="MS, or NAME=MS: promise of the first token.")] = None,
-    tpot: Annotated[list[str] | None, typer.Option(help="MS, or NAME=MS: promise of the time per token.")] = None,
+    openai: Annotated[str, typer.Option(help="http://HOST:PORT of an engine or of `cotenant serve MODELS.yaml`.")],
+    model: Annotated[
+        list[str] | None, typer.Option(help="Models to send requests to (default: all). Repeatable.")
+    ] = None,
+    ttft: Annotated[list[str] | None, typer.Option(help="SLO of the time to the first token: MS, or NAME=MS.")] = None,
+    tpot: Annotated[list[str] | None, typer.Option(help="SLO of the time per output token: MS, or NAME=MS.")] = None,
     trace: TraceSpec = None,
     rate: Rate = None,
     prompt: Prompt = "512",
@@ -203,7 +205,7 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def _targets(given: list[str] | None, field: str, names: list[str]) -> dict[str, float]:
-    """NAME=MS, or MS for all."""
+    """Parse NAME=MS, or MS for all names."""
     from cotenant.core.errors import InputError
 
     found: dict[str, float] = {}
@@ -214,13 +216,13 @@ def _targets(given: list[str] | None, field: str, names: list[str]) -> dict[str,
         except ValueError:
             value = 0.0
         if not 0 < value < 1e9 or (name and name not in names):
-            raise InputError(f"{text!r} is not MS or NAME=MS with a name of {', '.join(names)}", field=field)
+            raise InputError(f"{text!r} is not MS, or NAME=MS with a name of {', '.join(names)}", field=field)
         found[name] = value
     return found
 
 
 def _lines(span_s: float) -> Any:
-    """A line per minute on standard error."""
+    """Print a line of progress per minute on standard error."""
     import sys
 
     last = 0.0
@@ -253,7 +255,7 @@ def _report(result: OpenAiResult, csv: str | None, html: str | None, as_json: st
     else:
         content = result.summary()
         late = content["lateness_ms"]
-        left = "" if late["p50"] is None else f", sent {late['p50']:.2f} ms after their time (p99 {late['p99']:.2f})"
+        left = "" if late["p50"] is None else f", sent {late['p50']:.2f} ms late (p99 {late['p99']:.2f})"
         show(content, f"{len(result.outcome):,} requests in {result.duration_s:.1f} s, seed {result.test.seed}{left}")
     for reason, count in list(result.reasons.items())[:10]:
         print(f"note: {count:,} requests: {reason}", file=sys.stderr)

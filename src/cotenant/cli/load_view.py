@@ -1,4 +1,4 @@
-"""Tables of a load test: live while it runs, and at its end."""
+"""Tables of a load test: a live one while it runs, and the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ DISPENSABLE = ("p50 ms", "sent", "p95 ms", "rps", "SLO ms", "late", "dropped", "
 def live_table(
     names: Sequence[str], duration_s: float, what: str, quiet: bool
 ) -> Iterator[Callable[[Sequence[Progress]], None] | None]:
-    """Yields what takes the senders' progress: a table on a terminal, else a line per minute, on standard error."""
+    """Yield a function that takes the senders' progress and shows it: as a table on a terminal, else as a line per
+    minute on standard error.
+    """
     if quiet:
         yield None
         return
@@ -86,7 +88,7 @@ def _live(
 
 
 def show(result: LoadResult) -> None:
-    """The table at the end, as the simulator's."""
+    """Print the result in the format of the simulator's."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -95,7 +97,7 @@ def show(result: LoadResult) -> None:
 
     content = result.summary()
     late = content["lateness_ms"]
-    left = "" if late["p99"] is None else f", sent {late['p50']:.2f} ms after their time (p99 {late['p99']:.2f})"
+    left = "" if late["p99"] is None else f", sent {late['p50']:.2f} ms late (p99 {late['p99']:.2f})"
     total = content["total"]
 
     def build(heads: Sequence[str]) -> Table:

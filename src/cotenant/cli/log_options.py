@@ -10,5 +10,6 @@ LogFormat = Annotated[
     str | None, typer.Option("--log-format", metavar="text|json", help="Lines of the log: text, or a JSON object each.")
 ]
 LogLevel = Annotated[
-    str | None, typer.Option("--log-level", metavar="LEVEL", help="Least level logged: debug, info, warning, error.")
+    str | None,
+    typer.Option("--log-level", metavar="LEVEL", help="Lowest level that is logged: debug, info, warning, error."),
 ]

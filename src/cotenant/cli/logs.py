@@ -12,15 +12,15 @@ POLL_S = 0.2
 
 @app.command()
 def logs(
-    job: Annotated[str, typer.Argument(metavar="ID", help="Id of a job.")],
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as it prints, until the job is over.")] = False,
-    attempt: Annotated[int | None, typer.Option(help="Which start of it, from 0 (default: the last).")] = None,
-    rank: Annotated[int, typer.Option(help="Which process of a gang.")] = 0,
-    tail: Annotated[int | None, typer.Option(help="Only so many bytes from the end.")] = None,
+    job: Annotated[str, typer.Argument(metavar="ID", help="Job id.")],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the job has ended.")] = False,
+    attempt: Annotated[int | None, typer.Option(help="Number of the start, from 0 (default: the last).")] = None,
+    rank: Annotated[int, typer.Option(help="Rank of a gang's process.")] = 0,
+    tail: Annotated[int | None, typer.Option(help="Print only this many bytes from the end.")] = None,
     fleet: Annotated[str | None, typer.Option("--fleet", metavar="DIR|127.0.0.1:PORT", help="Which fleet.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print what a job has printed; with -f follow it through restarts until it is over."""
+    """Print a job's output; -f follows it across restarts until the job has ended."""
     import json
     import sys
     import time
@@ -43,7 +43,7 @@ def logs(
             if not follow:
                 break
             if current is None and answer["attempt"] >= 0:
-                current = answer["attempt"]  # it has been started
+                current = answer["attempt"]  # the job has been started
             if not answer["attempt_open"] and current is not None:
                 newest = client.call("log", id=job, rank=rank)["attempt"]
                 if attempt is None and newest > current:

@@ -1,4 +1,4 @@
-"""Entry point: finds the verb, imports only that verb's module, turns errors into one sentence."""
+"""Entry point: imports only the module of the given verb and prints every error as one sentence."""
 
 from __future__ import annotations
 
@@ -14,55 +14,61 @@ from typer.core import TyperCommand, TyperGroup
 
 from cotenant import __version__
 
-# panel of --help -> verb -> (module that exposes `app`, one line of help); a module is imported when its verb is used
+# panel of --help -> verb -> (module with its `app`, one line of help)
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Start here": {
-        "doctor": ("cotenant.cli.doctor", "Tell what would hold on this machine, and what stands in the way."),
-        "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
+        "doctor": ("cotenant.cli.doctor", "Check what this machine can enforce, and what prevents it."),
+        "demo": ("cotenant.cli.demo", "Simulate six policies on a seeded trace; table and HTML report."),
     },
     "Share GPUs": {
         "agent": ("cotenant.cli.agent", "Own this node's GPUs and share them among tenants."),
-        "run": ("cotenant.cli.run", "Run a program as a tenant: its share, its memory, its turns."),
+        "run": ("cotenant.cli.run", "Run a program as a tenant: with a share, a memory limit and turns."),
         "ps": ("cotenant.cli.ps", "List the tenants of this node's agent."),
-        "top": ("cotenant.cli.top", "Show tenants live: share asked and got, memory, turns, waiting."),
+        "top": ("cotenant.cli.top", "Show tenants live: requested and actual share, memory, turns, waiting."),
         "set": ("cotenant.cli.set", "Change a tenant's share while it runs."),
         "stop": ("cotenant.cli.stop", "Stop a tenant's processes."),
-        "park": ("cotenant.cli.park", "Free the GPU of a running program, for later."),
-        "resume": ("cotenant.cli.resume", "Bring a parked program back, on the same or another GPU."),
-        "preempt": ("cotenant.cli.preempt", "Park tenants until a GPU has room for something else."),
+        "park": ("cotenant.cli.park", "Free the GPU memory of a running program until it is resumed."),
+        "resume": ("cotenant.cli.resume", "Resume a parked program, on the same or another GPU."),
+        "preempt": ("cotenant.cli.preempt", "Park tenants until enough GPU memory is free."),
         "mig": ("cotenant.cli.mig", "MIG layouts: list, plan, and apply to this machine's GPUs."),
-        "kube": ("cotenant.cli.kube", "Kubernetes: webhook, device plugin, claims."),
+        "kube": ("cotenant.cli.kube", "Kubernetes: webhook, device plugin, resource claims."),
         "slurm": ("cotenant.cli.slurm", "Slurm: prolog and epilog that give a job its share."),
     },
     "Serve models": {
-        "serve": ("cotenant.cli.serve", "Answer inference requests for many models on shared GPUs."),
-        "load": ("cotenant.cli.load", "Drive a server with requests: attainment, percentiles, the largest load."),
-        "plan": ("cotenant.cli.plan", "Cut GPUs into gpulets for services under SLOs."),
-        "plan-convert": ("cotenant.cli.plan_convert", "Files of the public gpulet scheduler: read and write them."),
-        "infer": ("cotenant.cli.infer", "Run one model on one share of this machine, for a first look."),
-        "experiment": ("cotenant.cli.experiment", "Boot a server, load it, stop both, write the analysis."),
-        "timed-llm": ("cotenant.cli.timed_llm", "An engine of OpenAI's API whose answers only take time."),
+        "serve": ("cotenant.cli.serve", "Serve inference requests for many models on shared GPUs."),
+        "load": ("cotenant.cli.load", "Load-test a server: SLO attainment, percentiles, the largest load."),
+        "plan": ("cotenant.cli.plan", "Divide GPUs into gpulets for services with SLOs."),
+        "plan-convert": (
+            "cotenant.cli.plan_convert",
+            "Convert files of the public gpulet scheduler from and to services files.",
+        ),
+        "infer": ("cotenant.cli.infer", "Load and measure one model on a share of this machine."),
+        "experiment": ("cotenant.cli.experiment", "Run a server under load and write an analysis."),
+        "timed-llm": (
+            "cotenant.cli.timed_llm",
+            "A stand-in for an LLM engine: answers take realistic time, text is fixed.",
+        ),
     },
     "Run training jobs": {
-        "fleet": ("cotenant.cli.fleet", "Run training jobs by a policy, on Ray or plain processes: up, down, status."),
-        "submit": ("cotenant.cli.submit", "Give the fleet a job: a file, or -- and a program."),
-        "queue": ("cotenant.cli.queue", "List the fleet's jobs: where they run, how far, why they wait."),
-        "logs": ("cotenant.cli.logs", "Print, or follow, what a job prints."),
-        "cancel": ("cotenant.cli.cancel", "Take jobs of the fleet back."),
+        "fleet": ("cotenant.cli.fleet", "Training runtime on Ray or local processes: up, down, status."),
+        "submit": ("cotenant.cli.submit", "Submit a job to the fleet: a job file, or -- and a program."),
+        "queue": ("cotenant.cli.queue", "List the fleet's jobs: where they run, progress, why they wait."),
+        "logs": ("cotenant.cli.logs", "Print or follow a job's output."),
+        "cancel": ("cotenant.cli.cancel", "Cancel jobs of the fleet."),
     },
     "Compare policies": {
-        "simulate": ("cotenant.cli.simulate", "Run a trace on a cluster in virtual time and print what came out."),
-        "sweep": ("cotenant.cli.sweep", "Run every combination of a sweep file, on all cores, resumable."),
-        "compare": ("cotenant.cli.compare", "Put any number of runs side by side, as a table or one HTML page."),
-        "explain": ("cotenant.cli.explain", "Tell one job's life in words: when and why it waited, ran, was moved."),
+        "simulate": ("cotenant.cli.simulate", "Simulate a trace on a cluster and print the figures."),
+        "sweep": ("cotenant.cli.sweep", "Simulate every combination of a sweep file on all cores; resumable."),
+        "compare": ("cotenant.cli.compare", "Compare any number of runs, as a table or one HTML page."),
+        "explain": ("cotenant.cli.explain", "Tell when and why a job waited, ran and was moved."),
         "trace": ("cotenant.cli.trace", "Inspect, convert and generate traces."),
         "policies": ("cotenant.cli.policies", "List every policy with what it does."),
-        "predict": ("cotenant.cli.predict", "MIG speeds from latencies measured under MPS."),
+        "predict": ("cotenant.cli.predict", "Predict speeds on MIG slices from latencies measured under MPS."),
     },
     "Measure and watch": {
-        "profile": ("cotenant.cli.profile", "Measure what work does on a share: jobs, services, kernels."),
-        "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, copies, schemes."),
-        "dashboard": ("cotenant.cli.dashboard", "Agents, servers and fleets on one live page."),
+        "profile": ("cotenant.cli.profile", "Measure jobs, services and kernels on shares of a machine."),
+        "bench": ("cotenant.cli.bench", "Benchmarks against a baseline of the same run: shares, copies, schemes."),
+        "dashboard": ("cotenant.cli.dashboard", "Show several agents, servers and fleets on one live page."),
         "metrics": ("cotenant.cli.metrics", "List every live metric."),
         "schema": (
             "cotenant.cli.schema",
@@ -73,7 +79,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
 VERBS = {verb: row for verbs in PANELS.values() for verb, row in verbs.items()}
 PANEL_OF = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 
-# verb -> the extra that it needs; others need the base alone, or what their subcommand needs
+# verb -> the extra that it needs; a verb not listed needs none, or the one that its subcommand needs
 EXTRA_OF = {
     **dict.fromkeys(("simulate", "sweep", "trace", "predict", "policies", "demo"), "sim"),
     **dict.fromkeys(("compare", "explain"), "report"),
@@ -83,12 +89,13 @@ EXTRA_OF = {
     "kube": "kube",
 }
 
-MOST_SHOWN = 2000  # characters of an error
+MOST_SHOWN = 2000  # characters of an error message
 
 
 def _module(verb: str, args: list[str]) -> str:
-    """The module of a verb. `simulate` has four: a trace of jobs, requests on services, an agent's tenants, language
-    models; `load` and `plan` have two: services, language models."""
+    """The module of a verb. `simulate` has four, by its arguments: traces of jobs, requests on services, an agent's
+    tenants, language models; `load` and `plan` have two: services, language models.
+    """
     if verb == "plan":
         from cotenant.cli import plan_llm
 
@@ -141,7 +148,7 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     name="cotenant",
     cls=LazyGroup,
-    help="Share and schedule GPUs among deep-learning tenants: decide, simulate, enforce.",
+    help="Share and schedule GPUs among deep-learning tenants: plan, simulate, enforce.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -157,11 +164,11 @@ def _version(value: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
-    """Share and schedule GPUs among deep-learning tenants: decide, simulate, enforce."""
+    """Share and schedule GPUs among deep-learning tenants: plan, simulate, enforce."""
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 the work failed, 2 the input was wrong."""
+    """Run the command line. Exit codes: 0 success, 1 the operation failed, 2 wrong input."""
     from cotenant.core import logs
     from cotenant.core.errors import InputError, WorkError
 
@@ -169,8 +176,8 @@ def main() -> None:
     try:
         if sys.stdout is None:  # closed by the caller (>&-)
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
-        code = app(standalone_mode=False)  # else typer would print its errors as a box of several lines
-        sys.stdout.flush()  # what is still buffered may find the disk full
+        code = app(standalone_mode=False)  # otherwise typer prints its errors as a box of several lines
+        sys.stdout.flush()  # flushing buffered output may find that the disk is full
     except InputError as error:
         fail(str(error), 2)
     except WorkError as error:
@@ -182,7 +189,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     except BrokenPipeError:
-        # the reader of our output (head, less) has gone: not an error of ours
+        # the reader of our output (head, less) has exited; this is not an error
         _forget_output()
         sys.exit(0)
     except OSError as error:
@@ -190,43 +197,43 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}reading or writing failed: {(error.strerror or str(error)).lower()}", 1)
     except MemoryError:
-        fail("the memory of this machine does not suffice", 1)
-    if code == 130:  # what typer makes of Ctrl-C
+        fail("this machine has not enough memory for it", 1)
+    if code == 130:  # typer's exit code after Ctrl-C
         fail("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _forget_output() -> None:
-    """Nothing can be written to standard output any more; Python must not try it again at its end."""
-    with contextlib.suppress(io.UnsupportedOperation):  # no stream of the system
+    """Redirect standard output to /dev/null, so that Python does not fail on its final flush."""
+    with contextlib.suppress(io.UnsupportedOperation):  # not a stream with a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(sentence: str, code: int) -> NoReturn:
-    """Print one line on standard error and leave."""
+    """Print one line on standard error and exit with `code`."""
     print(f"cotenant: {one_line(sentence)}", file=sys.stderr)
     sys.exit(code)
 
 
 def one_line(sentence: str) -> str:
-    """The sentence as a terminal can show it: what it quotes from a file may be anything, and of any length."""
+    """The sentence as one printable line of bounded length, since text quoted from files may contain anything."""
     line = " ".join("".join(c if c.isprintable() else "\ufffd" for c in word) for word in sentence.split())
     return line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
 
 
 def fail_usage(error: typer.TyperException) -> NoReturn:
-    """A command line that cannot be parsed: one sentence; the help where nothing was given at all."""
+    """Report an unparsable command line as one sentence; without any arguments, print the help."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "cotenant"
     message = error.format_message().strip().rstrip(".")
-    if not message or message.startswith("Usage: "):  # the help, which typer has printed already where it has rich
+    if not message or message.startswith("Usage: "):  # the help, which typer has already printed with rich
         print(message, end="\n" if message else "", file=sys.stderr)
         sys.exit(2)
     fail(f"{message[:1].lower()}{message[1:]}; see {path} --help", error.exit_code)
 
 
 def fail_missing(error: ModuleNotFoundError) -> NoReturn:
-    """A module that an extra brings is not installed: name the extra, the verb's own where it brings it."""
+    """A module is missing that an extra provides: name that extra, the verb's own if it provides the module."""
     from cotenant.core.extras import MissingExtraError, extra_of
 
     verb = next((word for word in sys.argv[1:] if word in VERBS), "")

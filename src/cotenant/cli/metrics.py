@@ -1,4 +1,4 @@
-"""`cotenant metrics`: every live metric with its kind, its labels and what it says."""
+"""`cotenant metrics`: the list of live metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def metrics(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """Every live metric with its kind, its labels and what it says."""
+    """List every live metric with its type, labels and meaning."""
     import json
     from dataclasses import asdict
 

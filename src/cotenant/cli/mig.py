@@ -1,4 +1,4 @@
-"""`cotenant mig`: MIG layouts on paper and on this machine's GPUs."""
+"""`cotenant mig`: plan MIG layouts and apply them to this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ if TYPE_CHECKING:
     from cotenant.core.mig import Geometry
     from cotenant.devices.nvml import Nvml
 
-LEAST_SPEED, MOST_SPEED = 1e-6, 1e6  # of the whole GPU's; beyond them it is a slip of the pen
+LEAST_SPEED, MOST_SPEED = 1e-6, 1e6  # relative to the whole GPU; values outside are taken for typing errors
 
 app = typer.Typer(no_args_is_help=True, help="MIG layouts: list, plan, and apply to this machine's GPUs.")
 
 Model = Annotated[str, typer.Option("--gpu", help="GPU model of the catalog, such as A100-40GB or H100-80GB.")]
-Here = Annotated[str, typer.Option("--gpu", help="UUID (or index) of a GPU of this machine.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
+Here = Annotated[str, typer.Option("--gpu", help="UUID or index of a GPU of this machine.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the steps without changing anything.")]
 Double = Annotated[
     bool | None,
     typer.Option(
         "--double-memory/--no-double-memory",
-        help="With or without the double-memory 1g. Default: as the GPU has it; A100-40GB without (needs driver R525).",
+        help="With or without the double-memory 1g profile (default: as the GPU has it; A100-40GB: "
+        "without, it needs driver R525).",
     ),
 ]
 
@@ -50,7 +51,9 @@ def layouts(
     double_memory: Double = None,
     as_json: Json = False,
 ) -> None:
-    """The layouts that a GPU model allows: every placed one to which nothing can be added, and their multisets."""
+    """List the layouts of a GPU model: every placement to which no instance can be added, and their multisets of
+    profiles.
+    """
     from cotenant.core.mig import geometry, maximal_layouts, multiset, parse_layout, reachable
 
     geo = geometry(gpu, double_memory=double_memory)
@@ -87,16 +90,16 @@ def layouts(
         table.add_row(_short(key), "\n".join(placed))
     Console().print(table)
     if geo.variants:
-        print(f"and in place of these: {', '.join(p.name for p in geo.variants.values())}")
+        print(f"and, instead of these: {', '.join(p.name for p in geo.variants.values())}")
 
 
 def _short(kinds: tuple[str, ...]) -> str:
-    """3,2,2 and 1+ for the double-memory 1g: what --layout takes."""
+    """A layout in the notation of --layout: 3,2,2, with 1+ for the double-memory 1g."""
     return ",".join(kind.replace("g", "") for kind in kinds)
 
 
 def _read_jobs(path: str, geo: Geometry) -> list[Any]:
-    """PartitionJobs of a JSON file; InputError with the field that is wrong."""
+    """PartitionJobs of a JSON file; InputError names the wrong field."""
     from pathlib import Path
 
     from cotenant.core.errors import InputError
@@ -105,9 +108,9 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read it: {error}", file=path) from None
+        raise InputError(f"cannot be read: {error}", file=path) from None
     except json.JSONDecodeError as error:
-        raise InputError(f"is no JSON: {error.msg}", file=path, line=error.lineno) from None
+        raise InputError(f"is not JSON: {error.msg}", file=path, line=error.lineno) from None
     except RecursionError:
         raise InputError("is nested too deeply", file=path) from None
     if not isinstance(rows, list):
@@ -125,7 +128,7 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
             raise InputError(wrong, file=path, field=where)
         floor = row.get("qos_floor") or 0.0
         if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor <= 1:
-            raise InputError(f"qos_floor is {floor!r}, not between 0 and 1", file=path, field=where)
+            raise InputError(f"qos_floor is {floor!r}, not a number between 0 and 1", file=path, field=where)
         memory = row.get("memory_bytes") or 0
         if isinstance(memory, bool) or not isinstance(memory, int) or memory < 0:
             raise InputError(f"memory_bytes is {memory!r}, not a whole number of bytes", file=path, field=where)
@@ -148,33 +151,39 @@ def _kind(geo: Geometry, name: str) -> str | None:
 
 
 def _wrong_speed(speeds: dict[str, Any], geo: Geometry) -> str | None:
-    """What is wrong with a job's speeds: an unknown slice, one slice under two names, a number that is no speed."""
+    """What is wrong with a job's speeds, or None: an unknown slice, two names of one slice, or an impossible number."""
     from cotenant.core.mig import every_name
 
     seen: dict[str, str] = {}
     for name, value in speeds.items():
         if name.strip().lower().removeprefix("mig ") not in every_name():
-            return f"speed is given on {name!r}, which is no MIG profile"
+            return f"speed is given for {name!r}, which is not a MIG profile"
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not (value == 0 or LEAST_SPEED <= value <= MOST_SPEED):  # NaN fails both
-            return f"speed on {name} is {value!r}, not 0 (does not fit) or from {LEAST_SPEED:g} to {MOST_SPEED:g}"
+        if not number or not (value == 0 or LEAST_SPEED <= value <= MOST_SPEED):  # NaN satisfies neither condition
+            return (
+                f"speed on {name} is {value!r}; it must be 0 (does not fit) or between {LEAST_SPEED:g} and "
+                f"{MOST_SPEED:g}"
+            )
         kind = _kind(geo, name)
         if kind is not None and seen.setdefault(kind, name) != name:
-            return f"speed is given on {seen[kind]!r} and on {name!r}, which are one slice of {geo.gpu}"
+            return f"speed is given for {seen[kind]!r} and {name!r}, which are the same slice of {geo.gpu}"
     return None
 
 
 @app.command()
 def plan(
-    jobs: Annotated[str, typer.Option("--jobs", help="JSON list of jobs: name, speed by slice, min_slice, qos_floor.")],
+    jobs: Annotated[
+        str, typer.Option("--jobs", help="JSON list of jobs with name, speed by slice, min_slice and qos_floor.")
+    ],
     gpu: Model = "A100-40GB",
     objective: Annotated[
-        str, typer.Option("--objective", help="throughput (most sum of speeds) or slowdown (least mean of 1/speed).")
+        str,
+        typer.Option("--objective", help="throughput (largest sum of speeds) or slowdown (smallest mean of 1/speed)."),
     ] = "throughput",
     double_memory: Double = None,
     as_json: Json = False,
 ) -> None:
-    """The best layout of one GPU for a set of jobs, and who gets which slice. Exact."""
+    """Find the optimal layout of one GPU for a set of jobs and assign its slices. Exact."""
     from statistics import median
 
     import numpy as np
@@ -184,13 +193,13 @@ def plan(
     from cotenant.policy.mig.optimizer import OBJECTIVES, best_partition, plan_jobs, speed_row
 
     if objective not in OBJECTIVES:
-        raise InputError(f"unknown objective {objective!r}; there are {', '.join(OBJECTIVES)}", field="objective")
+        raise InputError(f"unknown objective {objective!r}; known: {', '.join(OBJECTIVES)}", field="objective")
     geo = geometry(gpu, double_memory=double_memory)
     todo = _read_jobs(jobs, geo)
     best = plan_jobs(geo, todo, objective)  # type: ignore[arg-type]
     rows = np.array([speed_row(geo, job) for job in todo])
     times_s = []
-    for _ in range(9):  # after compilation
+    for _ in range(9):  # the first call compiled the kernel
         begin = time.perf_counter()
         best_partition(geo, rows, objective)  # type: ignore[arg-type]
         times_s.append(time.perf_counter() - begin)
@@ -215,18 +224,23 @@ def plan(
 
 @app.command()
 def apply(
-    layout: Annotated[str, typer.Argument(help="3,2,2 or 3g.40gb@0,2g.20gb@4; with --config the name of a list.")],
-    gpu: Annotated[str | None, typer.Option("--gpu", help="UUID (or index) of a GPU of this machine.")] = None,
+    layout: Annotated[
+        str, typer.Argument(help="Layout 3,2,2 or 3g.40gb@0,2g.20gb@4; with --config, the name of one of its lists.")
+    ],
+    gpu: Annotated[str | None, typer.Option("--gpu", help="UUID or index of a GPU of this machine.")] = None,
     config: Annotated[
-        str | None, typer.Option("--config", help="A mig-parted configuration; without --gpu on all GPUs it is about.")
+        str | None,
+        typer.Option(
+            "--config", help="mig-parted configuration file; applies to all GPUs that it selects unless --gpu is given."
+        ),
     ] = None,
     dry_run: DryRun = False,
     beside_running: Annotated[
-        bool, typer.Option("--beside-running", help="Go on while processes run, if all of them keep their instances.")
+        bool, typer.Option("--beside-running", help="Allow running processes if all of them keep their instances.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Give a GPU of this machine a layout: only what differs is destroyed and created. Needs root."""
+    """Apply a layout to a GPU of this machine: only instances that differ are destroyed and created. Needs root."""
     from cotenant.core.errors import InputError
     from cotenant.core.mig_config import named_rules, read_mig_config
     from cotenant.devices.mig import apply as apply_layout
@@ -236,7 +250,7 @@ def apply(
         print(text, file=sys.stderr)
 
     if config is None and gpu is None:
-        raise InputError("which GPU is to get the layout is not said; give its UUID or index", field="--gpu")
+        raise InputError("give the UUID or index of the GPU", field="--gpu")
     rules = None if config is None else named_rules(read_mig_config(config), layout, config)
     with _nvml() as nvml:
         if rules is None:
@@ -254,10 +268,12 @@ def apply(
 
 @app.command()
 def check(
-    config: Annotated[str, typer.Argument(help="A mig-parted configuration.")],
+    config: Annotated[str, typer.Argument(help="mig-parted configuration file.")],
     as_json: Json = False,
 ) -> None:
-    """Which models of the catalog can have each rule of a mig-parted configuration; 2 where one fits none."""
+    """Check, for each rule of a mig-parted configuration, which catalog models support it. Exits with 2 if a rule fits
+    none.
+    """
     from cotenant.core.errors import InputError
     from cotenant.core.mig_config import read_mig_config
     from cotenant.core.mig_tables import PCI_MODELS
@@ -277,14 +293,14 @@ def check(
     wrong = [row for row in rows if row["problem"]]
     if wrong:
         raise InputError(
-            f"{len(wrong)} of {len(rows)} rules do not hold; the first: {wrong[0]['problem']}", file=config,
+            f"{len(wrong)} of {len(rows)} rules cannot be applied; the first: {wrong[0]['problem']}", file=config,
             field=wrong[0]["list"],
         )  # fmt: skip
 
 
 @app.command()
 def reset(gpu: Here, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Destroy every MIG instance of a GPU; MIG stays on."""
+    """Destroy all MIG instances of a GPU; MIG mode stays on."""
     from cotenant.devices.mig import reset as reset_gpu
 
     with _nvml() as nvml:
@@ -304,10 +320,10 @@ def _show_steps(done: dict[str, Any], as_json: bool) -> None:
 
 @app.command()
 def export(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="UUID or index; default: every GPU.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="UUID or index (default: all GPUs).")] = None,
     as_json: Json = False,
 ) -> None:
-    """The MIG instances of this machine with the UUIDs that CUDA_VISIBLE_DEVICES takes."""
+    """List this machine's MIG instances with their UUIDs for CUDA_VISIBLE_DEVICES."""
     from cotenant.devices.mig import export as export_table
 
     with _nvml() as nvml:
@@ -324,13 +340,13 @@ def export(
 
 @app.command()
 def enable(gpu: Here, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Turn MIG on for a GPU that nobody uses. Needs root; some GPUs need a reset afterwards, which is said."""
+    """Enable MIG mode on an unused GPU. Needs root; says if the GPU must be reset afterwards."""
     _mode(gpu, True, dry_run, as_json)
 
 
 @app.command()
 def disable(gpu: Here, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Turn MIG off for a GPU without instances and processes."""
+    """Disable MIG mode on a GPU without instances and processes."""
     _mode(gpu, False, dry_run, as_json)
 
 

@@ -1,4 +1,4 @@
-"""`cotenant park`: a tenant, or a running CUDA program, off its GPU."""
+"""`cotenant park`: move a tenant, or any running CUDA program, off its GPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def park(
-    name: Annotated[str, typer.Argument(metavar="NAME|pid:N", help="A tenant, or any running CUDA program.")],
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Its GPU work must end within that time.")] = "10s",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|pid:N", help="A tenant's name, or pid:N for any running CUDA program.")
+    ],
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Fail if its GPU work does not finish within this time.")
+    ] = "10s",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Free the GPU memory of a running program; `cotenant resume` brings it back where it was. It does not notice."""
+    """Free the GPU memory of a running program, which `cotenant resume` restores. The program does not notice."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
     from cotenant.core.units import format_bytes, parse_seconds

@@ -1,4 +1,4 @@
-"""Options of the partition policies, declared once; see trace_options for how a command takes them."""
+"""Options of the partition policies, declared once; trace_options.py shows how a command takes them."""
 
 from __future__ import annotations
 
@@ -22,27 +22,54 @@ def _option(*names: str, **more: Any) -> Any:
 
 PARTITION_OPTIONS: dict[str, tuple[Any, Any]] = {
     "policy": (Annotated[Text, _option("--policy", help="whole, static, mps, miso, gavel, sia, ...")], None),
-    "layout": (Annotated[Text, _option("--layout", help="static: MIG layout, 3,2,2, or best to search.")], None),
-    "against": (Annotated[Text, _option("--against", help="Compare with these policies: whole,static or all.")], None),
-    "objective": (Annotated[Text, _option("--objective", help="slowdown (default) or throughput.")], None),
-    "no_overheads": (Annotated[bool, _option("--no-overheads", help="Moves and measurements cost nothing.")], False),
+    "layout": (Annotated[Text, _option("--layout", help="Policy static: MIG layout 3,2,2, or best.")], None),
+    "against": (
+        Annotated[Text, _option("--against", help="Also simulate these policies and compare: whole,static or all.")],
+        None,
+    ),
+    "objective": (Annotated[Text, _option("--objective", help="Objective: slowdown (default) or throughput.")], None),
+    "no_overheads": (
+        Annotated[bool, _option("--no-overheads", help="Assume that moves and measurements take no time.")],
+        False,
+    ),
     "disturb": (
-        Annotated[Text, _option("--disturb", help="Who restarts at a new layout: moved (default) or all.")],
+        Annotated[Text, _option("--disturb", help="Jobs that restart at a new layout: moved (default) or all.")],
         None,
     ),
-    "horizon": (Annotated[Text, _option("--horizon", help="A move must pay within this time. Default 300s.")], None),
+    "horizon": (
+        Annotated[
+            Text, _option("--horizon", help="Move a job only if that pays off within this time (default: 300s).")
+        ],
+        None,
+    ),
     "profile_after": (
-        Annotated[Text, _option("--profile-after", help="miso: measure a job once it ran this long. Default 120s.")],
+        Annotated[
+            Text,
+            _option("--profile-after", help="Policy miso: run time after which a job is measured (default: 120s)."),
+        ],
         None,
     ),
-    "profile_time": (Annotated[Text, _option("--profile-time", help="miso: length of a measurement. 30s.")], None),
-    "profile_sole": (Annotated[bool, _option("--profile-sole", help="miso: measure a job alone too.")], False),
-    "reconfigure_time": (Annotated[Text, _option("--reconfigure-time", help="To change a layout. 4s.")], None),
-    "checkpoint_time": (Annotated[Text, _option("--checkpoint-time", help="To save a job that moves. 0s.")], None),
-    "mps_jobs": (Annotated[int, _option("--mps-jobs", help="mps: jobs per GPU.", min=1, max=48)], 3),
+    "profile_time": (
+        Annotated[Text, _option("--profile-time", help="Policy miso: duration of a measurement (default: 30s).")],
+        None,
+    ),
+    "profile_sole": (
+        Annotated[bool, _option("--profile-sole", help="Policy miso: also measure each job alone.")],
+        False,
+    ),
+    "reconfigure_time": (
+        Annotated[Text, _option("--reconfigure-time", help="Time that changing a layout takes (default: 4s).")],
+        None,
+    ),
+    "checkpoint_time": (
+        Annotated[Text, _option("--checkpoint-time", help="Time that saving a moved job takes (default: 0s).")],
+        None,
+    ),
+    "mps_jobs": (Annotated[int, _option("--mps-jobs", help="Policy mps: jobs per GPU.", min=1, max=48)], 3),
     "double_memory": (
         Annotated[
-            bool | None, _option("--double-memory/--no-double-memory", help="With the double-memory 1g or without.")
+            bool | None,
+            _option("--double-memory/--no-double-memory", help="With or without the double-memory 1g profile."),
         ],
         None,
     ),
@@ -51,7 +78,7 @@ PARTITION_OPTIONS: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class PartitionOptions:
-    """The options as the user wrote them; `policy` None: no partition policy was asked for."""
+    """The options as the user wrote them; `policy` is None if no partition policy was requested."""
 
     policy: str | None = None
     layout: str | None = None
@@ -69,12 +96,12 @@ class PartitionOptions:
     double_memory: bool | None = None
 
     def given(self) -> list[str]:
-        """Names of the options that were given, without `policy`."""
+        """Names of the options that were given, except `policy`."""
         plain = PartitionOptions()
         return [n for n in self.__dataclass_fields__ if n != "policy" and getattr(self, n) != getattr(plain, n)]
 
     def rules(self, placement: str | None) -> dict[str, Any]:
-        """Fields of PartitionRules beside policy and layout."""
+        """Fields of PartitionRules other than policy and layout."""
         from cotenant.core.units import parse_seconds
 
         fields: dict[str, Any] = {
@@ -98,5 +125,7 @@ class PartitionOptions:
 
 
 def takes_partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command every partition option; it receives them as `partition_options: PartitionOptions`."""
+    """Decorator that adds every partition option to a command, which receives them as `partition_options:
+    PartitionOptions`.
+    """
     return _with(command, PARTITION_OPTIONS, "partition_options", PartitionOptions)

@@ -1,4 +1,4 @@
-"""`cotenant plan`: cut GPUs into gpulets for services under SLOs."""
+"""`cotenant plan`: divide GPUs into gpulets for services with SLOs."""
 
 from __future__ import annotations
 
@@ -19,59 +19,75 @@ FILES, OUTPUT, SETS = "Input", "Output", "Scenario sets"
 @app.command()
 def plan(
     services: Annotated[
-        str | None, typer.Argument(help="SERVICES.yaml, or `scenarios` (generate a set), or `fit-interference`.")
+        str | None, typer.Argument(help="Services file, or `scenarios` (generate a set), or `fit-interference`.")
     ] = None,
     planner: Annotated[
-        str | None, typer.Option(help="temporal, greedy, gpulet, gpulet-interference (default) or exact.")
+        str | None, typer.Option(help="Planner: temporal, greedy, gpulet, gpulet-interference (default) or exact.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
-    min_gpus: Annotated[bool, typer.Option("--min-gpus", help="Find how few of the GPUs suffice.")] = False,
+    min_gpus: Annotated[
+        bool, typer.Option("--min-gpus", help="Find the smallest number of GPUs that suffices.")
+    ] = False,
     what_if: Annotated[
-        list[str] | None, typer.Option(help="A change: rate=x1.5, slo=x0.8, rate.NAME=120, headroom=1.5. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Change to the file: rate=x1.5, slo=x0.8, rate.NAME=120, headroom=1.5. Repeatable."),
     ] = None,
-    headroom: Annotated[float | None, typer.Option(help="Plan for this factor on the rates, not the file's.")] = None,
+    headroom: Annotated[
+        float | None, typer.Option(help="Plan for the rates times this factor, instead of the file's headroom.")
+    ] = None,
     verify: Annotated[
-        bool, typer.Option(help="Simulate the plan and plan for more where requests would be late.")
+        bool, typer.Option(help="Simulate the plan, and plan for more load where requests would be late.")
     ] = True,
-    attainment: Annotated[str, typer.Option(help="SLO attainment that verified plans reach.")] = "99%",
+    attainment: Annotated[str, typer.Option(help="SLO attainment that a verified plan must reach.")] = "99%",
     seed: Annotated[int, typer.Option(help="Seed of the simulated requests.")] = 0,
     time_limit: Annotated[str, typer.Option(help="The solver's time for one decision.")] = "30s",
     pairs: Annotated[str | None, typer.Option(help="CSV of measured pairs, for fit-interference.")] = None,
     autoscale: Annotated[
-        str | None, typer.Option(help="CSV of measured rates (time_s, a column per service): GPUs over time.")
+        str | None,
+        typer.Option(help="CSV of measured rates (time_s and a column per service): plan the GPUs over time."),
     ] = None,
-    forecast: Annotated[str, typer.Option(help="ewma or trend, for --autoscale.")] = "trend",
-    patience: Annotated[int, typer.Option(help="Decisions in a row that want fewer GPUs, for --autoscale.")] = 3,
-    period: Annotated[str, typer.Option(help="Time between decisions, for --autoscale.")] = "20s",
-    profile: Annotated[str | None, typer.Option(help="Profile: JSON file or folder.", rich_help_panel=FILES)] = None,
+    forecast: Annotated[str, typer.Option(help="For --autoscale: ewma or trend.")] = "trend",
+    patience: Annotated[
+        int, typer.Option(help="For --autoscale: decisions in a row that must agree before GPUs are released.")
+    ] = 3,
+    period: Annotated[str, typer.Option(help="For --autoscale: time between decisions.")] = "20s",
+    profile: Annotated[
+        str | None, typer.Option(help="Profile: a JSON file or a folder.", rich_help_panel=FILES)
+    ] = None,
     colocation: Annotated[
-        str | None, typer.Option(metavar="SCHEME|none", help="Plan as for serve --colocation: classes kept apart.")
+        str | None,
+        typer.Option(
+            metavar="SCHEME|none",
+            help="Plan as serve --colocation does: latency-sensitive and other services on separate GPUs.",
+        ),
     ] = None,
     previous: Annotated[
-        str | None, typer.Option("--from", help="A plan (JSON) to change as little as possible.", rich_help_panel=FILES)
+        str | None,
+        typer.Option("--from", help="Earlier plan (JSON): change as little of it as possible.", rich_help_panel=FILES),
     ] = None,
     scenarios: Annotated[
-        str | None, typer.Option(help="Plan every scenario of a CSV, each on its own.", rich_help_panel=SETS)
+        str | None, typer.Option(help="CSV of scenarios, each planned separately.", rich_help_panel=SETS)
     ] = None,
     like: Annotated[
         str, typer.Option(help="Set to generate: gpulet-1023, gpulet-19682 or ladder.", rich_help_panel=SETS)
     ] = "gpulet-1023",
     report: Annotated[
-        str | None, typer.Option(help="CSV of every scenario's outcome, bound and time.", rich_help_panel=SETS)
+        str | None, typer.Option(help="Write a CSV with each scenario's outcome, bound and time.", rich_help_panel=SETS)
     ] = None,
     repeats: Annotated[
-        int, typer.Option(help="Decide each scenario so often and report the least time.", rich_help_panel=SETS)
+        int, typer.Option(help="Repetitions of each decision; the shortest time is reported.", rich_help_panel=SETS)
     ] = 1,
     out: Annotated[
-        str | None, typer.Option(help="Where the plan (JSON), plans or scenarios (CSV) go.", rich_help_panel=OUTPUT)
+        str | None, typer.Option(help="Write the plan (JSON), plans or scenarios (CSV) here.", rich_help_panel=OUTPUT)
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Say how to cut the GPUs into gpulets, which models go on each with which batch and duty cycle, and how much
-    headroom every service has. `plan scenarios --like SET --out F` generates scenario sets; `plan fit-interference
-    --pairs F` fits the interference model of a profile."""
+    """Divide the GPUs into gpulets: which models run on each, with which batch and duty cycle, and each service's
+    headroom. `plan scenarios --like SET --out F` generates sets of scenarios; `plan fit-interference --pairs F` fits
+    the interference model of a profile.
+    """
     from cotenant.core.errors import InputError
     from cotenant.core.files import check_writable
     from cotenant.core.units import parse_fraction, parse_seconds
@@ -79,7 +95,7 @@ def plan(
 
     limit_s = parse_seconds(time_limit, field="time-limit")
     if scenarios is not None and colocation is not None:
-        raise InputError("--colocation is for services files", field="colocation")
+        raise InputError("--colocation needs a services file", field="colocation")
     if services is not None and scenarios is not None:
         raise InputError("give SERVICES.yaml or --scenarios, not both")
     if out is not None:
@@ -107,11 +123,11 @@ def plan(
         replay(problem, problem.planner(planner), autoscale, forecast, patience, period, as_json)
         return
     if headroom is not None and not 1 <= headroom <= 100:
-        raise InputError(f"a headroom of {headroom:g} is not between 1 and 100", field="headroom")
+        raise InputError(f"headroom must be between 1 and 100, not {headroom:g}", field="headroom")
     spec = problem.planner(planner)
     factor = headroom or problem.headroom
     if seed < 0:
-        raise InputError(f"a seed of {seed} is below 0", field="seed")
+        raise InputError(f"a seed must be at least 0, not {seed}", field="seed")
     old = None if previous is None else read_plan(previous)
     target = parse_fraction(attainment, field="attainment") if verify else None
     from cotenant.cli import plan_view
@@ -149,7 +165,7 @@ def _problem(
 
 
 def read_plan(path: str) -> ServingPlan:
-    """A plan that this command wrote."""
+    """Read a plan that `cotenant plan` wrote."""
     import json
 
     from cotenant.core.errors import InputError

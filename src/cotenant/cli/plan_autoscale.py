@@ -1,4 +1,4 @@
-"""`cotenant plan --autoscale RATES.csv`: how many GPUs to hold while rates change."""
+"""`cotenant plan --autoscale RATES.csv`: the number of GPUs over time for changing rates."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from cotenant.serving.config.planning import Problem
 with needs("plan"):
     import numpy as np
 
-LEAST_RATE = 0.01  # a service without requests is still planned for, so that it stays reachable
+LEAST_RATE = 0.01  # an idle service is planned with this rate, so that it stays reachable
 
 
 def read_rates(path: str | Path, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(times in s, ascending and equally spaced; requests/s by service) from CSV."""
+    """Read measured rates from CSV: times in s, ascending and equally spaced, and requests/s by service."""
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             columns = [c.strip() for c in reader.fieldnames or ()]
             unknown = [c for c in columns if c not in ("time_s", *names)]
             if "time_s" not in columns or unknown or len(columns) < 2:
-                what = f"column {unknown[0]} is no service" if unknown else "needs time_s and a column per service"
+                what = (
+                    f"column {unknown[0]} is not a service"
+                    if unknown
+                    else "needs a column time_s and a column per service"
+                )
                 raise InputError(f"{what}; services are {', '.join(names)}", file=path, line=1)
             rows = [[_number(row[c], path, reader.line_num, c) for c in reader.fieldnames or ()] for row in reader]
     except OSError as error:
@@ -43,7 +47,7 @@ def read_rates(path: str | Path, names: list[str]) -> tuple[np.ndarray, dict[str
     times = table.pop("time_s")
     steps = np.diff(times)
     if (steps <= 0).any() or not np.allclose(steps, steps[0], rtol=1e-3):
-        raise InputError("times must rise in equal steps", file=path, field="time_s")
+        raise InputError("times must increase in equal steps", file=path, field="time_s")
     return times, table
 
 
@@ -53,7 +57,7 @@ def _number(text: str | None, path: str | Path, line: int, field: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value < 0:
-        raise InputError(f"{text!r} is not a number of at least 0", file=path, line=line, field=field)
+        raise InputError(f"must be a number of at least 0, not {text!r}", file=path, line=line, field=field)
     return value
 
 
@@ -61,7 +65,9 @@ def decisions(
     problem: Problem, spec: Spec, times: np.ndarray, rates: dict[str, np.ndarray], forecast: str, patience: int,
     period_s: float,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One row per decision: the forecast, the GPUs that it needs and those held, and what the next period needed."""
+    """One row per decision: the forecast, the GPUs needed for it, the GPUs held, and the GPUs that the next period
+    needed.
+    """
     services = problem.services
     step = float(times[1] - times[0])
     ahead = max(1, round(period_s / step))
@@ -97,11 +103,13 @@ def replay(problem: Problem, spec: Spec, path: str, forecast: str, patience: int
     if forecast not in FORECASTS:
         raise InputError(f"unknown forecast {forecast!r}; known: {', '.join(FORECASTS)}", field="forecast")
     if patience < 1:
-        raise InputError("patience is at least 1", field="patience")
+        raise InputError("patience must be at least 1", field="patience")
     period_s = parse_seconds(period, field="period")
     times, rates = read_rates(path, [s.name for s in problem.services])
     if period_s < times[1] - times[0] or len(times) * (times[1] - times[0]) < 2 * period_s:
-        raise InputError("the rates must cover two periods, in steps no longer than one", file=path, field="period")
+        raise InputError(
+            "the rates must cover at least two periods, in steps no longer than one period", file=path, field="period"
+        )
     say_compiling_serving(PACKING)
     rows = decisions(problem, spec, times, rates, forecast, patience, period_s)
     content = {

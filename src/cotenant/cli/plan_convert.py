@@ -1,4 +1,4 @@
-"""`cotenant plan-convert`: files of the public gpulet scheduler as a services file, and back."""
+"""`cotenant plan-convert`: convert files of the public gpulet scheduler to a services file, and back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def plan_convert(
     source: Annotated[Path, typer.Argument(metavar="FOLDER|SERVICES.yaml", help="What to convert.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the files; made where it is not there.")],
-    plan: Annotated[str | None, typer.Option(metavar="PLAN.json", help="This plan as ModelList.txt.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write to; created if absent.")],
+    plan: Annotated[str | None, typer.Option(metavar="PLAN.json", help="Write this plan as ModelList.txt.")] = None,
 ) -> None:
-    """A folder with tasks.csv and sim-config.json (device-config.json and ModelList.txt where it has them) becomes
-    services.yaml with its profiles and plan.json; a services file becomes a folder of the first kind."""
+    """Convert a folder with tasks.csv and sim-config.json (and optionally device-config.json and ModelList.txt) to
+    services.yaml with profiles and plan.json, or a services file to such a folder.
+    """
     from cotenant.core.errors import InputError
     from cotenant.core.files import atomic_file, check_writable
     from cotenant.serving.config.planning import build_problem
@@ -30,7 +31,7 @@ def plan_convert(
 
     if source.is_dir():
         if plan is not None:
-            raise InputError("a folder has its plan in ModelList.txt", field="plan")
+            raise InputError("the plan of a folder is its ModelList.txt; leave out --plan", field="plan")
         files, note = _ours(source, out)
     else:
         files, note = _public(build_problem(read_services(source)), plan), ""
@@ -47,7 +48,7 @@ def plan_convert(
 
 
 def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
-    """services.yaml and what it names, and how to plan it as the public scheduler would."""
+    """Returns the files of the services-file format, and the command that plans it as the public scheduler would."""
     import yaml
 
     from cotenant.profiles.serving.latency_files import profile_to_dict
@@ -75,7 +76,8 @@ def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
         nodes = [{"count": problem.gpus.types.count(i), "gpus": 1, "gpu": gpu} for i, gpu in enumerate(gpus)]
         files["cluster.yaml"] = yaml.safe_dump({"nodes": nodes})
     else:
-        parse_services(content, folder / "tasks.csv")  # what a services file does not have: a model twice
+        # checks what a services file cannot express, such as two entries for a model
+        parse_services(content, folder / "tasks.csv")
     if modellist.exists():
         files["plan.json"] = json.dumps(read_modellist(modellist, problem).to_dict(), indent=1) + "\n"
     files["services.yaml"] = yaml.safe_dump(content, sort_keys=False)
@@ -83,7 +85,7 @@ def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
 
 
 def _public(problem: Problem, plan: str | None) -> dict[str, str]:
-    """The files of the public scheduler; its configuration asks for the planner of the plan."""
+    """The files of the public scheduler; its configuration names the planner of the plan."""
     from cotenant.cli.plan import read_plan
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
     from cotenant.serving.config import gpulet_files

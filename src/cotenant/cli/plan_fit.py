@@ -1,4 +1,4 @@
-"""`cotenant plan fit-interference`: the interference model of a profile from measured pairs of neighbours."""
+"""`cotenant plan fit-interference`: fit the interference model of a profile to measured pairs of neighbours."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cotenant.profiles.serving.latency_files import profile_to_dict, read_profil
 
 
 def fit(pairs: str | None, profile: str | None, out: str | None, as_json: bool) -> None:
-    """Fit, say how well, and write the profile with the new coefficients where `out` names a file."""
+    """Fit the model, print its errors, and write the profile with the new coefficients to `out`, if given."""
     from pathlib import Path
 
     if pairs is None:
         raise InputError("give --pairs PAIRS.csv", field="pairs")
     if (profile is None) != (out is None):
-        raise InputError("--profile names the profile to change and --out where it goes: give both or none")
+        raise InputError("--profile (the profile to change) and --out (where to write it) must be given together")
     found = fit_interference(read_pairs(pairs))
     if profile is not None and out is not None:
         changed = replace(read_profile(Path(profile)), interference=found.model)

@@ -1,4 +1,6 @@
-"""`cotenant plan MODELS.yaml`: how many of the models one GPU holds at which attainment, and how many GPUs all need."""
+"""`cotenant plan MODELS.yaml`: how many of the models fit on one GPU at a given attainment, and how many GPUs all
+need.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,23 @@ def wanted(args: Sequence[str]) -> bool:
 
     try:
         content = read_yaml(args[0]).content
-    except InputError:  # of the command that reads it
+    except InputError:  # reported by the command that reads the file
         return False
     return isinstance(content, dict) and isinstance(content.get("models"), list)
 
 
 @app.command()
 def plan(
-    models: Annotated[str, typer.Argument(help="MODELS.yaml, as `cotenant serve` takes it.")],
+    models: Annotated[str, typer.Argument(help="Models file, as `cotenant serve` takes it.")],
     profile: Profiles = None,
-    attainment: Annotated[str, typer.Option(help="Requests in time, of every latency-sensitive model.")] = "99%",
+    attainment: Annotated[
+        str, typer.Option(help="Fraction of requests in time that every latency-sensitive model must reach.")
+    ] = "99%",
     sharing: Annotated[str, typer.Option(help="conserving or fixed, as for `simulate --serving`.")] = "conserving",
-    most_gpus: Annotated[int, typer.Option(min=1, help="GPUs for all models at most.")] = 16,
-    start_up: Annotated[str | None, typer.Option("--start-up", help="How long programs take to start: 30s.")] = None,
+    most_gpus: Annotated[int, typer.Option(min=1, help="Largest number of GPUs to try for all models.")] = 16,
+    start_up: Annotated[
+        str | None, typer.Option("--start-up", help="Time that programs take to start (default: 30s).")
+    ] = None,
     trace: TraceSpec = None,
     rate: Rate = None,
     prompt: Prompt = "512",
@@ -69,8 +75,9 @@ def plan(
     seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Simulate the first model on one GPU, the first two, and so on, then all on more GPUs: attainment of ttft_ms and
-    tpot_ms, and switches. With --rate, each model gets that many requests per second."""
+    """Simulate one GPU with the first model, the first two, and so on, then all models on more GPUs. Reports attainment
+    of ttft_ms and tpot_ms, and switches. With --rate, each model gets that many requests per second.
+    """
     import json
     import sys
 
@@ -95,7 +102,7 @@ def plan(
 
 
 def _requests(names: list[str], trace: str | None, rate: list[str] | None, *rest: Any) -> TokenTrace:
-    """A rate without a name is that of each model, so that one more model brings its own requests."""
+    """Build the requests. A rate without a name applies to each model, so that every added model adds requests."""
     each = rate
     if rate and trace is None:
         rates_of(names, rate)
@@ -108,7 +115,10 @@ def _requests(names: list[str], trace: str | None, rate: list[str] | None, *rest
 def _say(row: Row) -> None:
     import sys
 
-    print(f"{row.models} models on {row.gpus} GPU{'s' * (row.gpus > 1)}: {row.least:.2%} in time", file=sys.stderr)
+    print(
+        f"{row.models} models on {row.gpus} GPU{'s' * (row.gpus > 1)}: at least {row.least:.2%} in time",
+        file=sys.stderr,
+    )
 
 
 def _show(content: dict[str, Any], setup: LlmSetup) -> None:
@@ -129,8 +139,8 @@ def _show(content: dict[str, Any], setup: LlmSetup) -> None:
         )  # fmt: skip
     Console().print(table)
     target, whole = content["target"], len(setup.models)
-    print(f"one GPU holds {content['per_gpu']} of the {whole} models with {target:g} of the requests in time")
+    print(f"one GPU serves {content['per_gpu']} of the {whole} models with {target:g} of the requests in time")
     if content["gpus"] is None:
-        print("more GPUs than were tried are needed for all")
+        print("all models need more GPUs than were tried")
     else:
-        print(f"all {whole} models: {content['gpus']} GPUs; a GPU for each model: {whole}")
+        print(f"all {whole} models: {content['gpus']} GPUs; with one GPU per model: {whole}")

@@ -1,14 +1,15 @@
-"""A word on standard error before the first plan or simulated request, which compile for a while."""
+"""Notice on standard error before a planner or simulator is compiled, which takes a while."""
 
 from __future__ import annotations
 
 import sys
 
-PACKING = "adjust.widen"  # the last step of every plan; what only hard ones need is compiled when they do
+# the kernel of every plan's last step; kernels that only some plans need are compiled when first used
+PACKING = "adjust.widen"
 
 
 def say_compiling_serving(kernel: str) -> None:
-    """Say so when a kernel is not in the cache yet."""
+    """Print the notice if the kernel is not in the compilation cache."""
     from cotenant.policy.compiled import CACHED, cache_folder
 
     if not (CACHED and any(cache_folder().rglob(f"{kernel}*.nbc"))):

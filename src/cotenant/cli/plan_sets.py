@@ -1,4 +1,4 @@
-"""`cotenant plan` over whole sets of scenarios."""
+"""`cotenant plan` for sets of scenarios."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ def plan_set(
     scenarios: str, profile: str | None, gpus: int, spec: Spec, time_limit_s: float, out: str | None,
     report: str | None, as_json: bool, repeats: int = 1,
 ) -> None:  # fmt: skip
-    """Plan each scenario on its own and count what is claimed; a decision's time leaves out the tables of a set of
-    models, which are built once, and is the least of `repeats`."""
+    """Plan each scenario separately and count those for which a plan claims to meet the SLOs. The time of a decision is
+    the shortest of `repeats` and excludes the tables of a set of models, which are built once.
+    """
     if repeats < 1:
-        raise InputError(f"{repeats} repeats decide nothing", field="repeats")
+        raise InputError(f"repeats must be at least 1, not {repeats}", field="repeats")
     if not 1 <= gpus <= MAX_GPUS:
-        raise InputError(f"{gpus} GPUs are not 1 to {MAX_GPUS}", field="gpus")
+        raise InputError(f"GPUs must be 1 to {MAX_GPUS}, not {gpus}", field="gpus")
     for path in (out, report):
         if path is not None:
             check_writable(path)
@@ -96,13 +97,14 @@ def plan_set(
     ms = summary["decision_ms"]
     assert isinstance(ms, dict)
     print(
-        f"{spec.name}: {claimed} of {len(rows)} scenarios planned, {summary['proven_infeasible']} proven infeasible, "
-        f"{summary['gpus_used']} GPUs used; {ms['median']:.3f} ms a decision (most {ms['max']:.2f})"
+        f"{spec.name}: {claimed} of {len(rows)} scenarios planned, {summary['proven_infeasible']} "
+        f"proven infeasible, {summary['gpus_used']} GPUs used; {ms['median']:.3f} ms per decision "
+        f"(maximum {ms['max']:.2f})"
     )
 
 
 def _warm(packer: Packer, rates: list[float]) -> Packer:
-    """A packer with its tables made and its code compiled, before anything is timed."""
+    """A packer with built tables and compiled code, so that neither is timed."""
     say_compiling_serving(PACKING)
     packer.plan(rates)
     return packer

@@ -1,4 +1,4 @@
-"""What `cotenant plan` prints: one JSON object, or tables for people."""
+"""Output of `cotenant plan`: one JSON object, or tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.serving.planning.decide import Decision
 
 
 def content(found: Decision, problem: Problem, old: ServingPlan | None) -> dict[str, Any]:
-    """The plan with true rates and headroom against them, how it was verified, and the moves from an older plan."""
+    """The plan with rates and headroom, how it was verified, and the moves from an older plan."""
     plan, verified = found.plan, found.verified
     out = plan.to_dict()
     capacity = plan.capacities()
@@ -48,7 +48,7 @@ def _layouts(plan: ServingPlan, problem: Problem) -> dict[str, str]:
 
 
 def show(data: dict[str, Any]) -> None:
-    """Tables on the terminal."""
+    """Print the tables."""
     from rich.console import Console
     from rich.table import Table
 
@@ -74,7 +74,8 @@ def show(data: dict[str, Any]) -> None:
     verified = data["verified"]
     if verified is not None and not verified["holds"]:
         console.print(
-            f"simulated requests stay under {verified['target']:.1%} for some services: more GPUs or a longer SLO helps"
+            f"in simulation some services stay below {verified['target']:.1%} of requests in time: add "
+            "GPUs or relax their SLOs"
         )
     for step in data.get("moves", ()):
         what = f" {step['service']}" if step["service"] else ""

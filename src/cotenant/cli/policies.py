@@ -1,4 +1,4 @@
-"""cotenant policies: every policy with what it does."""
+"""`cotenant policies`: list every policy with a description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ app = typer.Typer(add_completion=False)
 
 
 def policy_lists() -> dict[str, dict[str, str]]:
-    """Kind of policy -> name -> what it does, from the lists that the code itself uses."""
+    """Kind of policy -> name -> description, from the registries that the code uses."""
     from cotenant.policy.colocation import SCHEMES
     from cotenant.policy.elastic.registry import ELASTIC
     from cotenant.policy.jobs.allotment import ALLOTMENTS
@@ -34,7 +34,7 @@ def policy_lists() -> dict[str, dict[str, str]]:
 
 @app.command()
 def policies(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """List every policy with what it does."""
+    """List every policy with a description."""
     lists = policy_lists()
     if json_:
         import orjson

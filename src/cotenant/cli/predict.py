@@ -1,4 +1,4 @@
-"""`cotenant predict`: speeds on MIG slices from latencies measured under MPS."""
+"""`cotenant predict`: predict speeds on MIG slices from latencies measured under MPS."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="MIG speeds from latencies measured under MPS.")
+app = typer.Typer(help="Predict speeds on MIG slices from latencies measured under MPS.")
 
 
 @app.command()
 def predict(
     input: Annotated[
-        str, typer.Option("--input", help="F.npz: X (n,3,7) latencies at 100/50/14 % of seven co-runners, optional Y.")
+        str,
+        typer.Option("--input", help="F.npz: X (n,3,7), latencies at 100/50/14 % of seven co-runners; optionally Y."),
     ],
-    model: Annotated[str | None, typer.Option("--model", help="Model file; default: the shipped one.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model file (default: the built-in one).")] = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="Write predictions: P (n,3,7); S (n,7,5) speeds on 7g/4g/3g/2g/1g.")
+        str | None,
+        typer.Option("--out", help="Write predictions: P (n,3,7), latencies; S (n,7,5), speeds on 7g/4g/3g/2g/1g."),
     ] = None,
-    card: Annotated[bool, typer.Option("--card", help="Also print the model's card of errors and provenance.")] = False,
+    card: Annotated[
+        bool, typer.Option("--card", help="Also print the model's errors and the origin of its data.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Predict normalised latencies on 7g/4g/3g, and their error where the file has Y. Dummy columns are left out."""
+    """Predict normalised latencies on 7g/4g/3g, and their error if the file has Y. Dummy columns are ignored."""
     from cotenant.core.mig import geometry
     from cotenant.profiles.mig.mps_mig import MpsMigModel, read_measurements, write_predictions
 
@@ -41,7 +45,7 @@ def predict(
         sys.stdout.write("\n")
         return
     if content["mae"] is None:
-        print(f"{content['n_columns']} columns predicted; the file has no Y to compare with")
+        print(f"{content['n_columns']} columns predicted; no error is known, since the file has no Y")
     else:
         print(f"mean absolute error {content['mae']:.4f} over {content['n_columns']} columns of real jobs")
         for name, value in content["mae_by_slice"].items():

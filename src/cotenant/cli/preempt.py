@@ -1,4 +1,4 @@
-"""`cotenant preempt`: a GPU freed for a scheduler."""
+"""`cotenant preempt`: park tenants to free GPU memory for a scheduler."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def preempt(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Whom, or as many as needed.")] = None,
-    gpu: Annotated[str | None, typer.Option(metavar="UUID", help="On which GPU, without names.")] = None,
-    free: Annotated[str | None, typer.Option(metavar="40GiB", help="How much is needed; else everything.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Tenants to park; without names, as many as needed.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="UUID", help="GPU to free, if no names are given.")] = None,
+    free: Annotated[str | None, typer.Option(metavar="40GiB", help="GPU memory to free (default: all).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Park tenants until a GPU has room: lowest priority first, those that move their own memory before the others.
-    They come back with `cotenant resume`. Exit code 1 when there is not enough."""
+    """Park tenants until enough GPU memory is free: lowest priority first; at equal priority, those that move their own
+    memory first. `cotenant resume` brings them back. Exits with 1 if too little could be freed.
+    """
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import WorkError
     from cotenant.core.folders import agent_folder
@@ -37,4 +40,4 @@ def preempt(
         print(f"{format_bytes(answer['freed_bytes'])} freed in {answer['seconds']:.2f} s")
     if not answer["enough"]:
         why = "; ".join(f"{name}: {text}" for name, text in answer["failed"].items())
-        raise WorkError(f"not enough could be freed{': ' + why if why else ''}")
+        raise WorkError(f"not enough memory could be freed{': ' + why if why else ''}")

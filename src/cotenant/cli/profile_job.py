@@ -1,4 +1,4 @@
-"""`cotenant profile job`: a training job's sensitivity to cores and memory, from a few real runs."""
+"""`cotenant profile job`: measure how a training job's speed depends on cores and memory, from a few runs."""
 
 from __future__ import annotations
 
@@ -18,32 +18,43 @@ Text = str | None
 
 
 def job(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="A job that trains through cotenant.loop.")],
-    cpus: Annotated[Text, typer.Option("--cpus", metavar="1-24", help="Cores to cover; default 1 to all here.")] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that the job uses; figures are per GPU.")] = 1,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD...", help="The command of a job that trains through cotenant.loop.")
+    ],
+    cpus: Annotated[
+        Text,
+        typer.Option("--cpus", metavar="1-24", help="Range of cores to measure (default: 1 to all of this machine)."),
+    ] = None,
+    gpus: Annotated[
+        int, typer.Option("--gpus", min=1, help="GPUs that the job uses; the profile holds figures per GPU.")
+    ] = 1,
     dataset: Annotated[
-        Text, typer.Option("--dataset", metavar="PATH|SIZE", help="The data it reads each epoch: where, or how much.")
+        Text, typer.Option("--dataset", metavar="PATH|SIZE", help="Data read per epoch: a path, or a size.")
     ] = None,
     storage: Annotated[
-        str, typer.Option("--storage-mbps", metavar="auto|N", help="Storage read speed; auto measures it.")
+        str, typer.Option("--storage-mbps", metavar="auto|N", help="Read speed of the storage; auto measures it.")
     ] = "auto",
     memory_speed: Annotated[
-        str, typer.Option("--memory-mbps", metavar="auto|N", help="Memory read speed; auto measures it.")
+        str, typer.Option("--memory-mbps", metavar="auto|N", help="Read speed of memory; auto measures it.")
     ] = "auto",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps timed in each run.")] = 50,
-    warm: Annotated[int, typer.Option("--warm", min=1, help="Steps before them that are not.")] = 5,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Real runs at most, beside the one that warms up.")] = 8,
-    name: Annotated[Text, typer.Option("--name", help="Name of the model in the file. Default: the program's.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of each run.")] = 50,
+    warm: Annotated[int, typer.Option("--warm", min=1, help="Untimed steps before them.")] = 5,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Most runs, not counting the warm-up run.")] = 8,
+    name: Annotated[
+        Text, typer.Option("--name", help="Name of the model in the profile (default: the program's).")
+    ] = None,
     pretend_cores: Annotated[
-        bool, typer.Option("--pretend-cores", help="Tell the job its cores and do not hold it to them.")
+        bool, typer.Option("--pretend-cores", help="Tell the job its number of cores without enforcing it.")
     ] = False,
-    timeout: Annotated[str, typer.Option("--timeout", help="Longest that a run may take.")] = "10min",
-    out: Annotated[Text, typer.Option("--out", metavar="F.json", help="Profile file for simulate --profiles.")] = None,
+    timeout: Annotated[str, typer.Option("--timeout", help="Time limit of each run.")] = "10min",
+    out: Annotated[
+        Text, typer.Option("--out", metavar="F.json", help="Profile to write, for simulate --profiles.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Measure a training job's speed with few cores and many, compute what less memory would cost, write its profile.
+    """Measure a training job's speed with few and many cores, compute the cost of less memory, and write its profile.
 
-    The job must train through cotenant.loop, which times its steps and ends it.
+    The job must train through cotenant.loop, which times the steps and ends the job.
     """
     from cotenant.core.units import parse_seconds
     from cotenant.profiles.training.job_runs import JobRuns
@@ -61,7 +72,7 @@ def job(
         command, float(gpus), warm=warm, steps=steps, timeout_s=parse_seconds(timeout, field="timeout"),
         pretend=pretend_cores,
     )  # fmt: skip
-    job_runs.step_s(most)  # the first run fills the caches
+    job_runs.step_s(most)  # warm-up: the first run fills the page cache
     points = sweep(lambda n: _told(job_runs, n, quiet=as_json), least, most, gpus, runs)
     data = _data_set(size, dataset, speeds, job_runs)
     content = profile_table(title, points, float(gpus), data, more=_measured(points, data, steps))
@@ -84,13 +95,14 @@ def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
-        raise InputError(f"{text!r} is not a range of cores, such as 1-24", field="cpus")
+        raise InputError(f"must be a range of cores such as 1-24, not {text!r}", field="cpus")
     if most > here and not pretend:
         if least > here:
-            raise InputError(f"at least {least} cores are asked for and {here} can be used here", field="cpus")
+            raise InputError(f"{least} cores are requested but only {here} are available here", field="cpus")
         typer.echo(
-            f"cotenant: {most} cores are asked for and {here} can be used here: the table ends at {here}, and more are "
-            "taken to help no further (a job that only pretends to compute can be told more with --pretend-cores)",
+            f"cotenant: {most} cores are requested but {here} are available here: the profile ends at "
+            f"{here} and assumes that more do not help (--pretend-cores goes further for a job that only "
+            "pretends to compute)",
             err=True,
         )
         most = here
@@ -98,7 +110,7 @@ def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
 
 
 def _size(dataset: Text) -> int:
-    """Bytes of the data set, 0 where none is given."""
+    """Size of the data set in bytes, 0 without one."""
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_bytes
     from cotenant.profiles.training.read_speeds import dataset_bytes
@@ -109,12 +121,12 @@ def _size(dataset: Text) -> int:
         try:
             return parse_bytes(dataset, field="dataset")
         except InputError:
-            raise InputError(f"{dataset!r} is neither a file or folder here nor a size", field="dataset") from None
+            raise InputError(f"{dataset!r} is neither a file, a folder nor a size", field="dataset") from None
     return dataset_bytes(Path(dataset))
 
 
 def _speed(text: str, field: str) -> float | None:
-    """10^6 bytes per second as stated; None: to be measured."""
+    """Speed in 10^6 bytes/s; None: to be measured."""
     from cotenant.core.errors import InputError
 
     if text == "auto":
@@ -124,7 +136,7 @@ def _speed(text: str, field: str) -> float | None:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise InputError(f"{text!r} is neither auto nor a number above 0", field=field)
+        raise InputError(f"must be auto or a number above 0, not {text!r}", field=field)
     return value
 
 
@@ -152,14 +164,14 @@ def _data_set(size: int, dataset: Text, speeds: list[float | None], job_runs: Jo
         return DataSet(0, 1, 1.0, 1.0, resident)
     per_epoch = job_runs.raw.get("steps_per_epoch")
     if not per_epoch:
-        raise InputError("the loader does not say how many steps an epoch has, so data per step is not known",
+        raise InputError("the loader does not report the steps per epoch, so the data per step is unknown",
                          field="dataset")  # fmt: skip
     where = Path(dataset) if dataset and Path(dataset).exists() else None
     return DataSet(size, int(per_epoch), speeds[0] or storage_mbps(where), speeds[1] or memory_mbps(), resident)
 
 
 def _measured(points: list[CpuPoint], data: DataSet | None, steps: int) -> dict[str, Any]:
-    """How the table came about, for whoever reads the file."""
+    """How the profile was measured, for readers of the file."""
     return {
         "measured": {
             "runs": [{"cpus": p.cpus, "step_s": p.step_s} for p in points],

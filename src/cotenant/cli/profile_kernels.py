@@ -1,4 +1,4 @@
-"""`cotenant profile kernels`: times, SMs and classes of a program's kernels."""
+"""`cotenant profile kernels`: measure times, SMs and classes of a program's kernels."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import typer
 
 def kernels(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="A CUDA program that ends by itself.")],
-    gpus: Annotated[str, typer.Option(metavar="soft|UUID", help="The software GPU or a real one.")] = "all",
+    gpus: Annotated[str, typer.Option(metavar="soft|UUID", help="soft, or the UUID or index of a real GPU.")] = "all",
     classes: Annotated[
-        bool, typer.Option(help="Find what kernels need most: the program runs four times instead of once.")
+        bool,
+        typer.Option(
+            help="Also find the resource that limits each kernel; runs the program four times instead of once."
+        ),
     ] = True,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest that a run may take.")] = "10min",
-    out: Annotated[str, typer.Option(metavar="FILE.json", help="Write the profile.")] = "",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Time limit of each run.")] = "10min",
+    out: Annotated[str, typer.Option(metavar="FILE.json", help="Profile to write.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Time every kernel of an unmodified program by kernel, grid and block: duration, SMs, and what it needs most."""
+    """Time every kernel of an unmodified program, by kernel, grid and block: duration, SMs, and the resource that
+    limits it.
+    """
     from cotenant.bench.kernel_profile import measure, path_of
     from cotenant.core.errors import InputError
     from cotenant.core.files import atomic_file, check_writable
@@ -30,12 +35,12 @@ def kernels(
         raise InputError(f"{command[0]}: there is no such program", field="CMD")
     timeout_s = parse_seconds(timeout, "--timeout")
     if timeout_s <= 0:
-        raise InputError("give the program some time", field="--timeout")
+        raise InputError("the time limit must be above 0", field="--timeout")
     if out:
         check_writable(out)
     from cotenant.devices.registry import discover
 
-    discover([gpus])  # so that a wrong one is said before anything starts
+    discover([gpus])  # a wrong GPU is an error before anything starts
 
     def progress(text: str) -> None:
         print(f"cotenant profile: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""`cotenant profile llm URL --model NAME --out FILE`: prefill and decode of a running engine, through its API."""
+"""`cotenant profile llm URL --model NAME --out FILE`: measure prefill and decode of a running engine through its
+API.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,23 @@ import typer
 
 
 def llm(
-    url: Annotated[str, typer.Argument(help="http://HOST:PORT of an engine that speaks OpenAI's API.")],
-    model: Annotated[str, typer.Option(help="The model's name there, and in the profile.")],
-    out: Annotated[str, typer.Option(help="The profile; a model is added to one that is there.")],
-    rounds: Annotated[int, typer.Option(min=2, max=100, help="How often each point is measured.")] = 5,
-    endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
-    kv_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the engine's cache holds, as it says.")] = 100_000,
-    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step at most (max_num_batched_tokens).")] = 8192,
-    max_sequences: Annotated[int, typer.Option(min=1, help="Requests of a step at most (max_num_seqs).")] = 256,
+    url: Annotated[str, typer.Argument(help="http://HOST:PORT of an engine with OpenAI's API.")],
+    model: Annotated[str, typer.Option(help="Name of the model at the engine and in the profile.")],
+    out: Annotated[str, typer.Option(help="Profile to write; an existing one gets a further model.")],
+    rounds: Annotated[int, typer.Option(min=2, max=100, help="Repetitions of each point.")] = 5,
+    endpoint: Annotated[str, typer.Option(help="API to use: completions or chat.")] = "completions",
+    kv_tokens: Annotated[
+        int, typer.Option(min=1, help="Capacity of the engine's KV cache in tokens, as the engine reports it.")
+    ] = 100_000,
+    step_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per step (max_num_batched_tokens).")] = 8192,
+    max_sequences: Annotated[int, typer.Option(min=1, help="Most requests per step (max_num_seqs).")] = 256,
     gpu: Annotated[str, typer.Option(help="Name of the GPU in the profile.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and of their order.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Measure prefill by tokens and decode by batch and context on an engine that serves nothing else meanwhile; write
-    what `simulate --serving`, `plan` and `timed-llm` read."""
+    """Measure prefill time by tokens and decode time by batch and context on an otherwise idle engine, and write the
+    profile that `simulate --serving`, `plan` and `timed-llm` read.
+    """
     import json
 
     from cotenant.cli.progress import jobs_progress
@@ -51,10 +56,10 @@ def llm(
         print(json.dumps(row_of(profile, measured)))
         return
     t = found.times
-    print(f"prefill {t.prefill_base * 1e3:.2f} ms + {t.per_token * 1e3:.4f} ms a token")
+    print(f"prefill {t.prefill_base * 1e3:.2f} ms + {t.per_token * 1e3:.4f} ms per token")
     print(
-        f"decode {t.decode_base * 1e3:.2f} ms + {t.per_sequence * 1e3:.3f} ms a request"
-        f" + {t.per_context * 1e6:.4f} us a token of context"
+        f"decode {t.decode_base * 1e3:.2f} ms + {t.per_sequence * 1e3:.3f} ms per request + "
+        f"{t.per_context * 1e6:.4f} us per token of context"
     )
     wide = max((row["ms_ci95"][1] - row["ms_ci95"][0]) / row["ms"] for row in measured["points"])
     print(f"{len(found.points)} points, residuals up to {found.worst:.1%}, 95 % intervals up to {wide:.1%} wide")

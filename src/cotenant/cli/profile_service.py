@@ -1,4 +1,4 @@
-"""`cotenant profile service MODEL --out FILE`: what a model costs by batch and partition on this machine."""
+"""`cotenant profile service MODEL --out FILE`: measure a model's latency by batch and partition on this machine."""
 
 from __future__ import annotations
 
@@ -19,28 +19,40 @@ MECHANISMS = "|".join(mechanisms.names(Use.PROFILE))
 
 
 def service(
-    model: Annotated[str, typer.Argument(help=f"Folder of a model: NAME/VERSION/FILE, one of {backends.files()}.")],
-    out: Annotated[str, typer.Option(help="The profile; a model is added to one that is there.")],
-    mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="What a partition is a part of.")] = "cores",
+    model: Annotated[
+        str, typer.Argument(help=f"Model folder: NAME/VERSION/FILE, where FILE is one of {backends.files()}.")
+    ],
+    out: Annotated[str, typer.Option(help="Profile to write; an existing one gets a further model.")],
+    mechanism: Annotated[
+        str, typer.Option(metavar=MECHANISMS, help="What partitions are fractions of: CPU cores or the GPU.")
+    ] = "cores",
     partitions: Annotated[
-        str | None, typer.Option(help="50%,100% ...; by default every number of cores, or 10% to 100% of a GPU.")
+        str | None,
+        typer.Option(help="Partitions, 50%,100% ... (default: every number of cores, or 10% to 100% of a GPU)."),
     ] = None,
     batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16,32",
-    seconds: Annotated[str, typer.Option(help="Time for each pair of batch and partition.")] = "500ms",
+    seconds: Annotated[str, typer.Option(help="Time for each combination of batch and partition.")] = "500ms",
     against: Annotated[
-        list[str] | None, typer.Option(help="Another model's folder, to measure how they slow each other. Repeatable.")
+        list[str] | None, typer.Option(help="Folder of another model, to measure their mutual slowdown. Repeatable.")
     ] = None,
-    shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.")] = None,
-    backend: Annotated[str, typer.Option(metavar="|".join(backends.names()), help="What runs it.")] = backends.AUTO,
+    shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224, for models that accept any size.")] = None,
+    backend: Annotated[
+        str, typer.Option(metavar="|".join(backends.names()), help="Inference backend.")
+    ] = backends.AUTO,
     gpu: Annotated[
-        str | None, typer.Option(help="Name of the GPU in the profile. Default: CPU, or the GPU's own.")
+        str | None, typer.Option(help="Name of the GPU in the profile (default: CPU, or the name of the GPU).")
     ] = None,
-    margin: Annotated[float | None, typer.Option(help="Factor on every latency. Default: from the spread.")] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(help="Safety factor on every latency (default: from the spread of the measurements)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Measure latency by batch and partition, loading time, memory and interference; write the profile that plans read.
+    """Measure latency by batch and partition, loading time, memory and interference, and write the profile that
+    planners read.
 
-    An interrupted run goes on where it stopped."""
+    An interrupted measurement continues where it stopped.
+    """
     import asyncio
     import datetime
     import json
@@ -59,7 +71,7 @@ def service(
     with jobs_progress(f"profiling {run.name}", len(run.cells)) as tick:
         rows = asyncio.run(measure(run, partial, tick))
     profile = assemble(run, rows, earlier, datetime.date.today().isoformat())
-    parse_profile(profile, out)  # what cannot be read again must not be written
+    parse_profile(profile, out)  # a profile that could not be read again must not be written
     with atomic_file(out) as file:
         file.write(json.dumps(profile, indent=1) + "\n")
     partial.remove()
@@ -85,10 +97,10 @@ def _run_of(
     capabilities = mechanisms.find(mechanism, Use.PROFILE).capabilities
     backends.check(backend)
     if margin is not None and not (math.isfinite(margin) and 1 <= margin <= 100):
-        raise InputError(f"a margin of {margin:g} is not 1 to 100", field="margin")
+        raise InputError(f"margin must be between 1 and 100, not {margin:g}", field="margin")
     sizes = batches.split(",")
     if not all(b.strip().isdigit() and 1 <= int(b) <= 1024 for b in sizes):
-        raise InputError(f"{batches!r} are not batch sizes; write 1,2,4,8", field="batches")
+        raise InputError(f"{batches!r} is not a list of batch sizes such as 1,2,4,8", field="batches")
     if partitions is None:
         labels = (
             {f"{p}%": p / 100 for p in (10, 20, 40, 50, 60, 80, 100)} if capabilities.needs_gpu else core_partitions()
@@ -158,9 +170,12 @@ def _show(run: ProfileRun, found: dict[str, Any], out: str) -> None:
             table.add_row(batch, *(cells[head] for head in heads))
         return table
 
-    print(f"{run.name} on {run.gpu}: ms of a batch by partition")
+    print(f"{run.name} on {run.gpu}: ms per batch, by partition")
     print_fitting(build, build, [*labels, "hand-over"], labels[1:])
-    print(f"loads in {found['load_s']:.2f} s, {found['memory_mb']:.0f} MB; slow batches are x{found['margin']:g}")
+    print(
+        f"loads in {found['load_s']:.2f} s, {found['memory_mb']:.0f} MB; the profile multiplies "
+        f"latencies by {found['margin']:g}"
+    )
     for name, row in found["beside"].items():
-        print(f"beside {name}: x{row['slowdown']:.2f}, and slows it x{row['slows_it']:.2f}")
+        print(f"together with {name}: slowed by x{row['slowdown']:.2f}, slows the other by x{row['slows_it']:.2f}")
     print(f"written to {out}")

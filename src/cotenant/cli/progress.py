@@ -1,4 +1,4 @@
-"""Progress on a terminal, one line per minute elsewhere; always on standard error."""
+"""Progress on standard error: a bar on a terminal, otherwise a line per minute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tick = Callable[[int, int], None]
 
 @contextmanager
 def jobs_progress(what: str, total: int) -> Iterator[Tick]:
-    """Calls of the yielded function (done, total) move a bar with an ETA, or print a line each minute."""
+    """Yield a function (done, total) that moves a bar with an ETA, or prints a line each minute."""
     if not sys.stderr.isatty():
         last = time.monotonic()
 
@@ -49,7 +49,7 @@ def jobs_progress(what: str, total: int) -> Iterator[Tick]:
 
 
 def say_inputs(trace: Trace, cluster: Cluster, remarks: list[str]) -> None:
-    """What was read, on standard error."""
+    """Report on standard error what was read."""
     from cotenant.core.units import counted
 
     print(f"{counted(len(trace.jobs), 'job')} of {trace.source} on {cluster.describe()}", file=sys.stderr)
@@ -60,7 +60,7 @@ def say_inputs(trace: Trace, cluster: Cluster, remarks: list[str]) -> None:
 
 
 def say_compiling() -> None:
-    """Tell a first run why it takes longer."""
+    """Explain why a first run takes longer."""
     from cotenant.policy.compiled import CACHED, is_compiled
 
     if not is_compiled():

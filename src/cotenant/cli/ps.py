@@ -1,4 +1,4 @@
-"""`cotenant ps`: the tenants of this node's agent."""
+"""`cotenant ps`: list the tenants of this node's agent."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def ps(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-    mechanisms: Annotated[bool, typer.Option("--mechanisms", help="What enforces what, by GPU and mechanism.")] = False,
+    mechanisms: Annotated[
+        bool, typer.Option("--mechanisms", help="Show which mechanism enforces what on which GPU.")
+    ] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """List tenants: what each asked for, what it got, its memory, turns and warnings."""
+    """List tenants: request, limit, actual share, memory, turns and warnings."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
 
@@ -42,14 +44,14 @@ def _print_tenants(answer: dict[str, Any]) -> None:
 
     console = Console()
     if answer["agent"]["config_fault"]:
-        console.print(f"[red]the configuration file is not taken: {answer['agent']['config_fault']}[/red]")
+        console.print(f"[red]the configuration file was rejected: {answer['agent']['config_fault']}[/red]")
     _print_parked(console, answer)
     index = {gpu["uuid"]: gpu["index"] for gpu in answer["agent"]["gpus"]}
     for row in answer["agent"]["unseen"]:
-        if row["tenant"] is None:  # a tenant's are among its warnings
+        if row["tenant"] is None:  # those of tenants are among the tenant's warnings
             console.print(
-                f"[red]unseen[/red]: process {row['pid']} ({row['program']}, user {row['uid']}) of no tenant uses GPU"
-                f" {index[row['gpu']]} past the agent: no limit holds for it",
+                f"[red]not a tenant[/red]: process {row['pid']} ({row['program']}, user {row['uid']}) uses "
+                f"GPU {index[row['gpu']]} without the agent: no limit applies to it",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -68,7 +70,10 @@ def _print_tenants(answer: dict[str, Any]) -> None:
                 console.print(line, style="red", highlight=False)
             sms = share.get("sms")
             if sms and sms["reserved"]:
-                text = f"{sms['reserved']} SMs of GPU {share['index']} are its own, it sees at most {sms['at_most']}"
+                text = (
+                    f"{sms['reserved']} SMs of GPU {share['index']} are reserved for it, it can use at most "
+                    f"{sms['at_most']}"
+                )
                 console.print(f"{tenant['name']}: {text}", style="dim", highlight=False)
         for text in tenant["warnings"]:
             console.print(f"[yellow]{tenant['name']}[/yellow]: {text}", highlight=False)
@@ -76,27 +81,30 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     if host["promised_bytes"]:
         whose = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in host["promised_bytes"].items())
         text = (
-            f"host memory to move to: {host['left_bytes'] / 2**30:.1f} of {host['budget_bytes'] / 2**30:.1f} GiB left"
+            f"host memory for swapping: {host['left_bytes'] / 2**30:.1f} of {host['budget_bytes'] / 2**30:.1f} GiB free"
         )
         console.print(f"{text}; promised in GiB: {whose}", style="dim", highlight=False)
 
 
 def short_line(tenant: dict[str, Any], share: dict[str, Any]) -> str:
-    """Of a tenant that gets less of a GPU than it was promised; else nothing."""
+    """A line about a tenant that gets less of a GPU than its request; otherwise empty."""
     from cotenant.core.units import format_seconds
 
     if not share["short_s"] or share["got"] is None:
         return ""
-    promised = f"promised {tenant['request']:.0%} of GPU {share['index']} while it wants it"
-    return f"{tenant['name']}: {promised}, got {share['got']:.0%} of late, short for {format_seconds(share['short_s'])}"
+    promised = f"requests {tenant['request']:.0%} of GPU {share['index']}"
+    return (
+        f"{tenant['name']}: {promised}, got {share['got']:.0%} in the last window, short for "
+        f"{format_seconds(share['short_s'])}"
+    )
 
 
 def _print_parked(console: Console, answer: dict[str, Any]) -> None:
-    """Programs that are no tenants, and would not be found again without their number."""
+    """Print parked programs that are not tenants; their name is needed to resume them."""
     for row in answer["parked"]:
         console.print(
-            f"parked: {row['name']}, {row['freed_bytes'] / 2**30:.1f} GiB given back; bring it back with"
-            f" cotenant resume {row['name']}",
+            f"parked: {row['name']}, {row['freed_bytes'] / 2**30:.1f} GiB freed; bring it back with "
+            f"cotenant resume {row['name']}",
             highlight=False,
         )
 

@@ -1,4 +1,4 @@
-"""`cotenant queue`: the fleet's jobs."""
+"""`cotenant queue`: list the fleet's jobs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def queue(
-    everything: Annotated[bool, typer.Option("--all", help="Those that are over, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include jobs that have ended.")] = False,
     fleet: Annotated[str | None, typer.Option("--fleet", metavar="DIR|127.0.0.1:PORT", help="Which fleet.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List jobs that run and wait, with how far they are and why they wait."""
+    """List running and waiting jobs with their progress and why they wait."""
     import json
 
     from cotenant.core.folders import fleet_folder

@@ -1,4 +1,4 @@
-"""`cotenant resume`: what was parked, back on a GPU."""
+"""`cotenant resume`: bring a parked program back to a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def resume(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Bring a parked program back. Without room it stays parked, and nothing is lost."""
+    """Bring a parked program back to its GPU. If there is no room it stays parked and loses nothing."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
     from cotenant.core.units import parse_seconds

@@ -18,48 +18,63 @@ MECHANISMS = "|".join(names(Use.TENANT))
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The program, unchanged.")],
-    name: Annotated[Text, typer.Option(help="Name of the tenant (default: program and a number).")] = None,
-    request: Annotated[Text, typer.Option(metavar="30%", help="GPU time it gets when others compete.")] = None,
-    limit: Annotated[Text, typer.Option(metavar="60%", help="GPU time it never exceeds.")] = None,
-    memory: Annotated[Text, typer.Option(metavar="8GiB", help="GPU memory it may take, all of its processes.")] = None,
-    enforce_memory: Annotated[
-        Text, typer.Option(metavar="kernel|driver|shim", help="What must limit its memory, else it is not run.")
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The program and its arguments.")],
+    name: Annotated[Text, typer.Option(help="Name of the tenant (default: program name and a number).")] = None,
+    request: Annotated[Text, typer.Option(metavar="30%", help="Guaranteed share of GPU time.")] = None,
+    limit: Annotated[Text, typer.Option(metavar="60%", help="Largest share of GPU time.")] = None,
+    memory: Annotated[
+        Text, typer.Option(metavar="8GiB", help="Largest GPU memory of all its processes together.")
     ] = None,
-    gpus: Annotated[Text, typer.Option(metavar="N|UUID,...", help="How many GPUs, or which.")] = None,
+    enforce_memory: Annotated[
+        Text,
+        typer.Option(
+            metavar="kernel|driver|shim", help="What must enforce the memory limit; otherwise the program is refused."
+        ),
+    ] = None,
+    gpus: Annotated[Text, typer.Option(metavar="N|UUID,...", help="Number of GPUs, or their UUIDs.")] = None,
     oversubscribe: Annotated[
-        str, typer.Option(metavar="swap|managed|park", help="How its memory makes way for others on a full GPU.")
+        str, typer.Option(metavar="swap|managed|park", help="How its memory leaves a full GPU for others.")
     ] = "none",
     empty_cache: Annotated[
-        str, typer.Option(metavar="turn|iteration", help="Give PyTorch's cached memory back before it would be moved.")
+        str,
+        typer.Option(
+            metavar="turn|iteration", help="When PyTorch's cached memory is released instead of being swapped."
+        ),
     ] = "off",
-    mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="How the share is enforced.")] = AUTO,
+    mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="Mechanism that enforces the share.")] = AUTO,
     priority: Annotated[int, typer.Option(help="For discipline priority: larger goes first.")] = 0,
     weight: Annotated[float, typer.Option(help="For discipline weighted-round-robin.")] = 0.0,
     best_effort: Annotated[
-        bool, typer.Option("--best-effort", help="Stay out of the way of latency-sensitive services on this GPU.")
+        bool, typer.Option("--best-effort", help="Yield to latency-sensitive tenants of this GPU.")
     ] = False,
     in_flight_us: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="Best-effort: GPU work in flight (default: the scheme's).")
+        int | None,
+        typer.Option(min=1, max=10**6, help="Best-effort: limit on GPU work in flight (default: the scheme's)."),
     ] = None,
     work_class: Annotated[
-        Text, typer.Option(metavar="unknown|memory|compute", help="What its kernels need most (scheme orion).")
+        Text, typer.Option(metavar="unknown|memory|compute", help="Resource that limits its kernels (scheme orion).")
     ] = None,
     kernel_profile: Annotated[
-        Text, typer.Option(metavar="FILE", help="What `profile kernels` found of each of them (scheme orion).")
+        Text, typer.Option(metavar="FILE", help="Kernel profile written by `profile kernels` (scheme orion).")
     ] = None,
     copy_weight: Annotated[
-        float | None, typer.Option(metavar="N", help="Weight on the PCIe link, where tenants' copies take turns.")
+        float | None, typer.Option(metavar="N", help="Weight on the PCIe link, where copies are scheduled.")
     ] = None,
     latency_sensitive: Annotated[
         bool,
-        typer.Option("--latency-sensitive", help="Best-effort tenants wait while it has work; its copies go first."),
+        typer.Option(
+            "--latency-sensitive", help="Best-effort tenants wait while it has GPU work; its copies go first."
+        ),
     ] = False,
-    timeout: Annotated[Text, typer.Option(metavar="10m", help="Stop the program after that time.")] = None,
-    join: Annotated[bool, typer.Option("--join", help="Run inside the tenant of that name.")] = False,
+    timeout: Annotated[Text, typer.Option(metavar="10m", help="Stop the program after this time.")] = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="Run inside the existing tenant --name, sharing its budget.")
+    ] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Run a CUDA program as a tenant of this node's agent: its share, its memory, its turns. Returns its exit code."""
+    """Run a CUDA program as a tenant of this node's agent: with a share, a memory limit and turns. Exits with the
+    program's exit code.
+    """
     import os
 
     from cotenant.agent.config.colocation import check_work, known_kernels
@@ -74,9 +89,11 @@ def run(
     which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
     check_work(work_class or "unknown", 0, 0, field="--work-class")
     if kernel_profile is not None and not (best_effort or latency_sensitive):
-        raise InputError("add --best-effort or --latency-sensitive: others are not held up", field="--kernel-profile")
+        raise InputError(
+            "it applies only to --best-effort or --latency-sensitive tenants: add one of them", field="--kernel-profile"
+        )
     if in_flight_us and not best_effort:
-        raise InputError("only a best-effort program is held to it: add --best-effort", field="--in-flight-us")
+        raise InputError("only best-effort tenants have an in-flight limit: add --best-effort", field="--in-flight-us")
     known = known_kernels(
         kernel_profile, work_class, latency_sensitive=latency_sensitive, folder=Path(), field="--kernel-profile"
     )
@@ -102,13 +119,13 @@ def run(
     if name:
         check_name(name, field="--name")
     if join and not name:
-        raise InputError("say with --name which tenant to run inside", field="--join")
+        raise InputError("name the tenant to run inside with --name", field="--join")
     if join and (request or limit or memory or enforce_memory):
         raise InputError("it shares the tenant's budget: leave out --request, --limit and --memory", field="--join")
-    check_spec(spec)  # its sentences name what is wrong
+    check_spec(spec)  # raises InputError for impossible values
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
     if timeout_s == 0:
-        raise InputError("no time to run does nothing: leave it out for no limit", field="--timeout")
+        raise InputError("must be above 0; leave it out for no time limit", field="--timeout")
     if empty_cache not in ("off", "turn", "iteration"):
         raise InputError(f"{empty_cache!r} is not turn, iteration or off", field="--empty-cache")
     launched = Launch(

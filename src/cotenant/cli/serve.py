@@ -1,4 +1,4 @@
-"""`cotenant serve`: answer inference requests for many models on shared GPUs."""
+"""`cotenant serve`: serve inference requests for many models on shared GPUs."""
 
 from __future__ import annotations
 
@@ -21,29 +21,37 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def serve(
-    services: Annotated[str, typer.Argument(help="SERVICES.yaml, or MODELS.yaml of language models.")],
-    http: Annotated[str | None, typer.Option(metavar="HOST:PORT|none", help="Address of the HTTP door.")] = None,
-    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT|none", help="Address of the gRPC door.")] = None,
-    plan: Annotated[str | None, typer.Option(help="A plan (JSON) to hold; nothing is planned anew.")] = None,
-    planner: Annotated[str | None, typer.Option(help="temporal, greedy, gpulet, gpulet-interference, exact.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Profile: JSON file or folder.")] = None,
+    services: Annotated[str, typer.Argument(help="Services file, or a models file of language models.")],
+    http: Annotated[str | None, typer.Option(metavar="HOST:PORT|none", help="Address of the HTTP endpoint.")] = None,
+    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT|none", help="Address of the gRPC endpoint.")] = None,
+    plan: Annotated[str | None, typer.Option(help="Plan (JSON) to use; the server does not replan.")] = None,
+    planner: Annotated[
+        str | None, typer.Option(help="Planner: temporal, greedy, gpulet, gpulet-interference, exact.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Profile: a JSON file or a folder.")] = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
-    log: Annotated[Path | None, typer.Option(help="CSV of every request.")] = None,
-    gpus_log: Annotated[Path | None, typer.Option(help="CSV of the GPUs in use over time.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Write one CSV row per request.")] = None,
+    gpus_log: Annotated[Path | None, typer.Option(help="Write the number of GPUs in use over time as CSV.")] = None,
     colocation: Annotated[
         str | None,
-        typer.Option(metavar="SCHEME|none", help="Beside best-effort work: tidal, orion, mps-plus, temporal, static."),
+        typer.Option(
+            metavar="SCHEME|none",
+            help="Scheme for best-effort work on the same GPUs: tidal, orion, mps-plus, temporal, static.",
+        ),
     ] = None,
     agent_dir: Annotated[
-        Path | None, typer.Option("--dir", help="Folder of the agent, for --colocation and language models.")
+        Path | None, typer.Option("--dir", help="Folder of the agent, for --colocation and for language models.")
     ] = None,
     program_logs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What the programs of language models print, a file each.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the output of language models' programs, one file each."),
     ] = None,
     address: Annotated[
-        str | None, typer.Option(metavar="RAY", help="Run the workers on this Ray cluster (auto, or HOST:PORT).")
+        str | None, typer.Option(metavar="RAY", help="Run the workers on this Ray cluster: auto, or HOST:PORT.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON when the doors are open.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line when the server accepts requests.")
+    ] = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -78,11 +86,11 @@ def serve(
 
     doors = _doors(services, http, grpc)
     if doors == (None, None):
-        raise InputError("a server needs a door: --http or --grpc", field="http")
+        raise InputError("the server needs an endpoint: give --http or --grpc", field="http")
     from cotenant.serving.config.services import read_services, with_scheme
 
     if address is not None and with_scheme(read_services(services), colocation).colocation is not None:
-        raise InputError("co-location needs the workers on this machine, not on a Ray cluster", field="--colocation")
+        raise InputError("co-location needs workers on this machine, not on a Ray cluster", field="--colocation")
     options = Options(*doors, fixed, name, log, gpus_log, colocation, agent_dir)
     factory = None
     if address is not None:
@@ -96,7 +104,7 @@ def serve(
 def _models(
     path: str, http: str | None, grpc: str | None, agent: Path | None, logs: Path | None, unused: Mapping[str, object]
 ) -> ModelServer:
-    """The door of a models file, with the services of the same file behind it."""
+    """The server of a models file, together with the services of the same file."""
     from cotenant.core.errors import InputError
     from cotenant.serving.config.models import read_models
     from cotenant.serving.llm.server import ModelOptions, ModelServer
@@ -104,9 +112,9 @@ def _models(
     config = read_models(path)
     for option, given in unused.items():
         if given is not None:
-            raise InputError("is for services alone: a file of language models has no use for it", field=option)
+            raise InputError("applies only to services files, not to a file of language models", field=option)
     if http == "none":
-        raise InputError("the models have no other door than HTTP", field="--http")
+        raise InputError("language models are served over HTTP only", field="--http")
     services = None
     if config.services is not None:
         from cotenant.serving.config.services import parse_services
@@ -122,7 +130,7 @@ def _address(text: str | None) -> str | None:
 
 
 def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | None, str | None]:
-    """Addresses from the options, else the file's `listen`."""
+    """Addresses from the options, otherwise from `listen` in the file."""
     from cotenant.serving.config.server import read_serving
     from cotenant.serving.config.services import read_services
 
@@ -132,7 +140,7 @@ def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | Non
 
 
 def _run(server: Server | ModelServer, as_json: bool) -> int:
-    """Start, serve until told to stop, stop. A second signal stops at once."""
+    """Start, serve until a signal arrives, then stop gracefully. A second signal stops at once."""
     import asyncio
     import signal
 
@@ -162,7 +170,7 @@ def _run(server: Server | ModelServer, as_json: bool) -> int:
         await starting
         _ready(server, as_json)
         await waiting
-        LOG.info("finishing what is on its way (again to stop at once)")
+        LOG.info("finishing the requests in flight (signal again to stop at once)")
         stopping = loop.create_task(server.stop())
         hurry = loop.create_task(at_once.wait())
         await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +187,7 @@ def _run(server: Server | ModelServer, as_json: bool) -> int:
 
 
 def _ready(server: Server | ModelServer, as_json: bool) -> None:
-    """Say where the doors are, and what is served."""
+    """Print the addresses and what is served."""
     import json
     import os
 
@@ -206,7 +214,7 @@ def _ready(server: Server | ModelServer, as_json: bool) -> None:
     print(f"{status['gpus_in_use']} of {status['gpus']} GPUs, {len(status['gpulets'])} gpulets, {status['planner']}")
     for service in status["services"]:
         if service["application"]:
-            print(f"  {service['name']}: an application within {format_ms(service['slo_ms'])} ms")
+            print(f"  {service['name']}: application, within {format_ms(service['slo_ms'])} ms")
         elif service["not_ready"]:
             print(f"  {service['name']}: NOT READY: {service['not_ready']}")
         else:

@@ -25,7 +25,7 @@ def set_share(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Change what a tenant was promised. Says from when on it holds."""
+    """Change a tenant's share, memory limit or weights, and print from when on the change holds."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
     from cotenant.core.units import format_bytes, parse_fraction, parse_memory

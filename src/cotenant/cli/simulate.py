@@ -1,4 +1,4 @@
-"""cotenant simulate: a trace on a cluster, in virtual time."""
+"""`cotenant simulate`: a trace of jobs on a cluster, in virtual time."""
 
 from __future__ import annotations
 
@@ -39,42 +39,64 @@ def _engine(*names: str, **more: Any) -> Any:
 @takes_cluster_options
 @takes_partition_options
 def simulate(
-    trace: Annotated[Text, typer.Option("--trace", help="FORMAT:PATH, see docs/traces.md.", metavar="SPEC")] = None,
+    trace: Annotated[Text, typer.Option("--trace", help="FORMAT:PATH; see docs/traces.md.", metavar="SPEC")] = None,
     ordering: Annotated[Text, _policy("--ordering", help="fifo, srtf, las, ftf, ... Default fifo.")] = None,
     allotment: Annotated[Text, _policy("--allotment", help="proportional, greedy, tune (default), optimal.")] = None,
     placement: Annotated[Text, _policy("--placement", help="first-fit (default), consolidate, spread.")] = None,
     sticky: Annotated[
         bool | None,
-        _policy("--sticky/--no-sticky", help="Running jobs keep their GPUs. Default: where moving costs time."),
+        _policy("--sticky/--no-sticky", help="Running jobs keep their GPUs (default: if moving costs time)."),
     ] = None,
-    reserve_after: Annotated[Text, _policy("--reserve-after", help="A job that waited longer goes first: 24h.")] = None,
-    queues: Annotated[Text, _policy("--queues", help="las-queues: limits in GPU-time. Default 1h,10h.")] = None,
-    gittins_sample: Annotated[Text, _policy("--gittins-sample", help="gittins: trace to take GPU-times from.")] = None,
-    solver_limit: Annotated[Text, _policy("--solver-limit", help="optimal, sia: per decision. Default 1s.")] = None,
-    speeds: Annotated[Text, _engine("--speeds", help="matrix (by profile table) or two-speed. Default matrix.")] = None,
-    lease: Annotated[Text, _engine("--lease", help="Length of a round. Default 300s (sia: 60s).")] = None,
-    finish: Annotated[Text, _engine("--finish", help="exact or lease-end. Default exact.")] = None,
-    restart_cost: Annotated[Text, _engine("--restart-cost", help="Time lost on resuming or moving: 30s.")] = None,
-    checkpoint_cost: Annotated[Text, _engine("--checkpoint-cost", help="Time lost likewise to a checkpoint.")] = None,
-    profiles: Annotated[Text, _engine("--profiles", help="Profile file. Default: the shipped profiles.")] = None,
+    reserve_after: Annotated[
+        Text, _policy("--reserve-after", help="Jobs that waited longer than this go first: 24h.")
+    ] = None,
+    queues: Annotated[
+        Text, _policy("--queues", help="Ordering las-queues: limits in GPU-time (default: 1h,10h).")
+    ] = None,
+    gittins_sample: Annotated[
+        Text, _policy("--gittins-sample", help="Ordering gittins: trace that supplies the distribution of GPU-times.")
+    ] = None,
+    solver_limit: Annotated[
+        Text, _policy("--solver-limit", help="optimal, sia: time limit of the solver per decision (default: 1s).")
+    ] = None,
+    speeds: Annotated[
+        Text, _engine("--speeds", help="Speed model: matrix (profile table, default) or two-speed.")
+    ] = None,
+    lease: Annotated[Text, _engine("--lease", help="Length of a scheduling round (default: 300s; sia: 60s).")] = None,
+    finish: Annotated[
+        Text, _engine("--finish", help="When a job's end takes effect: exact (default) or lease-end.")
+    ] = None,
+    restart_cost: Annotated[
+        Text, _engine("--restart-cost", help="Time that resuming or moving a job takes: 30s.")
+    ] = None,
+    checkpoint_cost: Annotated[
+        Text, _engine("--checkpoint-cost", help="Progress lost on resuming or moving since the last checkpoint.")
+    ] = None,
+    profiles: Annotated[Text, _engine("--profiles", help="Profile file (default: the built-in profiles).")] = None,
     default_profile: Annotated[
         Text, _engine("--default-profile", help="Profile for models that have none of their own.")
     ] = None,
     trace_gpu: Annotated[
-        Text, _engine("--trace-gpu", help="GPU model that the trace's times hold for. Default: the cluster's first.")
+        Text,
+        _engine(
+            "--trace-gpu", help="GPU model on which the trace's times were measured (default: the cluster's first)."
+        ),
     ] = None,
     skip_too_large: Annotated[
-        bool, _engine("--skip-too-large", help="Leave out jobs that the cluster could never hold.")
+        bool, _engine("--skip-too-large", help="Leave out jobs that are larger than the cluster.")
     ] = False,
     measure: Annotated[
-        Text, _engine("--measure", help="Figures cover jobs FROM-TO by arrival: 4000-5000. Default: all jobs.")
+        Text, _engine("--measure", help="Compute figures over jobs FROM-TO by arrival, 4000-5000 (default: all jobs).")
     ] = None,
     record: Annotated[
-        Text, _engine("--record", help="all, no-moves (smaller), auto: no-moves above 20,000 jobs. Default auto.")
+        Text,
+        _engine(
+            "--record", help="Events to record: all, no-moves (smaller) or auto (no-moves above 20,000 jobs; default)."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run's record.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained report page.")] = None,
-    jct_csv: Annotated[Path | None, typer.Option("--jct-csv", help="Write job,jct_s.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML report.")] = None,
+    jct_csv: Annotated[Path | None, typer.Option("--jct-csv", help="Write a CSV with the columns job,jct_s.")] = None,
     label: Annotated[Text, typer.Option("--label", help="Name of the run in tables and charts.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     *,
@@ -82,9 +104,9 @@ def simulate(
     cluster_options: ClusterOptions,
     partition_options: PartitionOptions,
 ) -> None:
-    """Run a trace on a cluster in virtual time and print what came out.
+    """Simulate a trace of jobs on a cluster in virtual time and print the figures.
 
-    With SERVICES.yaml first: requests on a serving plan, see cotenant simulate SERVICES.yaml --help.
+    With SERVICES.yaml as first argument: requests on a serving plan, see cotenant simulate SERVICES.yaml --help.
     """
     from cotenant.core.errors import InputError
     from cotenant.sim.jobs.options import training_config
@@ -129,7 +151,9 @@ def simulate(
 
 
 def check_outputs(out: Path | None, *files: Path | None, holds: str = "run.json") -> None:
-    """Find out before the work that results can be written; `holds` is in a folder that may be replaced or added to."""
+    """Check before the work that the results can be written; `holds`: a file of folders that may be replaced or added
+    to.
+    """
     from cotenant.core.files import check_folder, check_writable
 
     for file in files:
@@ -149,19 +173,19 @@ def run(
     label: str | None,
     quiet: bool,
 ) -> tuple[Record, Outcome]:
-    """Read, simulate, with progress on a terminal; remarks go to standard error."""
+    """Read the inputs and simulate, with progress on a terminal; remarks go to standard error."""
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.sim.jobs.training import policy_of
     from cotenant.workloads.jobs.select import load_trace
 
     profiles = load_profiles(config.profiles)
-    policy_of(config, profiles)  # a wrong name is found before a long read
+    policy_of(config, profiles)  # reports a wrong name before a long read
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="16x8")
     trace = load_trace(spec, trace_options, classes=profiles.classes, iteration_s=profiles.iteration_s)
     if config.trace_gpu is None and (cluster_options.gpu or len(cluster.gpu_models) > 1):
         remarks.append(
-            f"the trace's times are taken to hold on {cluster.gpu_models[0]}; --trace-gpu MODEL says on which they do"
+            f"the trace's times are assumed to be those of {cluster.gpu_models[0]}; --trace-gpu MODEL names another"
         )
     from cotenant.cli.progress import jobs_progress, say_compiling, say_inputs
     from cotenant.sim.jobs.training import simulate as simulate_training
@@ -187,7 +211,7 @@ def finish_up(
     extra: dict[str, Any] | None = None,
     beside: Sequence[Record] = (),
 ) -> None:
-    """Summaries and files of a finished run; records `beside` it are compared with it in the table and the page."""
+    """Write summaries and files of a finished run; the table and the page compare it with the records `beside` it."""
     from cotenant.core.metrics.summary import Analysis
     from cotenant.core.units import counted
 
@@ -215,11 +239,11 @@ def finish_up(
     both = [(record.info, summary), *((r.info, Analysis(r).summary) for r in beside)]
     print_runs([(info.label, figures) for info, figures in both], moves_note=moves_note(both))
     for name, value in summary.get("against", {}).items():
-        typer.echo(f"mean JCT is {value['ratio']:.3f} of that of {name}")
+        typer.echo(f"mean JCT is {value['ratio']:.3f} times that of {name}")
     solver = outcome.solver
     typer.echo(
         f"{counted(summary['rounds'], 'round')} in {outcome.engine_s:.3g} s"
-        + (f"; {counted(solver['solves'], 'program')} solved, worst gap {solver['worst_gap']:.2%}" if solver else "")
+        + (f"; {counted(solver['solves'], 'program')} solved, largest gap {solver['worst_gap']:.2%}" if solver else "")
     )
     for path in (html, jct_csv):
         if path is not None:
@@ -227,7 +251,7 @@ def finish_up(
 
 
 def write_jct(record: Record, jct_s: Any, path: Path) -> None:
-    """job,jct_s for every job in trace order; empty where the job did not finish."""
+    """Write job,jct_s for every job in trace order; empty for jobs that did not finish."""
     import math
 
     from cotenant.core.files import atomic_file
@@ -241,5 +265,5 @@ def write_jct(record: Record, jct_s: Any, path: Path) -> None:
 
 
 def format_number(value: float) -> str:
-    """Whole numbers without a point, others in full."""
+    """Integers without a decimal point, other numbers in full precision."""
     return str(int(value)) if value == int(value) else repr(value)

@@ -1,4 +1,4 @@
-"""`cotenant simulate --policy sia`, `gavel`, ...: a trace under an elastic policy."""
+"""`cotenant simulate --policy sia`, `gavel`, ...: a trace of jobs under an elastic policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from cotenant.sim.jobs.engine import Outcome
     from cotenant.workloads.trace_options import TraceOptions
 
-TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile", "trace_gpu")  # options of job policies
+# options of job policies that elastic policies have, too
+TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile", "trace_gpu")
 
 
 def is_elastic(policy: str) -> bool:
@@ -35,7 +36,9 @@ def run_elastic_policy(
     label: str | None,
     quiet: bool,
 ) -> tuple[Record, Outcome]:
-    """Read and simulate. `job_options`: the options of job policies that were given; some make no sense here."""
+    """Read the inputs and simulate. `job_options`: the options of job policies that were given; most do not apply
+    here.
+    """
     from cotenant.cli.progress import jobs_progress, say_compiling, say_inputs
     from cotenant.core.units import parse_seconds
     from cotenant.policy.elastic.registry import find_elastic
@@ -47,10 +50,10 @@ def run_elastic_policy(
     for name, value in job_options.items():
         if value not in (None, False) and name not in TAKEN:
             option = name.replace("_", "-")
-            raise InputError(f"--{option} is for job policies; --policy {policy} has none", field=option)
+            raise InputError(f"--{option} is for job policies; --policy {policy} does not have it", field=option)
     for name in partition_options.given():
         option = name.replace("_", "-")
-        raise InputError(f"--{option} is for partition policies; --policy {policy} has none", field=option)
+        raise InputError(f"--{option} is for partition policies; --policy {policy} does not have it", field=option)
 
     def seconds(name: str) -> float | None:
         text = job_options.get(name)

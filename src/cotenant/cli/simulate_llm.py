@@ -31,20 +31,23 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def simulate(
-    models: Annotated[str, typer.Argument(help="MODELS.yaml, as `cotenant serve` takes it.")],
-    serving: Annotated[bool, typer.Option("--serving", help="Replay requests to language models.")] = True,
+    models: Annotated[str, typer.Argument(help="Models file, as `cotenant serve` takes it.")],
+    serving: Annotated[bool, typer.Option("--serving", help="Simulate requests to language models.")] = True,
     profile: Profiles = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs, instead of the file's.")] = None,
     sharing: Annotated[
-        str, typer.Option(help="conserving: models get what others leave; fixed: a fraction each, whatever runs.")
+        str,
+        typer.Option(help="conserving: models may use what others leave idle; fixed: each has a constant fraction."),
     ] = "conserving",
     share: Annotated[
-        list[str] | None, typer.Option(help="NAME=50%: a model's weight, or its fraction. Repeatable.")
+        list[str] | None, typer.Option(help="NAME=50%: weight of a model, or its fraction. Repeatable.")
     ] = None,
-    start_up: Annotated[str | None, typer.Option("--start-up", help="How long programs take to start: 30s.")] = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Nothing is on the GPUs at the start.")] = False,
+    start_up: Annotated[
+        str | None, typer.Option("--start-up", help="Time that programs take to start (default: 30s).")
+    ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Start with no model on the GPUs.")] = False,
     prefix_cache: Annotated[
-        bool, typer.Option("--prefix-cache", help="Cached tokens of a trace need no prefill.")
+        bool, typer.Option("--prefix-cache", help="Tokens that a trace marks as cached need no prefill.")
     ] = False,
     trace: TraceSpec = None,
     rate: Rate = None,
@@ -60,9 +63,11 @@ def simulate(
     html: Annotated[str | None, typer.Option(help="Write a self-contained report page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Replay requests to language models on shared GPUs: batches per iteration, KV memory, models that come and go.
+    """Simulate requests to language models on shared GPUs: iteration-level batching, KV memory, and models that are
+    swapped.
 
-    Says TTFT, TPOT, attainment of ttft_ms and tpot_ms, goodput, switches and use of the GPUs."""
+    Reports TTFT, TPOT, attainment of ttft_ms and tpot_ms, goodput, switches and GPU utilisation.
+    """
     del serving
     import json
     import sys

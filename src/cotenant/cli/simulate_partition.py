@@ -1,4 +1,4 @@
-"""`cotenant simulate --policy ...`: a trace under a partition policy."""
+"""`cotenant simulate --policy miso`, `static`, ...: a trace of jobs under a partition policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cotenant.workloads.trace_options import TraceOptions
 
 Run = tuple["Record", "PartitionOutcome"]
-SHARED = ("placement", "default_profile")  # options of job policies that partition policies have too
+SHARED = ("placement", "default_profile")  # options of job policies that partition policies have, too
 
 
 def run_policy(
@@ -33,7 +33,9 @@ def run_policy(
     label: str | None,
     quiet: bool,
 ) -> Run:
-    """Read and simulate. `job_options`: the options of job policies that were given; most make no sense here."""
+    """Read the inputs and simulate. `job_options`: the options of job policies that were given; most do not apply
+    here.
+    """
     from cotenant.cli.progress import jobs_progress, say_inputs
     from cotenant.policy.mig.decide import POLICIES
     from cotenant.sim.mig.run import cluster_geometry, mig_jobs, named_rules, run_partition
@@ -41,11 +43,11 @@ def run_policy(
 
     policy = str(partition_options.policy)
     if policy not in POLICIES:
-        raise InputError(f"unknown policy {policy!r}; there are {', '.join(POLICIES)}", field="policy")
+        raise InputError(f"unknown policy {policy!r}; known: {', '.join(POLICIES)}", field="policy")
     for name, value in job_options.items():
         if value not in (None, False) and name not in SHARED:
             option = name.replace("_", "-")
-            raise InputError(f"--{option} is for job policies; --policy {policy} has none", field=option)
+            raise InputError(f"--{option} is for job policies; --policy {policy} does not have it", field=option)
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="1x8")
     options: dict[str, Any] = {
@@ -55,7 +57,7 @@ def run_policy(
     }
     geo = cluster_geometry(cluster, double_memory=partition_options.double_memory)
     trace = load_trace(spec, trace_options)
-    mig_jobs(trace, geo, default_profile=options["default_profile"])  # finds what is wrong, and remarks on it
+    mig_jobs(trace, geo, default_profile=options["default_profile"])  # reports what is wrong, and adds remarks
     chosen = {**options, **partition_options.rules(job_options.get("placement"))}
     layout = partition_options.layout or ""
     search = jobs_progress("searching static layouts", len(trace.jobs)) if layout == "best" else nullcontext()
@@ -80,14 +82,14 @@ def run_others(
     partition_options: PartitionOptions,
     job_options: dict[str, Any],
 ) -> list[Run]:
-    """The policies that `--against` names on the same input, in memory; static takes its best layout."""
+    """Run the policies of `--against` on the same input, in memory; static uses its best layout."""
     from cotenant.policy.mig.decide import POLICIES
 
     text = partition_options.against or ""
     names = list(POLICIES) if text == "all" else [n.strip() for n in text.split(",") if n.strip()]
     for name in names:
         if name not in POLICIES:
-            raise InputError(f"unknown policy {name!r}; there are all, {', '.join(POLICIES)}", field="against")
+            raise InputError(f"unknown policy {name!r}; known: all, {', '.join(POLICIES)}", field="against")
     return [
         run_policy(
             spec,
@@ -105,7 +107,7 @@ def run_others(
 
 
 def ratios(run: Run, others: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Per other policy its mean JCT and what part of it this run's mean JCT is: below 1 this run is better."""
+    """Mean JCT of this run divided by that of each other policy; below 1 this run is better."""
     from cotenant.core.metrics.summary import summarise
 
     if not others:

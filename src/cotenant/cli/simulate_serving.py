@@ -1,4 +1,4 @@
-"""`cotenant simulate SERVICES.yaml`: requests against a serving plan, in virtual time."""
+"""`cotenant simulate SERVICES.yaml`: requests on a serving plan, in virtual time."""
 
 from __future__ import annotations
 
@@ -29,39 +29,54 @@ def wanted(args: list[str]) -> bool:
 def simulate(
     services: Annotated[str, typer.Argument(help="SERVICES.yaml.")],
     plan: Annotated[
-        str | None, typer.Option(help="Plan of `cotenant plan` (JSON). Default: made here, and verified.")
+        str | None, typer.Option(help="Plan (JSON) of `cotenant plan` (default: planned and verified here).")
     ] = None,
     arrivals: Annotated[
         str | None,
         typer.Option(help="poisson, constant, bursts, gamma:CV, mmpp:R1,D1;R2,D2, closed:N, trace:FORMAT:FILE."),
     ] = None,
-    duration: Annotated[str, typer.Option(help="Length of the run in virtual time.")] = "60s",
+    duration: Annotated[str, typer.Option(help="Duration in virtual time.")] = "60s",
     seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
     what_if: Annotated[
-        list[str] | None, typer.Option(help="A change of what is sent, not planned: rate=x1.5. Repeatable.")
+        list[str] | None, typer.Option(help="Change to the requests but not to the plan: rate=x1.5. Repeatable.")
     ] = None,
-    planner: Annotated[str | None, typer.Option(help="Planner, where no plan is given.")] = None,
+    planner: Annotated[str | None, typer.Option(help="Planner, if no plan is given.")] = None,
     verify: Annotated[bool, typer.Option(help="Verify the plan that is made here.")] = True,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
     colocation: Annotated[
-        str | None, typer.Option(metavar="SCHEME|none", help="Plan as for serve --colocation: classes kept apart.")
+        str | None,
+        typer.Option(
+            metavar="SCHEME|none",
+            help="Plan as serve --colocation does: latency-sensitive and other services on separate GPUs.",
+        ),
     ] = None,
     interference: Annotated[
-        str, typer.Option(help="planned: neighbours always run their planned batches; running: what runs counts.")
+        str,
+        typer.Option(
+            help="Interference: planned (neighbours always run their planned batches) or running (what actually runs)."
+        ),
     ] = "planned",
-    hold: Annotated[float, typer.Option(help="Part of a duty cycle that a batch below the planned one waits.")] = 0.0,
-    as_recorded: Annotated[bool, typer.Option("--as-recorded", help="Keep a trace's own rate.")] = False,
-    profile: Annotated[str | None, typer.Option(help="Profile: JSON file or folder.", rich_help_panel=FILES)] = None,
+    hold: Annotated[
+        float, typer.Option(help="Fraction of a duty cycle that a batch smaller than planned waits for more requests.")
+    ] = 0.0,
+    as_recorded: Annotated[bool, typer.Option("--as-recorded", help="Keep the trace's own rate.")] = False,
+    profile: Annotated[
+        str | None, typer.Option(help="Profile: a JSON file or a folder.", rich_help_panel=FILES)
+    ] = None,
     requests_csv: Annotated[
-        str | None, typer.Option(help="Every request as a server logs it.", rich_help_panel=FILES)
+        str | None,
+        typer.Option(help="Write one CSV row per request, in the format of the server's log.", rich_help_panel=FILES),
     ] = None,
     client_csv: Annotated[
-        str | None, typer.Option(help="Every request as a client sees it.", rich_help_panel=FILES)
+        str | None,
+        typer.Option(help="Write one CSV row per request, in the format of the client's log.", rich_help_panel=FILES),
     ] = None,
     html: Annotated[str | None, typer.Option(help="Write a self-contained report page.", rich_help_panel=FILES)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Replay requests against a serving plan, with batching and drops: percentiles and SLO attainment per service."""
+    """Simulate requests on a serving plan with batching and drops; report percentiles and SLO attainment per
+    service.
+    """
     from cotenant.core.errors import InputError
     from cotenant.core.files import check_writable
     from cotenant.core.units import parse_seconds
@@ -117,7 +132,7 @@ def run_scenario(
     deployment: Deployment, problem: Problem, plan: ServingPlan, *, arrivals: str | None, duration_s: float, seed: int,
     changes: list[str], profile: str | None, interference: str, hold: float, as_recorded: bool,
 ) -> ServingResult:  # fmt: skip
-    """Simulate what a services file says on a plan. `arrivals` is for services that name none of their own."""
+    """Simulate the load of a services file on a plan. `arrivals`: of services that state none."""
     from cotenant.serving.config.planning import build_problem, what_if
     from cotenant.sim.serving.engine import Scenario, run
     from cotenant.workloads.requests.arrivals import parse_arrivals
@@ -162,7 +177,7 @@ def _show(content: dict[str, Any]) -> None:
             table.add_column(head, justify="right", no_wrap=True)
         for name, row in rows.items():
             cells = _cells(row)
-            # a stage is application:model; a line for each leaves room for the figures
+            # a stage is `application:model`, printed on two lines to leave room for the figures
             table.add_row(escape(name.replace(":", ":\n  ", 1) if broken else name), *(cells[head] for head in heads))
         return table
 

@@ -1,4 +1,4 @@
-"""`cotenant simulate --agent FILE`: the tenants of an agent's file taking turns on one GPU, in virtual time."""
+"""`cotenant simulate --agent FILE`: the tenants of an agent's file on one GPU, in virtual time."""
 
 from __future__ import annotations
 
@@ -28,31 +28,33 @@ def simulate(
     agent: Annotated[str, typer.Option(help="The agent's file: FILE.yaml or gemini:FILE.")],
     load: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=KERNEL[:BUSY/PAUSE], as train=2ms:30ms/70ms. Repeatable. Default: 2ms without end."),
+        typer.Option(
+            help="NAME=KERNEL[:BUSY/PAUSE], such as train=2ms:30ms/70ms (default: 2ms, always busy). Repeatable."
+        ),
     ] = None,
     card: Annotated[
-        str | None, typer.Option(help="Memory of the GPU: tenants hold their `memory` of it. Default: all fits.")
+        str | None, typer.Option(help="Memory of the GPU; tenants are swapped by their `memory` (default: all fit).")
     ] = None,
-    duration: Annotated[str, typer.Option(help="Length of the run in virtual time.")] = "60s",
+    duration: Annotated[str, typer.Option(help="Duration in virtual time.")] = "60s",
     mechanism: Annotated[
-        str | None, typer.Option(metavar="time|slices", help="How shares are enforced (default: as the file says).")
+        str | None, typer.Option(metavar="time|slices", help="Mechanism: time or slices (default: the file's).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Say what each tenant of an agent's file would get of one GPU, by the broker and policy that the agent runs."""
+    """Simulate what each tenant of an agent's file gets of one GPU, with the agent's own broker and policy."""
     from cotenant.agent.config.schema import load as read
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
 
     seconds = parse_seconds(duration, "--duration")
     if not 0 < seconds <= 86_400:
-        raise InputError(f"a run of {seconds:g} s is not over 0 and at most a day", field="--duration")
+        raise InputError(f"must be above 0 and at most one day, not {seconds:g} s", field="--duration")
     config = read(agent)
     if mechanism not in (None, "time", "slices"):
-        raise InputError(f"{mechanism!r} is not time or slices", field="--mechanism")
+        raise InputError(f"must be time or slices, not {mechanism!r}", field="--mechanism")
     specs, by = _simulated(config, agent, mechanism)
     if by == "slices" and card is not None:
-        raise InputError("memory moves under turns only: add --mechanism time", field="--card")
+        raise InputError("memory is swapped only by turns: add --mechanism time", field="--card")
     loads = _loads(specs, load or [], config)
     if by == "slices":
         answer = sliced(loads, {spec.name: work_kind(spec) for spec in specs}, seconds)
@@ -72,10 +74,10 @@ def work_kind(spec: TenantSpec) -> str:
 
 
 def sliced(loads: list[Load], classes: dict[str, str], seconds: float) -> dict[str, Any]:
-    """Run the loads for `seconds` of virtual time under the hardware's time slices.
+    """Simulate the loads for `seconds` of virtual time under hardware time slices.
 
-    For each tenant: `work_share`, `least` and `most` of all windows of 2 s, and where its work ends, `wait_ms_p50` and
-    `wait_ms_p99`: how much longer it took than alone.
+    For each tenant: `work_share`; `least` and `most`, its extremes over windows of 2 s; and for loads with pauses
+    `wait_ms_p50` and `wait_ms_p99`, the extra time of a burst against the tenant alone.
     """
     from cotenant.policy.shares.slices import SliceSettings
     from cotenant.sim.shares.slices import SliceEngine
@@ -100,11 +102,12 @@ def sliced(loads: list[Load], classes: dict[str, str], seconds: float) -> dict[s
 
 
 def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: float) -> dict[str, Any]:
-    """Run the loads for `seconds` of virtual time.
+    """Simulate the loads for `seconds` of virtual time under turns.
 
     For each tenant: `turn_share` and `work_share` (fractions of the time in which it had the turn, and in which its
-    kernels ran), `turns`, `longest_wait_s` (for a turn, come or not), `moves` and `moved_bytes` (both ways).
-    `moving_share` is the part of the time that went to moves. Errors: InputError where a tenant does not fit the card.
+    kernels ran), `turns`, `longest_wait_s` (for a turn, including one that did not come), `moves` and `moved_bytes`
+    (both directions). `moving_share` is the fraction of the time spent on moves. Errors: InputError if a tenant does
+    not fit on the card.
     """
     from cotenant.core.errors import InputError
     from cotenant.sim.shares.engine import TokenEngine
@@ -137,18 +140,20 @@ def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: 
 
 
 def _simulated(config: AgentConfig, source: str, given: str | None) -> tuple[list[TenantSpec], str]:
-    """The file's tenants, and the one mechanism that they share."""
+    """The file's tenants and the one mechanism that all of them use."""
     from cotenant.agent.mechanisms import registry as mechanisms
     from cotenant.agent.mechanisms.base import Use
     from cotenant.core.errors import InputError
 
     if not config.tenants:
-        raise InputError("the file names no tenants", file=source, field="tenants")
+        raise InputError("the file declares no tenants", file=source, field="tenants")
     by = given or config.tenants[0].mechanism
     by = mechanisms.DEFAULT if by == mechanisms.AUTO else by
     for spec in config.tenants:
         if max(spec.gpu_count, len(spec.gpus)) > 1:
-            raise InputError(f"{spec.name} has several GPUs; one GPU is simulated", file=source, field="tenants")
+            raise InputError(
+                f"{spec.name} has several GPUs; only one GPU can be simulated", file=source, field="tenants"
+            )
         if (given or spec.mechanism) not in (by, mechanisms.AUTO) or not (
             by == "slices" or mechanisms.find(by, Use.TENANT, field="tenants").capabilities.gated
         ):
@@ -157,7 +162,7 @@ def _simulated(config: AgentConfig, source: str, given: str | None) -> tuple[lis
             )
     requests = sum(spec.request for spec in config.tenants)
     if requests > 1.0 + 1e-9:
-        raise InputError(f"requests of one GPU add up to {requests:.0%}", file=source, field="tenants")
+        raise InputError(f"the requests of one GPU add up to {requests:.0%}", file=source, field="tenants")
     return list(config.tenants), by
 
 
@@ -171,7 +176,7 @@ def _loads(specs: list[TenantSpec], given: list[str], config: AgentConfig) -> li
         name, equals, work = text.partition("=")
         if not equals or not name or name not in {spec.name for spec in specs}:
             known = ", ".join(spec.name for spec in specs)
-            said_so = f"{text!r} is not NAME=KERNEL[:BUSY/PAUSE] of a tenant in the file: {known}"
+            said_so = f"{text!r} is not NAME=KERNEL[:BUSY/PAUSE] with a tenant of the file: {known}"
             raise InputError(said_so, field="--load")
         if name in said:
             raise InputError(f"{name} has two loads", field="--load")
@@ -195,15 +200,15 @@ def _time_ns(text: str, load: str) -> int:
     from cotenant.core.units import parse_seconds
 
     if not text:
-        raise InputError(f"{load!r} is not NAME=KERNEL[:BUSY/PAUSE], as train=2ms:30ms/70ms", field="--load")
+        raise InputError(f"{load!r} is not NAME=KERNEL[:BUSY/PAUSE], such as train=2ms:30ms/70ms", field="--load")
     seconds = parse_seconds(text, "--load")
     if not 1e-6 <= seconds <= 3600:
-        raise InputError(f"{text!r} in {load!r} is not from 1 us to an hour", field="--load")
+        raise InputError(f"{text!r} in {load!r} must be between 1 us and 1 h", field="--load")
     return int(seconds * 1e9)
 
 
 def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> Card | None:
-    """Who may leave the card moves; what the others hold is no room for anybody."""
+    """The memory of the card and the tenants that can be swapped; memory of the others is subtracted."""
     from cotenant.core.errors import InputError
     from cotenant.core.units import format_bytes, parse_bytes
     from cotenant.policy.residency import ResidencySettings
@@ -213,11 +218,11 @@ def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> C
         return None
     lacking = [spec.name for spec in specs if spec.memory_bytes is None]
     if lacking:
-        raise InputError(f"with --card every tenant of the file needs memory; {lacking[0]} has none", field="--card")
+        raise InputError(f"with --card every tenant of the file needs `memory`; {lacking[0]} has none", field="--card")
     stays = sum(spec.memory_bytes or 0 for spec in specs if spec.oversubscribe == "none")
     room = parse_bytes(memory, "--card") - stays
     if room <= 0:
-        raise InputError(f"tenants that cannot leave the GPU hold {format_bytes(stays)} of it", field="--card")
+        raise InputError(f"tenants that cannot be swapped hold {format_bytes(stays)} of it", field="--card")
     moving = {spec.name: spec.memory_bytes or 0 for spec in specs if spec.oversubscribe != "none"}
     return Card(room, moving, ResidencySettings(config.most_moving))
 
@@ -237,7 +242,7 @@ def _show_sliced(answer: dict[str, Any]) -> None:
         table.add_row(*cells)
     console = Console()
     console.print(table)
-    text = f"slices, {answer['seconds']:g} s in virtual time: the GPU works {answer['work_share']:.1%}"
+    text = f"slices, {answer['seconds']:g} s in virtual time: GPU busy {answer['work_share']:.1%}"
     console.print(f"{text}, {answer['switches']:,} switches", highlight=False, soft_wrap=True)
 
 
@@ -262,9 +267,11 @@ def _show(answer: dict[str, Any]) -> None:
         table.add_row(*cells)
     console = Console()
     console.print(table)
-    together = f"{answer['discipline']}, {answer['seconds']:g} s in virtual time: the GPU works"
-    moving = f", {answer['moving_share']:.1%} of the time went to moves" if moved else ""
+    together = f"{answer['discipline']}, {answer['seconds']:g} s in virtual time: GPU busy"
+    moving = f", {answer['moving_share']:.1%} of the time spent on moves" if moved else ""
     console.print(f"{together} {answer['work_share']:.1%}{moving}", highlight=False, soft_wrap=True)
     for row in answer["tenants"]:
         if not row["turns"]:
-            console.print(f"{row['name']} got no turn: the requests of the others leave nothing", highlight=False)
+            console.print(
+                f"{row['name']} got no turn: the requests of the other tenants leave no time", highlight=False
+            )

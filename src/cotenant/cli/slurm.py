@@ -1,4 +1,4 @@
-"""`cotenant slurm`: a job's share, from its comment, held by the node's agent from prolog to epilog."""
+"""`cotenant slurm`: prolog and epilog that hold a job's share, given in its comment, on the node's agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Folder = Annotated[Path | None, typer.Option("--dir", help="Folder of the agent'
 
 @app.command()
 def prolog(folder: Folder = None) -> None:
-    """As Prolog= of slurm.conf: hold the job's share on this node's agent. Does nothing for jobs that ask for none."""
+    """As Prolog= of slurm.conf: reserve the job's share on this node's agent. Does nothing for jobs without a share."""
     import os
 
     from cotenant.agent.owners.slurm import start
@@ -30,9 +30,9 @@ def prolog(folder: Folder = None) -> None:
 
 @app.command("task-prolog")
 def task_prolog(folder: Folder = None) -> None:
-    """As TaskProlog= of slurm.conf: print what the job's tasks are started with.
+    """As TaskProlog= of slurm.conf: print the environment of the job's tasks.
 
-    A job that was refused its share reads why in its output: Slurm shows no errors of task prologs.
+    If the share was refused, the reason is printed into the job's output, since Slurm shows no errors of task prologs.
     """
     import os
 
@@ -50,7 +50,7 @@ def task_prolog(folder: Folder = None) -> None:
 
 @app.command()
 def epilog(folder: Folder = None) -> None:
-    """As Epilog= of slurm.conf: the job's share is free again. Does nothing for jobs without one."""
+    """As Epilog= of slurm.conf: release the job's share. Does nothing for jobs without one."""
     import os
 
     from cotenant.agent.owners.slurm import end

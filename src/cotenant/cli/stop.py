@@ -18,7 +18,7 @@ def stop(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Stop a tenant: SIGTERM to its program and processes, SIGKILL to what is left after the grace time."""
+    """Stop a tenant: SIGTERM to its program and processes, SIGKILL to those still alive after the grace time."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import WorkError
     from cotenant.core.folders import agent_folder
@@ -34,4 +34,4 @@ def stop(
     if answer["left"]:
         raise WorkError(f"still running: {', '.join(map(str, answer['left']))}")
     if answer["held"]:
-        raise WorkError(f"{name} is still there: {answer['held']}")
+        raise WorkError(f"{name} still exists: {answer['held']}")

@@ -1,4 +1,4 @@
-"""`cotenant submit`: give the fleet a job, from a file or from options."""
+"""`cotenant submit`: submit a job to the fleet, from a file or from options."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ Text = str | None
 @app.command(context_settings={"allow_interspersed_args": True})
 def submit(
     what: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOB.yaml] [-- CMD...]", help="A job file, or -- and a program.")
+        list[str] | None, typer.Argument(metavar="[JOB.yaml] [-- CMD...]", help="A job file, or -- and a command.")
     ] = None,
-    name: Annotated[Text, typer.Option(help="Name of the job (default: its program).")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Whole GPUs, all at once (default 1).")] = None,
-    share: Annotated[Text, typer.Option(metavar="30%", help="A share of one GPU instead.")] = None,
-    slice_: Annotated[Text, typer.Option("--slice", metavar="2g", help="A MIG instance instead.")] = None,
-    cpus: Annotated[float | None, typer.Option(help="Cores it can use at best, in all.")] = None,
-    memory: Annotated[Text, typer.Option(metavar="8GiB", help="Memory it can use at best, in all.")] = None,
+    name: Annotated[Text, typer.Option(help="Name of the job (default: its program's).")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of whole GPUs, all started together (default: 1).")] = None,
+    share: Annotated[Text, typer.Option(metavar="30%", help="Share of one GPU instead of whole GPUs.")] = None,
+    slice_: Annotated[Text, typer.Option("--slice", metavar="2g", help="MIG profile instead of whole GPUs.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Most cores that it can use, in all.")] = None,
+    memory: Annotated[Text, typer.Option(metavar="8GiB", help="Most memory that it can use, in all.")] = None,
     model: Annotated[Text, typer.Option(help="Name of its profile.")] = None,
-    profile: Annotated[Text, typer.Option(metavar="F.json", help="Profile file, from cotenant profile job.")] = None,
-    duration: Annotated[Text, typer.Option(metavar="2h", help="Run time alone, for orderings that ask.")] = None,
+    profile: Annotated[
+        Text, typer.Option(metavar="F.json", help="Profile file written by cotenant profile job.")
+    ] = None,
+    duration: Annotated[Text, typer.Option(metavar="2h", help="Run time alone, for orderings that use it.")] = None,
     priority: Annotated[int | None, typer.Option(help="Larger goes first.")] = None,
-    tenant: Annotated[Text, typer.Option(help="Whose job it is.")] = None,
-    retries: Annotated[int | None, typer.Option(help="How often it is started again after a failure.")] = None,
-    grace: Annotated[Text, typer.Option(help="How long it may take to save its state and leave.")] = None,
-    processes: Annotated[Text, typer.Option(metavar="gpu|node", help="Processes of a gang: per GPU, per node.")] = None,
+    tenant: Annotated[Text, typer.Option(help="Tenant to which the job belongs.")] = None,
+    retries: Annotated[int | None, typer.Option(help="Restarts after failures.")] = None,
+    grace: Annotated[Text, typer.Option(help="Time it may take to save its state and end.")] = None,
+    processes: Annotated[
+        Text, typer.Option(metavar="gpu|node", help="Processes of a gang: one per GPU or per node.")
+    ] = None,
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment; repeatable.")] = None,
-    workdir: Annotated[Text, typer.Option(help="Working folder (default: this one, or the file's).")] = None,
-    count: Annotated[int, typer.Option(help="Submit so many of the same.")] = 1,
+    workdir: Annotated[Text, typer.Option(help="Working folder (default: the current one, or the file's).")] = None,
+    count: Annotated[int, typer.Option(help="Number of identical jobs to submit.")] = 1,
     fleet: Annotated[Text, typer.Option("--fleet", metavar="DIR|127.0.0.1:PORT", help="Which fleet.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -53,14 +57,16 @@ def submit(
     }  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
     if not words:
-        raise InputError("give a job file, or -- and the program to run", field="JOB.yaml")
+        raise InputError("give a job file, or -- and the command to run", field="JOB.yaml")
     if not 1 <= count <= 100_000:
-        raise InputError(f"{count} is not between 1 and 100,000", field="count")
+        raise InputError(f"must be between 1 and 100,000, not {count}", field="count")
     if words[0].endswith((".yaml", ".yml", ".json")):
         if len(words) > 1:
-            raise InputError(f"{words[1][:60]!r} stands beside a job file; give one file at a time", field="JOB.yaml")
+            raise InputError(f"{words[1][:60]!r} follows a job file; give one file at a time", field="JOB.yaml")
         if given:
-            raise InputError(f"{next(iter(given))} stands beside a job file; write it into the file", field="JOB.yaml")
+            raise InputError(
+                f"{next(iter(given))} cannot be combined with a job file; set it in the file", field="JOB.yaml"
+            )
         spec = read_job_file(words[0])
     else:
         spec = job_from_values(given | {"command": words}, Path.cwd())

@@ -1,4 +1,4 @@
-"""cotenant sweep: every combination of a sweep file."""
+"""`cotenant sweep`: simulate every combination of a sweep file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ app = typer.Typer(add_completion=False)
 def sweep(
     file: Annotated[Path, typer.Argument(help="Sweep file: options, some with several values.", metavar="FILE.yaml")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs and their report.")],
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes. Default: one per core.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Report page. Default: report.html in --out.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Number of processes (default: one per core).")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Report page (default: report.html in --out).")] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE over the file's: --set seed=[1,2]; repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE that overrides the file's, such as --set seed=[1,2]. Repeatable."),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run every combination of a sweep file on all cores; interrupted, the next call goes on where it stopped."""
+    """Simulate every combination of a sweep file on all cores. Run again after an interruption, it continues where it
+    stopped.
+    """
     from cotenant.cli.progress import jobs_progress, say_compiling
     from cotenant.cli.simulate import check_outputs
     from cotenant.core.record.reader import read_record
@@ -39,7 +44,7 @@ def sweep(
         with jobs_progress(f"{plan.title}: runs", len(plan)) as tick:
             folders = run_sweep(plan, out, file.parent, workers=workers, progress=tick, on_ready=say_compiling)
     except KeyboardInterrupt:
-        text = f"interrupted; finished runs are in {out}, the same command goes on from there"
+        text = f"interrupted; finished runs are in {out}, run the same command to continue"
         print(f"cotenant: {text}", file=sys.stderr)
         raise typer.Exit(130) from None
     families = {model.name: model.family for model in load_profiles().models.values()}

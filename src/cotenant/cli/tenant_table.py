@@ -15,7 +15,7 @@ BAR = 16
 
 
 def share_bar(got: float | None, request: float, limit: float) -> Text:
-    """What a tenant got, as a bar of its GPU; the mark is its request, the shaded end what its limit closes."""
+    """A tenant's actual share as a bar of its GPU: a mark shows its request, shading what its limit excludes."""
     if got is None:
         return Text("not gated".ljust(BAR), style="dim")
     filled = round(got * BAR)
@@ -39,7 +39,7 @@ def _percent(value: float | None) -> str:
 
 
 def _got(share: dict[str, Any]) -> Text:
-    """Marked while it is less than promised."""
+    """The actual share, highlighted if it is less than promised."""
     text = _percent(share["got"])
     return Text(f"▼ {text}", style="bold red") if share.get("short_s") else Text(text)
 
@@ -59,7 +59,7 @@ def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
         return Text("▶ runs", style="bold green")
     if share["waiting"]:
         return Text("◦ waits", style="yellow")
-    at_once = share["got"] is None  # without turns nobody knows whether it is using the GPU now
+    at_once = share["got"] is None  # without turns the current use of the GPU is unknown
     return Text("idle" if tenant["state"] == "running" and not at_once else tenant["state"], style="dim")
 
 
@@ -72,7 +72,7 @@ def _memory(share: dict[str, Any]) -> Text:
 
 
 def _on_gpu(share: dict[str, Any]) -> Text:
-    """How much of what could leave the GPU is there."""
+    """How much of the tenant's swappable memory is on the GPU."""
     where = share.get("residency")
     if where is None or not where["movable_bytes"]:
         return Text("all" if where is None else "-", style="dim")
@@ -115,8 +115,9 @@ DISPENSABLE = (
 def tenant_table(
     answer: dict[str, Any], *, bars: bool = True, sort: str = "", width: int | None = None
 ) -> tuple[Table, list[str]]:
-    """One row per tenant and GPU, and the columns that `width` has no room for (None: all have). `sort`: a key of
-    SORTS, or the order of arrival. Names of tenants stand in full: they are what commands take."""
+    """Returns a table with one row per tenant and GPU, and the columns left out for lack of `width` (None: unlimited).
+    `sort`: a key of SORTS; by default order of arrival. Tenants' names are never shortened, since commands take them.
+    """
     rows = [(tenant, share) for tenant in answer["tenants"] for share in tenant["gpus"]]
     if sort:
         rows.sort(key=SORTS[sort], reverse=sort != "name")

@@ -1,4 +1,6 @@
-"""`--token FILE`: the bearer token that a command shows to a server. In a file, because others see command lines."""
+"""`--token FILE`: the bearer token that a command sends. It is read from a file, since other users can see command
+lines.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,26 @@ import typer
 
 from cotenant.core.errors import InputError
 
-TokenFile = Annotated[Path | None, typer.Option("--token", metavar="FILE", help="File with the bearer token to show.")]
+TokenFile = Annotated[Path | None, typer.Option("--token", metavar="FILE", help="File with the bearer token to send.")]
 
 
 def shown_token(path: Path | None) -> str | None:
-    """The first line that is neither empty nor a comment, as in a server's own file of tokens. InputError without."""
+    """The first line that is neither empty nor a comment, as in a server's token file. Raises InputError if there is
+    none.
+    """
     if path is None:
         return None
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        # a token given by itself must not end up in a terminal's or a log's sentence
+        # someone may have passed the token itself: never print the value on a terminal or into a log
         raise InputError(
-            f"names the file that holds the token; it cannot be read: {(error.strerror or 'no').lower()}",
+            f"the file with the token cannot be read: {(error.strerror or 'no').lower()}",
             field="--token",
         ) from None  # fmt: skip
     except (UnicodeDecodeError, ValueError):
-        raise InputError("is not a text", file=path, field="--token") from None
+        raise InputError("is not a text file", file=path, field="--token") from None
     found = next((line for line in lines if line and not line.startswith("#")), "")
     if not found or not found.isprintable() or " " in found:
-        raise InputError("has no token: one line without spaces", file=path, field="--token")
+        raise InputError("contains no token: one line without spaces", file=path, field="--token")
     return found

@@ -1,4 +1,4 @@
-"""`cotenant top`: tenants live."""
+"""`cotenant top`: live table of tenants."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ KEYS = {"n": "name", "g": "got", "m": "memory", "w": "waited", "a": ""}
 
 @app.command()
 def top(
-    every: Annotated[str, typer.Option(metavar="TIME", help="Time between two looks.")] = "1s",
-    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One look as one JSON object.")] = False,
+    every: Annotated[str, typer.Option(metavar="TIME", help="Refresh interval.")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and exit.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
-    url: Annotated[str, typer.Option(help="Show a server (cotenant serve) at this address instead.")] = "",
+    url: Annotated[str, typer.Option(help="Show the server (cotenant serve) at this URL instead of tenants.")] = "",
     token: TokenFile = None,
 ) -> None:
-    """Show tenants live: share asked and got, memory, turns, waiting time. Keys: q, and n g m w a to sort."""
+    """Show tenants live: requested and actual share, memory, turns, waiting time. Keys: q quits; n g m w a sort."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import InputError
     from cotenant.core.folders import agent_folder
@@ -39,7 +39,7 @@ def top(
 
     period_s = parse_seconds(every, "--every")
     if period_s < 0.05:
-        raise InputError("look at most every 50 ms", field="--every")
+        raise InputError("the refresh interval must be at least 50 ms", field="--every")
     if url:
         from cotenant.cli.top_server import show
 
@@ -65,8 +65,9 @@ def top(
 def screen(
     answer: dict[str, Any], *, sort: str, key_line: bool = True, lost: str = "", width: int | None = None
 ) -> RenderableType:
-    """The whole picture: one line per GPU, then the tenants, then warnings; columns of tenants that `width` has no room
-    for are left out and named."""
+    """The whole screen: one line per GPU, then tenants, then warnings; tenant columns that do not fit into `width` are
+    left out and named.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -88,8 +89,8 @@ def screen(
         parts.append(
             Text.assemble(
                 (f"GPU {gpu['index']} ", "bold"),
-                f"{gpu['name']}   promised {gpu['promised']:.0%}   memory {format_bytes(used)} / {format_bytes(total)}"
-                "   holder ",
+                f"{gpu['name']}   promised {gpu['promised']:.0%}   memory {format_bytes(used)} / "
+                f"{format_bytes(total)}   turn of ",
                 (gpu["holder"] or "nobody", "green" if gpu["holder"] else "dim"),
             )
         )

@@ -1,4 +1,4 @@
-"""`cotenant top --url` on a door of language models."""
+"""`cotenant top --url` for a server of language models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = ("TTFT ms", "SLO", "in time", "TPOT ms", "SLO", "failed", "switches", 
 
 
 def screen(status: dict[str, Any], base: str, lost: str = "") -> RenderableType:
-    """The whole picture: models with an own line each, those that were never asked as a number."""
+    """The whole screen: one line per model; models that never had a request are only counted."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

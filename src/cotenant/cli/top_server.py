@@ -1,4 +1,4 @@
-"""`cotenant top --url`: a server's services and gpulets, live."""
+"""`cotenant top --url`: live table of a server's services and gpulets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool) -> None:
-    """One look, or looks until Ctrl-C."""
+    """Print one table, or refresh it until Ctrl-C."""
     base, headers = _address(url, token)
     status = _ask(base, headers)
     if as_json:
@@ -63,15 +63,15 @@ def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(got.read())
     except urllib.error.HTTPError as error:
         if error.code == 401:
-            raise WorkError(f"{base} asks for a token: give --token FILE with one that it knows") from None
+            raise WorkError(f"{base} requires a token: give --token FILE with a valid one") from None
         raise WorkError(f"{base} answered {error.code}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise WorkError(f"{base} is not reached: {getattr(error, 'reason', error)}") from None
+        raise WorkError(f"cannot connect to {base}: {getattr(error, 'reason', error)}") from None
     return found
 
 
 def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = None, lost: str = "") -> RenderableType:
-    """The whole picture; rates of answers are those between two looks."""
+    """The whole screen; rates are computed between the previous status and this one."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -83,9 +83,10 @@ def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = No
 
         return models_screen(status, base, lost)
     head = Text.assemble(
-        ("cotenant top", "bold"), f"   {base}, up {format_seconds(status['uptime_s'])}   {status['gpus_in_use']} of"
-        f" {status['gpus']} GPUs in use, {status['gpus_held']} held   {status['in_flight']:,} requests in flight"
-        f"   {status['replans']:,} plans made, {status['switches']:,} put in force",
+        ("cotenant top", "bold"),
+        f"   {base}, up {format_seconds(status['uptime_s'])}   {status['gpus_in_use']} of "
+        f"{status['gpus']} GPUs in use, {status['gpus_held']} held   {status['in_flight']:,} requests "
+        f"in flight   {status['replans']:,} plans made, {status['switches']:,} put into effect",
     )  # fmt: skip
     services = Table(box=None, pad_edge=False, header_style="bold")
     figures = ("asked/s", "capacity/s", "p50 ms", "p99 ms", "SLO ms", "in time", "dropped", "failed", "queue")

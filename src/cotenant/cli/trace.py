@@ -1,4 +1,4 @@
-"""`cotenant trace`: look into a trace, convert it, make one up."""
+"""`cotenant trace`: inspect, convert and generate traces."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ app = typer.Typer(no_args_is_help=True, help="Inspect, convert and generate trac
 
 Spec = Annotated[str, typer.Argument(metavar="FORMAT:PATH", help="native, synergy, philly, philly-json, chronus, ...")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-Out = Annotated[str, typer.Option("--out", help="File to write, native format: F.csv or F.parquet.")]
+Out = Annotated[str, typer.Option("--out", help="File to write in native format: F.csv or F.parquet.")]
 Text = str | None
 
 
 def _load(spec: str, options: TraceOptions, *, lengths: bool = True) -> tuple[Trace, dict[str, float]]:
-    """The trace and the iteration times of the shipped profiles. Models are given out only where the split is asked
-    for: looking at a trace must not invent any."""
+    """The trace, and the iteration times of the built-in profiles. Models are drawn only if a split was requested, so
+    that inspecting a trace invents none.
+    """
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.workloads.jobs.select import load_trace
 
@@ -42,7 +43,7 @@ def _print_json(content: dict[str, Any]) -> None:
 @app.command()
 @takes_trace_options
 def inspect(spec: Spec, as_json: Json = False, *, trace_options: TraceOptions) -> None:
-    """What a trace holds: rows kept and left out, span, GPU counts, durations, models, tenants."""
+    """Describe a trace: rows kept and left out, time span, GPU counts, durations, models, tenants."""
     from cotenant.workloads.jobs.summary import summarise
 
     trace, iteration_s = _load(spec, trace_options, lengths=False)
@@ -58,7 +59,7 @@ def inspect(spec: Spec, as_json: Json = False, *, trace_options: TraceOptions) -
 @app.command()
 @takes_trace_options
 def convert(spec: Spec, out: Out, as_json: Json = False, *, trace_options: TraceOptions) -> None:
-    """Write any trace in the native format, after the filters and replacements asked for."""
+    """Write any trace in native format, after the requested filters and replacements."""
     from cotenant.workloads.jobs.write import check_native_name, write_native
 
     check_native_name(out)
@@ -88,16 +89,16 @@ def convert(spec: Spec, out: Out, as_json: Json = False, *, trace_options: Trace
 @app.command()
 @takes_cluster_options
 def generate(
-    jobs: Annotated[int, typer.Option("--jobs", help="How many jobs.")],
+    jobs: Annotated[int, typer.Option("--jobs", help="Number of jobs.")],
     out: Annotated[
-        Text, typer.Option("--out", help="File to write, F.csv or F.parquet. Default: CSV on standard output.")
+        Text, typer.Option("--out", help="File to write, F.csv or F.parquet (default: CSV on standard output).")
     ] = None,
     like: Annotated[
-        str, typer.Option("--like", help="synergy, miso, philly or fleet-smoke: fills in the rest.")
+        str, typer.Option("--like", help="Preset for all other options: synergy, miso, philly or fleet-smoke.")
     ] = "synergy",
     rate: Annotated[Text, typer.Option("--rate", help="Mean arrival rate: 8/h.")] = None,
     gap: Annotated[Text, typer.Option("--gap", help="Mean time between arrivals instead of a rate: 100s.")] = None,
-    load: Annotated[Text, typer.Option("--load", help="Offered GPU-time over the --cluster's: 0.9 or 90%.")] = None,
+    load: Annotated[Text, typer.Option("--load", help="Offered GPU-time relative to --cluster: 0.9 or 90%.")] = None,
     arrivals: Annotated[
         Text,
         typer.Option("--arrivals", help="poisson, static, bursty:CV, lognormal:CV, hyperexp:..., trace:FORMAT:PATH."),
@@ -111,14 +112,14 @@ def generate(
         Text, typer.Option("--split", help=f"Shares of image,language,speech models. Default {DEFAULT_SPLIT}.")
     ] = None,
     split_mode: Annotated[
-        str, typer.Option("--split-mode", help="overall (in turn, nothing random) or random (by the seed).")
+        str, typer.Option("--split-mode", help="overall (round robin, not random) or random (by the seed).")
     ] = "overall",
-    seed: Annotated[int, typer.Option("--seed", help="Same seed, same bytes.")] = DEFAULT_SEED,
+    seed: Annotated[int, typer.Option("--seed", help="Seed; the same seed gives the same file.")] = DEFAULT_SEED,
     as_json: Json = False,
     *,
     cluster_options: ClusterOptions,
 ) -> None:
-    """Draw a synthetic trace from a seed and write it in the native format."""
+    """Draw a synthetic trace and write it in native format."""
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_fraction, parse_rate_per_s, parse_seconds
     from cotenant.profiles.training.tables import load_profiles
@@ -129,7 +130,7 @@ def generate(
     if out is not None:
         check_native_name(out)
     elif as_json:
-        raise InputError("--json needs --out: without it the trace itself goes to standard output", field="out")
+        raise InputError("--json needs --out: without --out the trace goes to standard output", field="out")
     if gap is not None and rate is not None:
         raise InputError("give --rate or --gap, not both", field="gap")
     pace = parse_rate_per_s(rate, field="rate") if rate is not None else None

@@ -26,7 +26,7 @@ from cotenant.workloads.trace_options import DEFAULT_SEED, DEFAULT_SPLIT, TraceO
 if TYPE_CHECKING:
     from cotenant.core.cluster import Cluster
 
-TRACE_PANEL = "Trace: what is kept, scaled and drawn anew"
+TRACE_PANEL = "Trace: filters, scaling and redrawn parts"
 CLUSTER_PANEL = "Cluster"
 Command = Callable[..., Any]
 
@@ -40,20 +40,31 @@ def _cluster(*names: str, **more: Any) -> Any:
 
 
 Text = str | None
-# name in the command -> (its type with the option it becomes, default)
+# parameter of the command -> (its type with the typer option, default)
 TRACE_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "from_": (Annotated[Text, _trace("--from", help="Keep arrivals from this time on, the new 0: 10d, 2400h.")], None),
-    "to": (Annotated[Text, _trace("--to", help="Keep arrivals before this time from the trace's start.")], None),
+    "from_": (
+        Annotated[Text, _trace("--from", help="Keep arrivals from this time on, which becomes time 0: 10d, 2400h.")],
+        None,
+    ),
+    "to": (
+        Annotated[Text, _trace("--to", help="Keep arrivals before this time, counted from the trace's start.")],
+        None,
+    ),
     "tenant": (Annotated[list[str] | None, _trace("--tenant", help="Keep this tenant's jobs; repeatable.")], None),
-    "max_jobs": (Annotated[int | None, _trace("--max-jobs", help="Keep the first so many jobs.")], None),
+    "max_jobs": (Annotated[int | None, _trace("--max-jobs", help="Keep only the first N jobs.")], None),
     "gpu_counts": (
-        Annotated[str, _trace("--gpu-counts", help="all, single or multi (keep only those), as-single (1 GPU each).")],
+        Annotated[
+            str, _trace("--gpu-counts", help="all, single or multi (keep only those), as-single (set all to 1 GPU).")
+        ],
         "all",
     ),
     "only_gpus": (Annotated[Text, _trace("--only-gpus", help="Keep only these GPU counts: 1,2,4,8,16.")], None),
-    "min_duration": (Annotated[Text, _trace("--min-duration", help="Keep jobs of at least this run time.")], None),
-    "max_duration": (Annotated[Text, _trace("--max-duration", help="Keep jobs of at most this run time.")], None),
-    "rate_scale": (Annotated[float, _trace("--rate-scale", help="2 makes jobs arrive twice as fast.")], 1.0),
+    "min_duration": (Annotated[Text, _trace("--min-duration", help="Keep jobs with at least this run time.")], None),
+    "max_duration": (Annotated[Text, _trace("--max-duration", help="Keep jobs with at most this run time.")], None),
+    "rate_scale": (
+        Annotated[float, _trace("--rate-scale", help="Factor on the arrival rate; 2 halves all gaps.")],
+        1.0,
+    ),
     "arrivals": (
         Annotated[
             Text,
@@ -64,7 +75,10 @@ TRACE_OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "rate": (Annotated[Text, _trace("--rate", help="Rate of replaced arrivals: 8/h. Default: its own mean.")], None),
+    "rate": (
+        Annotated[Text, _trace("--rate", help="Rate of replaced arrivals: 8/h (default: the trace's mean).")],
+        None,
+    ),
     "durations": (
         Annotated[
             Text,
@@ -81,20 +95,25 @@ TRACE_OPTIONS: dict[str, tuple[Any, Any]] = {
             Text,
             _trace(
                 "--split",
-                help=f"Shares of image,language,speech models. Default {DEFAULT_SPLIT}, for jobs without a model; "
-                "given, for all jobs.",
+                help="Shares of image,language,speech models. Without it, jobs without a model get "
+                f"{DEFAULT_SPLIT}; if given, all jobs are redrawn.",
             ),
         ],
         None,
     ),
     "split_mode": (
-        Annotated[str, _trace("--split-mode", help="overall (in turn, nothing random) or random (by the seed).")],
+        Annotated[str, _trace("--split-mode", help="overall (round robin, not random) or random (by the seed).")],
         "overall",
     ),
-    "seed": (Annotated[int, _trace("--seed", help="Seed of everything that is drawn.")], DEFAULT_SEED),
-    "time_unit": (Annotated[Text, _trace("--time-unit", help="chronus: s, min (default) or h.")], None),
+    "seed": (Annotated[int, _trace("--seed", help="Seed of all random draws.")], DEFAULT_SEED),
+    "time_unit": (
+        Annotated[Text, _trace("--time-unit", help="Format chronus: time unit s, min (default) or h.")],
+        None,
+    ),
     "attempts": (
-        Annotated[str, _trace("--attempts", help="philly-json: duration is the sum, last or longest of attempts.")],
+        Annotated[
+            str, _trace("--attempts", help="Format philly-json: duration is the sum, last or longest of attempts.")
+        ],
         "sum",
     ),
 }
@@ -105,16 +124,25 @@ CLUSTER_OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "gpu": (Annotated[Text, _cluster("--gpu", help="GPU model. Default A100-40GB.")], None),
-    "cpus_per_node": (Annotated[float | None, _cluster("--cpus-per-node", help="Default 3 per GPU.")], None),
-    "memory_per_node": (Annotated[Text, _cluster("--memory-per-node", help="Default 62.5GB per GPU.")], None),
-    "storage_mbps": (Annotated[float | None, _cluster("--storage-mbps", help="Per node. Default 500.")], None),
+    "gpu": (Annotated[Text, _cluster("--gpu", help="GPU model (default: A100-40GB).")], None),
+    "cpus_per_node": (
+        Annotated[float | None, _cluster("--cpus-per-node", help="Cores per node (default: 3 per GPU).")],
+        None,
+    ),
+    "memory_per_node": (
+        Annotated[Text, _cluster("--memory-per-node", help="Memory per node (default: 62.5GB per GPU).")],
+        None,
+    ),
+    "storage_mbps": (
+        Annotated[float | None, _cluster("--storage-mbps", help="Storage read speed per node (default: 500).")],
+        None,
+    ),
 }
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """The cluster as the command line describes it."""
+    """The cluster options as given on the command line."""
 
     cluster: str | None = None
     gpu: str | None = None
@@ -123,7 +151,7 @@ class ClusterOptions:
     storage_mbps: float | None = None
 
     def parse(self, remarks: list[str] | None = None, *, default: str | None = None) -> Cluster:
-        """The cluster; `default` serves where --cluster is absent. Sentences for the user go to `remarks`."""
+        """The cluster; `default` is used without --cluster. Remarks for the user are appended to `remarks`."""
         from cotenant.workloads.clusters.forms import parse_cluster
 
         spec = self.cluster or default
@@ -140,7 +168,7 @@ class ClusterOptions:
 
 
 def trace_options(**given: Any) -> TraceOptions:
-    """TraceOptions from the values of TRACE_OPTIONS as the command line gives them (texts with units)."""
+    """TraceOptions from the values of TRACE_OPTIONS as given on the command line (texts with units)."""
     return TraceOptions(
         from_s=_seconds(given["from_"], "from", 0.0),
         to_s=_seconds(given["to"], "to", math.inf),
@@ -164,12 +192,14 @@ def trace_options(**given: Any) -> TraceOptions:
 
 
 def takes_trace_options(command: Command) -> Command:
-    """Give a command every trace option; it receives them as `trace_options: TraceOptions`."""
+    """Decorator that adds every trace option to a command, which receives them as `trace_options: TraceOptions`."""
     return _with(command, TRACE_OPTIONS, "trace_options", trace_options)
 
 
 def takes_cluster_options(command: Command) -> Command:
-    """Give a command every cluster option; it receives them as `cluster_options: ClusterOptions`."""
+    """Decorator that adds every cluster option to a command, which receives them as `cluster_options:
+    ClusterOptions`.
+    """
     return _with(command, CLUSTER_OPTIONS, "cluster_options", ClusterOptions)
 
 
@@ -185,7 +215,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def _with(command: Command, options: dict[str, tuple[Any, Any]], into: str, build: Callable[..., Any]) -> Command:
-    """The command with parameter `into` replaced by the options, for typer to read off the signature."""
+    """The command with parameter `into` replaced by the options, in a signature that typer reads."""
     hints = typing.get_type_hints(command, localns={"Cluster": Any}, include_extras=True)
     own = [
         parameter.replace(annotation=hints.get(name, Any), kind=inspect.Parameter.KEYWORD_ONLY)

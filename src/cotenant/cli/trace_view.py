@@ -1,4 +1,4 @@
-"""Tables of `cotenant trace` for people."""
+"""Tables printed by `cotenant trace`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.table import Table
 
 from cotenant.core.units import counted, format_seconds
 
-MOST = 12  # rows of a distribution before the rest is summed up
+MOST = 12  # most rows of a distribution; the rest is summed up in one
 
 
 def _figures(value: float) -> str:
-    """Four figures, or all the whole ones, in groups of three."""
+    """At least four significant figures and all digits before the point, grouped by three."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-# what `generate` reports in its JSON -> (label, value) for people
+# key of `generate`'s JSON -> (label, value) of its table
 SHOWN: dict[str, Callable[[Any], tuple[str, str]]] = {
-    "rate_per_h": lambda value: ("rate asked for", f"{_figures(value)} jobs/h"),
+    "rate_per_h": lambda value: ("requested rate", f"{_figures(value)} jobs/h"),
     "span_s": lambda value: ("last arrival", format_seconds(value)),
     "gpu_hours": lambda value: ("GPU-time", f"{_figures(value)} GPU-hours"),
     "offered_load": lambda value: ("offered load", f"{value:.1%}"),
@@ -78,7 +78,7 @@ def _show_durations(console: Console, durations: dict[str, Any]) -> None:
     table.add_row(*(format_seconds(durations[name]) if durations[name] is not None else "-" for name in names))
     console.print(table)
     if durations["unknown"]:
-        console.print(f"without duration, since their models have no profile: {counted(durations['unknown'], 'job')}")
+        console.print(f"{counted(durations['unknown'], 'job')} without duration, since their models have no profile")
 
 
 def _show_counts(console: Console, title: str, counts: dict[str, int]) -> None:

@@ -1,1 +1,1 @@
-"""The vocabulary: units, GPUs, clusters, work, plans, events."""
+"""The vocabulary shared by all packages: units, GPUs, clusters, work, plans, events."""

@@ -1,6 +1,6 @@
-"""Checked configuration: pydantic models of files, quantities with units in them, and complaints as one sentence.
+"""Validation of configuration files: pydantic models, quantities with units, and errors as one sentence.
 
-Imported where a file is checked: what only describes settings must not need pydantic.
+Imported only where a file is validated, so that modules that merely describe settings do not need pydantic.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
-    """A parser of ours as a validator: its sentence becomes the complaint."""
+    """One of our parsers as a pydantic validator; its InputError becomes the validation error."""
 
     def convert(value: Any) -> Any:
         try:
@@ -61,7 +61,7 @@ class Strict(BaseModel):
 
 
 def check(model: type[M], data: Any, file: str | Path | None = None) -> M:
-    """The data as a model. InputError with the field of the first thing that is wrong."""
+    """Validate the data as a model. Raises InputError with the field of the first error."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -69,7 +69,7 @@ def check(model: type[M], data: Any, file: str | Path | None = None) -> M:
 
 
 def complaint(error: ValidationError, file: str | Path | None = None) -> InputError:
-    """The first thing that is wrong, as one sentence with its field: services[0].slo_ms."""
+    """The first validation error as one sentence with its field, such as services[0].slo_ms."""
     first = error.errors()[0]
     where, context = list(first["loc"]), first.get("ctx", {})
     cause = context.get("error")
@@ -79,7 +79,7 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
     elif first["type"] == "value_error":
         inner = cause.args[0] if cause is not None and cause.args else first["msg"]
         text = inner.message if isinstance(inner, InputError) else str(inner)
-        if isinstance(inner, InputError) and inner.field:  # which may name what it was given, too
+        if isinstance(inner, InputError) and inner.field:  # keep the inner error's field, too
             where[-1:] = [inner.field] if inner.field.split(".")[0] == where[-1:][0] else [*where[-1:], inner.field]
     elif first["type"] == "missing":
         text = "is missing"

@@ -1,4 +1,4 @@
-"""Nodes and clusters: plain data. Parsing of the ways to write a cluster is in workloads.clusters."""
+"""Nodes and clusters as plain data. workloads.clusters parses the notations for clusters."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ class Cluster:
             raise InputError("the cluster has no GPUs", file=self.source or None)
         for group in self.groups:
             if not 0 < group.count <= MAX_NODES:
-                raise InputError(f"{group.count:,} nodes is not between 1 and {MAX_NODES:,}", file=self.source or None)
+                raise InputError(
+                    f"must be between 1 and {MAX_NODES:,} nodes, not {group.count:,}", file=self.source or None
+                )
             if not 0 <= group.gpus <= MAX_GPUS_PER_NODE:
                 raise InputError(
-                    f"{group.gpus:,} GPUs in one node is not between 0 and {MAX_GPUS_PER_NODE:,}",
+                    f"must be between 0 and {MAX_GPUS_PER_NODE:,} GPUs per node, not {group.gpus:,}",
                     file=self.source or None,
                 )
             if group.memory_bytes > MAX_MEMORY_BYTES:
@@ -75,7 +77,7 @@ class Cluster:
         return tuple(dict.fromkeys(g.gpu.name for g in self.groups if g.gpus))
 
     def describe(self) -> str:
-        """One line for people: 16 nodes x 8 A100-40GB, 24 CPUs, 500 GB each."""
+        """One line for users: 16 nodes x 8 A100-40GB, 24 CPUs, 500 GB each."""
         return "; ".join(
             f"{g.count:,} x {g.gpus} {g.gpu.name}, {g.cpus:g} CPU{'' if g.cpus == 1 else 's'}, "
             f"{format_memory(g.memory_bytes)}"

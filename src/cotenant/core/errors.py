@@ -1,4 +1,4 @@
-"""The one exception for wrong input: a sentence with file, line and field."""
+"""The exceptions that end a command with one sentence: InputError (wrong input) and WorkError (failed operation)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 class InputError(Exception):
-    """Input that a person can correct; the command line prints it as one sentence and exits with 2.
+    """Input that the user can correct; the command line prints it as one sentence and exits with 2.
 
-    `message` says what was wrong and what would be right. `file`, `line` (1-based) and `field` say where.
+    `message` says what is wrong and what would be right. `file`, `line` (1-based) and `field` say where.
     """
 
     def __init__(
@@ -34,4 +34,4 @@ class InputError(Exception):
 
 
 class WorkError(Exception):
-    """The input was fine but the work failed (exit code 1): a full disk, a solver that died, a lost server."""
+    """The input was valid but the operation failed (exit code 1): a full disk, a dead solver, a lost server."""

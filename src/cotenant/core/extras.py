@@ -1,4 +1,4 @@
-"""Optional dependencies: what each extra of the package brings, and the sentence that names the one that is missing."""
+"""Optional dependencies: the modules of each extra, and the error that names a missing extra."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _REPORT = ("numpy", "polars", "orjson")
 _SIM = (*_REPORT, "numba", "highspy")
-# extra -> modules, as they are imported; a test compares with pyproject.toml
+# extra -> names of the modules that it installs; a test compares with pyproject.toml
 EXTRAS: dict[str, tuple[str, ...]] = {
     "report": _REPORT,
     "sim": _SIM,
@@ -24,7 +24,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 class MissingExtraError(ModuleNotFoundError):
-    """A module that an extra brings is not installed. `name`: the module; `extra`: the extra to install."""
+    """A module of an optional extra is not installed. `name`: the module; `extra`: the extra to install."""
 
     def __init__(self, who: str, extra: str, module: str) -> None:
         super().__init__(f"{who} needs the extra \"{extra}\": pip install 'cotenant[{extra}]'", name=module)
@@ -32,7 +32,7 @@ class MissingExtraError(ModuleNotFoundError):
 
 
 def require(extra: str, *modules: str) -> None:
-    """MissingExtraError unless these modules can be imported: for packages that do nothing without them."""
+    """Raise MissingExtraError unless these modules can be imported; for packages that are useless without them."""
     for module in modules:
         if module not in sys.modules and not _exists(module):
             raise MissingExtraError(_caller(), extra, module)
@@ -40,7 +40,7 @@ def require(extra: str, *modules: str) -> None:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Around imports of a module whose package works without them."""
+    """Context for imports of optional modules: a missing one raises MissingExtraError."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -50,23 +50,23 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def extra_of(module: str, preferred: str | None = None) -> str | None:
-    """The extra that brings a module: the preferred one where it does, else the smallest; None: no extra does."""
+    """The extra that installs a module: `preferred` if it does, else the smallest; None if no extra does."""
     found = [extra for extra, modules in EXTRAS.items() if any(_within(module, each) for each in modules)]
     return preferred if preferred in found else next(iter(found), None)
 
 
 def _within(module: str, other: str) -> bool:
-    """Whether one is the other or a package of it: what is missing may be google alone."""
+    """Whether one module is the other or contains it: a failed import may name only a parent such as google."""
     return f"{module}.".startswith(f"{other}.") or f"{other}.".startswith(f"{module}.")
 
 
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its package
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
 def _caller(depth: int = 2) -> str:
-    """The module that called the function that calls this."""
+    """Name of the module that called the function that calls this one."""
     return str(sys._getframe(depth).f_globals["__name__"])

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _PART = re.compile(r"\.part-(\d+)$")
 
 
 def cannot_write(path: str | Path, error: OSError) -> InputError:
-    """InputError for an output that cannot be written, with path and system error."""
+    """InputError for an output that cannot be written, with the path and the system's error."""
     return InputError(f"cannot write here: {(error.strerror or str(error)).lower()}", file=path)
 
 
 def _is_stream(path: str | Path) -> bool:
-    """Whether something other than a file is at `path`, such as a pipe or a device: renaming would replace it."""
+    """Whether `path` is not a regular file but a pipe or device, which renaming would replace."""
     found = Path(path)
     return found.exists() and not found.is_file()
 
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[TextIO]:
-    """A text file (UTF-8) that appears at `path` when the block ends without an error; until then the old one stays.
+    """A text file (UTF-8) that replaces `path` when the block ends without an error.
 
-    A link stays one: the file behind it is replaced. What is no file (a pipe, /dev/stdout) is written as it goes. Bytes
-    go to its `buffer`. Raises InputError where the file cannot be made.
+    Symbolic links are kept: the file that they point to is replaced. Pipes and devices (/dev/stdout) are written
+    directly. Bytes go to its `buffer`. Raises InputError if the file cannot be created.
     """
     if Path(path).is_dir():
         raise InputError("is a folder; name a file", file=path)
@@ -63,7 +63,7 @@ def atomic_file(path: str | Path) -> Iterator[TextIO]:
 
 
 def check_writable(path: str | Path) -> None:
-    """InputError where a file cannot be written at `path`; to be asked before long work. Leaves nothing behind."""
+    """Raise InputError if no file can be written at `path`; called before long work. Leaves nothing behind."""
     if Path(path).is_dir():
         raise InputError("is a folder; name a file", file=path)
     if _is_stream(path):
@@ -81,14 +81,16 @@ def _check_destination(target: Path, holds: str, named: str | Path) -> None:
     if target.exists() and not target.is_dir():
         raise InputError("exists and is not a folder; choose another name", file=named)
     if target.is_dir() and any(target.iterdir()) and not (target / holds).exists():
-        raise InputError("exists and holds something else than a run; choose another folder", file=named)
+        raise InputError("exists and contains something other than a run; choose another folder", file=named)
 
 
 def check_folder(path: str | Path, holds: str) -> None:
-    """InputError where a folder cannot be made at `path`, or where one is that has other things than `holds` in it."""
+    """Raise InputError if no folder can be created at `path`, or if one exists that is neither empty nor contains the
+    file `holds`.
+    """
     target = Path(os.path.abspath(path))
     _check_destination(target, holds, path)
-    parent = next(folder for folder in target.parents if folder.exists())  # the ones below it will be made
+    parent = next(folder for folder in target.parents if folder.exists())  # missing folders below it will be created
     probe = parent / f".{target.name}.part-{os.getpid()}"
     try:
         probe.touch()
@@ -98,10 +100,10 @@ def check_folder(path: str | Path, holds: str) -> None:
 
 
 class AtomicFolder:
-    """A folder that is filled beside its destination and takes its place in one rename.
+    """A folder that is filled beside its destination and then moved there by one rename.
 
-    `replaceable` is a file name that marks an earlier folder of the same kind: such a folder is replaced, any other
-    folder that is not empty is an InputError, raised before any work is done.
+    `replaceable` is the name of a file that marks an earlier folder of the same kind, which may be replaced; any other
+    non-empty folder is an InputError, raised before any work is done.
     """
 
     def __init__(self, path: str | Path, replaceable: str) -> None:
@@ -116,7 +118,7 @@ class AtomicFolder:
             raise cannot_write(path, error) from error
 
     def commit(self) -> None:
-        """Put the folder in its place."""
+        """Move the folder to its destination."""
         old = self.part.with_name(self.part.name + ".old")
         try:
             if self.path.exists():
@@ -133,7 +135,9 @@ class AtomicFolder:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Parts of `target` left by processes that were killed, and our own of an earlier writer."""
+    """Remove temporary folders of `target` whose writers were killed, and those of an earlier writer in this
+    process.
+    """
     for other in target.parent.glob(f".{glob.escape(target.name)}.part-*"):
         match = _PART.search(other.name)
         if match and (int(match.group(1)) == os.getpid() or not _alive(int(match.group(1)))):

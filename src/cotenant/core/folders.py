@@ -1,10 +1,10 @@
-"""The folders that Cotenant makes where no option names one. Each has one variable that puts it elsewhere.
+"""Default folders of Cotenant, each of which an environment variable can move.
 
-| folder | variable | else |
+| folder | variable | default |
 |---|---|---|
 | a node's agent: sockets, state | COTENANT_DIR | /run/cotenant for root, else cotenant/ in the XDG runtime folder |
 | the fleet: jobs, logs, checkpoints | COTENANT_FLEET | cotenant/fleet in the XDG state folder |
-| what is compiled when it is used: the simulator's kernels | COTENANT_CACHE | cotenant/ in the XDG cache folder |
+| compiled kernels of the simulator | COTENANT_CACHE | cotenant/ in the XDG cache folder |
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from pathlib import Path
 
 from cotenant.core.errors import WorkError
 
-MACHINE_AGENT = Path("/run/cotenant")  # below /run only root makes folders, so its agent can be trusted by every user
+MACHINE_AGENT = Path("/run/cotenant")  # only root can create folders below /run, so every user may trust this agent
 CONTROL_SOCKET = "control.sock"
 
 
 def agent_folder() -> Path:
-    """Where the agent is that this user's commands reach: the user's own where one runs, else the machine's."""
-    has_machine_agent = os.path.exists(MACHINE_AGENT / CONTROL_SOCKET)  # False, too, where this user may not look
+    """Folder of the agent that this user's commands contact: the user's own agent if it runs, else the machine's."""
+    # also False if this user may not read the folder
+    has_machine_agent = os.path.exists(MACHINE_AGENT / CONTROL_SOCKET)
     try:
         own = own_agent_folder()
-    except WorkError:  # somebody else made it
+    except WorkError:  # another user created it
         if has_machine_agent:
             return MACHINE_AGENT
         raise
@@ -35,7 +36,7 @@ def agent_folder() -> Path:
 
 
 def own_agent_folder() -> Path:
-    """Where an agent that this user starts has its sockets."""
+    """Folder for the sockets of an agent started by this user."""
     if named := os.environ.get("COTENANT_DIR"):
         return Path(named)
     if os.geteuid() == 0:
@@ -45,19 +46,19 @@ def own_agent_folder() -> Path:
 
 
 def fleet_folder() -> Path:
-    """Where the fleet of this user lives."""
+    """Folder of this user's fleet."""
     named = os.environ.get("COTENANT_FLEET")
     return Path(named) if named else _below_home("XDG_STATE_HOME", ".local/state", "COTENANT_FLEET") / "fleet"
 
 
 def cache_folder() -> Path:
-    """Where this user's compiled code is kept."""
+    """Folder for this user's compiled code."""
     named = os.environ.get("COTENANT_CACHE")
     return Path(named) if named else _below_home("XDG_CACHE_HOME", ".cache", "COTENANT_CACHE")
 
 
 def _xdg(variable: str) -> Path | None:
-    """A base folder of the XDG specification, which has relative paths ignored."""
+    """A base folder of the XDG specification, which requires that relative paths be ignored."""
     path = Path(os.environ.get(variable, ""))
     return path if path.is_absolute() else None
 
@@ -68,14 +69,14 @@ def _below_home(variable: str, default: str, own_variable: str) -> Path:
         try:
             base = Path.home() / default
         except RuntimeError:
-            raise WorkError(f"this user has no home folder: name another folder in ${own_variable}") from None
+            raise WorkError(f"this user has no home folder: set ${own_variable} to another folder") from None
     return base / "cotenant"
 
 
 def _own(folder: Path) -> Path:
-    """The folder, if it is this user's: an agent decides what a tenant's program is started with."""
+    """Check that the folder belongs to this user, since an agent decides how a tenant's program is started."""
     with contextlib.suppress(FileNotFoundError):
         found = folder.lstat()
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-            raise WorkError(f"{folder} is not a folder of this user: name another one with COTENANT_DIR or --dir")
+            raise WorkError(f"{folder} does not belong to this user: set another folder with COTENANT_DIR or --dir")
     return folder

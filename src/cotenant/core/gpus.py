@@ -1,7 +1,7 @@
-"""The GPU catalog: what each model has.
+"""The GPU catalog: the properties of each model.
 
-Figures are the vendors' datasheets', but for the models from H100-96GB to RTX-PRO-6000: their bandwidth and TFLOPS are
-estimates that have not been compared with a datasheet.
+Figures are from the vendors' datasheets, except bandwidth and TFLOPS of the models from H100-96GB to RTX-PRO-6000,
+which are estimates.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ GIB = 2**30
 class Gpu:
     """One GPU model.
 
-    `sms`: streaming multiprocessors enabled; `memory_bytes`: nominal device memory; `bandwidth_gbps`: device memory
+    `sms`: enabled streaming multiprocessors; `memory_bytes`: nominal device memory; `bandwidth_gbps`: device memory
     bandwidth in GB/s; `fp16_tflops`: dense half-precision rate of its fastest unit; `mig`: name of its MIG geometry
-    table, or None where the model has no MIG.
+    table, None without MIG.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Gpu:
 
     @property
     def relative_speed(self) -> float:
-        """Estimated training speed against an A100-40GB, where a profile has no figure of its own.
+        """Estimated training speed relative to an A100-40GB, for profiles without a measured figure.
 
-        Geometric mean of the ratios of memory bandwidth and dense half-precision rate: training steps are bound by
-        either, and the mean lies between. An estimate; a measured profile goes first.
+        Geometric mean of the ratios of memory bandwidth and dense half-precision rate, since either can limit a
+        training step.
         """
         base = CATALOG["A100-40GB"]
         return math.sqrt(self.bandwidth_gbps / base.bandwidth_gbps * self.fp16_tflops / base.fp16_tflops)
@@ -84,7 +84,7 @@ CATALOG: dict[str, Gpu] = {
     )
 }
 
-# other spellings seen in traces, cluster files and driver strings
+# other spellings in traces, cluster files and driver strings
 ALIASES: dict[str, str] = {
     "V100": "V100-16GB", "V100M16": "V100-16GB", "V100M32": "V100-32GB",
     "A100": "A100-40GB", "A100-SXM4-40GB": "A100-40GB", "A100-SXM4-80GB": "A100-80GB",
@@ -94,17 +94,18 @@ ALIASES: dict[str, str] = {
     "GH200 144G HBM3E": "GH200-144GB", "RTX PRO 6000": "RTX-PRO-6000",
     "RTX PRO 6000 BLACKWELL SERVER EDITION": "RTX-PRO-6000",
     "RTX 3090": "RTX3090", "RTX 4090": "RTX4090", "RTX 5090": "RTX5090", "RTX A5000": "A5000", "RTX A6000": "A6000",
-    # the openb trace does not name these models; stand-ins of like size, so that it can be simulated at all
+    # the openb trace does not identify these models; GPUs of similar size stand in for them, so that it can be
+    # simulated
     "G2": "A10", "G3": "A100-80GB",
-    # nor does Alibaba's of 2026; stand-ins again, each a model that the trace has not otherwise
+    # nor does Alibaba's trace of 2026; the stand-ins are models that the trace does not contain otherwise
     "GPU-series-1": "L40S", "GPU-series-2": "H20",
-    # export variants: the same chip and memory with fewer links to other GPUs
+    # export variants: the same chip and memory, with less bandwidth between GPUs
     "A800-SXM4-80GB": "A100-80GB", "H800": "H100-80GB",
 }  # fmt: skip
 
 
 def find_gpu(name: str, field: str | None = None) -> Gpu:
-    """The catalog entry for a model name or a known other spelling; InputError names the nearest known ones."""
+    """The catalog entry of a model name or alias. Raises InputError with the nearest known names."""
     plain = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
     for key in (plain, ALIASES.get(plain, ""), ALIASES.get(plain.upper(), "")):
         if key in CATALOG:

@@ -1,4 +1,4 @@
-"""The server of JSON lines (lines.py): limits on the length of a line, on connections and on their silence."""
+"""The server for JSON lines (lines.py), with limits on line length, number of connections and idle time."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.lines import encode, failure
 
 C = TypeVar("C")
-REFUSED_S = 1.0  # for the order of a caller who is refused: a client reads an answer only after it has sent an order
+REFUSED_S = 1.0  # to wait for the order of a refused client: clients read an answer only after they sent an order
 CHUNK = 1 << 16
 
 
 class Lines:
-    """Lines of a stream. No more than one line and a chunk of it is held."""
+    """Reads lines from a stream. Buffers at most one line and one chunk."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
         self._held = bytearray()
 
     async def next(self, most: int) -> bytes:
-        """The next line of at most `most` bytes; empty at the end. InputError: it is longer."""
+        """The next line of at most `most` bytes; empty at the end of the stream. Raises InputError if it is longer."""
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
             if seen > most:
-                raise InputError(f"an order is at most {most} bytes long")
+                raise InputError(f"an order may have at most {most} bytes")
             chunk = await self._reader.read(CHUNK)
             if not chunk:
                 end = seen - 1
@@ -39,7 +39,7 @@ class Lines:
             self._held += chunk
         line = bytes(self._held[: end + 1])
         if len(line) > most:
-            raise InputError(f"an order is at most {most} bytes long")
+            raise InputError(f"an order may have at most {most} bytes")
         del self._held[: end + 1]
         return line
 
@@ -47,9 +47,9 @@ class Lines:
 class LineServer(Generic[C]):
     """Answers orders, one at a time per connection.
 
-    `admit` makes a caller of a new connection, and may take lines from it first; InputError and WorkError refuse it.
-    `answer` carries out a line. `gone` is called once for each caller that was admitted. `idle_s` (None: no limit) is
-    how long a caller may be silent.
+    `admit` makes a caller of a new connection, from which it may first read lines; it refuses by InputError or
+    WorkError. `answer` executes a line. `gone` is called once for each admitted caller. `idle_s`: how long a caller may
+    send nothing; None: unlimited.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class LineServer(Generic[C]):
         self._most, self._idle_s = most_bytes, idle_s
         self._servers: list[asyncio.AbstractServer] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle: set[asyncio.Task[None]] = set()  # those that wait for an order
+        self._idle: set[asyncio.Task[None]] = set()  # connections that wait for an order
         self._closed = False
 
     async def listen(self, path: Path, mode: int) -> None:
-        """Open a unix socket. WorkError where that fails."""
+        """Listen on a unix socket. Raises WorkError if that fails."""
         path.unlink(missing_ok=True)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             made.bind(str(path))
-            os.chmod(path, mode)  # before anybody can connect
+            os.chmod(path, mode)  # before any client can connect
             self._servers.append(await asyncio.start_unix_server(self._serve, sock=made, limit=CHUNK, backlog=1024))
         except OSError as error:
             made.close()
             raise WorkError(f"{path}: cannot listen: {error.strerror or error}") from None
 
     async def listen_loopback(self, port: int) -> int:
-        """Open a port of 127.0.0.1 (0: any that is free) and return it. WorkError where that fails."""
+        """Listen on a port of 127.0.0.1 (0: any free one) and return it. Raises WorkError if that fails."""
         try:
             server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=CHUNK, backlog=128)
         except OSError as error:
@@ -108,7 +108,7 @@ class LineServer(Generic[C]):
                     await writer.drain()
             finally:
                 self._gone(caller)
-        except InputError as error:  # a line over the limit: where the next one begins is not known
+        except InputError as error:  # the line is too long, and the start of the next one is unknown
             writer.write(encode(failure(error)))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             pass
@@ -118,7 +118,7 @@ class LineServer(Generic[C]):
             writer.close()
 
     def close(self) -> None:
-        """Stop listening, and end connections: at once, or after the answer to the order that is being carried out."""
+        """Stop listening, and end each connection: at once if idle, else after the answer to its current order."""
         self._closed = True
         for server in self._servers:
             server.close()
@@ -126,10 +126,10 @@ class LineServer(Generic[C]):
             task.cancel()
 
     def hang_up(self) -> None:
-        """End every connection now."""
+        """End all connections at once."""
         for task in list(self._tasks):
             task.cancel()
 
     async def ended(self) -> None:
-        """Until every connection has ended."""
+        """Wait until all connections have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

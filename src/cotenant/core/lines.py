@@ -1,6 +1,6 @@
-"""JSON lines over sockets and pipes: an order `{"op": NAME, ...}` a line, an answer a line. Servers: line_server.py.
+"""JSON lines over sockets and pipes: an order `{"op": NAME, ...}` per line, an answer per line. Server: line_server.py.
 
-An order that failed is answered by `{"error", "kind": "input" | "work", "field", "file"}`, which callers raise again.
+A failed order is answered by `{"error", "kind": "input" | "work", "field", "file"}`, which the client raises again.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ def encode(message: Message) -> bytes:
 
 
 def order_of(line: bytes) -> Message:
-    """The order of a line. InputError: it is none."""
+    """Parse an order. Raises InputError if the line is not one."""
     try:
         order = json.loads(line)
     except (ValueError, RecursionError):
         raise InputError("not a JSON object") from None
     if not isinstance(order, dict) or not isinstance(order.get("op"), str):
-        raise InputError("an order is a JSON object with an op")
+        raise InputError("an order must be a JSON object with an op")
     return order
 
 
 def failure(error: Exception, server: str = "server") -> Message:
-    """The answer to an order that failed; a fault of ours is logged and does not end the server."""
+    """The answer to a failed order; unexpected exceptions are logged and do not end the server."""
     if isinstance(error, InputError):
         return {"error": error.message, "field": error.field, "file": error.file, "kind": "input"}
     if isinstance(error, WorkError):
         return {"error": str(error), "kind": "work"}
-    LOG.error("an order failed", exc_info=error)
+    LOG.error("unexpected error in an order", exc_info=error)
     return {"error": f"the {server} failed on this order: {error}", "kind": "work"}
 
 
 class LineClient:
-    """An open connection to `who` (the agent, the fleet) at `where`. Raises InputError or WorkError as it answers."""
+    """An open connection to `who` (the agent, the fleet) at `where`. Raises the InputError or WorkError that it
+    answers.
+    """
 
     def __init__(self, connection: socket.socket, who: str, where: str) -> None:
         self._socket = connection
@@ -71,11 +73,11 @@ class LineClient:
         return answer
 
     def within(self, timeout_s: float) -> None:
-        """How long the other end may take from now on."""
+        """Time limit for all further answers."""
         self._socket.settimeout(timeout_s)
 
     def hang_up(self) -> None:
-        """End the connection under a call that another thread waits in."""
+        """End the connection, also while another thread waits for an answer."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -92,10 +94,11 @@ class LineClient:
 
 
 def serve_pipe(start: Callable[[], Callable[[Message], Message]]) -> None:
-    """Answer the orders on standard input until it ends: the loop of a helper process.
+    """Answer the orders on standard input until it ends: the main loop of a helper process.
 
-    `start` makes what answers. Both streams are the caller's alone: what libraries print goes to standard error, and
-    a process started meanwhile does not keep the caller from noticing this one's end.
+    `start` returns the function that answers. Both streams are reserved for this protocol: other output goes to
+    standard error, and processes started meanwhile do not inherit the streams, so that the caller notices when this
+    process ends.
     """
     source, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)

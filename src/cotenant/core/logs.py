@@ -1,7 +1,7 @@
-"""The log of a process: standard library loggers, one handler on standard error, set up here alone.
+"""Logging of a process: standard library loggers with one handler on standard error, configured only here.
 
-Modules log to `logging.getLogger(__name__)`. A command that ends soon prints a sentence to its user; one that runs
-until it is stopped prints time, level and module, or one JSON object a line. Library users set up their own.
+Modules log to `logging.getLogger(__name__)`. Short commands print sentences; long-running ones print time, level and
+module, or one JSON object per line. Users of the library configure their own logging.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from cotenant.core.errors import InputError
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
-FORMAT_VARIABLE, LEVEL_VARIABLE = "COTENANT_LOG_FORMAT", "COTENANT_LOG_LEVEL"  # for processes that a command starts
+FORMAT_VARIABLE, LEVEL_VARIABLE = "COTENANT_LOG_FORMAT", "COTENANT_LOG_LEVEL"  # inherited by child processes
 
 
 def configure(form: str | None = None, level: str | None = None) -> None:
-    """Log of a process that runs until it is stopped; its children find the same in the environment. None: as the
-    environment says, else text from level info on. InputError for what is none of FORMATS or LEVELS."""
+    """Configure the log of a long-running process, and through the environment that of its children. None: from the
+    environment, else text at level info. Raises InputError for unknown values.
+    """
     form = form or os.environ.get(FORMAT_VARIABLE) or "text"
     level = level or os.environ.get(LEVEL_VARIABLE) or "info"
     for value, known, option in ((form, FORMATS, "--log-format"), (level, LEVELS, "--log-level")):
@@ -33,12 +34,12 @@ def configure(form: str | None = None, level: str | None = None) -> None:
 
 
 def configure_short(command: str = "cotenant") -> None:
-    """Log of a command that ends soon: sentences to its user."""
+    """Configure the log of a short command: plain sentences."""
     _install(logging.Formatter(f"{command}: %(message)s"), "info")
 
 
 class _Handler(logging.Handler):
-    """Writes to what is standard error at that time. A full disk or a closed pipe must not end what is logged."""
+    """Writes to the current sys.stderr. A full disk or a closed pipe does not end the process."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -1,11 +1,11 @@
-"""MIG geometry: profiles, placements, layouts, and which layouts a running GPU can still reach.
+"""MIG geometry: profiles, placements, layouts, and the layouts that a GPU with running instances can still reach.
 
-A GPU offers `compute_slices` and `memory_slots`; an instance of a kind takes its number of compute slices and a run of
-memory slots that begins at one of the kind's allowed starts. A set of instances is legal when the runs are disjoint and
-the compute slices fit. A layout is maximal when no further instance fits.
+A GPU has `compute_slices` and `memory_slots`; an instance takes a number of compute slices and a range of memory slots
+that begins at one of the starts allowed for its kind. A set of instances is legal if their ranges are disjoint and the
+compute slices suffice. A layout is maximal if no further instance fits.
 
-Profiles that differ from another one only in media engines or graphics (`1g+me`, `2g-me`, `1g+gfx`) are variants: they
-can be asked for, listed and removed, and no policy chooses among them.
+Profiles that differ from another only in media engines or graphics (`1g+me`, `2g-me`, `1g+gfx`) are variants: they can
+be requested, listed and removed, but policies do not choose them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cotenant.core.mig_tables import GIB, TABLES
 class SliceProfile:
     """A kind of instance on one GPU: `kind` (7g, 4g, 3g, 2g, 1g+, 1g), full `name`, memory and SMs (None: unknown).
 
-    `most`: how many of it there may be; `engines`: the video decoders and optical flow units it takes.
+    `most`: how many of it a GPU can have; `engines`: video decoders and optical flow units of an instance.
     """
 
     kind: str
@@ -37,12 +37,12 @@ class SliceProfile:
     starts: tuple[int, ...]
     most: int = 8
     engines: tuple[int, int] = (0, 0)
-    also: str = ""  # its name with other drivers
+    also: str = ""  # its name with other driver versions
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Placement:
-    """One instance: where it starts on the memory-slot axis and of which kind it is."""
+    """One instance: its start on the memory-slot axis and its kind."""
 
     start: int
     kind: str
@@ -54,7 +54,7 @@ Multiset = tuple[str, ...]  # kinds, largest first
 
 @dataclass(frozen=True)
 class Geometry:
-    """All that MIG allows on one GPU model; `kinds`, without the variants, from the largest to the smallest."""
+    """The MIG geometry of one GPU model; `kinds`: kinds without variants, from the largest to the smallest."""
 
     gpu: str
     compute_slices: int
@@ -73,25 +73,25 @@ class Geometry:
 
     @property
     def every(self) -> dict[str, SliceProfile]:
-        """Profiles and variants."""
+        """All profiles, including variants."""
         return self.profiles | self.variants
 
     @property
     def whole(self) -> Layout:
-        """The layout of one instance that takes everything (7g, or 4g on an A30)."""
+        """The layout with one instance of the whole GPU (7g, or 4g on an A30)."""
         return (Placement(0, self.kinds[0]),)
 
     def mask(self, placement: Placement) -> int:
-        """Bit mask of the memory slots that an instance takes."""
+        """Bit mask of the memory slots that an instance occupies."""
         profile = self.profiles.get(placement.kind) or self.variants[placement.kind]
         return ((1 << profile.memory_slots) - 1) << placement.start
 
     def placements(self) -> tuple[Placement, ...]:
-        """Every instance that could stand alone, by kind then start."""
+        """Every placement of a single instance, by kind, then start."""
         return tuple(Placement(s, p.kind) for p in self.profiles.values() for s in p.starts)
 
     def fits(self, layout: Iterable[Placement]) -> bool:
-        """Whether the instances are allowed together."""
+        """Whether the instances can exist together."""
         taken = compute = decoders = flow = 0
         count: dict[str, int] = {}
         for placement in layout:
@@ -115,19 +115,19 @@ class Geometry:
         return f"{profile.name if profile else placement.kind}@{placement.start}"
 
     def format(self, layout: Iterable[Placement]) -> str:
-        """The full layout syntax, `3g.40gb@0,2g.20gb@4`."""
+        """The layout in full notation, `3g.40gb@0,2g.20gb@4`."""
         return ",".join(self.name(p) for p in sorted(layout))
 
 
 @cache
 def geometry(gpu: str, *, double_memory: bool | None = None) -> Geometry:
-    """Geometry of a catalogued GPU; `double_memory` overrides whether the double-memory 1g is offered.
+    """Geometry of a GPU of the catalog; `double_memory` overrides whether the double-memory 1g is offered.
 
     Raises InputError for a GPU without MIG.
     """
     key = find_gpu(gpu, field="gpu").mig
     if key is None:
-        raise InputError(f"{gpu} has no MIG; these have: {', '.join(TABLES)}", field="gpu")
+        raise InputError(f"{gpu} has no MIG; GPUs with MIG: {', '.join(TABLES)}", field="gpu")
     table = TABLES[key]
     offered = table.double_memory if double_memory is None else double_memory
     profiles: dict[str, SliceProfile] = {}
@@ -158,7 +158,7 @@ def geometry(gpu: str, *, double_memory: bool | None = None) -> Geometry:
 
 @cache
 def legal_layouts(geo: Geometry) -> tuple[Layout, ...]:
-    """Every legal set of instances, the empty one included, each sorted by start; smaller sets first."""
+    """Every legal set of instances including the empty one, each sorted by start; smaller sets first."""
     options = geo.placements()
     found: set[Layout] = set()
 
@@ -185,7 +185,7 @@ def maximal_layouts(geo: Geometry) -> tuple[Layout, ...]:
 
 
 def multiset(geo: Geometry, layout: Iterable[Placement]) -> Multiset:
-    """The kinds of a layout without their places, largest first."""
+    """The kinds of a layout without placements, largest first."""
     order = {kind: i for i, kind in enumerate(geo.every)}
     return tuple(sorted((p.kind for p in layout), key=order.__getitem__))
 
@@ -196,10 +196,10 @@ def maximal_multisets(geo: Geometry) -> tuple[Multiset, ...]:
 
 
 def reachable(geo: Geometry, running: Iterable[Placement]) -> tuple[Layout, ...]:
-    """Maximal layouts that keep every running instance where it is, so that nobody running is disturbed."""
+    """Maximal layouts that keep every running instance in place."""
     keep = set(running)
     if not geo.fits(keep):
-        raise InputError(f"{geo.format(keep)} is no legal set of instances on {geo.gpu}", field="running")
+        raise InputError(f"{geo.format(keep)} is not a legal set of instances on {geo.gpu}", field="running")
     variants = {p for p in keep if p.kind in geo.variants}
     if not variants:
         return tuple(layout for layout in maximal_layouts(geo) if keep <= set(layout))
@@ -213,14 +213,17 @@ def reachable(geo: Geometry, running: Iterable[Placement]) -> tuple[Layout, ...]
 
 
 def place(geo: Geometry, kinds: Sequence[str], keep: Iterable[Placement] = ()) -> Layout | None:
-    """A legal placement of these kinds: with most of the instances in `keep`, then in the given order on the axis."""
+    """A legal placement of these kinds that keeps as many of the instances in `keep` as possible; ties go to the given
+    order on the axis.
+    """
     matches: set[Layout] = set()
 
     def grow(layout: Layout, left: list[str]) -> None:
         if not left:
             matches.add(tuple(sorted(layout)))
             return
-        after = layout[-1].start if layout and layout[-1].kind == left[0] else -1  # of one kind in one order only
+        # instances of one kind are interchangeable: consider only one order
+        after = layout[-1].start if layout and layout[-1].kind == left[0] else -1
         for start in geo.every[left[0]].starts:
             wider = (*layout, Placement(start, left[0]))
             if start > after and geo.fits(wider):
@@ -234,14 +237,14 @@ def place(geo: Geometry, kinds: Sequence[str], keep: Iterable[Placement] = ()) -
 
 
 def kind_of(geo: Geometry, text: str) -> str:
-    """The kind that `3`, `3g`, `1+`, `1g+`, `3g.40gb` or `3g.40gb` of this GPU names."""
+    """The kind named by `3`, `3g`, `1+`, `1g+`, `3g.40gb` or a full name of this GPU."""
     word = text.strip().lower().removeprefix("mig ")
     for profile in geo.every.values():
         if word in (profile.kind, profile.kind.replace("g", "", 1), profile.name, profile.also or profile.name):
             return profile.kind
     if re.fullmatch(r"\d+c\.\d+g\..*", word):
         raise InputError(
-            f"{text.strip()!r} is a part of an instance; instances are given whole, {word.partition('.')[2]}",
+            f"{text.strip()!r} is a part of an instance; give the whole instance, {word.partition('.')[2]}",
             field="layout",
         )
     offered = ", ".join(p.name for p in geo.every.values())
@@ -256,24 +259,22 @@ def every_name() -> frozenset[str]:
 
 
 def parse_layout(geo: Geometry, text: str) -> Layout:
-    """A layout from `3,2,2` (compute slices, `1+` the double-memory 1g) or `3g.40gb@0,2g.20gb@4`.
+    """Parse a layout: `3,2,2` (compute slices, `1+` for the double-memory 1g) or `3g.40gb@0,2g.20gb@4`.
 
-    Raises InputError for one that does not exist on this GPU.
+    Raises InputError if it does not exist on this GPU.
     """
     words = [w for w in re.split(r"[,\s]+", text.strip().strip("[]")) if w]
     if not words:
-        raise InputError("the layout is empty; give for example 3,2,2", field="layout")
+        raise InputError("the layout is empty; give one such as 3,2,2", field="layout")
     placed = sum("@" in w for w in words)
     if placed not in (0, len(words)):
         raise InputError(
-            f"layout {text!r} mixes placed and unplaced slices; give a start to all or to none", field="layout"
+            f"layout {text!r} mixes slices with and without a start; give a start to all or to none", field="layout"
         )
     if not placed:
         layout = place(geo, [kind_of(geo, w) for w in words])
         if layout is None:
-            raise InputError(
-                f"layout {text!r} does not exist on {geo.gpu}; `cotenant mig layouts` lists what does", field="layout"
-            )
+            raise InputError(f"layout {text!r} does not exist on {geo.gpu}; see `cotenant mig layouts`", field="layout")
         return layout
     result = tuple(sorted(_parse_placement(geo, word) for word in words))
     if not geo.fits(result):
@@ -291,7 +292,7 @@ def _parse_placement(geo: Geometry, word: str) -> Placement:
     if not start.isdigit() or int(start) not in profile.starts:
         allowed = ", ".join(map(str, profile.starts))
         raise InputError(
-            f"{profile.name} cannot start at {start or 'nothing'} on {geo.gpu}; it may start at {allowed}",
+            f"{profile.name} cannot start at {start or 'nothing'} on {geo.gpu}; possible starts are {allowed}",
             field="layout",
         )
     return Placement(int(start), profile.kind)

@@ -8,7 +8,7 @@
           mig-enabled: true
           mig-devices: {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
-Of the rules that address a GPU the last one holds, as in mig-parted.
+If several rules apply to a GPU the last one wins, as in mig-parted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
 @dataclass(frozen=True)
 class Rule:
-    """`devices`: indices, None for all; `pci_ids`: 0xDDDDVVVV, None for any; `profiles`: how many of which instance."""
+    """`devices`: indices, None for all; `pci_ids`: 0xDDDDVVVV, None for any; `profiles`: number of instances by
+    profile.
+    """
 
     devices: tuple[int, ...] | None
     pci_ids: tuple[int, ...] | None
@@ -37,11 +39,13 @@ class Rule:
     profiles: dict[str, int]
 
     def addresses(self, index: int, pci_id: int) -> bool:
-        """Whether it is about a GPU."""
+        """Whether the rule applies to a GPU."""
         return (self.devices is None or index in self.devices) and (self.pci_ids is None or pci_id in self.pci_ids)
 
     def layout(self, geo: Geometry, keep: Iterable[Placement] = ()) -> Layout:
-        """Where its instances go, those that exist at their places. InputError where this GPU cannot have them."""
+        """Placements of its instances that keep existing ones in place. Raises InputError if they do not fit on this
+        GPU.
+        """
         kinds = [kind_of(geo, name) for name, count in self.profiles.items() for _ in range(count)]
         order = {kind: i for i, kind in enumerate(geo.every)}
         found = place(geo, sorted(kinds, key=order.__getitem__), keep) if len(kinds) <= geo.memory_slots else None
@@ -50,7 +54,7 @@ class Rule:
         return found
 
     def models(self) -> tuple[list[str], str]:
-        """Models of the catalog that can have it, and why one that it names cannot (else empty)."""
+        """Catalog models that support the rule, and why a model that it names does not (otherwise empty)."""
         named = None if self.pci_ids is None else [PCI_MODELS.get(i >> 16, "") for i in self.pci_ids]
         fit, why = [], ""
         for model in dict.fromkeys(named or TABLES):
@@ -60,7 +64,7 @@ class Rule:
                 self.layout(geometry(model, double_memory=True))
                 fit.append(model)
             except InputError as error:
-                why = why or (error.message if named else "no model of the catalog can have it")
+                why = why or (error.message if named else "no GPU model of the catalog supports it")
         return fit, why if named or not fit else ""
 
     def __str__(self) -> str:
@@ -68,14 +72,14 @@ class Rule:
 
 
 def read_mig_config(path: str | Path) -> dict[str, tuple[Rule, ...]]:
-    """The named lists of a file. InputError with file, line and field."""
+    """The named lists of a file. Raises InputError with file, line and field."""
     source = read_yaml(path)
     with source.located():
         content = source.content
         if not isinstance(content, dict) or set(content) - {"version", "mig-configs"}:
-            raise InputError("holds something else than version and mig-configs")
+            raise InputError("may only contain version and mig-configs")
         if content.get("version") != "v1":
-            raise InputError(f"is {content.get('version')!r}; this reads v1", field="version")
+            raise InputError(f"is {content.get('version')!r}; only v1 is supported", field="version")
         lists = content.get("mig-configs")
         if not isinstance(lists, dict) or not lists:
             raise InputError("needs at least one list of rules", field="mig-configs")
@@ -89,26 +93,26 @@ def read_mig_config(path: str | Path) -> dict[str, tuple[Rule, ...]]:
 
 
 def named_rules(lists: dict[str, tuple[Rule, ...]], name: str, path: str | Path) -> tuple[Rule, ...]:
-    """One list; InputError names those that there are."""
+    """The list of that name; InputError lists the known names."""
     if name not in lists:
-        raise InputError(f"has no list {name!r}; it has {', '.join(lists)}", file=path)
+        raise InputError(f"has no list {name!r}; its lists are {', '.join(lists)}", file=path)
     return lists[name]
 
 
 def _rule(row: Any, where: str) -> Rule:
     if not isinstance(row, dict):
-        raise InputError("a rule has devices and mig-enabled", field=where)
+        raise InputError("a rule needs devices and mig-enabled", field=where)
     if unknown := set(row) - set(KEYS):
-        raise InputError(f"unknown field {min(map(str, unknown))!r}; a rule has {', '.join(KEYS)}", field=where)
+        raise InputError(f"unknown field {min(map(str, unknown))!r}; known: {', '.join(KEYS)}", field=where)
     devices, enabled, counts = row.get("devices"), row.get("mig-enabled"), row.get("mig-devices") or {}
     if devices != "all" and not (isinstance(devices, list) and _all_whole(devices)):
         raise InputError(f"is {devices!r}, not all or a list of GPU indices", field=f"{where}.devices")
     if not isinstance(enabled, bool):
         raise InputError(f"is {enabled!r}, not true or false", field=f"{where}.mig-enabled")
     if not isinstance(counts, dict) or not _all_whole(counts.values()):
-        raise InputError("is not a mapping of profiles to how many of them", field=f"{where}.mig-devices")
+        raise InputError("must map profiles to numbers of instances", field=f"{where}.mig-devices")
     if counts and not enabled:
-        raise InputError("names instances, and mig-enabled is false", field=f"{where}.mig-devices")
+        raise InputError("lists instances although mig-enabled is false", field=f"{where}.mig-devices")
     return Rule(
         None if devices == "all" else tuple(devices), _filter(row.get("device-filter"), f"{where}.device-filter"),
         enabled, {str(name): count for name, count in counts.items()},
@@ -120,12 +124,12 @@ def _all_whole(values: Iterable[Any]) -> bool:
 
 
 def _filter(value: Any, where: str) -> tuple[int, ...] | None:
-    """PCI ids as numbers: `"0x233010DE"`, or without quotation marks, which YAML reads as a number."""
+    """PCI ids as numbers: `"0x233010DE"`, or unquoted, which YAML parses as a number."""
     words = value if isinstance(value, list) else [value] if value not in (None, "") else []
     found = []
     for word in words:
         try:
             found.append(word if isinstance(word, int) and not isinstance(word, bool) else int(str(word), 16))
         except ValueError:
-            raise InputError(f"{word!r} is no PCI device and vendor, such as 0x233010DE", field=where) from None
+            raise InputError(f"{word!r} is not a PCI device and vendor such as 0x233010DE", field=where) from None
     return tuple(found) or None

@@ -27,9 +27,9 @@ class Row(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a kind takes of the GPU: compute slices, memory slots, allowed starts, `-lgip` id; how many there may be.
+    """The resources that a kind takes: compute slices, memory slots, allowed starts, `-lgip` id, largest number.
 
-    `engines`: video decoders and optical flow units, counted where they exclude profiles.
+    `engines`: video decoders and optical flow units, given only where they exclude other profiles.
     """
 
     compute: int
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All profiles of one GPU; `double_memory` says whether `1g+` is offered unless asked otherwise.
+    """All profiles of one GPU; `double_memory`: whether `1g+` is offered by default.
 
     A shape without a row is a variant of the row that its kind begins with: `1g+me` of `1g`.
     """
@@ -70,7 +70,7 @@ FOUR = {
     "2g+me": Shape(2, 2, (0, 2), 6, 1, (0, 1)),
     "1g+me": Shape(1, 1, (0, 1, 2, 3), 21, 1, (0, 1)),
 }
-# of an RTX PRO 6000: an instance with graphics is any other, one with all media leaves the others none
+# shapes of an RTX PRO 6000: at most one instance takes all media engines; graphics (`+gfx`) costs nothing extra
 TWELVE = {
     "4g": Shape(4, 12, (0,), 0, 1, (4, 1)),
     "2g": Shape(2, 6, (0, 6), 5, 2, (2, 0)),
@@ -87,7 +87,9 @@ TWELVE = {
 
 
 def _seven(rows: str, *, double_memory: bool = True, source: str) -> Table:
-    """Rows are `name:GiB:SMs` in the order 7g 4g 3g 2g 1g+ 1g, the name perhaps `name/its other name`."""
+    """A table of a GPU with seven compute slices. Rows are `name:GiB:SMs` in the order 7g 4g 3g 2g 1g+ 1g; a name may
+    be `name/alias`.
+    """
     parsed = []
     for kind, text in zip(list(SEVEN)[:6], rows.split(), strict=True):
         name, gib, sms = text.split(":")
@@ -106,7 +108,7 @@ TABLES: dict[str, Table] = {
         "-lgip listing of an A30 24GB",
     ),
     "A100-40GB": _seven(
-        # 1g.10gb needs driver R525 or newer, so it is offered only when asked for
+        # 1g.10gb needs driver R525 or newer, so it is offered only on request
         "7g.40gb:39.38:98 4g.20gb:19.62:56 3g.20gb:19.62:42 2g.10gb:9.75:28 1g.10gb:9.75:14 1g.5gb:4.75:14",
         double_memory=False,
         source="-lgip listing of an A100 40GB",
@@ -174,7 +176,7 @@ TABLES: dict[str, Table] = {
     ),
 }
 
-# PCI device ids -> models of the catalog; the export variants (A800, H800) are cut alike
+# PCI device id -> model of the catalog; export variants (A800, H800) have the same layouts
 PCI_MODELS: dict[int, str] = {
     0x20B0: "A100-40GB", 0x20B1: "A100-40GB", 0x20F1: "A100-40GB", 0x20F6: "A100-40GB",
     0x20B2: "A100-80GB", 0x20B5: "A100-80GB", 0x20F3: "A100-80GB", 0x20F5: "A100-80GB",

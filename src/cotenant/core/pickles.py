@@ -13,11 +13,11 @@ _LENGTH = struct.Struct("<Q")
 
 class _Exactly(Protocol):
     async def readexactly(self, n: int, /) -> bytes:
-        """`n` bytes, as asyncio.StreamReader has it."""
+        """Read `n` bytes, as asyncio.StreamReader does."""
 
 
 def frame(message: object) -> bytes:
-    """A message as bytes."""
+    """Encode a message."""
     data = pickle.dumps(message)
     return _LENGTH.pack(len(data)) + data
 
@@ -41,7 +41,7 @@ async def receive(stream: _Exactly) -> Any:
 
 
 def take_streams() -> tuple[BinaryIO, Callable[[object], None]]:
-    """Standard input, and what writes a message to standard output; what libraries print goes to standard error."""
+    """Standard input, and a function that writes a message to standard output; other output goes to standard error."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 

@@ -1,4 +1,4 @@
-"""What a job policy is given and what it answers, as plain data: Snapshot in, Plan out."""
+"""Input and output of a job policy as plain data: Snapshot and Plan."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Grant:
-    """A job's share: on node `nodes[i]` it holds `node_gpus[i]` GPUs (a part of one below 1).
+    """A job's share: on node `nodes[i]` it holds `node_gpus[i]` GPUs (a fraction of one below 1).
 
-    `cpus` (cores) and `memory_bytes` are over all its nodes; `level` is the allotment's (policy.arrays); `speed` is its
-    pace against the proportional share on the reference GPU; `reserved`: it started by a reservation.
+    `cpus` (cores) and `memory_bytes` are totals over all nodes; `level`: level of the allotment (policy.arrays);
+    `speed`: relative to the proportional share on the reference GPU; `reserved`: started by a reservation.
     """
 
     job: str
@@ -38,8 +38,8 @@ class Grant:
 class Snapshot:
     """Cluster and unfinished jobs at one moment; jobs are ordered by arrival.
 
-    `done[J]`: fraction of the work done, 0..1; `attained_s[J]`: seconds run so far; `last_run_s[J]`: when it last ran
-    (its arrival if never); `running`: the grants of those that run.
+    `done[J]`: fraction of the work done, 0..1; `attained_s[J]`: run time so far in seconds; `last_run_s[J]`: when it
+    last ran (its arrival if never); `running`: grants of the running jobs.
     """
 
     cluster: Cluster
@@ -52,7 +52,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Plan:
-    """The complete answer: who runs with what from now on, who stops, and why the others wait."""
+    """The complete decision: which jobs run with which grants, which stop, and why the others wait."""
 
     grants: tuple[Grant, ...]
     preempt: tuple[str, ...]

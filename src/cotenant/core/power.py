@@ -1,15 +1,16 @@
-"""What GPUs draw, by model and by what runs on them.
+"""Power draw of GPUs, by model and by workload.
 
-Idle and most: Cloud Carbon Footprint (AwsFootprintEstimationConstants, after Teads' measurements of AWS instances) for
-the models it has; for the others the same parts of the board's power in the vendor's datasheet, 11.7 % and 102 %.
-What part of the way between them a training job uses: mean power of five workloads on a V100 without a lower limit, of
-Zeus (NSDI 2023, github.com/ml-energy/zeus at 75a8b93, trace/summary_power_v100.csv).
+Idle and maximum power: Cloud Carbon Footprint (AwsFootprintEstimationConstants, after Teads' measurements of AWS
+instances) where it has the model; otherwise the same fractions of the board power in the vendor's datasheet, 11.7 % and
+102 %. Activity of a training job, as the fraction of the range between idle and maximum: mean power of five workloads
+on a V100 without power limit, from Zeus (NSDI 2023, github.com/ml-energy/zeus at 75a8b93,
+trace/summary_power_v100.csv).
 """
 
 from __future__ import annotations
 
 MEASURED_W: dict[str, tuple[float, float]] = {
-    "K80": (17.5, 153.0),  # half of the board, which holds two
+    "K80": (17.5, 153.0),  # half of the board's, which holds two GPUs
     "P4": (9.0, 76.5),
     "P100": (36.0, 306.0),
     "V100-16GB": (35.0, 306.0),
@@ -25,23 +26,23 @@ BOARD_W: dict[str, float] = {
 }  # fmt: skip
 IDLE_PART, MOST_PART = 0.117, 1.02
 
-# mean watts of a V100 (35 idle, 250 its limit there) as the part of the way from idle to the limit
+# mean power on a V100 as the fraction of the range between idle (35 W) and its limit (250 W)
 ACTIVITY: dict[str, float] = {
     "resnet-50": 0.87,  # 222 W
     "resnet50": 0.87,
     "res50": 0.87,
-    "imagenet": 0.87,  # Sia's name for ResNet-50
+    "imagenet": 0.87,  # ResNet-50 in Sia's trace
     "bert": 0.89,  # 226 W
     "deepspeech": 0.63,  # 171 W
     "shufflenet": 0.53,  # 149 W
     "ncf": 0.01,  # 38 W
     "recommendation": 0.01,
 }
-MEAN_ACTIVITY = 0.59  #: of the five, for every other model
+MEAN_ACTIVITY = 0.59  # : mean of the five, for all other models
 
 
 def watts(gpu: str) -> tuple[float, float] | None:
-    """Idle and most watts of a GPU of the catalog; None where no source has it."""
+    """Idle and maximum power of a catalog GPU in watts; None if no source has it."""
     if gpu in MEASURED_W:
         return MEASURED_W[gpu]
     board = BOARD_W.get(gpu)
@@ -49,6 +50,6 @@ def watts(gpu: str) -> tuple[float, float] | None:
 
 
 def activity(model: str) -> float:
-    """The part of the way from idle to most that a job of this model draws, by its name."""
+    """Activity of a model's jobs: the fraction of the range between idle and maximum power."""
     name = model.lower()
     return next((part for known, part in ACTIVITY.items() if known in name), MEAN_ACTIVITY)

@@ -1,9 +1,9 @@
-"""Protobuf messages from tables, built when the program runs, so that no generated code has to match the protobuf that
-is installed. Each table has a descriptor pool of its own: another package's copy of the same names does not clash.
+"""Protobuf messages built at run time from tables, so that no generated code depends on the installed protobuf version.
+Each table has its own descriptor pool: definitions of the same name in other packages do not clash.
 
-A message is "TYPE NAME NUMBER, ..." where TYPE is a scalar, a message or an enumeration of the table, [TYPE] repeated,
-{TYPE} a map from strings or {KEY TYPE} one from KEY, TYPE? a scalar whose presence is known. A dot in a name nests.
-Only fields that are read or written have to be listed: protobuf skips the rest of what it receives.
+A message is "TYPE NAME NUMBER, ..." where TYPE is a scalar, a message or an enumeration of the table; [TYPE] is
+repeated, {TYPE} a map from strings, {KEY TYPE} a map from KEY, TYPE? a scalar with presence. A dot in a name nests.
+Only fields that are read or written need to be listed: protobuf skips unknown ones.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def classes(
     package: str, messages: Mapping[str, str], enums: Mapping[str, str] | None = None,
     oneofs: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Message classes by name. `enums`: values by name, from 0 on. `oneofs`: messages of which one field is set, with
-    the name of that choice."""
+    """Message classes by name. `enums`: names of values, numbered from 0. `oneofs`: messages of which one field is set,
+    with the name of the oneof.
+    """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name=f"cotenant/{package}.proto", package=package, syntax="proto3")
@@ -72,7 +73,7 @@ def classes(
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """What is set of a message, as plain data: enumerations by name."""
+    """The set fields of a message as plain data, enumerations by name."""
 
     def value(field: Any, one: Any) -> Any:
         if field.message_type is not None:

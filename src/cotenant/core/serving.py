@@ -1,4 +1,4 @@
-"""Vocabulary of serving: services with SLOs, gpulets, and the plan that cuts GPUs into gpulets. Plain data."""
+"""Vocabulary of serving as plain data: services with SLOs, gpulets, and the plan that divides GPUs into gpulets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ MAX_BATCH = 1024
 MAX_GPUS = 1_000_000
 
 
-MOST_MODELS = 128  # that share a gpulet
+MOST_MODELS = 128  # on one gpulet
 
 
 @dataclass(frozen=True)
 class Service:
-    """A model that answers requests under an SLO at a rate.
+    """A model that answers requests at a rate under an SLO.
 
-    `rate_rps` is the rate to plan for, `slo_ms` the latency limit from arrival to answer. A higher `priority` is
-    planned first when not everything fits. `memory_bytes` replaces the profile's figure; `input_bytes`: of one request.
+    `rate_rps` is the rate to plan for, `slo_ms` the latency limit from arrival to answer. Services of higher `priority`
+    are planned first if not all fit. `memory_bytes` overrides the profile's figure; `input_bytes`: size of one
+    request's input.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Seat:
-    """A service's place on a gpulet: the batch of one cycle and the rate assigned to it."""
+    """Placement of a service on a gpulet: its batch size per cycle and the rate assigned to it."""
 
     service: str
     model: str
@@ -70,13 +71,13 @@ class Gpulet:
         return f"{self.gpu}/{self.partition}/{self.slot}"
 
     def capacity_rps(self, seat: Seat) -> float:
-        """Requests per second that a seat can take: one batch in every cycle."""
+        """Requests per second of a placement: one batch per cycle."""
         return seat.batch * 1000.0 / self.duty_ms
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A service that found no place for `missing_rps` of its rate, and why."""
+    """A service for `missing_rps` of whose rate the plan has no place, and the reason."""
 
     service: str
     missing_rps: float
@@ -85,8 +86,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """The complete answer of a serving planner. `bound` is a proven limit on the common factor by which all rates could
-    grow on these GPUs (below 1: proven infeasible), None where the planner proves nothing."""
+    """The complete result of a serving planner. `bound`: proven upper bound on the common factor by which all rates
+    could grow on these GPUs (below 1: proven infeasible), None if the planner proves nothing.
+    """
 
     planner: str
     gpus: int
@@ -106,7 +108,7 @@ class ServingPlan:
         return len({g.gpu for g in self.gpulets})
 
     def capacities(self) -> dict[str, float]:
-        """Requests per second that the plan can take, by service."""
+        """Requests per second that the plan provides for, by service."""
         total: dict[str, float] = dict.fromkeys(self.rates_rps, 0.0)
         for let in self.gpulets:
             for seat in let.seats:
@@ -114,7 +116,7 @@ class ServingPlan:
         return total
 
     def headroom(self) -> dict[str, float]:
-        """Capacity over planned rate, by service."""
+        """Capacity divided by planned rate, by service."""
         return {name: cap / self.rates_rps[name] for name, cap in self.capacities().items() if name in self.rates_rps}
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,21 +168,23 @@ class ServingPlan:
             where = ".".join(str(part) for part in first["loc"])
             raise InputError(f"not a plan: {first['msg']}", file=file, field=f"gpulets.{where}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            missing = f"{error} is missing" if isinstance(error, KeyError) else "a value of another kind is there"
+            missing = f"{error} is missing" if isinstance(error, KeyError) else "a value has the wrong type"
             raise InputError(f"not a plan that `cotenant plan --json` wrote: {missing}", file=file) from None
         for i, let in enumerate(plan.gpulets):
             if not (0 <= let.gpu < MAX_GPUS and 0 < let.duty_ms < math.inf and let.seats):
                 raise InputError("needs a GPU, a duty cycle above 0 and seats", file=file, field=f"gpulets.{i}")
             if any(not (1 <= seat.batch <= MAX_BATCH and 0 <= seat.rate_rps < math.inf) for seat in let.seats):
-                raise InputError(f"batches are 1 to {MAX_BATCH}, rates at least 0", file=file, field=f"gpulets.{i}")
+                raise InputError(
+                    f"batches must be 1 to {MAX_BATCH} and rates at least 0", file=file, field=f"gpulets.{i}"
+                )
         return plan
 
 
 @dataclass(frozen=True)
 class Application:
-    """A graph of models that one request runs through; `graph` maps each stage to the stages that follow it.
+    """A graph of models that one request passes through; `graph` maps each stage to its successors.
 
-    A stage starts when all stages before it are done. `slo_ms` is for the whole; `stages` and `roots` are derived.
+    A stage starts when all its predecessors are done. `slo_ms` applies to the whole; `stages` and `roots` are derived.
     """
 
     name: str
@@ -204,11 +208,11 @@ class Application:
         return tuple(dict.fromkeys([*self.graph, *children]))
 
     def parents(self, stage: str) -> list[str]:
-        """Stages that a stage waits for."""
+        """Predecessors of a stage."""
         return [s for s, children in self.graph.items() if stage in children]
 
     def order(self) -> list[str]:
-        """Stages, each after all it waits for; InputError when the graph has a cycle."""
+        """Stages in topological order; InputError if the graph has a cycle."""
         done: list[str] = []
         rest = list(self.stages)
         while rest:
@@ -222,7 +226,8 @@ class Application:
         return done
 
 
-# the applications of the gpulet paper: digits and a picture of a game screen; objects in a street, then what each is
+# the applications of the gpulet paper: recognition of digits and an image in a game; detection of objects in traffic,
+# then their classification
 APPLICATIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "game": {**{f"lenet{i}": () for i in range(1, 7)}, "resnet50": ()},
     "traffic": {"ssd-mobilenetv1": ("googlenet", "vgg16")},

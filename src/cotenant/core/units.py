@@ -1,4 +1,4 @@
-"""Quantities as people write them: "40GiB", "30%", "5min", "8/h"."""
+"""Parsing and formatting of quantities with units: "40GiB", "30%", "5min", "8/h"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-
 
 
 def _split(text: str | float, field: str | None, example: str) -> tuple[float, str]:
-    if isinstance(text, bool) or not isinstance(text, int | float | str):  # a file may hold anything here
+    if isinstance(text, bool) or not isinstance(text, int | float | str):  # values from files may have any type
         raise InputError(f"{str(text)[:80]} is not a quantity; write it like {example}", field=field)
     if isinstance(text, int | float):
         try:
@@ -51,10 +51,10 @@ def parse_bytes(text: str | float, field: str | None = None) -> int:
 
 
 def parse_memory(text: str | float, field: str | None = None) -> int:
-    """Bytes of a memory limit that a person wrote: with its unit, and at least LEAST_MEMORY_BYTES.
+    """Bytes of a memory limit: the unit is required, and the amount must be at least LEAST_MEMORY_BYTES.
 
-    InputError for a bare number, whose unit can only be guessed ("2000" bytes, MiB or GiB), and for an amount that no
-    program fits in, which is a unit mistaken ("8KB").
+    Raises InputError for a number without unit, which could be bytes, MiB or GiB, and for amounts too small for any
+    program, which indicate a wrong unit ("8KB").
     """
     number, unit = _split(text, field, "8GiB or 500MB")
     if number == 0:
@@ -68,7 +68,7 @@ def parse_memory(text: str | float, field: str | None = None) -> int:
 
 
 def meant(number: float, large: str, small: str) -> str:
-    """What a bare number of memory probably meant, as text: GiB where it is small, MiB, or bytes where it is large."""
+    """The memory that a number without unit probably means, as text: GiB if it is small, then MiB, then bytes."""
     if number >= 1 << 20:
         return f"{number / (1 << 20):.12g}{small}"
     return f"{number:.12g}{large if number < 1024 else small}"
@@ -83,7 +83,7 @@ def parse_seconds(text: str | float, field: str | None = None) -> float:
 
 
 def parse_fraction(text: str | float, field: str | None = None, *, most: float = 1.0) -> float:
-    """Fraction from "30%" or 0.3; at most `most` (1.0 unless said otherwise)."""
+    """Fraction from "30%" or 0.3, at most `most`."""
     number, unit = _split(text, field, "30% or 0.3")
     if unit not in ("", "%"):
         raise InputError(f"unknown unit {unit!r} in {text!r}; write it like 30% or 0.3", field=field)
@@ -109,12 +109,12 @@ def parse_rate_per_s(text: str | float, field: str | None = None) -> float:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """How many of what, for people: 1 job, 12,345 jobs; `many` where the plural is no mere s behind `one`."""
+    """A count with its noun: 1 job, 12,345 jobs; `many` if the plural is not `one` + s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def format_memory(n: int) -> str:
-    """Memory as it was bought: whole in powers of two where it is, else in powers of ten: 1 TiB, 768 GiB, 62.5 GB."""
+    """Memory for users: in binary units if that gives a whole number, else in decimal ones: 1 TiB, 768 GiB, 62.5 GB."""
     for power, unit in ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB")):
         if n >= power and n % power == 0:
             return f"{n // power:,} {unit}"
@@ -123,7 +123,7 @@ def format_memory(n: int) -> str:
 
 
 def format_bytes(n: float) -> str:
-    """Bytes for people, binary units: 1.5 GiB."""
+    """Bytes for users, in binary units: 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(n) < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -132,12 +132,12 @@ def format_bytes(n: float) -> str:
 
 
 def format_ms(ms: float) -> str:
-    """Milliseconds to a tenth, without a zero behind the point: 108, 376.9."""
+    """Milliseconds to one decimal, without a trailing zero: 108, 376.9."""
     return f"{round(ms, 1):.12g}"
 
 
 def format_seconds(seconds: float) -> str:
-    """A length of time for people: 350 ms, 42 s, 5.2 min, 3.1 h, 2.4 d."""
+    """A duration for users: 350 ms, 42 s, 5.2 min, 3.1 h, 2.4 d."""
     size = abs(seconds)
     if size < 1:
         return f"{seconds * 1e3:.0f} ms"

@@ -1,4 +1,4 @@
-"""Training jobs as arrays: what a trace holds once read, whatever its format."""
+"""Training jobs as arrays: the content of a trace, independent of its format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Names = NDArray[np.object_]
 
 @dataclass
 class Jobs:
-    """n training jobs, ordered by arrival; equal arrival times keep the order of their file.
+    """n training jobs, ordered by arrival; jobs with equal arrival times keep their order in the file.
 
     All arrays have length n. NaN or "" means: not stated.
     """
@@ -29,21 +29,21 @@ class Jobs:
     arrival_s: Floats  #: seconds from the start of the trace, >= 0
     gpus: Floats  #: whole numbers >= 1 (a gang), or a fraction of one GPU below 1
     duration_s: Floats  #: run time alone at the GPU-proportional share, seconds
-    iterations: Floats  #: amount of work in training iterations; given instead of, or beside, duration_s
+    iterations: Floats  # : amount of work in training iterations; given instead of, or in addition to, duration_s
     model: Names  #: str, name of a profile
     tenant: Names  #: str
     priority: Ints  #: larger runs first
-    cpus: Floats  #: CPU cores the whole job asks for at best; NaN: from its profile
-    memory_bytes: Floats  #: memory the whole job asks for at best; NaN: from its profile
+    cpus: Floats  # : most CPU cores that the whole job can use; NaN: from its profile
+    memory_bytes: Floats  # : most memory that the whole job can use; NaN: from its profile
     deadline_s: Floats  #: seconds from the start of the trace
-    gpu_models: Names  #: str, GPU models it accepts, "|"-separated; "" any
+    gpu_models: Names  # : str, GPU models on which it can run, "|"-separated; "" any
 
     def __len__(self) -> int:
         return len(self.id)
 
     @classmethod
     def build(cls, n: int, **columns: Any) -> Jobs:
-        """Jobs from the columns at hand; the rest are filled as "not stated". Sequences or arrays of length n."""
+        """Jobs from the given columns of length n; the others are filled as "not stated"."""
         nan = np.full(n, np.nan)
         texts = {"id", "model", "tenant", "gpu_models"}
         filled: dict[str, Any] = {}
@@ -68,24 +68,24 @@ class Jobs:
 
 @dataclass(repr=False)
 class Trace:
-    """Jobs and how they came about: kept and left-out counts, remarks for the user, the seed of any drawn part."""
+    """Jobs and their origin: numbers of rows kept and left out, remarks for the user, the seed of random parts."""
 
     jobs: Jobs
     source: str
     left_out: dict[str, int] = field(default_factory=dict)  #: reason -> rows
     remarks: list[str] = field(default_factory=list)  #: sentences, such as "1,203 rows were out of order and sorted"
     seed: int | None = None
-    line_of: Callable[[str], int | None] = field(default=lambda job: None)  #: line of the file, by job id
+    line_of: Callable[[str], int | None] = field(default=lambda job: None)  # : line in the file, by job id
 
     def __repr__(self) -> str:
         return f"<trace of {len(self.jobs):,} jobs from {self.source or 'no file'}>"
 
     def wrong(self, job: str, field: str, message: str) -> InputError:
-        """What to raise about one of the jobs: names file, line and field."""
+        """An InputError about one of the jobs, with file, line and field."""
         return InputError(message, file=self.source or None, line=self.line_of(job), field=field)
 
     def require_jobs(self) -> Trace:
-        """Itself; InputError where no job is left, with the reasons."""
+        """This trace; InputError if no jobs are left, with the reasons."""
         if len(self.jobs) == 0:
             why = "; ".join(f"{n} {reason}" for reason, n in self.left_out.items())
             raise InputError(f"the trace has no jobs to run{f' ({why})' if why else ''}", file=self.source)

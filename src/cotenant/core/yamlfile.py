@@ -1,6 +1,6 @@
-"""YAML as every file of ours is read: keys given twice are refused, and what is wrong has its line.
+"""Reading of YAML files: duplicate keys are refused, and errors have their line.
 
-PyYAML is imported when something is read: programs start faster without it.
+PyYAML is imported on first use, so that programs start faster.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 @dataclass(frozen=True)
 class YamlFile:
-    """What a file holds, and where each part of it stands."""
+    """The content of a file, and the position of each part in it."""
 
     content: Any
     file: str | None
     _tree: Any = field(default=None, repr=False)
 
     def line(self, where: tuple[int | str, ...] | str | None) -> int | None:
-        """Line, from 1, of the deepest part that the file has of a path: keys and numbers, or a field as messages name
-        it (`services[0].slo_ms`, `services.0.slo_ms`). None where nothing of it is in the file."""
+        """Line, from 1, of the deepest existing part of a path: keys and indices, or a field as messages name it
+        (`services[0].slo_ms`, `services.0.slo_ms`). None if no part of it is in the file.
+        """
         if isinstance(where, str):
             where = tuple(int(index) if index else name for index, name in _PART.findall(where))
         return _line_of(self._tree, where or ())
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Complaints about a field, raised inside without a line or a file, get those of this one."""
+        """Context that adds this file and the line of the field to InputErrors that lack them."""
         try:
             yield
         except InputError as error:
@@ -46,7 +47,7 @@ class YamlFile:
 
 
 def parse_yaml(text: str, file: str | Path | None = None) -> YamlFile:
-    """The one document of a text. InputError with its line where it is no YAML, or a mapping has a key twice."""
+    """The single document of a text. Raises InputError with its line if it is not YAML or has duplicate keys."""
     documents = parse_documents(text, file)
     if len(documents) > 1:
         raise InputError("holds several documents (---); one is expected", file=file)
@@ -54,7 +55,7 @@ def parse_yaml(text: str, file: str | Path | None = None) -> YamlFile:
 
 
 def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]:
-    """All documents of a text, as `parse_yaml` reads one."""
+    """All documents of a text, each read as by `parse_yaml`."""
     import yaml
 
     name = None if file is None else str(file)
@@ -80,7 +81,7 @@ def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]
 
 
 def read_yaml(path: str | Path) -> YamlFile:
-    """The one document of a file. InputError where it cannot be read, or as `parse_yaml`."""
+    """The single document of a file. Raises InputError if it cannot be read, or as `parse_yaml` does."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -91,7 +92,7 @@ def read_yaml(path: str | Path) -> YamlFile:
 
 
 def _refuse_repeated_keys(tree: Any, file: str | None) -> None:
-    """InputError where a mapping names a key twice: YAML forbids it, yet its loader takes the last one."""
+    """Raise InputError for duplicate keys: YAML forbids them, but PyYAML silently takes the last one."""
     import yaml
 
     pending, seen = [tree], set()
@@ -105,7 +106,7 @@ def _refuse_repeated_keys(tree: Any, file: str | None) -> None:
         elif isinstance(node, yaml.MappingNode):
             lines: dict[str, int] = {}
             for key, _ in node.value:
-                # `<<` may be there several times: what each of them brings in is one mapping's keys again
+                # `<<` may appear several times, and the mappings that it merges may repeat keys
                 if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                     continue
                 name, line = str(key.value), key.start_mark.line + 1

@@ -1,4 +1,4 @@
-"""A caller of the fleet: one order, one answer, over its unix socket or over loopback with the token."""
+"""Client of the fleet: orders and answers over its unix socket, or over loopback with a token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.core.lines import LineClient
 class FleetClient(LineClient):
     """One connection. `where`: the fleet's folder, or 127.0.0.1:PORT with the token in $COTENANT_FLEET_TOKEN.
 
-    Raises WorkError when no fleet answers, InputError or WorkError as it answers.
+    Raises WorkError if no fleet answers, and the InputError or WorkError that it answers.
     """
 
     def __init__(self, where: Path | str, timeout_s: float = 120.0) -> None:

@@ -1,4 +1,4 @@
-"""A submitted job as a user describes it: from a job file or from options. Everything wrong is found here."""
+"""Description of a submitted job, from a job file or from options, and its validation."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MOST_RETRIES = 1000
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What to run and what it needs.
+    """What to run and the resources it needs.
 
-    `gpus`: whole ones, or a part of one below 1. `slice`: a MIG instance instead (`2g`). `cpus` (cores) and
-    `memory_bytes` are for the whole job at best; None: from its profile, else its proportional share. `model`: name of
-    a profile; `profile`: a profile file. `duration_s`: run time alone at the proportional share; `iterations`: the same
-    as an amount of work. `processes`: one per `gpu` or one per `node` of a gang. `job_dir`: its folder; None: one in
-    the fleet's folder.
+    `gpus`: whole ones, or a fraction of one below 1. `slice`: a MIG instance instead (`2g`). `cpus` (cores) and
+    `memory_bytes`: the most that the whole job can use; None: from its profile, else its proportional share. `model`:
+    name of a profile; `profile`: a profile file. `duration_s`: run time alone at the proportional share; `iterations`:
+    the same as an amount of work. `processes`: one per `gpu` or one per `node` of a gang. `job_dir`: its folder; None:
+    one in the fleet's folder.
     """
 
     name: str
@@ -62,12 +62,12 @@ class JobSpec:
 
     @property
     def shared(self) -> bool:
-        """Whether it wants less than one GPU."""
+        """Whether it needs less than one GPU."""
         return self.slice is not None or self.gpus < 1
 
 
 def spec_from_dict(data: Mapping[str, Any]) -> JobSpec:
-    """A spec from what `to_dict` gave, checked. InputError names the field."""
+    """A spec from the output of `to_dict`, validated. InputError names the field."""
     known = {f.name for f in dataclasses.fields(JobSpec)}
     for key in data:
         if key not in known:
@@ -84,7 +84,7 @@ def spec_from_dict(data: Mapping[str, Any]) -> JobSpec:
 
 
 def check_spec(spec: JobSpec) -> JobSpec:
-    """The spec itself; InputError where a value is impossible."""
+    """Validate a spec and return it. Raises InputError for impossible values."""
     if not isinstance(spec.name, str) or not NAME.fullmatch(spec.name):
         raise InputError(
             f"{str(spec.name)[:80]!r} is not a job name: 1 to 63 letters, digits, '.', '_' or '-', the first a letter "
@@ -103,13 +103,13 @@ def check_spec(spec: JobSpec) -> JobSpec:
         if isinstance(value, bool) or not isinstance(value, int) or abs(value) > most_int:
             raise InputError(f"{value!r} is not a whole number up to {most_int:,}", field=name)
     if spec.retries < 0:
-        raise InputError(f"{spec.retries} is negative; write 0 or more", field="retries")
+        raise InputError(f"must be at least 0, not {spec.retries}", field="retries")
     if spec.processes not in ("gpu", "node"):
-        raise InputError(f"{spec.processes!r} is neither gpu nor node", field="processes")
+        raise InputError(f"must be gpu or node, not {spec.processes!r}", field="processes")
     for name in ("model", "profile", "tenant", "workdir", "job_dir"):
         text = getattr(spec, name)
         if text is not None and (not _is_text(text) or len(text) > 4096):
-            raise InputError(f"{str(text)[:60]!r} is not a text", field=name)
+            raise InputError(f"{str(text)[:60]!r} is not a string", field=name)
     _check_environment(spec.env)
     return spec
 
@@ -119,9 +119,9 @@ def _check_command(command: Any) -> None:
         raise InputError("must be a list of words, such as [python, train.py]", field="command")
     for word in command:
         if not _is_text(word):
-            raise InputError(f"{str(word)[:60]!r} is not a text; put numbers in quotes", field="command")
+            raise InputError(f"{str(word)[:60]!r} is not a string; put numbers in quotes", field="command")
     if not command[0]:
-        raise InputError("begins with an empty word; it must name a program", field="command")
+        raise InputError("begins with an empty word, where the program is expected", field="command")
     if sum(len(word.encode()) for word in command) > 100_000:
         raise InputError("is longer than 100,000 bytes; put it into a script", field="command")
 
@@ -148,18 +148,18 @@ def _check_environment(env: Any) -> None:
         if not isinstance(name, str) or not ENVIRONMENT_NAME.fullmatch(name):
             raise InputError(f"{str(name)[:60]!r} is not the name of an environment variable", field="env")
         if not _is_text(value):
-            raise InputError(f"{str(value)[:60]!r} is not a text; put it in quotes", field=f"env.{name}")
+            raise InputError(f"{str(value)[:60]!r} is not a string; put it in quotes", field=f"env.{name}")
 
 
 def _positive(name: str, value: Any, most: float) -> None:
     if value is None:
         return
     if not _is_number(value) or not 0 < value <= most:
-        raise InputError(f"{value!r} is not a number over 0 and up to {most:g}", field=name.removesuffix("_s"))
+        raise InputError(f"must be a number above 0 and at most {most:g}, not {value!r}", field=name.removesuffix("_s"))
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it can be a word of a command line: neither NUL nor half of a surrogate pair."""
+    """Whether a value can be a word of a command line: a string without NUL and unpaired surrogates."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -188,12 +188,12 @@ def read_job_file(path: str | Path) -> JobSpec:
 
 
 def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
-    """A job from a mapping as job files write it: quantities with units, `share` and `slice` instead of `gpus`.
+    """A job from a mapping in the notation of job files: quantities with units, `share` and `slice` instead of `gpus`.
 
-    `folder`: what a relative profile or workdir stands in, and the working folder of a job that names none.
+    `folder`: base of relative paths, and the working folder of a job that states none.
     """
     if not isinstance(data, Mapping):
-        raise InputError("a job file holds settings, one `name: value` a line")
+        raise InputError("a job file contains settings, one `name: value` per line")
     for key in data:
         if key not in KEYS:
             raise InputError(f"is not a field of a job; known: {', '.join(KEYS)}", field=str(key)[:60])
@@ -204,7 +204,7 @@ def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
         raise InputError("is missing; write it as a list of words, such as [python, train.py]", field="command")
     command = data["command"]
     if isinstance(command, str):
-        raise InputError("is one text; write it as a list of words, such as [python, train.py]", field="command")
+        raise InputError("is a single string; write it as a list of words, such as [python, train.py]", field="command")
     values: dict[str, Any] = {
         key: data[key]
         for key in ("gpus", "slice", "mechanism", "cpus", "model", "iterations", "priority", "tenant", "retries",
@@ -213,7 +213,7 @@ def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
     }  # fmt: skip
     values["command"] = tuple(command) if isinstance(command, list) else command
     if not isinstance(data.get("name") or "", str):
-        raise InputError(f"{str(data['name'])[:60]!r} is not a text; put it in quotes", field="name")
+        raise InputError(f"{str(data['name'])[:60]!r} is not a string; put it in quotes", field="name")
     values["name"] = data.get("name") or _name_of(values["command"])
     if data.get("share") is not None:
         values["gpus"] = parse_fraction(_quantity(data["share"], "share"), "share")
@@ -252,7 +252,7 @@ def _quantity(value: Any, field_name: str) -> str | float:
 
 
 def _name_of(command: Any) -> str:
-    """A name from the program, for jobs that give none."""
+    """A name derived from the program, for jobs without one."""
     words = [os.path.basename(str(word)) for word in command] if isinstance(command, tuple) else []
     scripts = [word for word in words[1:3] if word.endswith((".py", ".sh"))]
     text = re.sub(r"[^A-Za-z0-9._-]+", "-", (scripts or words or ["job"])[0]).strip("-._")

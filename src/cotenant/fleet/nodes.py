@@ -1,4 +1,4 @@
-"""Nodes as plain data: what a machine (or a pretend one) has. Standard library only."""
+"""Nodes as plain data: the resources of a real or pretended machine. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PRETEND = "pretend"  # no device: a number that jobs are told
+PRETEND = "pretend"  # no device: jobs are only given its number
 
 
 @dataclass(frozen=True)
 class MigInstance:
-    """A MIG instance that exists on a GPU: its UUID and profile, such as 2g.20gb."""
+    """An existing MIG instance: its UUID and profile, such as 2g.20gb."""
 
     uuid: str
     profile: str
@@ -19,7 +19,7 @@ class MigInstance:
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """One GPU. `kind`: that of the device, or PRETEND."""
+    """One GPU. `kind`: the device's, or PRETEND."""
 
     uuid: str
     model: str
@@ -30,9 +30,9 @@ class NodeGpu:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One node. `cores`: ids of the CPU cores that jobs are pinned to; empty: no limit is enforced (pretend nodes).
+    """One node. `cores`: ids of the CPU cores that jobs are pinned to; empty: no limit is enforced (pretended nodes).
 
-    `agent`: folder of the GPU agent's sockets, None where GPUs are handed out without one. `address`: where gangs meet.
+    `agent`: folder of the agent's sockets, None if GPUs are assigned without one. `address`: for gangs' rendezvous.
     """
 
     name: str
@@ -50,7 +50,7 @@ class NodeSpec:
 
 
 def node_from_dict(data: Mapping[str, Any]) -> NodeSpec:
-    """The reverse of to_dict."""
+    """The inverse of to_dict."""
     gpus = tuple(
         NodeGpu(**{**gpu, "instances": tuple(MigInstance(**i) for i in gpu.get("instances", ()))})
         for gpu in data["gpus"]
@@ -61,7 +61,7 @@ def node_from_dict(data: Mapping[str, Any]) -> NodeSpec:
 def pretend_nodes(
     count: int, gpus: int, model: str, gpu_memory_bytes: int, cpus: float, memory_bytes: int
 ) -> tuple[NodeSpec, ...]:
-    """Nodes that exist by number alone: jobs on them run on this machine, without limits."""
+    """Pretended nodes: jobs on them run on this machine, without limits."""
     return tuple(
         NodeSpec(
             name=f"node-{i}",
@@ -74,6 +74,6 @@ def pretend_nodes(
 
 
 def by_number(name: str) -> tuple[str, int]:
-    """A key that puts node-2 before node-10."""
+    """Sort key that puts node-2 before node-10."""
     head = name.rstrip("0123456789")
     return head, int(name[len(head) :] or 0)

@@ -1,4 +1,4 @@
-"""A trace run for real by pretend jobs, and the same trace simulated with the profiles measured from those very jobs.
+"""Runs a trace in real time by pretended jobs, and simulates the same trace with profiles measured from those jobs.
 
 The fidelity of the simulator is the difference of the two records.
 """
@@ -38,15 +38,16 @@ with needs("fleet"):
     from numpy.typing import NDArray
 
 PATIENCE = 5.0  # a run that takes this many times as long as simulated has failed
-OFF = 0.03  # a pretend job whose measured pace is further from what it was told is measured again
+OFF = 0.03  # a pretended job whose measured speed deviates more than this from its target is measured again
 TRIES = 3
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """How to replay. `time_scale` 0.1: jobs, arrivals and leases ten times as short as the trace says (`lease_s` is
-    the lease of the scaled run). `profile`: file that tells pretend jobs their pace. `torch_jobs`: so many of the jobs
-    train a small PyTorch model within their steps."""
+    """How to replay. `time_scale` 0.1: jobs, arrivals and leases are a tenth as long as in the trace (`lease_s` is the
+    lease of the scaled run). `profile`: file with the target speeds of pretended jobs. `torch_jobs`: number of jobs
+    that train a small PyTorch model within their steps.
+    """
 
     ordering: str = "fifo"
     allotment: str = "tune"
@@ -66,11 +67,11 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Both records and what they differ by. Times in seconds; errors are fractions.
+    """Both records and their differences. Times in seconds; errors are fractions.
 
-    `mean_error`: of the mean JCT, measured / simulated - 1. `p90_job_error`: 90th percentile over jobs of
-    |measured / simulated - 1|. `start_s`: what a start cost here in the median, taken from the measured run and
-    given to the simulated one. `pace_error`: the largest |measured / told - 1| of the paces that the profiles hold.
+    `mean_error`: of the mean JCT, measured / simulated - 1. `p90_job_error`: 90th percentile over jobs of |measured /
+    simulated - 1|. `start_s`: median cost of a start, taken from the measured run and used in the simulated one.
+    `pace_error`: the largest |measured / target - 1| of the profiles' speeds.
     """
 
     measured: Record
@@ -101,12 +102,13 @@ class Outcome:
         }
 
     def doubts(self) -> list[str]:
-        """Why the errors may say something of this machine and not of the simulator."""
+        """Reasons why the errors may come from this machine instead of the simulator."""
         if self.pace_error <= OFF:
             return []
         return [
-            f"pretend jobs were measured up to {self.pace_error:.0%} off the pace that they were told, {TRIES} times "
-            "in a row: this machine was busy, or their steps are too short for it; run it again when it is quiet"
+            f"pretended jobs ran up to {self.pace_error:.0%} off their target speed, {TRIES} times in a "
+            "row: this machine was busy, or their steps are too short for it; repeat it on an idle "
+            "machine"
         ]
 
 
@@ -118,9 +120,9 @@ def replay(
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Run the trace for real and simulate it; records go to `out`/measured and `out`/simulated.
+    """Run the trace in real time and simulate it; records go to `out`/measured and `out`/simulated.
 
-    InputError for a trace that the cluster cannot hold, WorkError where a job fails.
+    Raises InputError for a trace that the cluster cannot hold, WorkError if a job fails.
     """
     told = load_profiles(options.profile)
     with _folder() as folder:
@@ -130,7 +132,7 @@ def replay(
         known, pace_error = measure_profiles(jobs, options, cluster, say)
         free = _simulated(trace, jobs, options, cluster, known, np.zeros(len(jobs)), None)
         longest = float(Analysis(free).jobs.finish_s.max())
-        say(f"simulated: {longest:.0f} s until the last job ends; now for real")
+        say(f"simulated: {longest:.0f} s until the last job ends; now in real time")
         measured = _run(replace(fleet, profiles=known), jobs, options, longest * PATIENCE + 60, out, progress)
         costs = start_costs_s(measured, options.lease_s, _torch_rows(jobs, options))
         model = _simulated(trace, jobs, options, cluster, known, costs, out)
@@ -138,9 +140,9 @@ def replay(
 
 
 def start_costs_s(record: Record, lease_s: float, heavy: NDArray[np.bool_]) -> Floats:
-    """Seconds that a start cost each job of a run: from the round that decided it until its processes run (median over
-    all starts), and what it held beyond its work per start (median over the `heavy` jobs, which load more, for those,
-    and over the others)."""
+    """Cost in seconds of each job's starts: from the deciding round until its processes run (median over all starts),
+    and the GPU time beyond its work per start (median over the `heavy` jobs, which load more, and over the others).
+    """
     timeline, events = Analysis(record).timeline, record.events
     starts = (events.kind == Kind.START) | (events.kind == Kind.RESUME)
     n = record.jobs.height
@@ -157,25 +159,28 @@ def start_costs_s(record: Record, lease_s: float, heavy: NDArray[np.bool_]) -> F
 
 
 def whole_iterations(trace: Trace, cluster: Cluster, profiles: Profiles, time_scale: float) -> Jobs:
-    """The trace's jobs with their work in whole iterations of their profiles, times scaled."""
+    """The trace's jobs with their work as a whole number of iterations of their profiles, and scaled times."""
     work = build_workload(trace.jobs, profiles, cluster, trace=trace)
     jobs = trace.jobs.take(np.arange(len(trace.jobs)))
     jobs.iterations = np.maximum(1.0, np.round(work.iterations))
     jobs.duration_s = np.full(len(jobs), np.nan)
     jobs.arrival_s = jobs.arrival_s * time_scale
     if (jobs.gpus < 1).any():
-        raise InputError("parts of a GPU cannot be replayed by pretend jobs", file=trace.source, field="gpus")
+        raise InputError(
+            "jobs on fractions of a GPU cannot be replayed by pretended jobs", file=trace.source, field="gpus"
+        )
     return jobs
 
 
-# ---- what is measured beforehand
+# ---- measurements before the run
 
 
 def measure_profiles(
     jobs: Jobs, options: ReplayOptions, cluster: Cluster, say: Callable[[str], None] = lambda text: None
 ) -> tuple[Profiles, float]:
-    """Profiles of the jobs' models, each measured by running its pretend job with few cores and many; and the largest
-    |measured / told - 1| of these runs, for the pace that a pretend job keeps is known."""
+    """Profiles of the jobs' models, each measured by running its pretended job with few and with many cores; and the
+    largest |measured / target - 1| of these runs.
+    """
     most = max(int(group.cpus) for group in cluster.groups)
     memory_bytes = min(group.memory_bytes // group.gpus for group in cluster.groups)
     told = load_profiles(options.profile)
@@ -213,8 +218,9 @@ def measure_profiles(
 
 
 def steadied(measure: Callable[[], float], due_s: float) -> tuple[float, float]:
-    """(seconds measured, |measured / due - 1|). A measurement that is off by more than OFF is made again, TRIES times
-    in all; when all were off, the middle one counts."""
+    """(measured seconds, |measured / due - 1|). A measurement that deviates by more than OFF is repeated, up to TRIES
+    times in all; if all deviate, the median counts.
+    """
     found: list[float] = []
     for _ in range(TRIES):
         found.append(measure())
@@ -231,7 +237,7 @@ def _simulated(
     trace: Trace, jobs: Jobs, options: ReplayOptions, cluster: Cluster, profiles: Profiles, start_s: Floats,
     out: Path | None,
 ) -> Record:  # fmt: skip
-    """The jobs in virtual time. A first start costs a job its own `start_s` (seconds), every other one the median."""
+    """Simulate the jobs. A first start costs a job its own `start_s` (seconds), every other start the median."""
     config = TrainingConfig(
         ordering=options.ordering, allotment=options.allotment, placement=options.placement, sticky=options.sticky,
         lease=options.lease_s, restart_cost=float(np.median(start_s)),
@@ -260,15 +266,15 @@ def _run(
             if progress is not None:
                 progress(len(specs) - len(session.queue(everything=False)), len(specs))
             if waited > patience_s:
-                raise WorkError(f"the jobs were not done after {patience_s:.0f} s")
+                raise WorkError(f"the jobs had not finished after {patience_s:.0f} s")
         failed = [row["id"] for row in session.queue() if row["state"] != "finished"]
         if failed:
-            raise WorkError(f"{len(failed)} jobs failed, the first is {failed[0]}")
+            raise WorkError(f"{len(failed)} jobs failed, the first of them is {failed[0]}")
         return session.record(None if out is None else out / "measured")
 
 
 def _torch_rows(jobs: Jobs, options: ReplayOptions) -> NDArray[np.bool_]:
-    """Which jobs train in PyTorch: the first of those with one GPU."""
+    """Which jobs train in PyTorch: the first ones with a single GPU."""
     chosen = np.zeros(len(jobs), dtype=np.bool_)
     chosen[np.flatnonzero(jobs.gpus == 1)[: options.torch_jobs]] = True
     return chosen
@@ -295,7 +301,7 @@ def _spec(jobs: Jobs, row: int, options: ReplayOptions, *, torch: bool) -> JobSp
 
 
 def timed_command(options: ReplayOptions, model: str, iterations: float, *, torch: bool = False) -> tuple[str, ...]:
-    """The pretend job of a model."""
+    """Command of a model's pretended job."""
     from importlib import resources
 
     shipped = resources.files("cotenant.profiles").joinpath("data/synergy.json")
@@ -307,7 +313,7 @@ def timed_command(options: ReplayOptions, model: str, iterations: float, *, torc
 
 
 def _options(options: ReplayOptions, folder: Path, profiles: Profiles) -> FleetOptions:
-    chosen = TrainingConfig(sticky=options.sticky, restart_cost=1.0)  # starting costs something for real
+    chosen = TrainingConfig(sticky=options.sticky, restart_cost=1.0)  # starts have a cost in real time
     return FleetOptions(
         folder=folder,
         nodes=options.nodes,

@@ -1,4 +1,6 @@
-"""A fleet put together: nodes, executor, policy, controller, door; the controller runs in a thread of this process."""
+"""A complete fleet in one process: nodes, executor, policy, controller and listener; the controller runs in a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from cotenant.profiles.training.tables import Profiles, load_profiles
 
 LOG = logging.getLogger(__name__)
 
-if TYPE_CHECKING:  # a machine of GPUs alone runs a fleet without it
+if TYPE_CHECKING:  # a machine with GPUs only runs a fleet without it
     from cotenant.core.record.record import Record
     from cotenant.fleet.controller.live import LivePort
 
@@ -41,12 +43,12 @@ MOST_NODES = 10_000
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """A fleet as `cotenant fleet up` says it (docs/howto/fleet.md). Times in seconds, sizes in bytes.
+    """Options of a fleet, as of `cotenant fleet up` (docs/howto/fleet.md). Times in seconds, sizes in bytes.
 
-    `gpu`: pretend (nodes by number alone), real (this machine, its GPUs handed out whole), agent (`agents`: folders of
-    GPU agents, one per node), or machines (those of the Ray cluster at `address`, with their real GPUs). `cluster`:
-    pretend nodes as a Cluster instead of by number. `profiles`: by which jobs are planned, a set or a file. `planner`:
-    instead of `policy`. `store`: URL of a PostgreSQL database for the jobs, else they are in the folder.
+    `gpu`: pretend (pretended nodes), real (this machine with whole GPUs), agent (`agents`: folders of agents, one per
+    node), or machines (those of the Ray cluster at `address`, with their real GPUs). `cluster`: pretended nodes as a
+    Cluster. `profiles`: for planning, a set or a file. `planner`: instead of `policy`. `store`: URL of a PostgreSQL
+    database for the jobs, otherwise they are stored in the folder.
     """
 
     folder: Path
@@ -111,12 +113,13 @@ def make_executor(options: FleetOptions) -> Executor:
 
 class Fleet:
     """A fleet in this process: `with Fleet(options) as fleet`. The controller runs in a thread; jobs are processes that
-    outlive it until their leases end."""
+    outlive it until their leases end.
+    """
 
     def __init__(
         self, options: FleetOptions, executor: Executor | None = None, waiting: Callable[[], None] = lambda: None
     ) -> None:
-        """`waiting` is called when another controller leads: this one is made once that has gone."""
+        """`waiting` is called while another controller leads; the constructor returns once that one has ended."""
         self.options = options
         options.folder.mkdir(parents=True, exist_ok=True)
         shared = options.profiles if isinstance(options.profiles, Profiles) else load_profiles(options.profiles)
@@ -141,7 +144,7 @@ class Fleet:
         self._describe()
 
     def _describe(self) -> None:
-        """What the record says of this run, kept with it."""
+        """Store the description of this run for its record."""
         source = self.options.profiles if isinstance(self.options.profiles, str) else None
         known = self.controller.executor.members()
         before = json.loads(self.controller.store.meta("run") or "{}")
@@ -159,7 +162,7 @@ class Fleet:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Run the controller in a thread; returns once it has looked at its nodes."""
+        """Run the controller in a thread; returns after its first contact with its nodes."""
         self.planner.warm_up()
         ready = threading.Event()
 
@@ -190,11 +193,11 @@ class Fleet:
             self.begin()
 
     def begin(self) -> None:
-        """Fleet time 0 is now, or goes on where it was."""
+        """Start fleet time, or continue it."""
         self.controller.call(self.controller.begin)
 
     def stop(self) -> None:
-        """End the controller; jobs go on until their leases end."""
+        """End the controller; jobs continue until their leases end."""
         self._close_doors()
         if self._thread is None:
             self.controller.close()
@@ -203,7 +206,7 @@ class Fleet:
         self._thread.join()
 
     def join(self) -> None:
-        """Until the controller ends by itself; WorkError when it failed."""
+        """Wait until the controller ends by itself. Raises WorkError if it failed."""
         assert self._thread is not None
         self._thread.join()
         self._close_doors()
@@ -219,7 +222,7 @@ class Fleet:
             self.door = None
 
     def down(self, within_s: float = 30.0) -> None:
-        """Stop all jobs with their checkpoints, then the controller; they go on with the next fleet in this folder."""
+        """Checkpoint and stop all jobs, then the controller; they continue with the next fleet in this folder."""
         self.controller.call(lambda: self.controller.drain(within_s))
         self.join()
 
@@ -236,7 +239,7 @@ class Fleet:
     # -- work ------------------------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec, arrival_s: float | None = None) -> str:
-        """Queue a job; it becomes known at `arrival_s` of fleet time, or now. Returns its id."""
+        """Queue a job that arrives at `arrival_s` of fleet time, or now. Returns its id."""
         return self.submit_all([spec], None if arrival_s is None else [arrival_s])[0]
 
     def submit_all(self, specs: Sequence[JobSpec], arrivals_s: Sequence[float] | None = None) -> list[str]:
@@ -245,11 +248,11 @@ class Fleet:
         return self.controller.call(lambda: self.controller.submit(list(specs), arrivals))
 
     def cancel(self, job_id: str) -> str:
-        """Take a job back."""
+        """Cancel a job."""
         return self.controller.call(lambda: self.controller.cancel(job_id))
 
     def queue(self, everything: bool = True) -> list[dict[str, Any]]:
-        """Jobs, those that are over included."""
+        """Jobs, by default including finished ones."""
         return self.controller.call(lambda: answers.queue(self.controller, everything=everything))
 
     def job(self, job_id: str) -> dict[str, Any]:
@@ -261,7 +264,7 @@ class Fleet:
         return self.controller.call(lambda: answers.status(self.controller)) | {"pid": os.getpid()}
 
     def wait(self, timeout_s: float) -> bool:
-        """Until every job is over; False when that takes longer."""
+        """Wait until all jobs have ended; False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self._error is not None:
@@ -272,7 +275,7 @@ class Fleet:
         return False
 
     def record(self, out: Path | None = None) -> Record:
-        """What happened so far, as simulated runs are recorded."""
+        """The run so far as a record, as of simulated runs."""
         from cotenant.fleet.controller.recording import record_of
 
         return record_of(self.options.folder, out, self.profiles)

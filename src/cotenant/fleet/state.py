@@ -1,4 +1,4 @@
-"""Jobs and attempts as the controller holds them, and what a planner answers."""
+"""Jobs and attempts as held by the controller, and the assignments of planners."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ STARTING, UP, STOPPING, PARKED, ENDED = "starting", "running", "stopping", "park
 
 @dataclass(frozen=True)
 class GpuShare:
-    """A GPU of a job, or `fraction` of one, and how that is enforced; `instance`: UUID of its MIG instance. `limit`:
-    the most of the GPU that it may use, None: its fraction."""
+    """A GPU of a job, or `fraction` of one, and its mechanism; `instance`: UUID of its MIG instance. `limit`: the most
+    of the GPU that it may use, None: its fraction.
+    """
 
     uuid: str
     fraction: float = 1.0
@@ -33,7 +34,7 @@ class GpuShare:
 
 @dataclass(frozen=True)
 class Place:
-    """What a job has on one node; `cpus` and `memory_bytes` in all there."""
+    """A job's resources on one node; `cpus` and `memory_bytes` are totals there."""
 
     node: str
     gpus: tuple[GpuShare, ...]
@@ -43,8 +44,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where a job runs with what. `level`: of the allotment (policy.arrays); `speed`: pace against the proportional
-    share; `reserved`: it started by a reservation."""
+    """Where a job runs with what. `level`: of the allotment (policy.arrays); `speed`: relative to the proportional
+    share; `reserved`: started by a reservation.
+    """
 
     places: tuple[Place, ...]
     level: int = 0
@@ -57,12 +59,12 @@ class Assignment:
 
     @property
     def cpus(self) -> float:
-        """Cores in all."""
+        """Total cores."""
         return sum(p.cpus for p in self.places)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in all."""
+        """Total bytes."""
         return sum(p.memory_bytes for p in self.places)
 
     def gpus_by_node(self) -> list[tuple[str, float]]:
@@ -88,7 +90,7 @@ class Assignment:
 
 
 def assignment_from_dict(data: Mapping[str, Any]) -> Assignment:
-    """The reverse of to_dict."""
+    """The inverse of to_dict."""
     places = tuple(
         Place(p["node"], tuple(GpuShare(*gpu) for gpu in p["gpus"]), p["cpus"], p["memory_bytes"])
         for p in data["places"]
@@ -105,20 +107,20 @@ class Attempt:
     phase: str = STARTING
     created_s: float = 0.0
     started_s: float | None = None
-    stop_s: float | None = None  #: when a stop was asked
+    stop_s: float | None = None  # : when a stop was requested
     stop_why: str = ""  #: preempt, move, cancel, gang, lost, shutdown
-    counted_s: float = 0.0  #: until when its run is in the job's attained_s
+    counted_s: float = 0.0  # : end of the run time included in the job's attained_s
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: node -> exit
     ended_s: float | None = None
     up: set[str] = field(default_factory=set)  #: nodes whose processes have started
     progress: dict[str, Any] | None = None
     port: int = 0
-    off: bool = False  #: parked, or on its way out after that: it holds no GPU
+    off: bool = False  # : parked, or stopping after that: it holds no GPU
     off_on: set[str] = field(default_factory=set)  #: nodes that have parked it
 
     @property
     def nodes(self) -> list[str]:
-        """Its nodes; the first one is where a gang meets."""
+        """Its nodes; the first one hosts the gang's rendezvous."""
         return [p.node for p in self.assignment.places]
 
 
@@ -141,18 +143,18 @@ class Job:
     finished_s: float | None = None
     arrived: bool = False
     cancel: bool = False
-    told: int = -1  #: the reason last recorded for its waiting; -1: none since it last ran
+    told: int = -1  # : the last recorded reason for waiting; -1: none since it last ran
     exit: dict[str, Any] | None = None
     attempt: Attempt | None = None
-    target: Assignment | None = None  #: where the last plan wants it
+    target: Assignment | None = None  # : the last plan's assignment
     target_reason: int = int(Reason.IN_ORDER)
 
     @property
     def isolated_s(self) -> float | None:
-        """Run time alone that its user stated."""
+        """Run time alone, as stated by its user."""
         return self.spec.duration_s
 
     def attempt_id(self) -> str:
-        """Name of its current attempt, never used again."""
+        """Name of its current attempt, which is never reused."""
         assert self.attempt is not None
         return f"{self.id}.{self.attempt.n}"

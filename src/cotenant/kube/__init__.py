@@ -1,4 +1,4 @@
-"""Kubernetes: pods that ask for a share, translated for the scheduler, the kubelet and the agent of the node."""
+"""Kubernetes: translates pods that request a share for the scheduler, the kubelet and the node's agent."""
 
 from cotenant.core.extras import require
 

@@ -1,4 +1,4 @@
-"""A small client of the Kubernetes API: JSON over HTTPS with a service account's token, no more than is needed here."""
+"""A minimal client of the Kubernetes API: JSON over HTTPS with a service account's token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_ANSWER = 64 << 20
 
 
 class ApiError(WorkError):
-    """The API server said no, or nothing: `status` is its HTTP status, 0 when it was not reached."""
+    """The API server refused or was not reached: `status` is its HTTP status, 0 if not reached."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -29,7 +29,7 @@ class ApiError(WorkError):
 
 
 class KubeApi:
-    """One API server. Safe to use from several threads. Every failure is an ApiError with one sentence."""
+    """One API server. Thread-safe. Every failure is an ApiError with one sentence."""
 
     def __init__(self, url: str, token_file: Path | None = None, ca_file: Path | None = None) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -43,7 +43,7 @@ class KubeApi:
             try:
                 self._context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
             except (OSError, ssl.SSLError) as error:
-                raise InputError(f"not a certificate authority: {error}", file=ca_file) from None
+                raise InputError(f"not a CA certificate: {error}", file=ca_file) from None
         self._local = threading.local()
 
     # -- verbs -----------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ class KubeApi:
         return self.call("GET", path + asked)
 
     def find(self, path: str) -> dict[str, Any] | None:
-        """Read one object; None when there is none."""
+        """Read one object; None if it does not exist."""
         try:
             return self.get(path)
         except ApiError as error:
@@ -81,7 +81,7 @@ class KubeApi:
     # -- transport -------------------------------------------------------------------------------------------------
 
     def call(self, verb: str, path: str, body: Any = None, content_type: str = "application/json") -> dict[str, Any]:
-        """One request. A connection that the server has closed meanwhile is opened again once."""
+        """Send one request. If the server has closed the connection meanwhile, it is opened again once."""
         headers = {"Accept": "application/json"} | self._authorization()
         data = None
         if body is not None:
@@ -123,7 +123,7 @@ class KubeApi:
             connection.close()
 
     def _authorization(self) -> dict[str, str]:
-        """The token is read each time: the kubelet replaces it."""
+        """Header with the token, which is read each time because the kubelet replaces it."""
         if self._token_file is None:
             return {}
         try:
@@ -143,7 +143,7 @@ class KubeApi:
         if status == 401:
             raise ApiError(401, f"the API server at {self.url} does not accept the token ({self._token_file})")
         if status == 403:
-            raise ApiError(403, f"the API server forbids {verb} {where}: {said or 'the account lacks the right'}")
+            raise ApiError(403, f"the API server forbids {verb} {where}: {said or 'the account lacks the permission'}")
         raise ApiError(
             status, f"the API server answered {verb} {where} with {status}: {str(said)[:300] or 'no reason'}"
         )
@@ -156,14 +156,16 @@ def _reason(error: Exception) -> str:
 
 
 def in_cluster() -> KubeApi:
-    """The API server of the cluster that this process runs in. InputError outside of one."""
+    """The API server of the cluster in which this process runs. Raises InputError outside of one."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (ACCOUNT / "token").exists():
-        raise InputError("this is no pod with a service account; name the API server", field="--api-server")
+        raise InputError(
+            "this is not a pod with a service account; give the API server's address", field="--api-server"
+        )
     host = f"[{host}]" if ":" in host else host
     return KubeApi(f"https://{host}:{port}", ACCOUNT / "token", ACCOUNT / "ca.crt")
 
 
 def connect(url: str | None, token_file: Path | None, ca_file: Path | None) -> KubeApi:
-    """The API server of the command line's options, else the cluster's own."""
+    """The API server of the command line's options, otherwise the cluster's own."""
     return KubeApi(url, token_file, ca_file) if url else in_cluster()

@@ -1,4 +1,4 @@
-"""The shim's libraries on a node: a folder for each build, never written twice, and a link to the newest."""
+"""Installs the shim's libraries on a node: a folder per build, never written twice, and a link to the newest."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM, library_path
 
 
 def install(target: Path) -> Path:
-    """Put the shims into `target`, and let `current` name them.
+    """Install the shims in `target` and point `current` at them.
 
-    A file that a running pod has loaded is never touched: another build goes into another folder, and the link changes
-    by a rename. Returns the folder. InputError: it cannot be written.
+    A file that a running pod has loaded is never changed: another build goes into another folder, and the link is
+    replaced by a rename. Returns the folder. Raises InputError if it cannot be written.
     """
     return put({name: library_path(name) for name in (DRIVER_SHIM, NVML_SHIM)}, target)
 
 
 def put(libraries: dict[str, Path], target: Path) -> Path:
-    """Install files by name, as a whole."""
+    """Install files by name, all or none."""
     digest = hashlib.sha256()
     for name, path in sorted(libraries.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
@@ -39,12 +39,12 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
             try:
                 fresh.rename(folder)
             except OSError:
-                if not folder.exists():  # else another installer was faster
+                if not folder.exists():  # otherwise another installer was faster
                     raise
                 shutil.rmtree(fresh)
         link = target / f".{names.CURRENT}.{os.getpid()}"
         link.unlink(missing_ok=True)
-        link.symlink_to(folder.name)  # relative: it holds in a container that has the folder elsewhere
+        link.symlink_to(folder.name)  # relative, so that it works in a container that mounts the folder elsewhere
         link.rename(target / names.CURRENT)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", file=target) from None

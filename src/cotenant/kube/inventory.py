@@ -1,4 +1,4 @@
-"""What the node has to offer now: GPUs of the agent, MIG slices, what is wrong with each. Shared between threads."""
+"""The node's resources: the agent's GPUs, MIG instances, and their faults. Shared between threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Faults = Mapping[str, str]  # UUID -> why it cannot be used
 
 
 class Inventory:
-    """The last view of the node; `changed` waits for another one."""
+    """The latest view of the node; `wait` blocks until it changes."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -35,11 +35,11 @@ class Inventory:
         return self._slices
 
     def index_of(self, uuid: str) -> str:
-        """A GPU for people."""
+        """A GPU's name for messages."""
         return next((f"GPU {gpu.index}" for gpu in self._gpus if gpu.uuid == uuid), uuid)
 
     def set(self, gpus: Iterable[NodeGpu], slices: Iterable[MigSlice] = ()) -> bool:
-        """Take a new view; says whether it differs."""
+        """Set a new view; returns whether it differs."""
         with self._condition:
             new = tuple(gpus), tuple(slices)
             if new == (self._gpus, self._slices):
@@ -50,17 +50,17 @@ class Inventory:
             return True
 
     def all_sick(self, why: str) -> bool:
-        """Nothing can be used now: without an agent nobody would be held to a share."""
+        """Mark everything as unusable: without an agent no share would be enforced."""
         return self.set((dataclasses.replace(gpu, fault=gpu.fault or why) for gpu in self._gpus), self._slices)
 
     def wake(self) -> None:
-        """Let those that wait look again."""
+        """Wake waiting threads."""
         with self._condition:
             self.version += 1
             self._condition.notify_all()
 
     def wait(self, version: int, seconds: float) -> int:
-        """Wait until the view is not that version any more, or the time is over; the version now."""
+        """Wait until the version differs from the given one, or for the time; returns the current version."""
         with self._condition:
             self._condition.wait_for(lambda: self.version != version, seconds)
             return self.version
@@ -80,7 +80,7 @@ class Inventory:
 
 
 def gpus_of(status: Mapping[str, Any], whole: Iterable[str], faults: Faults) -> list[NodeGpu]:
-    """The agent's GPUs from its status. `whole`: UUIDs or indices of those given away entire, or all."""
+    """The agent's GPUs from its status. `whole`: UUIDs or indices of GPUs offered only as whole, or all."""
     wanted = set(whole)
     found = []
     for row in status["gpus"]:
@@ -92,7 +92,7 @@ def gpus_of(status: Mapping[str, Any], whole: Iterable[str], faults: Faults) -> 
 
 
 def check_whole(whole: Iterable[str], gpus: Iterable[NodeGpu]) -> None:
-    """InputError for a GPU that the agent does not have."""
+    """Raise InputError for a GPU that the agent does not have."""
     known = {name for gpu in gpus for name in (gpu.uuid, str(gpu.index))} | {"all"}
     for text in whole:
         if text not in known:
@@ -102,7 +102,7 @@ def check_whole(whole: Iterable[str], gpus: Iterable[NodeGpu]) -> None:
 
 
 def nvml_faults(rows: Iterable[Mapping[str, Any]]) -> Faults:
-    """GPUs of the agent that their device finds lost or in need of a reset."""
+    """GPUs of the agent that NVML reports as lost or in need of a reset."""
     uuids: dict[str, list[str]] = {}
     for row in rows:
         uuids.setdefault(row["kind"], []).append(str(row["uuid"]))
@@ -110,7 +110,7 @@ def nvml_faults(rows: Iterable[Mapping[str, Any]]) -> Faults:
 
 
 def mig_slices() -> list[MigSlice]:
-    """MIG instances that exist now; none without NVML."""
+    """Existing MIG instances; none without NVML."""
     try:
         from cotenant.devices import mig
         from cotenant.devices.nvml import Nvml

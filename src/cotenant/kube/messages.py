@@ -1,4 +1,4 @@
-"""Messages of the kubelet's gRPC interfaces, as tables (core/protobuf.py): device plugin, PodResources, claims (DRA).
+"""Messages of the kubelet's gRPC interfaces as tables (core/protobuf.py): device plugin, PodResources, claims (DRA).
 
 Names and numbers are those of the public interfaces in k8s.io/kubelet.
 """
@@ -91,7 +91,7 @@ dra_health = _classes("v1alpha1", _HEALTH)
 
 
 class Call(NamedTuple):
-    """A method of a service: message classes, and whether the answer is a stream."""
+    """A method of a service: message classes, and whether the response is a stream."""
 
     request: Any
     response: Any
@@ -139,7 +139,7 @@ for _service, _package in DRA_PLUGINS.values():
 
 
 def handler(service: str, target: object) -> grpc.GenericRpcHandler:
-    """A server's handler for a service: its methods are those of `target` with the same names."""
+    """A server's handler for a service: it calls the methods of `target` with the same names."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, call in SERVICES[service].items():
         make = grpc.unary_stream_rpc_method_handler if call.streams else grpc.unary_unary_rpc_method_handler
@@ -163,12 +163,12 @@ def caller(channel: grpc.Channel, service: str, name: str) -> Callable[..., Any]
 
 
 def open_channel(path: object) -> grpc.Channel:
-    """A client's connection to a unix socket. The authority is given, for Go's servers do not take a path as one."""
+    """A client's channel to a unix socket. The authority is set, since Go's servers reject a path as one."""
     options = [("grpc.default_authority", "localhost"), ("grpc.initial_reconnect_backoff_ms", 100)]
     return grpc.insecure_channel(f"unix://{path}", options=options)
 
 
 def devices_of(container: Any) -> Iterator[tuple[str, list[str]]]:
-    """(resource, device ids) of a container in an answer of PodResources; one resource may come in several parts."""
+    """(resource, device ids) of a container in an answer of PodResources; a resource may occur several times."""
     for devices in container.devices:
         yield devices.resource_name, list(devices.device_ids)

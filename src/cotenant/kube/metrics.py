@@ -25,7 +25,7 @@ OUTCOMES = ("injected", "unchanged", "denied", "failed", "rejected")
 
 
 class Exposed:
-    """Something with an exposition; several threads may count while it is read."""
+    """Base class of metrics that several threads may update while they are read."""
 
     content_type = CONTENT_TYPE
 
@@ -37,7 +37,7 @@ class Exposed:
         raise NotImplementedError
 
     def listen(self, host: str, port: int) -> http.server.ThreadingHTTPServer:
-        """Serve it on a port of its own, from a thread. WorkError when the port is taken."""
+        """Serve it on a port of its own, in a thread. Raises WorkError if the port is taken."""
         page = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ class Exposed:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Scrapes are not worth a line."""
+                """Do not log scrapes."""
 
         try:
             server = http.server.ThreadingHTTPServer((host, port), Handler)
@@ -97,7 +97,7 @@ class PluginMetrics(Exposed):
         self.bound = self.unbound = self.escaped = 0
 
     def devices(self, resource: str, healthy: int, unhealthy: int) -> None:
-        """What the kubelet was told of a resource."""
+        """Record what the kubelet was told about a resource."""
         with self.lock:
             self._devices[resource] = healthy, unhealthy
             self._registrations.setdefault(resource, 0)
@@ -105,12 +105,12 @@ class PluginMetrics(Exposed):
                 self._allocations.setdefault((resource, outcome), 0)
 
     def allocation(self, resource: str, outcome: str) -> None:
-        """A container was granted devices, or refused."""
+        """Record that a container was granted or refused devices."""
         with self.lock:
             self._allocations[resource, outcome] += 1
 
     def registration(self, resource: str) -> None:
-        """The kubelet took a resource."""
+        """Record a registration with the kubelet."""
         with self.lock:
             self._registrations[resource] += 1
 

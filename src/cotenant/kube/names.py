@@ -1,4 +1,4 @@
-"""Every name that Cotenant has in a cluster: keys, resources, paths. One place, so that all objects agree."""
+"""All names that Cotenant uses in a cluster: keys, resources, paths."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ NAME = "cotenant"
 
 
 def in_domain(key: str) -> bool:
-    """Whether a key is under Cotenant's domain, or one below it."""
+    """Whether a key is in Cotenant's domain or a subdomain."""
     host = key.partition("/")[0]
     return "/" in key and (host == DOMAIN or host.endswith(f".{DOMAIN}"))

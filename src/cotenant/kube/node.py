@@ -1,4 +1,6 @@
-"""The device plugin of a node: the GPUs and their health, the binder; one loop beside the registrar."""
+"""Main loop of the node's device plugin: GPUs and their health, the binder, and the DRA driver; the registrar runs
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ AFTER_ALLOCATE_S = 0.1
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Where things are on the node, and what is offered how. `whole`: GPUs given away entire (UUIDs, indices, all)."""
+    """Paths on the node, and how resources are offered. `whole`: GPUs offered only as whole (UUIDs, indices, all)."""
 
     node: str
     agent_folder: Path = Path(str(names.HOST_AGENT))
@@ -43,17 +45,17 @@ class NodeSettings:
     slices: Callable[[], Iterable[MigSlice]] = mig_slices
     processes: Callable[[Iterable[str]], GpuProcesses] = nvml_processes
     list_every_s: float = LIST_EVERY_S
-    claims: ClaimSettings | None = None  # place pods by claims, and offer no units
+    claims: ClaimSettings | None = None  # place pods by claims instead of units
 
 
 class AgentOrders:
-    """Orders to the agent, each on a connection of its own: an agent that was restarted is found again by itself."""
+    """Orders to the agent, each on a connection of its own, so that a restarted agent is found again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def call(self, op: str, **order: Any) -> dict[str, Any]:
-        """One order, one answer."""
+        """Send one order and return the answer."""
         with ControlClient(self._folder, timeout_s=10.0) as client:
             return client.call(op, **order)
 
@@ -85,7 +87,7 @@ class NodePlugin:
         self._escapes = EscapeWatch()
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until `stop`. InputError for settings that do not fit the node; everything else is tried again."""
+        """Serve until `stop`. Raises InputError for settings that do not fit the node; everything else is retried."""
         try:
             if self._claims is not None:
                 self._claims.start()
@@ -97,19 +99,19 @@ class NodePlugin:
                     ready = lambda: None  # noqa: E731 said once
                 if self.desk.kick.wait(ROUND_S):
                     self.desk.kick.clear()
-                    self._stop.wait(AFTER_ALLOCATE_S)  # the kubelet lists an allocation once it has our answer
+                    self._stop.wait(AFTER_ALLOCATE_S)  # the kubelet lists an allocation only after our answer
         finally:
             if self._claims is not None:
                 self._claims.stop()
             self._registrar.stop()
 
     def stop(self) -> None:
-        """End the run. What was bound stays bound: the next plugin takes it over."""
+        """End the loop. Bound tenants remain and are taken over by the next plugin."""
         self._stop.set()
         self.desk.kick.set()
 
     def round(self) -> None:
-        """One look at everything. A side that does not answer does not keep the others from being looked at."""
+        """One update of everything. A peer that does not answer does not affect the others."""
         faults = []
         for step in (self._look, self._tell_kubelet, self._binder.round, self._offer):
             try:
@@ -121,7 +123,7 @@ class NodePlugin:
     # -- the node --------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """GPUs as the agent has them, with their health."""
+        """Read the agent's GPUs and their health."""
         try:
             status = self._agent.call("status")
             self._agent.call("expect", kind="pod")
@@ -147,13 +149,13 @@ class NodePlugin:
                 self._binder.escaped(found)
 
     def _offer(self) -> None:
-        """The node's GPUs for claims, where pods are placed by those."""
+        """Publish the node's GPUs for claims, if pods are placed by claims."""
         if self._claims is not None and self._claims.offer():
             inventory = self.desk.inventory
             LOG.info("offered by claims: %d GPUs, %d MIG instances", len(inventory.gpus), len(inventory.slices))
 
     def _tell_kubelet(self) -> None:
-        """Have new resources registered; WorkError while some are not."""
+        """Have new resources registered; raises WorkError while some are not."""
         resources = self.desk.inventory.resources()
         if resources != self._resources:
             self._resources = resources
@@ -177,5 +179,5 @@ def run(settings: NodeSettings, desk: Desk, api: KubeApi, metrics: tuple[str, in
     if metrics is not None:
         desk.metrics.listen(*metrics)
     if not settings.plugin_folder.is_dir():
-        raise InputError("this is no folder of a kubelet's device plugins", file=settings.plugin_folder)
+        raise InputError("this is not the device-plugin folder of a kubelet", file=settings.plugin_folder)
     plugin.run(lambda: LOG.info("ready"))

@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes writes them, and nothing else: one sentence for whatever is not one.
+"""Parsing of Kubernetes quantities; anything else is an InputError with one sentence.
 
 Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 """
@@ -31,7 +31,7 @@ def _shown(value: object) -> str:
 
 
 def parse_quantity(value: object, field: str) -> Fraction:
-    """The number that a Kubernetes quantity stands for: 30, "30", "8Gi", "500M", "1e3", "250m"."""
+    """The number denoted by a Kubernetes quantity: 30, "30", "8Gi", "500M", "1e3", "250m"."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InputError(f"{_shown(value)} is not a quantity; write it like 30 or 8Gi", field=field)
     match = _QUANTITY.fullmatch(str(value))
@@ -45,7 +45,7 @@ def parse_quantity(value: object, field: str) -> Fraction:
 
 
 def parse_count(value: object, field: str, most: int) -> int:
-    """A whole number from 0 to `most`."""
+    """An integer from 0 to `most`."""
     number = parse_quantity(value, field)
     if number.denominator != 1 or not 0 <= number <= most:
         raise InputError(f"{_shown(value)} is not a whole number from 0 to {most:,}", field=field)
@@ -53,7 +53,7 @@ def parse_count(value: object, field: str, most: int) -> int:
 
 
 def parse_memory(value: object, field: str) -> int:
-    """Bytes, 1 MiB at least: "8Gi", "500M", and "8GiB" as elsewhere in Cotenant. A bare number is refused."""
+    """Bytes, at least 1 MiB: "8Gi", "500M", and "8GiB" as elsewhere in Cotenant. The unit is required."""
     scale = Fraction(1)
     text = value
     if isinstance(value, str):

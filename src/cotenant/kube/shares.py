@@ -1,4 +1,4 @@
-"""What a pod asks for: its annotations and resources as one share per container. Everything wrong is found here."""
+"""What a pod requests: its annotations and resources as one share per container. All validation happens here."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cotenant.kube.quantity import parse_count, parse_memory, parse_quantity, pa
 Pod = Mapping[str, Any]
 YES, NO = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
 MOST_GPUS = 16
-PLAIN_BYTES = 1 << 20  # a larger number of memory units was written with a suffix, as bytes: 8Gi
+PLAIN_BYTES = 1 << 20  # larger numbers of memory units were written as bytes with a suffix: 8Gi
 
 
 @dataclass(frozen=True)
 class ContainerShare:
-    """One container's share. `units`, `memory_units`: what the scheduler counts; the rest is what the agent enforces.
+    """One container's share. `units`, `memory_units`: counted by the scheduler; the rest is enforced by the agent.
 
-    `gpus` over 0: so many whole GPUs, and no units.
+    `gpus` above 0: number of whole GPUs, and no units.
     """
 
     container: str
@@ -59,12 +59,12 @@ class ContainerShare:
 
 
 def key_field(key: str) -> str:
-    """Where an annotation stands, for messages."""
+    """Position of an annotation, for messages."""
     return f"metadata.annotations[{key}]"
 
 
 def annotations_of(pod: Pod) -> dict[str, Any]:
-    """The pod's annotations under our domain. InputError for one that is not known."""
+    """The pod's annotations in our domain. Raises InputError for unknown ones."""
     found = {}
     for key, value in _mapping(pod.get("metadata"), "metadata", "annotations").items():
         if not names.in_domain(key):
@@ -74,7 +74,7 @@ def annotations_of(pod: Pod) -> dict[str, Any]:
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names.ANNOTATIONS)}"
             raise InputError(f"unknown annotation {key[:120]}; {hint}", field="metadata.annotations")
         if not isinstance(value, str):
-            raise InputError(f"{value!r:.60} is not a text; put it in quotes", field=key_field(key))
+            raise InputError(f"{value!r:.60} is not a string; put it in quotes", field=key_field(key))
         found[key] = value
     return found
 
@@ -95,7 +95,7 @@ def containers_of(pod: Pod) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 
 def own_resources(container: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A container's resources under our domain. InputError: unknown, or requested and limited differently."""
+    """A container's resources in our domain. Raises InputError if unknown, or if request and limit differ."""
     limits = _mapping(container.get("resources"), f"{where}.resources", "limits")
     requests = _mapping(container.get("resources"), f"{where}.resources", "requests")
     found: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def own_resources(container: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def opted_out(annotations: Mapping[str, Any]) -> bool:
-    """Whether the pod does not want to be touched."""
+    """Whether the pod must not be changed."""
     value = annotations.get(names.INJECT, "true")
     if not isinstance(value, str) or value.lower() not in (*YES, *NO):
         raise InputError(f"{value!r:.60} is not true or false", field=key_field(names.INJECT))
@@ -125,10 +125,11 @@ def opted_out(annotations: Mapping[str, Any]) -> bool:
 
 
 def shares_of(pod: Pod) -> list[ContainerShare]:
-    """The share of every container that asks, init containers first; none where none asks. InputError: what is wrong.
+    """The share of every requesting container, init containers first; empty if none requests one. InputError says what
+    is wrong.
 
-    A container asks by a resource of its own, by its name in cotenant.dev/containers, or, when the pod has annotations
-    and neither of those, by being the main one (kubectl's default container, else the first).
+    A container requests by a resource of its own, by its name in cotenant.dev/containers, or, if the pod has
+    annotations and neither of those, as the main container (kubectl's default container, else the first).
     """
     annotations = annotations_of(pod)
     entries = list(containers_of(pod))
@@ -138,7 +139,7 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
     if opted_out(annotations):
         if any(resources.values()):
             name = next(name for name, mine in resources.items() if mine)
-            why = f"container {name} takes a share of a GPU and cannot opt out: nothing would hold it to its share"
+            why = f"container {name} takes a share of a GPU and cannot opt out: its share would not be enforced"
             raise InputError(why, field=key_field(names.INJECT))
         return []
     if not asking:
@@ -163,10 +164,10 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
 
 
 def present(shares: list[ContainerShare], finished: Container[str]) -> list[ContainerShare]:
-    """Those whose containers run now: the first init container that has not finished with the sidecars before it, or
-    else all containers but the init containers that end.
+    """Shares of containers that run now: the first unfinished init container with the sidecars before it, otherwise all
+    containers except init containers that end.
 
-    The kubelet gives an init container's devices on to those that follow, so that not all shares hold at once.
+    The kubelet passes an init container's devices on to later ones, so not all shares are held at once.
     """
     waiting = next((share for share in shares if share.ends and share.container not in finished), None)
     if waiting is None:
@@ -183,7 +184,7 @@ def _asking(pod: Pod, annotations: Mapping[str, Any], resources: Mapping[str, An
     if listed is not None:
         if not given and not asking:
             raise InputError(
-                f"it names containers, and no share: give {names.REQUEST}", field=key_field(names.CONTAINERS)
+                f"it selects containers, but no share is given: add {names.REQUEST}", field=key_field(names.CONTAINERS)
             )
         wanted = [part.strip() for part in listed.split(",")] if isinstance(listed, str) else [""]
         if wanted == ["*"]:
@@ -192,7 +193,8 @@ def _asking(pod: Pod, annotations: Mapping[str, Any], resources: Mapping[str, An
             if name not in resources:
                 there = ", ".join(resources)
                 raise InputError(
-                    f"there is no container {name[:80]!r}; there are {there}", field=key_field(names.CONTAINERS)
+                    f"there is no container {name[:80]!r}; the containers are {there}",
+                    field=key_field(names.CONTAINERS),
                 )
         return asking | set(wanted)
     if given and not asking:
@@ -235,7 +237,7 @@ def _share(
     if gpus:
         if len(mine) > 1 or request is not None or memory is not None or limit < 1.0 or enforce is not Strength.NOTHING:
             raise InputError(
-                f"container {name} takes whole GPUs, which have no share, limit or memory beside them", field=where
+                f"container {name} takes whole GPUs, which cannot be combined with share, limit or memory", field=where
             )
         return ContainerShare(name, kind, index, 1.0, 1.0, gpus=gpus)
     units = units_of(request or 0.0)
@@ -243,8 +245,8 @@ def _share(
         given = parse_quantity(mine[names.SHARE_RESOURCE], where)
         if given.denominator != 1 or not 0 < given <= names.SHARE_UNITS:
             raise InputError(
-                f"{mine[names.SHARE_RESOURCE]} units of {names.SHARE_RESOURCE} in container {name}; write 1 to 100, in"
-                " percent of one GPU",
+                f"{mine[names.SHARE_RESOURCE]} units of {names.SHARE_RESOURCE} in container {name}; write 1 "
+                "to 100, in percent of one GPU",
                 field=where,
             )
         if request is not None and given != units:
@@ -292,22 +294,24 @@ def _memory_resource(value: Any, name: str, where: str) -> int:
 
 
 def percent(fraction: float) -> str:
-    """A share for people: 30%, 12.5%."""
+    """A share as text: 30%, 12.5%."""
     return f"{fraction * 100:.6g}%"
 
 
 def units_of(request: float) -> int:
-    """Share units of a request: every started percent, and one at least, for only who takes units gets a GPU."""
+    """Share units of a request, rounded up to percent and at least one, since only a container with units gets a
+    GPU.
+    """
     return max(1, math.ceil(request * names.SHARE_UNITS - 1e-9))
 
 
 def memory_units_of(memory_bytes: int) -> int:
-    """Memory units: every started GiB."""
+    """Memory units, rounded up to GiB."""
     return -(-memory_bytes // names.MEMORY_UNIT_BYTES)
 
 
 def _mapping(parent: Any, where: str, key: str) -> Mapping[str, Any]:
-    """A map inside a map, either of which may be missing or null. InputError when it is something else."""
+    """A map within a map, either of which may be missing or null. Raises InputError for another type."""
     if parent is None:
         return {}
     value = parent.get(key) if isinstance(parent, dict) else parent

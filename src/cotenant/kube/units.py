@@ -1,7 +1,7 @@
-"""Units of GPUs for the kubelet: their names, which go together, and why some do not. Pure.
+"""Units of GPUs for the kubelet: their names, which ones belong together, and why some do not. Pure.
 
-The kubelet counts devices that are all alike, and chooses among them itself; it knows no GPU. So a unit's name says of
-which GPU it is, preferred allocations keep a container on one GPU, and an allocation over two is refused.
+The kubelet counts identical devices and chooses among them itself; it does not know GPUs. So a unit's name contains its
+GPU, preferred allocations keep a container on one GPU, and an allocation across two is refused.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cotenant.kube import names
 
 MODES = ("shared", "whole")
 SEPARATOR = "::"
-FAILED = "This pod has failed and is not tried again; its controller, if it has one, makes another"
+FAILED = "This pod has failed and is not retried; its controller, if it has one, creates another"
 
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """One GPU of the node. `whole`: it is given away entire; else in units. `fault`: why it cannot be used now."""
+    """One GPU of the node. `whole`: offered only as a whole; else in units. `fault`: why it is unusable now."""
 
     uuid: str
     index: int
@@ -29,7 +29,7 @@ class NodeGpu:
     fault: str = ""
 
     def units(self, resource: str) -> int:
-        """How many devices of a resource it is."""
+        """Number of devices of a resource."""
         if resource == names.GPU_RESOURCE:
             return int(self.whole)
         if self.whole:
@@ -39,7 +39,7 @@ class NodeGpu:
 
 @dataclass(frozen=True)
 class MigSlice:
-    """One MIG instance of the node, offered as it is: the hardware keeps it apart."""
+    """One MIG instance of the node, offered as a whole, since the hardware isolates it."""
 
     uuid: str
     resource: str
@@ -49,12 +49,12 @@ class MigSlice:
 
 
 def device_id(uuid: str, number: int | None = None) -> str:
-    """Name of a unit: the GPU's UUID, and a number where there are several. Names last as long as the GPU."""
+    """Name of a unit: the GPU's UUID, followed by a number if there are several. Names are stable."""
     return uuid if number is None else f"{uuid}{SEPARATOR}{number:04d}"
 
 
 def gpu_of(device: str) -> str:
-    """The GPU (or MIG instance) a unit is of."""
+    """The GPU (or MIG instance) of a unit."""
     return device.partition(SEPARATOR)[0]
 
 
@@ -72,8 +72,9 @@ def devices(gpus: Iterable[NodeGpu], resource: str) -> dict[str, bool]:
 
 
 def roomiest(known: Sequence[Mapping[str, bool]], taken: Sequence[Collection[str]]) -> str:
-    """The GPU with most left: of the resource of which it has least, then of the first. `known[i]`: the devices of a
-    resource with their health; `taken[i]`: those that containers have. Empty without GPUs."""
+    """The GPU with the most free units: by its scarcest resource, then by the first. `known[i]`: devices of resource i
+    with their health; `taken[i]`: allocated ones. Empty without GPUs.
+    """
     left: dict[str, list[float]] = {}
     for devices_of_one, used in zip(known, taken, strict=True):
         total = Counter(gpu_of(device) for device in devices_of_one)
@@ -84,9 +85,9 @@ def roomiest(known: Sequence[Mapping[str, bool]], taken: Sequence[Collection[str
 
 
 def offered(all_devices: Mapping[str, bool], taken: Collection[str], shown: str | None) -> dict[str, bool]:
-    """Health as the kubelet is told. With `shown`, only what is taken and that GPU's devices count as healthy.
+    """Health as reported to the kubelet. With `shown`, only allocated devices and those of that GPU count as healthy.
 
-    Then the scheduler never sees more free units than one GPU has, and no pod comes that would fit only across two.
+    So the scheduler never sees more free units than one GPU has, and no pod is placed that would fit only across two.
     """
     if shown is None:
         return dict(all_devices)
@@ -96,10 +97,10 @@ def offered(all_devices: Mapping[str, bool], taken: Collection[str], shown: str 
 def prefer(
     available: Sequence[str], must: Sequence[str], size: int, beside: str = "", room: set[str] | None = None
 ) -> list[str]:
-    """Units of one GPU for a container: `must` and others beside them; the fullest GPU that holds them, for large
-    shares to find room later. Empty when no single GPU has so many: the kubelet then chooses, and Allocate refuses.
+    """Units of one GPU for a container, including `must`; of the GPUs that have them the fullest, to leave room for
+    large shares. Empty if no single GPU suffices: then the kubelet chooses, and Allocate refuses.
 
-    `beside`: the GPU where the container's other resource has been placed. `room`: GPUs that have room for it.
+    `beside`: the GPU of the container's other resource. `room`: GPUs that have room for that.
     """
     by_gpu: dict[str, list[str]] = {}
     for device in available:
@@ -122,7 +123,7 @@ def prefer_whole(available: Sequence[str], must: Sequence[str], size: int) -> li
 
 
 def check_allocation(ids: Sequence[str], known: Mapping[str, bool], resource: str) -> list[str]:
-    """The GPUs of an allocation, one for units. InputError: unknown, not healthy, or of two GPUs."""
+    """The GPUs of an allocation, one for units. Raises InputError if units are unknown, unhealthy, or of two GPUs."""
     unknown = [device for device in ids if device not in known]
     if not ids or unknown:
         what = f"{unknown[0][:80]!r} is" if unknown else "an empty list is"
@@ -134,7 +135,7 @@ def check_allocation(ids: Sequence[str], known: Mapping[str, bool], resource: st
     if resource in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE) and len(counts) > 1:
         parts = " and ".join(f"{count} on {uuid}" for uuid, count in sorted(counts.items()))
         raise InputError(
-            f"{len(ids)} units of {resource} are free only across GPUs ({parts}); a share is a piece of one GPU."
-            f" {FAILED}"
+            f"{len(ids)} units of {resource} are free only across GPUs ({parts}), but a share must be on "
+            f"one GPU. {FAILED}"
         )
     return sorted(counts)

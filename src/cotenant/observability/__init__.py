@@ -1,1 +1,1 @@
-"""The live page, its feed and the exposition of metrics, with the standard library alone."""
+"""Live page, its event stream and the Prometheus metrics, with the standard library alone."""

@@ -12,7 +12,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Histogram:
-    """Counts of observations by bucket for one combination of labels. O(log buckets) to observe."""
+    """One histogram series for one combination of labels: counts by bucket. Observing takes O(log buckets)."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -28,18 +28,18 @@ class Histogram:
 
 
 class Exposition:
-    """Collects samples and writes them, one family after the other."""
+    """Collects samples and writes them, grouped by metric."""
 
     def __init__(self) -> None:
         self._families: dict[str, tuple[Metric, list[str]]] = {}
 
     def declare(self, metrics: Iterable[Metric]) -> None:
-        """Families that appear in this order, with their help, also while they have no sample."""
+        """Declare metrics: they appear in this order with their help, even without samples."""
         for metric in metrics:
             self._lines(metric)
 
     def add(self, metric: Metric, value: float, **labels: str) -> None:
-        """One sample. `labels` must be those of the metric: anything else is a fault of the program."""
+        """Add one sample. `labels` must be exactly those of the metric; otherwise ValueError, a programming error."""
         if tuple(labels) != metric.labels:
             raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
         self._lines(metric).append(f"{metric.name}{_labels(labels)} {_number(value)}")
@@ -57,7 +57,7 @@ class Exposition:
         lines.append(f"{metric.name}_count{_labels(labels)} {below}")
 
     def text(self) -> str:
-        """The whole page."""
+        """The complete exposition as text."""
         parts = []
         for metric, lines in self._families.values():
             parts.append(

@@ -1,14 +1,14 @@
-"""What the live page shows, as flat rows, and the stream of their changes.
+"""The rows that the live page shows, and the stream of their changes.
 
-A component describes itself by rows: (section, key, fields). The feed asks for all rows twice a second while somebody
-looks, and sends each viewer everything once and then only the rows that changed, so a thousand quiet tenants cost
+A component describes itself by rows: (section, key, fields). While there are viewers, the feed asks for all rows twice
+a second; it sends each viewer all rows once and then only those that changed, so that a thousand idle tenants cost
 nothing.
 
-Sections and their fields (times in seconds, shares in fractions 0..1, memory in bytes; a field may be missing or null):
+Sections and their fields (times in seconds, shares as fractions 0..1, memory in bytes; a field may be missing or null):
 
-sources    name, kind (agent, server, models, fleet), address, ok, note
-gpus       node, index, model, memory_bytes, memory_used_bytes, holder, promised
-shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism, granted, limit, got, short_s,
+sources    name, kind (agent, server, models, fleet), address, ok, note gpus       node, index, model, memory_bytes,
+memory_used_bytes, holder, promised shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism,
+granted, limit, got, short_s,
            memory_bytes, memory_limit_bytes, state, residency, holding, waiting, waited_s, turns, note,
            class (best-effort, latency-sensitive), floor (held off, holds)
 hours      minutes of the last hour, oldest first: [promised, got] of the share with this key, or null
@@ -16,9 +16,8 @@ services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped, failed, queue,
            that it is a stage of)
 models     state, gpu (key of a GPU), memory_bytes, queue, open, ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms,
            tpot_slo_ms, attainment, switches, switch_s, failed, fault
-jobs       name, state, reason, gpus, place, progress, waited_s, ran_s
-decisions  time_s (unix), source, text
-warnings   source, about, text
+jobs       name, state, reason, gpus, place, progress, waited_s, ran_s decisions  time_s (unix), source, text warnings
+source, about, text
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from typing import Any
 SECTIONS = ("sources", "gpus", "shares", "hours", "services", "models", "jobs", "decisions", "warnings")
 PERIOD_S = 0.5
 HEARTBEAT_S = 10.0
-PAUSE_EVERY = 50  # rows between two looks at the event loop: an agent must not keep its tenants waiting
-QUEUE = 8  # events that a viewer may be behind before it is sent everything anew
+PAUSE_EVERY = 50  # rows between two yields to the event loop, so that the page does not delay the agent's tenants
+QUEUE = 8  # most events that a slow viewer may have pending; beyond, it is sent all rows again
 
 Row = tuple[str, str, dict[str, Any]]
 Build = Callable[[], AsyncIterator[Row]]
 
 
 class Feed:
-    """Rows of one component for any number of viewers. One event loop uses it."""
+    """Rows of one component for any number of viewers. Used by a single event loop."""
 
     def __init__(self, build: Build, period_s: float = PERIOD_S) -> None:
         self._build = build
@@ -55,7 +54,9 @@ class Feed:
         return _whole(await self._collect())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events for one viewer: `all` first, then `change`, and a comment when nothing happens."""
+        """Server-sent events for one viewer: first `all`, then `change`, and a comment as keep-alive when nothing
+        changes.
+        """
         queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
         self._take(await self._collect())
         self._viewers.add(queue)
@@ -72,7 +73,7 @@ class Feed:
             self._viewers.discard(queue)
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -82,20 +83,20 @@ class Feed:
             await asyncio.sleep(self._period_s)
             try:
                 rows = await self._collect()
-            except Exception as error:  # a fault in one look must not end the page
+            except Exception as error:  # an exception in one poll must not end the stream
                 self.fault = repr(error)
                 continue
             self._take(rows)
 
     def _take(self, rows: dict[tuple[str, str], str]) -> None:
-        """These rows hold from now on: tell every viewer what changed, whoever asked for them."""
+        """Store the new rows and send every viewer the changes."""
         change = _change(self._rows, rows)
         self._rows = rows
         if change is None:
             return
         event = _event("change", change)
         for queue in self._viewers:
-            if queue.full():  # too slow for every change: it gets the whole picture instead
+            if queue.full():  # the viewer is too slow for every change: send all rows instead
                 while not queue.empty():
                     queue.get_nowait()
                 queue.put_nowait(_event("all", _whole(rows)))

@@ -1,4 +1,4 @@
-"""A small HTTP server for the live page and the metrics: GET only, everything bounded, the standard library alone."""
+"""A small HTTP server for the live page and metrics: GET only, all sizes bounded, standard library alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_CONNECTIONS = 256
 MOST_VIEWERS = 64
 HEAD_BYTES = 8192
 READ_WITHIN_S = 10.0
-STUCK_S = 20.0  # a viewer that takes nothing for so long is let go
+STUCK_S = 20.0  # a viewer that reads nothing for this long is disconnected
 SECURITY = (
     "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:\r\nX-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
@@ -47,7 +47,7 @@ def parse_address(text: str, field: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that host."""
+    """Whether the host is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 class LiveServer:
-    """Serves /, /state.json, /events, /metrics and /healthz. `token`: what every request but /healthz must show."""
+    """Serves /, /state.json, /events, /metrics and /healthz. `token`: bearer token required for all but /healthz."""
 
     def __init__(self, host: str, port: int, feed: Feed, metrics: Metrics, token: str | None = None) -> None:
         self.host, self.port = host, port
@@ -69,22 +69,22 @@ class LiveServer:
         self._viewers = 0
 
     async def start(self) -> None:
-        """Listen; `port` 0 becomes the port that was free. WorkError where that fails."""
+        """Listen; `port` 0 is replaced by a free port. Raises WorkError if that fails."""
         try:
             self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_BYTES)
         except OSError as error:
-            why = (error.strerror or str(error)).rpartition("): ")[2]  # asyncio's sentence names the address again
+            why = (error.strerror or str(error)).rpartition("): ")[2]  # asyncio's message repeats the address
             raise WorkError(f"cannot listen on {self.host}:{self.port}: {why}") from None
         self.port = self._server.sockets[0].getsockname()[1]
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """URL of the page."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
     async def close(self) -> None:
-        """Stop listening and let everybody go."""
+        """Stop listening and disconnect all clients."""
         if self._server is not None:
             self._server.close()
         for task in list(self._tasks):
@@ -127,18 +127,18 @@ class LiveServer:
             return
         try:
             url, asked = urlsplit(words[1]), urlsplit("//" + headers.get("host", "localhost")).hostname
-        except ValueError:  # a bracket that is not closed
+        except ValueError:  # unbalanced bracket
             await _answer(writer, 400, "not an address\n")
             return
         if url.path == "/healthz":
             await _answer(writer, 200, "ok\n")
             return
-        # a page elsewhere whose name was made to point here must not read this one
+        # DNS rebinding: a foreign page whose host name resolves to loopback must not read this server
         if is_loopback(self.host) and not is_loopback(asked or ""):
             await _answer(writer, 403, "this address answers to localhost only\n")
             return
         if self._token is not None and not self._shows_token(headers, url.query):
-            await _answer(writer, 401, "a valid bearer token is needed\n", "WWW-Authenticate: Bearer\r\n")
+            await _answer(writer, 401, "a valid bearer token is required\n", "WWW-Authenticate: Bearer\r\n")
             return
         only_head = words[0] == "HEAD"
         if url.path == "/":
@@ -150,11 +150,11 @@ class LiveServer:
         elif url.path == "/events":
             await self._stream(reader, writer)
         else:
-            await _answer(writer, 404, "there is /, /metrics, /state.json, /events and /healthz\n")
+            await _answer(writer, 404, "paths: /, /metrics, /state.json, /events and /healthz\n")
 
     def _shows_token(self, headers: dict[str, str], query: str) -> bool:
         assert self._token is not None
-        asked = parse_qs(query.replace("+", "%2B"))  # tokens of base64 have a plus, which browsers leave as it is
+        asked = parse_qs(query.replace("+", "%2B"))  # base64 tokens contain a plus, which browsers do not escape
         shown = headers.get("authorization", "").removeprefix("Bearer ") or "".join(asked.get("token", [""]))
         return hmac.compare_digest(shown.encode(), self._token.encode())
 
@@ -163,7 +163,8 @@ class LiveServer:
             await _answer(writer, 503, "too many viewers\n")
             return
         self._viewers += 1
-        # a viewer has nothing more to say: whatever comes from it is its end, and its place is free at once
+        # viewers send nothing after their request: any byte or end of file means that the viewer has left, which frees
+        # its place
         tasks = {asyncio.create_task(self._send(writer)), asyncio.create_task(reader.read(1))}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Several components on one page: their rows are fetched from their ports and put together."""
+"""Several components on one page: fetches their rows over HTTP and merges them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_BYTES = 64 << 20
 
 
 class Remote:
-    """A component's live port, by its URL. Keeps the last rows while it cannot be reached, and says so."""
+    """A component's live page, by URL. Keeps the last rows while it is unreachable, and marks it as such."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -27,7 +27,7 @@ class Remote:
         except ValueError:
             port = None
         if parts.scheme not in ("http", "https") or not parts.hostname or port is None:
-            raise InputError(f"{url!r} is not the address of a live port, such as http://127.0.0.1:9400", field="URL")
+            raise InputError(f"{url!r} is not the address of a live page, such as http://127.0.0.1:9400", field="URL")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._parts = parts
         self._port = port
@@ -36,7 +36,7 @@ class Remote:
         self._fault = "not reached yet"
 
     def fetch(self) -> None:
-        """Ask once (blocking); a failure is kept as a sentence."""
+        """Fetch once (blocking); a failure is kept as a sentence."""
         secure = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(str(self._parts.hostname), self._port, timeout=FETCH_WITHIN_S)
@@ -56,7 +56,7 @@ class Remote:
             connection.close()
 
     def rows(self, prefix: str) -> list[Row]:
-        """Its rows; keys and references to GPUs carry the prefix, so that two nodes do not meet."""
+        """Its rows; keys and references to GPUs get the prefix, so that two nodes do not collide."""
         found: list[Row] = []
         for section in SECTIONS:
             for row in self._last.get(section, []):
@@ -75,7 +75,7 @@ class Remote:
 
 
 class Merged:
-    """Rows of several remotes; they are asked at once, in threads, at most every `period_s`."""
+    """Rows of several remotes, which are fetched in parallel threads at most once per `period_s`."""
 
     def __init__(self, remotes: list[Remote], period_s: float = 0.4) -> None:
         self.remotes = remotes

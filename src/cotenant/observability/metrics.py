@@ -13,64 +13,87 @@ TURN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 GPU_INFO = Metric("cotenant_gpu_info", "gauge", "1 for each GPU of this agent.", ("gpu", "index", "model"))
 GPU_MEMORY = Metric("cotenant_gpu_memory_bytes", "gauge", "Memory of the GPU.", ("gpu",))
-GPU_CHARGED = Metric("cotenant_gpu_memory_charged_bytes", "gauge", "Memory charged to all tenants.", ("gpu",))
+GPU_CHARGED = Metric("cotenant_gpu_memory_charged_bytes", "gauge", "GPU memory charged to all tenants.", ("gpu",))
 GPU_PROMISED = Metric("cotenant_gpu_promised_ratio", "gauge", "Sum of the requests of the GPU's tenants.", ("gpu",))
 GPU_UNSEEN = Metric(
-    "cotenant_gpu_unseen_processes", "gauge", "Processes that use the GPU past the agent.", ("gpu", "whose")
+    "cotenant_gpu_unseen_processes",
+    "gauge",
+    "Processes that use the GPU without being tenants of the agent.",
+    ("gpu", "whose"),
 )
-AGENT_START = Metric("cotenant_agent_start_time_seconds", "gauge", "When the agent started, unix time.")
+AGENT_START = Metric("cotenant_agent_start_time_seconds", "gauge", "Start time of the agent, unix time.")
 AGENT_TENANTS = Metric("cotenant_agent_tenants", "gauge", "Tenants of this agent.")
 AGENT_UNLISTED = Metric(
-    "cotenant_agent_tenants_unlisted", "gauge", "Tenants beyond the most that are exported one by one."
+    "cotenant_agent_tenants_unlisted", "gauge", "Tenants beyond the number that is exported one by one."
 )
 AGENT_PROCESSES = Metric("cotenant_agent_processes", "gauge", "Connected processes of tenants.")
-AGENT_REFUSED = Metric("cotenant_agent_refused_connections_total", "counter", "Connections that were turned away.")
+AGENT_REFUSED = Metric("cotenant_agent_refused_connections_total", "counter", "Connections that the agent refused.")
 AGENT_TURNS = Metric("cotenant_agent_turns_total", "counter", "Turns that have ended.", ("gpu",))
 AGENT_CONFIG_FAULT = Metric(
-    "cotenant_agent_config_fault", "gauge", "1 while the configuration file cannot be used and the last good one holds."
+    "cotenant_agent_config_fault",
+    "gauge",
+    "1 while the configuration file is invalid and the last valid one is in effect.",
 )
-TURN_SECONDS = Metric("cotenant_turn_seconds", "histogram", "How long turns were held.", ("gpu",), TURN_BUCKETS_S)
+TURN_SECONDS = Metric("cotenant_turn_seconds", "histogram", "Duration of turns.", ("gpu",), TURN_BUCKETS_S)
 TURN_WAIT = Metric(
-    "cotenant_turn_wait_seconds", "histogram", "How long a turn was waited for.", ("gpu",), TURN_BUCKETS_S
+    "cotenant_turn_wait_seconds",
+    "histogram",
+    "Time between asking for a turn and getting it.",
+    ("gpu",),
+    TURN_BUCKETS_S,
 )
-TENANT_REQUEST = Metric("cotenant_tenant_request_ratio", "gauge", "Share that the tenant was promised.", ("tenant",))
-TENANT_LIMIT = Metric("cotenant_tenant_limit_ratio", "gauge", "Share that it never exceeds.", ("tenant",))
+TENANT_REQUEST = Metric(
+    "cotenant_tenant_request_ratio", "gauge", "GPU time guaranteed to the tenant, its request.", ("tenant",)
+)
+TENANT_LIMIT = Metric("cotenant_tenant_limit_ratio", "gauge", "Most GPU time of the tenant, its limit.", ("tenant",))
 TENANT_SHARE = Metric(
-    "cotenant_tenant_share_ratio", "gauge", "GPU time it got over the last window.", ("tenant", "gpu")
+    "cotenant_tenant_share_ratio", "gauge", "GPU time of the tenant over the last window.", ("tenant", "gpu")
 )
 TENANT_SHORT = Metric(
     "cotenant_tenant_share_short_seconds", "gauge",
-    "For how long it has had less than its request while it wanted the GPU; 0 while it has not.", ("tenant", "gpu"),
+    "Time for which the tenant has had less than its request while wanting the GPU; 0 if it has "
+    "its request.", ("tenant", "gpu"),
 )  # fmt: skip
-TENANT_MEMORY = Metric("cotenant_tenant_memory_bytes", "gauge", "GPU memory charged to it.", ("tenant", "gpu"))
+TENANT_MEMORY = Metric("cotenant_tenant_memory_bytes", "gauge", "GPU memory charged to the tenant.", ("tenant", "gpu"))
 TENANT_MEMORY_LIMIT = Metric(
-    "cotenant_tenant_memory_limit_bytes", "gauge", "Its memory cap, where it has one.", ("tenant",)
+    "cotenant_tenant_memory_limit_bytes", "gauge", "GPU memory limit of the tenant, if it has one.", ("tenant",)
 )
-TENANT_HOST = Metric("cotenant_tenant_host_pinned_bytes", "gauge", "Host memory it has pinned.", ("tenant",))
-TENANT_HELD = Metric("cotenant_tenant_held_seconds_total", "counter", "GPU time of its turns.", ("tenant", "gpu"))
-TENANT_WAIT = Metric("cotenant_tenant_wait_seconds_total", "counter", "Time it waited for turns.", ("tenant", "gpu"))
+TENANT_HOST = Metric("cotenant_tenant_host_pinned_bytes", "gauge", "Host memory pinned by the tenant.", ("tenant",))
+TENANT_HELD = Metric(
+    "cotenant_tenant_held_seconds_total", "counter", "GPU time of the tenant's turns.", ("tenant", "gpu")
+)
+TENANT_WAIT = Metric(
+    "cotenant_tenant_wait_seconds_total", "counter", "Time that the tenant waited for turns.", ("tenant", "gpu")
+)
 TENANT_OVERRUN = Metric(
-    "cotenant_tenant_overrun_seconds_total", "counter", "Time its turns lasted beyond their end.", ("tenant", "gpu")
+    "cotenant_tenant_overrun_seconds_total",
+    "counter",
+    "Time by which the tenant's turns exceeded their length.",
+    ("tenant", "gpu"),
 )
 TENANT_TURNS = Metric("cotenant_tenant_turns_total", "counter", "Its turns.", ("tenant", "gpu"))
 TENANT_LAUNCHES = Metric(
-    "cotenant_tenant_launches_total", "counter", "Its launches of kernels and graphs.", ("tenant",)
+    "cotenant_tenant_launches_total", "counter", "Kernel and graph launches of the tenant.", ("tenant",)
 )
 TENANT_LAUNCH_WAIT = Metric(
     "cotenant_tenant_launch_wait_seconds_total", "counter",
-    "Time that its launches waited in the host, for turns or for latency-sensitive work to end.", ("tenant",),
+    "Time that the tenant's launches waited on the host, for turns or for latency-sensitive work "
+    "to end.", ("tenant",),
 )  # fmt: skip
-TENANT_WARNINGS = Metric("cotenant_tenant_warnings_total", "counter", "Warnings about it.", ("tenant",))
+TENANT_WARNINGS = Metric("cotenant_tenant_warnings_total", "counter", "Warnings about the tenant.", ("tenant",))
 TENANT_NOT_ENFORCED = Metric(
-    "cotenant_tenant_share_not_enforced", "gauge", "1 while a process of it has more than its share.", ("tenant",)
+    "cotenant_tenant_share_not_enforced",
+    "gauge",
+    "1 while a process of the tenant is not limited to its share.",
+    ("tenant",),
 )
-SERVER_RECEIVED = Metric("cotenant_server_received_total", "counter", "Requests that have arrived.", ("service",))
+SERVER_RECEIVED = Metric("cotenant_server_received_total", "counter", "Requests received.", ("service",))
 SERVER_REQUESTS = Metric(
     "cotenant_server_requests_total", "counter",
-    "Requests that have ended: ok, late, dropped, full, failed, cancelled.", ("service", "outcome"),
+    "Finished requests by outcome: ok, late, dropped, full, failed, cancelled.", ("service", "outcome"),
 )  # fmt: skip
 SERVER_SECONDS = Metric(
-    "cotenant_server_request_seconds", "histogram", "From arrival to answer, of answered requests.", ("service",),
+    "cotenant_server_request_seconds", "histogram", "Time from arrival to answer, of answered requests.", ("service",),
     (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
 )  # fmt: skip
 SERVER_BATCH = Metric(
@@ -80,44 +103,47 @@ SERVER_WAITING = Metric("cotenant_server_waiting", "gauge", "Requests in the que
 SERVER_SLO = Metric("cotenant_server_slo_seconds", "gauge", "The service's SLO.", ("service",))
 SERVER_RATE = Metric("cotenant_server_arrivals_per_second", "gauge", "Rate of arrivals, smoothed.", ("service",))
 SERVER_CAPACITY = Metric(
-    "cotenant_server_capacity_per_second", "gauge", "Requests per second that the plan can take.", ("service",)
+    "cotenant_server_capacity_per_second", "gauge", "Requests per second for which the plan provides.", ("service",)
 )
 SERVER_READY = Metric("cotenant_server_ready", "gauge", "1 while the service can answer.", ("service",))
 SERVER_BUSY = Metric(
-    "cotenant_server_gpulet_busy_seconds_total", "counter", "Time that a gpulet has run batches.", ("gpu", "gpulet")
+    "cotenant_server_gpulet_busy_seconds_total", "counter", "Time that a gpulet was running batches.", ("gpu", "gpulet")
 )
 SERVER_GPUS_USED = Metric("cotenant_server_gpus_in_use", "gauge", "GPUs that the plan uses.")
-SERVER_GPUS_HELD = Metric("cotenant_server_gpus_held", "gauge", "GPUs that are held for the server.")
-SERVER_OPEN = Metric("cotenant_server_in_flight", "gauge", "Requests in the server.")
-SERVER_CONNECTIONS = Metric("cotenant_server_connections", "gauge", "Connections of clients.", ("door",))
+SERVER_GPUS_HELD = Metric("cotenant_server_gpus_held", "gauge", "GPUs that the server holds.")
+SERVER_OPEN = Metric("cotenant_server_in_flight", "gauge", "Requests in the server, queued or running.")
+SERVER_CONNECTIONS = Metric("cotenant_server_connections", "gauge", "Client connections by endpoint.", ("door",))
 SERVER_REFUSED = Metric(
-    "cotenant_server_refused_connections_total", "counter", "Connections beyond the most that are taken.", ("door",)
+    "cotenant_server_refused_connections_total",
+    "counter",
+    "Connections refused because the limit was reached, by endpoint.",
+    ("door",),
 )
-SERVER_REPLANS = Metric("cotenant_server_replans_total", "counter", "Plans that were asked for.")
-SERVER_SWITCHES = Metric("cotenant_server_switches_total", "counter", "Plans put in force.")
+SERVER_REPLANS = Metric("cotenant_server_replans_total", "counter", "Plans that were computed.")
+SERVER_SWITCHES = Metric("cotenant_server_switches_total", "counter", "Plans that were put into effect.")
 SERVER_LOADS = Metric("cotenant_server_model_loads_total", "counter", "Models loaded into workers.")
-SERVER_DEATHS = Metric("cotenant_server_worker_deaths_total", "counter", "Workers that ended unasked.")
-FLEET_JOBS = Metric("cotenant_fleet_jobs", "gauge", "Jobs that are not over, by state.", ("state",))
-FLEET_ENDED = Metric("cotenant_fleet_jobs_ended_total", "counter", "Jobs that are over, by how they ended.", ("state",))
+SERVER_DEATHS = Metric("cotenant_server_worker_deaths_total", "counter", "Workers that died unexpectedly.")
+FLEET_JOBS = Metric("cotenant_fleet_jobs", "gauge", "Unfinished jobs by state.", ("state",))
+FLEET_ENDED = Metric("cotenant_fleet_jobs_ended_total", "counter", "Finished jobs by state.", ("state",))
 FLEET_GPUS = Metric("cotenant_fleet_gpus", "gauge", "GPUs of the node.", ("node",))
 FLEET_HELD = Metric("cotenant_fleet_gpus_held", "gauge", "GPUs of the node that jobs hold.", ("node",))
-FLEET_REACHABLE = Metric("cotenant_fleet_node_reachable", "gauge", "1 while the node answers.", ("node",))
-FLEET_LONGEST_WAIT = Metric("cotenant_fleet_longest_wait_seconds", "gauge", "The longest wait of a job without GPUs.")
+FLEET_REACHABLE = Metric("cotenant_fleet_node_reachable", "gauge", "1 while the node responds.", ("node",))
+FLEET_LONGEST_WAIT = Metric("cotenant_fleet_longest_wait_seconds", "gauge", "Longest current wait of a job for GPUs.")
 FLEET_WAIT = Metric(
-    "cotenant_fleet_wait_seconds", "histogram", "From a job's arrival until its processes first ran.", (),
+    "cotenant_fleet_wait_seconds", "histogram", "Time from a job's arrival until its processes first ran.", (),
     (1, 5, 15, 60, 300, 900, 3600, 14400, 86400, 604800),
 )  # fmt: skip
-FLEET_ROUNDS = Metric("cotenant_fleet_rounds_total", "counter", "Decisions of the policy.")
+FLEET_ROUNDS = Metric("cotenant_fleet_rounds_total", "counter", "Scheduling decisions of the policy.")
 FLEET_DECISION = Metric(
-    "cotenant_fleet_decision_seconds", "histogram", "How long decisions took.", (),
+    "cotenant_fleet_decision_seconds", "histogram", "Duration of scheduling decisions.", (),
     (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
 )  # fmt: skip
-FLEET_FAULTS = Metric("cotenant_fleet_faults", "gauge", "Things that are wrong now: store, policy, nodes.")
-FLEET_MEMORY = Metric("cotenant_fleet_peak_memory_bytes", "gauge", "Most memory that the controller has used.")
+FLEET_FAULTS = Metric("cotenant_fleet_faults", "gauge", "Current faults by component: store, policy, nodes.")
+FLEET_MEMORY = Metric("cotenant_fleet_peak_memory_bytes", "gauge", "Peak memory of the controller.")
 
 
 def _of(*owners: str) -> tuple[Metric, ...]:
-    """The metrics above whose names begin with cotenant_OWNER_, in their order."""
+    """The metrics above whose names begin with cotenant_OWNER_, in order."""
     starts = tuple(f"cotenant_{owner}_" for owner in owners)
     return tuple(each for each in globals().values() if isinstance(each, Metric) and each.name.startswith(starts))
 

@@ -1,4 +1,4 @@
-"""A server: everything composed, started and stopped in order."""
+"""The inference server: constructs all parts, starts and stops them in order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BACKLOG = 4096
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line adds to a services file. Addresses are HOST:PORT, None: that door stays shut."""
+    """Options of the command line beyond a services file. Addresses are HOST:PORT, None: endpoint disabled."""
 
     http: str | None = "127.0.0.1:8000"
     grpc: str | None = None
@@ -62,13 +62,13 @@ class Options:
 
     @property
     def addresses(self) -> dict[str, doors.Address | None]:
-        """Host and port of each door; InputError names the option."""
+        """Host and port of each endpoint; InputError names the option."""
         given = {"http": self.http, "grpc": self.grpc}
         return {name: None if text is None else parse_address(text, name) for name, text in given.items()}
 
 
 class Server:
-    """One gateway with its workers. `start`, then `stop`, on one event loop."""
+    """One gateway with its workers. Call `start`, then `stop`, on one event loop."""
 
     def __init__(
         self, config: ServingConfig, problem: Problem, options: Options, factory: WorkerFactory | None = None
@@ -106,12 +106,12 @@ class Server:
         self._grpc: Any = None
 
     def _tell(self, text: str, level: int = logging.INFO) -> None:
-        """A sentence for the log and for the live page."""
+        """Log a sentence and show it on the live page."""
         self.api.decided(text)
         LOG.log(level, text)
 
     def _connections(self) -> dict[str, tuple[int, int]]:
-        """Open and refused ones, by door."""
+        """Open and refused connections, by endpoint."""
         fronts = {"http": self.front} | ({} if self._grpc is None else {"grpc": self._grpc})
         return {name: (len(front.connections), front.refused) for name, front in fronts.items()}
 
@@ -119,10 +119,10 @@ class Server:
         self.crew.lost(let, why)
 
     def _failed(self, error: BaseException) -> None:
-        LOG.error("a request made the server fail", exc_info=error)
+        LOG.error("unexpected exception in a request", exc_info=error)
 
     async def start(self) -> None:
-        """Take the addresses, load, plan, listen. WorkError when no service at all can be served."""
+        """Bind the addresses, load, plan, listen. Raises WorkError if no service can be served."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(
             lambda _, context: LOG.error("in the background: %s", context.get("exception") or context["message"])
@@ -160,11 +160,14 @@ class Server:
             host, _ = self._addresses[name] or ("", 0)
             port = sockets[0].getsockname()[1]
             if not is_loopback(host) and not self.tokens.any:
-                self._tell(f"{host}:{port} is reached from other machines, and anybody may ask there (listen.tokens)")
+                self._tell(
+                    f"{host}:{port} can be reached from other machines without a token: anyone may send requests "
+                    "(listen.tokens)"
+                )
             protocol, tls = (self.front.protocol, self.tls) if name == "http" else (self._grpc_front(), self.tls_grpc)
             for door in sockets:
                 try:
-                    door.listen(BACKLOG)  # uvloop drops the error of a second server that was bound meanwhile
+                    door.listen(BACKLOG)  # uvloop would ignore that another server has bound it meanwhile
                     listener = await loop.create_server(protocol, sock=door, ssl=tls, backlog=BACKLOG)
                 except OSError as error:
                     why = (error.strerror or str(error)).lower()
@@ -210,7 +213,7 @@ class Server:
         self.gpus_log.flush()
 
     async def _poll(self) -> None:
-        """Load models whose files have changed."""
+        """Reload models whose files have changed."""
         entries = self.config.models
         seen = {name: stamp(entry.path) for name, entry in entries.items()}
         while True:
@@ -227,7 +230,9 @@ class Server:
                     LOG.warning("%s has new files, but: %s", name, error)
 
     async def stop(self, drain_s: float | None = None) -> None:
-        """Take no new requests, answer what is there (at most `drain_s`), then end the workers, the doors last."""
+        """Accept no new requests, answer present ones (at most `drain_s`), stop the workers, and close the sockets
+        last.
+        """
         limit = self.config.entry.listen.drain if drain_s is None else drain_s
         self.gateway.draining = True
         for listener in self._listeners:
@@ -242,7 +247,7 @@ class Server:
         await self._close(2.0 if limit > 0 else 0.2)
 
     def hurry(self) -> None:
-        """Stop waiting for what is on its way."""
+        """Stop waiting for running requests."""
         self.crew.closing = True
         self.pool.abandon("the server is shutting down")
         for let in (*self.pool.lets, *self.pool.leaving):
@@ -270,7 +275,7 @@ class Server:
                 log.close()
 
     def status(self) -> dict[str, Any]:
-        """As GET /cotenant/status."""
+        """The answer of GET /cotenant/status."""
         return self.api.status()
 
 
@@ -278,7 +283,7 @@ def build(
     services: str | Path | Mapping[str, Any] | Deployment, options: Options, *, profile: str | Path | None = None,
     gpus: int | None = None, factory: WorkerFactory | None = None,
 ) -> Server:  # fmt: skip
-    """A server for a services file (or its content), not started."""
+    """A server for a services file (or its content), not yet started."""
     if isinstance(services, Deployment):
         deployment = services
     else:
@@ -287,7 +292,7 @@ def build(
     config = read_serving(deployment)
     failed: dict[str, str] = {}
     if gpus is None and quick_wanted(config, profile):
-        doors.let_go(doors.take(options.addresses))  # measuring takes seconds: an address in use is told before
+        doors.let_go(doors.take(options.addresses))  # measuring takes seconds: report an address in use before
         with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
             found = Path(folder) / "profile.json"
             content, failed = measured(config)
@@ -310,7 +315,7 @@ def _check_plan(plan: ServingPlan, problem: Problem) -> None:
                 raise InputError(f"serves {seat.service!r}, which is not in the services file", field="plan")
         problem.gpus.profile_of(min(let.gpu, len(problem.gpus) - 1)).partition(let.partition)
         if let.gpu >= len(problem.gpus):
-            what = f"uses GPU {let.gpu}; the services file has {len(problem.gpus)}"
+            what = f"uses GPU {let.gpu}, but the services file has {len(problem.gpus)}"
             raise InputError(what, field="plan")
 
 
@@ -322,12 +327,12 @@ class Running:
         self.http_url, self.grpc_address = server.http_url, server.grpc_address
 
     def status(self) -> dict[str, Any]:
-        """As GET /cotenant/status."""
+        """The answer of GET /cotenant/status."""
         found: dict[str, Any] = self.call(self.server.status)
         return found
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function on the server's thread and give back what it returns."""
+        """Call a function in the server's thread and return its result."""
 
         async def run() -> Any:
             return function()
@@ -342,7 +347,7 @@ def running(
     workers: WorkerFactory | None = None, profile: str | Path | None = None, planner: str = DEFAULT_PLANNER,
     drain_s: float = 5.0, colocation: str | None = None, agent: Path | None = None,
 ) -> Iterator[Running]:  # fmt: skip
-    """A server in a thread of its own, for tests and experiments; it has been stopped when the block is left."""
+    """A server in a thread of its own, for tests and experiments; stopped when the block ends."""
     options = Options(http, grpc, plan, planner, log, gpus_log, colocation, agent)
     server = build(services, options, profile=profile, factory=workers)
     loop = new_loop()
@@ -379,7 +384,7 @@ def running(
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The fastest event loop that is installed."""
+    """The fastest installed event loop."""
     try:
         import uvloop
     except ImportError:

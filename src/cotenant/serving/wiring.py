@@ -1,4 +1,4 @@
-"""What a server is made of, from its configuration."""
+"""Builds the parts of a server from its configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cotenant.serving.workers.repository import find
 
 
 def http_limits(config: ServingConfig) -> HttpLimits:
-    """The doors' limits from the services file."""
+    """Limits of the endpoints from the services file."""
     listen = config.entry.listen
     return HttpLimits(
         listen.max_body, listen.read_timeout, listen.write_timeout, listen.idle_timeout, listen.max_connections
@@ -24,7 +24,9 @@ def http_limits(config: ServingConfig) -> HttpLimits:
 
 
 def local_factory(config: ServingConfig, problem: Problem, agent: Path | None) -> WorkerFactory:
-    """Worker processes of this machine, on devices where a model needs one. `agent`: the node's agent's folder."""
+    """Factory for worker processes on this machine, with devices for models that need one. `agent`: folder of the
+    node's agent.
+    """
     from cotenant.serving.workers.local import LocalWorkers
 
     timed = all(_only_takes_time(entry) for entry in config.models.values())
@@ -45,7 +47,7 @@ def local_factory(config: ServingConfig, problem: Problem, agent: Path | None) -
 
 
 def _only_takes_time(entry: ModelEntry) -> bool:
-    """Whether a model needs no device; one that is not found needs none either."""
+    """Whether a model needs no device; also true for a model that is not found."""
     try:
         return pretends(find(entry).backend)
     except InputError:
@@ -53,7 +55,9 @@ def _only_takes_time(entry: ModelEntry) -> bool:
 
 
 def is_compiled(*, plans: bool) -> bool:
-    """Whether the machine code of the dispatcher (and of what makes plans) is there from an earlier start."""
+    """Whether the compiled code of the dispatcher (and, with `plans`, of the planner) is cached from an earlier
+    start.
+    """
     from cotenant.policy.compiled import CACHED, cache_folder
 
     kernels = ("dispatch_kernel.offer", *(("adjust.widen",) if plans else ()))
@@ -61,7 +65,7 @@ def is_compiled(*, plans: bool) -> bool:
 
 
 def raise_file_limit() -> None:
-    """Room for as many connections as the system lets this process have."""
+    """Raise the limit on open files to the system's maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         with contextlib.suppress(ValueError, OSError):

@@ -1,7 +1,8 @@
-"""What a worker is: one process (or actor) with one share of one GPU, running the models of one gpulet.
+"""The interface of workers: a worker is one process (or actor) with a share of one GPU that runs the models of one
+gpulet.
 
-This module is the boundary between the gateway's live state (pool.py) and whatever runs batches: processes on this
-machine (workers/local.py), or actors elsewhere. Everything that crosses it is plain data and can be pickled.
+This module separates the gateway's live state (pool.py) from what runs batches: processes on this machine
+(workers/local.py), or actors elsewhere. Everything that crosses it is plain data and can be pickled.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from cotenant.serving.protocol.tensors import ModelInfo, Tensor
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One model of a worker. `batch` is the largest batch it will get; `path` the version's folder, None where nothing
-    is on disk; `config` what the repository says of the model; not `latency_sensitive`: best-effort."""
+    """One model of a worker. `batch`: its largest batch; `path`: the version's folder, None if nothing is on disk;
+    `config`: the repository's configuration of the model; not `latency_sensitive`: best-effort.
+    """
 
     service: str
     model: str
@@ -31,8 +33,9 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """A worker to be made: a share (`fraction` of a GPU, called `partition`; `start`: the fraction of the SMs at which
-    it begins, where the mechanism can choose) and its models."""
+    """Description of a worker: a share (`fraction` of a GPU, named `partition`; `start`: initial fraction of the SMs,
+    if the mechanism can choose) and its models.
+    """
 
     name: str
     gpu: int
@@ -46,8 +49,9 @@ class WorkerSpec:
 
 @dataclass(slots=True)
 class Job:
-    """A batch for a worker: `units` are items, each its input tensors in the order of the model's inputs and with the
-    shape of one item. `expected_ms` is what the plan says it takes (a timed model takes just that)."""
+    """A batch for a worker: `units` are items, each with its input tensors in the model's order and with the shape of
+    one item. `expected_ms`: planned duration (which a timed model takes exactly).
+    """
 
     number: int
     service: str
@@ -58,14 +62,14 @@ class Job:
 
 @dataclass(slots=True)
 class Result:
-    """What became of a job: per unit its output tensors, or one sentence saying why there are none."""
+    """Result of a job: per unit its output tensors, or one sentence saying why there are none."""
 
     executed_ms: float
     answers: list[list[Tensor] | str]
 
 
 class LoadError(Exception):
-    """A worker could not be made: `service` is the one whose model was to blame, "" where none was."""
+    """A worker could not be created: `service` is the one whose model was at fault, "" if none was."""
 
     def __init__(self, service: str, why: str) -> None:
         super().__init__(why)
@@ -73,17 +77,17 @@ class LoadError(Exception):
 
 
 class UnavailableError(WorkError):
-    """A worker cannot be made now, perhaps later, and no model is to blame: who gives out GPUs does not answer."""
+    """A worker cannot be created now but perhaps later, and no model is at fault: the agent does not answer."""
 
 
 class WorkerListener(Protocol):
-    """Who is told what workers do; called on the event loop's thread."""
+    """Gets workers' events, in the event loop's thread."""
 
     def finished(self, worker: Worker, job: Job, result: Result) -> None:
         """A job has an answer."""
 
     def died(self, worker: Worker, why: str) -> None:
-        """The worker is gone; the job it had gets no answer."""
+        """The worker has ended; its job gets no answer."""
 
 
 class Worker(Protocol):
@@ -93,26 +97,26 @@ class Worker(Protocol):
     pid: int | None
 
     async def start(self) -> dict[str, ModelInfo]:
-        """Boot, load, warm up: what was found, by service. LoadError when it cannot be done."""
+        """Start, load, warm up; returns what was loaded, by service. Raises LoadError on failure."""
 
     def submit(self, job: Job) -> None:
         """Run a job; returns at once. The worker has at most one job at a time."""
 
     async def stop(self, grace_s: float) -> None:
-        """End after the job that runs, killed when that takes longer than `grace_s`."""
+        """End after the running job; killed after `grace_s`."""
 
     def kill(self) -> None:
-        """End now; the listener hears that it died."""
+        """End now; the listener is told that it died."""
 
 
 class WorkerFactory(Protocol):
-    """Makes workers."""
+    """Creates workers."""
 
     def gpus(self) -> Sequence[int] | None:
-        """The plan's GPU numbers that can be used now, None for all."""
+        """Plan's GPU numbers that are usable now, None for all."""
 
     def create(self, spec: WorkerSpec, listener: WorkerListener) -> Worker:
-        """A worker that has not been started."""
+        """A worker that is not yet started."""
 
     async def close(self) -> None:
-        """Let go of what workers shared. All of them have been stopped."""
+        """Release what workers shared. All of them have been stopped."""

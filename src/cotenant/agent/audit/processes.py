@@ -1,6 +1,8 @@
-"""Processes that use the agent's GPUs and have not come to it: a tenant's without the shim, and those of no tenant.
+"""Detects processes that use the agent's GPUs without having connected to it: of tenants, without the shim, or of no
+tenant.
 
-Nothing holds them to a share. A tenant's are found by their cgroup, their parents, or the token in their environment.
+No share limits them. A tenant's processes are identified by their cgroup, their parents, or the token in their
+environment.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from cotenant.devices.registry import device
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
-MPS = "nvidia-cuda-mps"  # the daemon's processes use the GPU for their clients; /proc cuts their names here
+# prefix of MPS processes, which use the GPU for their clients; /proc truncates their names to it
+MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="
 
 
 class Unseen(NamedTuple):
-    """One process on one GPU. `tenant`: empty for one that belongs to none."""
+    """One process on one GPU. `tenant`: empty if it belongs to none."""
 
     process: ProcessKey
     gpu: str
@@ -46,7 +49,7 @@ class Unseen(NamedTuple):
 
 
 def using(gpus: Iterable[Gpu]) -> dict[str, list[int]]:
-    """Processes on each GPU, as its device lists them."""
+    """Processes on each GPU, as listed by its device."""
     by_kind: dict[str, list[str]] = {}
     for gpu in gpus:
         by_kind.setdefault(gpu.kind, []).append(gpu.uuid)
@@ -57,7 +60,7 @@ def using(gpus: Iterable[Gpu]) -> dict[str, list[int]]:
 
 
 def end(found: Unseen) -> None:
-    """Kill that very process."""
+    """Kill exactly that process."""
     fd = processes.pidfd(found.process)
     if fd is not None:
         with contextlib.suppress(OSError):
@@ -66,7 +69,7 @@ def end(found: Unseen) -> None:
 
 
 class UnseenWatch:
-    """Who uses the GPUs unseen, by the last two looks: a process that has just started is still on its way here."""
+    """Unconnected processes by the last two checks, since a process that has just started may still be connecting."""
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class UnseenWatch:
         proc: Path = Path("/proc"),
         in_group: Callable[[int], Tenant | None] = lambda pid: None,
     ) -> None:
-        """`in_group`: the tenant whose memory kernel or driver limits by the control group of a process."""
+        """`in_group`: the tenant whose control group, limited by kernel or driver, contains a process."""
         self._in_group = in_group
         self._registry, self._owners, self._proc = registry, owners, proc
         self._before: set[tuple[str, ProcessKey]] = set()
@@ -83,18 +86,18 @@ class UnseenWatch:
         self.now: list[Unseen] = []
 
     def expect(self, known: Iterable[ProcessKey]) -> None:
-        """Processes that the last agent knew: they have the shim, and an idle one connects again when it is used."""
+        """Processes known to the previous agent: they have the shim, and an idle one reconnects when it is used."""
         self._returning = frozenset(known)
 
     async def run(self, warned: Callable[[Tenant, str], None], *, strict: bool) -> None:
-        """Name who uses the GPUs unseen, and with `strict` end them, for as long as the agent runs."""
+        """Report processes that use the GPUs unconnected, and with `strict` kill them, as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for row in self.look(await asyncio.to_thread(using, list(self._registry.gpus.values()))):
                 what = f"process {row.process.pid} ({row.program}, user {row.uid}) uses GPU"
-                limit = "no limit but that on memory" if self._in_group(row.process.pid) else "no limit"
-                fate = "it is ended" if strict else f"{limit} holds for it"
-                text = f"{what} {self._registry.gpus[row.gpu].index} past the agent: {fate}"
+                limit = "no limit except on memory" if self._in_group(row.process.pid) else "no limit"
+                fate = "it was killed" if strict else f"{limit} applies to it"
+                text = f"{what} {self._registry.gpus[row.gpu].index} without the agent: {fate}"
                 tenant = self._registry.tenants.get(row.tenant)
                 if tenant is not None:
                     warned(tenant, text)
@@ -104,7 +107,7 @@ class UnseenWatch:
                 end(row)
 
     def look(self, running: Mapping[str, Iterable[int]]) -> list[Unseen]:
-        """Take what the devices list; returns those that were not known before."""
+        """Process the devices' lists; returns the newly found ones."""
         seen = {session.peer.pid for tenant in self._registry.tenants.values() for session in tenant.sessions}
         mine = {os.getpid(), *seen}
         there = {

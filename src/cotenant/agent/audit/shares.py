@@ -1,6 +1,7 @@
-"""Proves that tenants have the share they were given: their processes are clients where they belong, and see no more.
+"""Proves that tenants have the share they were given: their processes are clients where they belong, and see no more
+SMs.
 
-A program that leaves its MPS server has the whole GPU and gets no error; what is not as it should be is found here.
+A program that leaves its MPS server has the whole GPU without any error; such deviations are detected here.
 """
 
 from __future__ import annotations
@@ -22,23 +23,25 @@ from cotenant.core.errors import WorkError
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
-LOOKS = 2  # in which a process is on a GPU and no client before it is named: it may be on its way
-LOOKS_BY_SHIM = 10  # where the device does not list it: a context is announced before a server that starts lets it in
-NAMED_S = 30.0  # what was put right stays in the state for as long, so that metrics have it
+# checks in which a process may be on a GPU without being a client, before it is reported: it may still be connecting
+LOOKS = 2
+# the same if the device does not list it: a context is announced before a starting server accepts the client
+LOOKS_BY_SHIM = 10
+NAMED_S = 30.0  # a restored deviation is reported for this long, so that metrics record it
 AGAIN = "start it again with the environment that cotenant run gives"
 
 
 class ShareProof:
-    """Looks at the servers of all mechanisms that have some, and keeps each tenant's `not_enforced`."""
+    """Checks the servers of all mechanisms that have some, and maintains each tenant's `not_enforced`."""
 
     def __init__(self, registry: Registry, tenant_of: Callable[[int], Tenant | None]) -> None:
-        """`tenant_of`: the tenant that a process belongs to, whether it came to the agent or not."""
+        """`tenant_of`: the tenant of a process, whether connected to the agent or not."""
         self._registry, self._tenant_of = registry, tenant_of
-        self._outside: dict[tuple[str, ProcessKey], int] = {}  # in how many looks
+        self._outside: dict[tuple[str, ProcessKey], int] = {}  # number of checks
         self._put_right: dict[tuple[str, str], float] = {}
 
     async def run(self, warned: Callable[[Tenant, str], None]) -> None:
-        """For as long as the agent runs."""
+        """Run as long as the agent."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             found: dict[str, list[str]] = defaultdict(list)
@@ -50,7 +53,7 @@ class ShareProof:
                     look, running = await asyncio.to_thread(self._ask, mechanism)
                 except WorkError as error:
                     for tenant in tenants:
-                        found[tenant.name].append(f"whether its share holds is not known: {error}")
+                        found[tenant.name].append(f"it is unknown whether its share is enforced: {error}")
                     continue
                 if look is not None:
                     for name, texts in self.judge(look, running).items():
@@ -65,14 +68,13 @@ class ShareProof:
 
     @staticmethod
     def take(tenant: Tenant, texts: Iterable[str]) -> list[str]:
-        """Keep what is wrong with a tenant's share now, with since when; returns what is new."""
+        """Record the current deviations of a tenant's share with their start times; returns the new ones."""
         before = tenant.not_enforced
         tenant.not_enforced = {text: before.get(text, time.monotonic_ns()) for text in texts}
         return [text for text in tenant.not_enforced if text not in before]
 
     def judge(self, look: Look, running: Mapping[str, Iterable[int]]) -> dict[str, list[str]]:
-        """What is wrong with the share of each tenant, in sentences that say what to do. `running`: processes on each
-        GPU."""
+        """Deviations from each tenant's share, as sentences that say what to do. `running`: processes on each GPU."""
         found: dict[str, list[str]] = defaultdict(list)
         tenants = {name: self._registry.tenants[name] for name in look.places if name in self._registry.tenants}
         clients = {client.pid for client in look.clients}
@@ -94,8 +96,8 @@ class ShareProof:
             found[name] += _sms_seen(tenant)
         now = time.monotonic()
         for name, text in look.put_right.items():
-            by = "a program with the rights of the server changed it; keep the server's sockets out of its container"
-            self._put_right[(name, f"{text} ({by}), and start again what began meanwhile")] = now
+            by = "a program with access to the server changed it; keep the server's sockets out of its container"
+            self._put_right[(name, f"{text} ({by}), and restart programs that started meanwhile")] = now
         self._put_right = {key: at for key, at in self._put_right.items() if now - at < NAMED_S}
         for name, text in self._put_right:
             found[name].append(text)
@@ -104,13 +106,13 @@ class ShareProof:
     def _on_gpus(
         self, tenants: Mapping[str, Tenant], running: Mapping[str, Iterable[int]]
     ) -> Iterable[tuple[str, int, Tenant]]:
-        """(GPU, process, tenant) of all that use a GPU, by the device's list or by what the shim has said."""
+        """(GPU, process, tenant) of all that use a GPU, by the device's list or by the shim's messages."""
         seen = {
             (uuid, session.peer.pid): tenant
             for tenant in tenants.values()
             for session in tenant.sessions
             for slot, uuid in session.slots.items()
-            if session.page.slots[slot].contexts  # without one it only asks about the GPU
+            if session.page.slots[slot].contexts  # without a context it only queries the GPU
         }
         for uuid, pids in running.items():
             for pid in pids:
@@ -125,8 +127,8 @@ class ShareProof:
     def _escaped(self, uuid: str, pid: int) -> str:
         index = self._registry.gpus[uuid].index
         return (
-            f"process {pid} uses GPU {index} past its MPS server and may have all of it: {AGAIN}; nvidia-smi -i {index}"
-            " -c EXCLUSIVE_PROCESS keeps such programs out"
+            f"process {pid} uses GPU {index} outside its MPS server and may have all of it: {AGAIN}; "
+            f"nvidia-smi -i {index} -c EXCLUSIVE_PROCESS prevents this"
         )
 
 

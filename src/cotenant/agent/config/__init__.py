@@ -1,1 +1,1 @@
-"""The agent's configuration: files and settings, checked."""
+"""The agent's configuration: files and settings, validated."""

@@ -1,6 +1,7 @@
-"""What a launcher may choose of a declared tenant: `request: 10%..50%` permits every value from 10 % to 50 %.
+"""Ranges in declared tenants from which a launcher may choose: `request: 10%..50%` allows every value from 10 % to 50
+%.
 
-Without a choice, and while nothing of the tenant runs, it has the least of each range.
+Without a choice, and while nothing of the tenant runs, each range counts as its lower bound.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _percent(value: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """How one of them is called and shown to people."""
+    """Names and formatting of one field with a range."""
 
     word: str
     option: str
@@ -38,7 +39,7 @@ FIELDS = {
 
 
 def one_or_range(parse: Callable[[Any], N]) -> Callable[[Any], N | tuple[N, N]]:
-    """A parser of one value, or of two with `..` between: the least and the most."""
+    """A parser for one value, or for a range `LOW..HIGH`."""
 
     def read(given: Any) -> N | tuple[N, N]:
         if not isinstance(given, str) or SEPARATOR not in given:
@@ -46,14 +47,16 @@ def one_or_range(parse: Callable[[Any], N]) -> Callable[[Any], N | tuple[N, N]]:
         first, _, second = given.partition(SEPARATOR)
         least, most = parse(first), parse(second)
         if least > most:
-            raise InputError(f"{given!r} begins above its end; write the least first, like 10%..50% or 8GiB..32GiB")
+            raise InputError(
+                f"{given!r} has its bounds in the wrong order; write the lower first, like 10%..50% or 8GiB..32GiB"
+            )
         return least, most
 
     return read
 
 
 def split_ranges(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a TenantSpec from those of an entry: of every range its least, and all of them as `choices`."""
+    """Fields of a TenantSpec from those of an entry: the lower bound of every range, and all ranges as `choices`."""
     ranges = {name: value for name, value in values.items() if name in FIELDS and isinstance(value, tuple)}
     if not ranges:
         return dict(values)
@@ -61,18 +64,18 @@ def split_ranges(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def least(spec: TenantSpec) -> TenantSpec:
-    """The same tenant without a choice."""
+    """The tenant with the lower bound of every range."""
     return dataclasses.replace(spec, **{name: low for name, (low, _) in _ranges(spec).items()})
 
 
 def keep_choice(spec: TenantSpec, now: TenantSpec) -> TenantSpec:
-    """A declaration with what the tenant has now where it permits that: it runs with a choice made before."""
+    """A declaration with the tenant's current values where its ranges allow them: it runs with an earlier choice."""
     kept = {name: getattr(now, name) for name in _ranges(spec)}
     return dataclasses.replace(spec, **{n: v for n, v in kept.items() if v is not None and _permits(spec, n, v)})
 
 
 def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
-    """The tenant with a launcher's choice. InputError names the range, or the option that is to be left out."""
+    """The tenant with a launcher's choice. InputError names the range, or the option that must be left out."""
     chosen = {}
     for name, field in FIELDS.items():
         value = given.get(name)
@@ -80,8 +83,8 @@ def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
             continue
         if name not in _ranges(spec):
             raise InputError(
-                f"{spec.name} is declared in the agent's configuration and has {field.word} from there: leave out"
-                f" {field.option}",
+                f"{spec.name} is declared in the agent's configuration, which sets {field.word}: leave out "
+                f"{field.option}",
                 field="--name",
             )
         if not _permits(spec, name, value):
@@ -94,8 +97,9 @@ def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
 
 
 def differs(now: TenantSpec, given: Mapping[str, Any]) -> str:
-    """The first of a launcher's choices that a running tenant does not have, as the part of a sentence that says what
-    it has instead; empty where there is none."""
+    """The first of a launcher's choices that differs from the running tenant's value, as a clause with the actual
+    value; empty if none differs.
+    """
     for name, field in FIELDS.items():
         if given.get(name) and given[name] != (has := getattr(now, name)):
             return f"{field.word} of {field.shown(has)}"

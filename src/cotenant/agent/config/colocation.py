@@ -1,4 +1,4 @@
-"""Settings of the floor and of best-effort tenants, as they are written in the agent's configuration."""
+"""Parsing of co-location settings, and of best-effort tenants' kernel classes, in the agent's configuration."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from cotenant.core.units import parse_fraction
 from cotenant.policy.colocation import ColocationSettings, settings_for
 from cotenant.profiles.kernels.profile import CLASS_NAMES, read_kernel_rows
 
-_KEYS = {each.name: str(each.type) for each in fields(ColocationSettings)}  # float: a part; int: a count; str: a choice
-_KEPT = ("overlap", "heartbeat_timeout_ms", "sm_threshold")  # by a new scheme
+# float: a fraction; int: a count; str: one of a list
+_KEYS = {each.name: str(each.type) for each in fields(ColocationSettings)}
+_KEPT = ("overlap", "heartbeat_timeout_ms", "sm_threshold")  # settings that a change of the scheme keeps
 _RENAMED = {
     "interval": "in_flight_us", "beside": "overlap", "duty": "duty_cycle", "hold_limit": "heartbeat_timeout_ms",
     "ahead": "run_ahead", "ahead_below": "run_ahead",
@@ -25,11 +26,11 @@ _CLASSES = CLASS_NAMES[1:]
 
 
 def parse_colocation(data: Any) -> ColocationSettings:
-    """ColocationSettings from `scheme: tidal` or a mapping of settings. InputError names the setting."""
+    """ColocationSettings from `scheme: tidal` or from a mapping of settings. InputError names the setting."""
     if isinstance(data, str):
         return settings_for(data)
     if not isinstance(data, Mapping):
-        raise InputError("write the name of a scheme, or a mapping of settings", field="colocation")
+        raise InputError("must be the name of a scheme or a mapping of settings", field="colocation")
     changes: dict[str, Any] = {}
     for key, value in data.items():
         _check_key(str(key))
@@ -55,7 +56,7 @@ def _check_key(key: str) -> None:
 
 
 def whole(value: Any, field: str) -> int:
-    """A whole number, also as JSON may have written it: 200000.0."""
+    """An integer, also as JSON may have written it: 200000.0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -64,8 +65,9 @@ def whole(value: Any, field: str) -> int:
 
 
 def changed(settings: ColocationSettings, order: Mapping[str, Any]) -> ColocationSettings:
-    """Settings after an order of the control socket: fields of ColocationSettings. A new scheme brings its own budget.
-    InputError."""
+    """Settings after an order of the control socket with fields of ColocationSettings. A new scheme brings its own
+    in-flight budget. Raises InputError.
+    """
     changes: dict[str, Any] = {}
     for key, value in order.items():
         _check_key(key)
@@ -83,9 +85,12 @@ def changed(settings: ColocationSettings, order: Mapping[str, Any]) -> Colocatio
 def known_kernels(
     profile: Any, work_class: Any, *, latency_sensitive: bool, folder: Path, field: str = "kernel_profile"
 ) -> dict[str, str]:
-    """Fields of a tenant from `profile`, a file whose name counts from `folder`, and `work_class`, which goes for what
-    is no single kernel. Where that is not said, LS work shows the class that most of the profile's time has; copies and
-    graphs of BE are not known, so that they pass. InputError names `field`."""
+    """Kernel classes of a tenant: from `profile`, a file relative to `folder`, and from `work_class`, which applies to
+    launches of more than one kernel.
+
+    Without `work_class`, an LS tenant counts as the class with most of the profile's time; for BE tenants, copies and
+    graphs are unknown and always pass. InputError names `field`.
+    """
     if profile is None:
         return {"work_class": "unknown" if work_class is None else str(work_class)}
     if not isinstance(profile, str) or not profile:
@@ -100,10 +105,10 @@ def known_kernels(
 
 
 def check_work(work_class: str, work_sms: int, in_flight_us: int, **where: Any) -> None:
-    """What a best-effort tenant says of its kernels."""
+    """Check what a best-effort tenant states about its kernels."""
     if work_class not in _CLASSES:
         raise InputError(f"unknown class of work {work_class!r}; known: {', '.join(_CLASSES)}", **where)
     if not 0 <= work_sms <= 1 << 20:
-        raise InputError(f"kernels cannot fill {work_sms} SMs", **where)
+        raise InputError(f"{work_sms} is not a possible number of SMs", **where)
     if not 0 <= in_flight_us <= 1_000_000:
-        raise InputError("a best-effort tenant's work in flight is 1 to 1000000 us", **where)
+        raise InputError("the in-flight limit of a best-effort tenant must be between 1 and 1000000 us", **where)

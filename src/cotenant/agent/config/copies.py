@@ -1,4 +1,4 @@
-"""Settings of copy turns as they are written: `copies:` of an agent's configuration, and the command line's options."""
+"""Parsing of copy scheduling settings: `copies:` in the agent's configuration, and command-line options."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _GONE = ("alone", "small", "slice", "in_flight", "lead_us", "paced")
 def parse_copies(data: Any) -> CopySettings:
     """`copies: true`, or a mapping of period_bytes and chunk_bytes.
 
-    Copies take turns on every GPU once the setting is there; `copies: false` is the default.
+    With the setting, copies are scheduled on every GPU; `copies: false` is the default.
     """
     if isinstance(data, bool):
         return CopySettings(always=data)
     if not isinstance(data, dict):
-        raise InputError("write true, or a mapping such as {period_bytes: 8MiB}", field="copies")
+        raise InputError("must be true or a mapping such as {period_bytes: 8MiB}", field="copies")
     values: dict[str, Any] = {"always": True}
     for key, value in data.items():
         if f"{key}_bytes" in _SIZES:
@@ -35,7 +35,7 @@ def parse_copies(data: Any) -> CopySettings:
 
 
 def with_options(base: CopySettings, *, period: str | None, chunk: str | None) -> CopySettings | None:
-    """`base` with --copy-period-bytes and --copy-chunk-bytes over it; None when neither was given."""
+    """`base` overridden by --copy-period-bytes and --copy-chunk-bytes; None if neither was given."""
     settings = base
     for name, text in (("period_bytes", period), ("chunk_bytes", chunk)):
         option = f"--copy-{name.replace('_', '-')}"
@@ -46,7 +46,7 @@ def with_options(base: CopySettings, *, period: str | None, chunk: str | None) -
 
 
 def checked(field: str = "copies", **values: Any) -> CopySettings:
-    """CopySettings; InputError when a value is out of range."""
+    """CopySettings; InputError if a value is out of range."""
     try:
         return CopySettings(**values)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A file that may be replaced while it is in use."""
+"""Detects changes of a file that may be replaced while in use."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 class FileWatch:
-    """Notices that a file is another one: written in place, replaced by rename, or behind a swapped symbolic link.
+    """Detects that a file was written in place, replaced by rename, or is behind a changed symbolic link.
 
-    Looks at (device, inode, size, mtime) of what the path leads to, so it needs no notification service and works on
-    network file systems and in Kubernetes' mounted ConfigMaps.
+    Compares (device, inode, size, mtime) of the link's target, so it needs no notification service and works on network
+    file systems and with Kubernetes' mounted ConfigMaps.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,7 +24,7 @@ class FileWatch:
         return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
     def changed(self) -> bool:
-        """Whether there is a new file since the last call. A file that has gone is not a change: wait for the next."""
+        """Whether the file has changed since the last call. A missing file is not a change."""
         now = self._look()
         if now is None or now == self._seen:
             return False

@@ -1,4 +1,4 @@
-"""Agent settings and tenants, from YAML or from Gemini's resource-config file. Everything wrong is found here."""
+"""Agent settings and tenants, from YAML or from Gemini's resource-config file. All validation happens here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_CONFIG_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Choices:
-    """What a launcher may choose of a declared tenant, each from the least to the most; None: nothing."""
+    """Ranges from which a launcher may choose for a declared tenant, (lower, upper); None: no choice."""
 
     request: tuple[float, float] | None = None
     limit: tuple[float, float] | None = None
@@ -37,7 +37,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class TenantSpec:
-    """What a tenant was promised. `memory_bytes` None: no cap. `gpus` empty: the agent chooses one.
+    """The promise to a tenant. `memory_bytes` None: no limit. `gpus` empty: the agent chooses one.
 
     `uid`: the user who may run it, None for the agent's own.
     """
@@ -53,15 +53,16 @@ class TenantSpec:
     mechanism: str = mechanisms.AUTO
     uid: int | None = None
     best_effort: bool = False
-    work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
-    work_sms: int = 0  # SMs that they fill; 0: not known
-    kernels: str = ""  # the same of each kernel: a table of kernel_table.py
-    in_flight_us: int = 0  # what a best-effort tenant may have in flight; 0: as the scheme says
+    work_class: str = "unknown"  # the resource that limits its kernels: unknown, memory, compute; used by scheme orion
+    work_sms: int = 0  # SMs that its kernels fill; 0: unknown
+    kernels: str = ""  # the same per kernel: a table of kernel_table.py
+    in_flight_us: int = 0  # limit on a best-effort tenant's work in flight; 0: the scheme's
     oversubscribe: str = "none"  # how its memory leaves the card for others: swap, managed, park
-    copy_weight: float | None = None  # on the link; None: no wish, 1 where copies take turns
-    latency_sensitive: bool = False  # its copies go ahead of all others
+    copy_weight: float | None = None  # on the link; None: not requested, 1 where copies are scheduled
+    latency_sensitive: bool = False  # its copies go before all others
     choices: Choices | None = None  # of a declared tenant
-    enforce_memory: Strength = Strength.NOTHING  # at least so strongly, or it is not run
+    # the tenant is refused unless its memory limit is enforced at least this strongly
+    enforce_memory: Strength = Strength.NOTHING
 
 
 @dataclass(frozen=True)
@@ -74,19 +75,19 @@ class AgentConfig:
     tenants: tuple[TenantSpec, ...] = ()
     idle_release_ns: int = 2_000_000
     inflight_ns: int = 4_000_000
-    context_reserve_bytes: int | None = None  # None: 640 MiB on a real GPU, 0 on the software GPU
+    context_reserve_bytes: int | None = None  # per context; None: 640 MiB on a real GPU, 0 on the software GPU
     reconnect_ms: int = 100
     colocation: ColocationSettings = field(default_factory=ColocationSettings)
     copies: CopySettings = field(default_factory=CopySettings)
-    swap_memory_bytes: int | None = None  # host memory that contents may move to; None: half of what is available
-    gpu_memory_bytes: int | None = None  # of each GPU, what tenants share; None: all of it
-    most_moving: float = 0.05  # of the time, at most so much goes to moving
-    swap_piece_bytes: int = 256 << 20  # largest unit that moves
-    swap_hand: bool = True  # device memory goes from who leaves to who comes, without being cleared
+    swap_memory_bytes: int | None = None  # host memory for swapped contents; None: half of what is available
+    gpu_memory_bytes: int | None = None  # of each GPU, available to tenants; None: all of it
+    most_moving: float = 0.05  # largest fraction of time spent on moving memory
+    swap_piece_bytes: int = 256 << 20  # largest unit of a move
+    swap_hand: bool = True  # device memory passes from leaving to arriving tenants by handle, without being cleared
 
 
 def check_name(name: object, **where: Any) -> str:
-    """A tenant name: at most 63 ASCII letters, digits and . _ / -, so that it fits every message and path."""
+    """Check a tenant name: at most 63 ASCII letters, digits and . _ / -, so that it fits every message and path."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         shown = repr(name) if len(repr(name)) <= 80 else repr(name)[:77] + "..."
         raise InputError(
@@ -97,7 +98,7 @@ def check_name(name: object, **where: Any) -> str:
 
 
 def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
-    """Relations between a tenant's numbers."""
+    """Check the relations between a tenant's values."""
     check_name(spec.name, **where)
     if not 0.0 < spec.limit <= 1.0:
         raise InputError(f"{spec.name} has a limit of {spec.limit:.0%}; it must be over 0 % and at most 100 %", **where)
@@ -108,36 +109,39 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
     if spec.memory_bytes is not None and not 0 < spec.memory_bytes < 1 << 62:
         raise InputError(f"the memory of {spec.name} must be over 0 bytes and fit a machine", **where)
     if spec.memory_bytes is None and spec.enforce_memory is not Strength.NOTHING:
-        raise InputError(f"{spec.name} has no limit on its memory that could be enforced: give it one", **where)
+        raise InputError(f"{spec.name} demands enforcement of a memory limit but has none: add one", **where)
     if spec.oversubscribe not in OVERSUBSCRIBE:
         known = ", ".join(OVERSUBSCRIBE)
-        raise InputError(f"{spec.oversubscribe!r} is no way to oversubscribe; known: {known}", **where)
+        raise InputError(f"{spec.oversubscribe!r} is not a way to oversubscribe; known: {known}", **where)
     if spec.oversubscribe != "none" and max(spec.gpu_count, len(spec.gpus)) > 1:
-        raise InputError(f"{spec.name} has several GPUs; only tenants of one GPU can oversubscribe it", **where)
+        raise InputError(f"{spec.name} has several GPUs; only tenants with one GPU can oversubscribe it", **where)
     if not 0.0 <= spec.weight < math.inf:
         raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
     check_work(spec.work_class, spec.work_sms, spec.in_flight_us, **where)
     if spec.kernels and not (spec.best_effort or spec.latency_sensitive):
-        raise InputError(f"the profile of {spec.name} serves only best-effort and latency-sensitive tenants", **where)
+        raise InputError(
+            f"{spec.name} has a kernel profile, which applies only to best-effort and latency-sensitive tenants",
+            **where,
+        )
     kernel_table.entries_of(spec.kernels)
     if spec.in_flight_us and not spec.best_effort:
-        raise InputError(f"{spec.name} has a time in flight of its own, which only a best-effort tenant has", **where)
+        raise InputError(f"{spec.name} has an in-flight limit, which applies only to best-effort tenants", **where)
     if spec.copy_weight is not None and not 0.001 <= spec.copy_weight <= 1000.0:
         raise InputError(f"the copy weight of {spec.name} is {spec.copy_weight:g}; write 0.001 to 1000", **where)
     if spec.latency_sensitive and spec.best_effort:
-        raise InputError(f"{spec.name} cannot be latency-sensitive and best-effort", **where)
+        raise InputError(f"{spec.name} cannot be both latency-sensitive and best-effort", **where)
     if not 1 <= spec.gpu_count <= 16:
         raise InputError(f"{spec.name} asks for {spec.gpu_count} GPUs; a tenant has 1 to 16", **where)
     return spec
 
 
 def config_path(source: str) -> Path:
-    """The file behind a --config value."""
+    """Path of the file that a --config value names."""
     return Path(source.removeprefix("gemini:"))
 
 
 def read_text(path: Path) -> str:
-    """Contents of a small text file; one sentence when it cannot be read."""
+    """Contents of a small text file. Raises InputError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise InputError(f"the file is larger than {MAX_CONFIG_BYTES >> 20} MiB", file=path)
@@ -149,7 +153,7 @@ def read_text(path: Path) -> str:
 
 
 def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None = None) -> QuotaSettings:
-    """QuotaSettings from the times that were given; a quota given alone keeps the minimum and maximum around it."""
+    """QuotaSettings from the given times; a quota alone moves minimum and maximum if they conflict with it."""
     values = dict(times)
     base = values.get("quota_ns", QuotaSettings.quota_ns)
     values.setdefault("min_quota_ns", min(QuotaSettings.min_quota_ns, base))
@@ -171,7 +175,9 @@ def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:
     if len(words) != 1 or not words[0].isdigit():
         raise InputError(f"{' '.join(words)!r} is not the number of tenants", file=path, line=first)
     if int(words[0]) != len(rows) - 1:
-        raise InputError(f"it says {words[0]} tenants, but {len(rows) - 1} follow", file=path, line=first)
+        raise InputError(
+            f"the first line announces {words[0]} tenants, but {len(rows) - 1} follow", file=path, line=first
+        )
     specs: dict[str, TenantSpec] = {}
     for line, words in rows[1:]:
         if len(words) != 4:
@@ -189,7 +195,7 @@ def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:
         except InputError as error:
             raise InputError(error.message, file=path, line=line, field=error.field) from None
         if spec.name in specs:
-            raise InputError(f"the tenant {spec.name} is there twice", file=path, line=line)
+            raise InputError(f"the tenant {spec.name} is declared twice", file=path, line=line)
         specs[spec.name] = spec
     total = sum(spec.request for spec in specs.values())
     if total > 1.0 + 1e-9:
@@ -198,5 +204,5 @@ def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:
 
 
 def with_options(config: AgentConfig, **given: Any) -> AgentConfig:
-    """The config with the command line's values where they were given (None: not given)."""
+    """The config overridden by the command line's values (None: not given)."""
     return dataclasses.replace(config, **{key: value for key, value in given.items() if value is not None})

@@ -1,4 +1,4 @@
-"""The configuration that holds now."""
+"""Holder of the configuration in effect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cotenant.agent.config.files import AgentConfig
 
 @dataclass
 class InForce:
-    """What parts read their settings from while they run: a new version of the file replaces `config`."""
+    """From this, parts read their settings while they run: a new version of the file replaces `config`."""
 
     config: AgentConfig
-    fault: str = ""  # why the newest version of the file was not taken
+    fault: str = ""  # why the newest version of the file was rejected

@@ -1,8 +1,8 @@
-"""What is known of a tenant's kernels, as a table that its processes look launches up in.
+"""Table of a tenant's kernels, in which its processes look up their launches.
 
-Rows of `cotenant profile kernels` by a hash (FNV-1a, 64 bits) of name, grid and block, and by one of the name alone for
-launches of another shape, with what all rows of that name agree on. It travels with the tenant's description as text,
-and from the agent to the processes as a sealed memfd.
+Rows of `cotenant profile kernels`, keyed by a hash (FNV-1a, 64 bits) of name, grid and block, and by a hash of the name
+alone for launches of other shapes, with the values that all rows of that name share. The table is part of the tenant's
+description as text; processes get it from the agent as a sealed memfd.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cotenant.abi.floor import KERNEL, KERNEL_NAME, WorkClass
 from cotenant.core.errors import InputError
 from cotenant.profiles.kernels.profile import CLASS_NAMES, KernelRow
 
-MOST = 2048  # entries, so that a description fits an order of the control socket
+MOST = 2048  # entries, so that a description fits into one order of the control socket
 _SHAPE = struct.Struct("=6I")
 _LONGEST_NS, _MOST_SMS = (1 << 32) - 1, (1 << 16) - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -33,7 +33,7 @@ def hashed(data: bytes) -> int:
 
 
 def most_class(rows: Iterable[KernelRow]) -> str:
-    """The class that most of the time has: what a launch of many kernels at once, a CUDA graph, counts as."""
+    """The class with most of the time; used for launches of many kernels at once (CUDA graphs)."""
     times = dict.fromkeys(range(1, len(CLASS_NAMES)), 0)
     for row in rows:
         times[row.work_class] += row.total_ns
@@ -41,7 +41,7 @@ def most_class(rows: Iterable[KernelRow]) -> str:
 
 
 def compiled(rows: Sequence[KernelRow]) -> str:
-    """The table as text. Of more kernels than it can hold those stay that take most of the time."""
+    """The table as text. If there are too many kernels, those with most of the time are kept."""
     weighed: dict[int, tuple[int, KernelRow]] = {}
     by_name: dict[bytes, list[KernelRow]] = {}
     for row in sorted(rows, key=lambda row: -row.total_ns):
@@ -60,7 +60,7 @@ def compiled(rows: Sequence[KernelRow]) -> str:
 
 
 def _agreed(rows: Sequence[KernelRow]) -> KernelRow:
-    """One row for a name."""
+    """One row with the values that all rows of a name share."""
     classes, sms = {row.work_class for row in rows}, {row.sms for row in rows}
     return KernelRow(
         rows[0].name,
@@ -71,7 +71,7 @@ def _agreed(rows: Sequence[KernelRow]) -> KernelRow:
 
 
 def entries_of(text: str) -> bytes:
-    """The entries of a table. InputError for anything but one."""
+    """The entries of a table. Raises InputError if the text is not a table."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -85,7 +85,7 @@ def entries_of(text: str) -> bytes:
 
 
 def shared(data: bytes) -> int:
-    """A sealed memfd that holds the entries; the caller closes it."""
+    """A memfd, sealed, that contains the entries; the caller closes it."""
     fd = os.memfd_create("cotenant-kernels", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, data)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)

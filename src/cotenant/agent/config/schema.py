@@ -1,4 +1,4 @@
-"""The agent's configuration file as pydantic models. Imported only where a file is read: tenants start without it."""
+"""The agent's configuration file as pydantic models. Imported only to read the file: tenants start without pydantic."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def _gpus(given: Any) -> tuple[str, ...]:
     if isinstance(given, str):
         given = given.split(",")
     if not isinstance(given, list | tuple) or not all(isinstance(x, str | int) for x in given):
-        raise InputError(f"{given!r} is no list of GPUs (indices or UUIDs)")
+        raise InputError(f"{given!r} is not a list of GPUs (indices or UUIDs)")
     return tuple(str(x).strip() for x in given)
 
 
 def _some_gpus(given: Any) -> tuple[str, ...]:
     found = _gpus(given)
     if not found:
-        raise InputError("write soft, all, or a list of GPU UUIDs")
+        raise InputError("must be soft, all, or a list of GPU UUIDs")
     return found
 
 
 def _user(given: Any) -> int:
-    """A user's number, from its name or number."""
+    """A user's number, from name or number."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
     try:
@@ -115,7 +115,7 @@ def _memory(given: Any) -> Any:
 
 
 class TenantEntry(Strict):
-    """One of `tenants`. What is left out is as TenantSpec has it."""
+    """One of `tenants`. Missing fields have TenantSpec's defaults."""
 
     name: Annotated[str, parsed(check_name)]
     """1 to 63 letters, digits and . _ / -"""
@@ -156,7 +156,7 @@ class TenantEntry(Strict):
 
 
 class AgentFile(Strict):
-    """The whole file. What is left out is as AgentConfig and QuotaSettings have it."""
+    """The whole file. Missing settings have the defaults of AgentConfig and QuotaSettings."""
 
     gpus: Annotated[tuple[str, ...], parsed(_some_gpus), SOME_GPUS] = ("all",)
     """`soft`: the software GPU; `all`; or indices or UUIDs."""
@@ -217,7 +217,7 @@ def load(source: str) -> AgentConfig:
         return AgentConfig(tenants=parse_gemini(read_text(path), path))
     read = parse_yaml(read_text(path), path)
     if read.content is not None and not isinstance(read.content, dict):
-        raise InputError("the file must hold settings, one `name: value` a line", file=path)
+        raise InputError("the file must contain settings, one `name: value` per line", file=path)
     with read.located():
         return parse_config(read.content or {}, path)
 
@@ -236,7 +236,7 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
             field = f"tenants[{index}]" + (f".{error.field}" if error.field else "")
             raise InputError(error.message, file=path, field=field) from None
         if spec.name in tenants:
-            raise InputError(f"the tenant {spec.name} is there twice", file=path, field=f"tenants[{index}]")
+            raise InputError(f"the tenant {spec.name} is declared twice", file=path, field=f"tenants[{index}]")
         tenants[spec.name] = spec
     own = {key: value for key, value in given.items() if key not in times | {"discipline", "tenants"}}
     return AgentConfig(**own | {"quota": quota, "tenants": tuple(tenants.values())})

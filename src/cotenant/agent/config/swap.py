@@ -1,4 +1,4 @@
-"""Settings of an agent about contents that leave the GPU."""
+"""Parsing of settings about swapping."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_bytes, parse_fraction
 
-GRANULE = 2 << 20  # of memory behind addresses, as the driver makes it
+GRANULE = 2 << 20  # granularity of the driver's virtual memory
 LARGEST_PIECE = 16 << 30
 
 
 def parse_moving(value: Any, name: str | None = None) -> float:
-    """The fraction of time that may go to moving: 0.1 % to 90 %."""
+    """The fraction of time that moves may take: 0.1 % to 90 %."""
     fraction = parse_fraction(value, name)
     if not 0.001 <= fraction <= 0.9:
         raise InputError("write 0.1 % to 90 %", field=name)
@@ -20,8 +20,8 @@ def parse_moving(value: Any, name: str | None = None) -> float:
 
 
 def parse_piece(value: Any, name: str | None = None) -> int:
-    """The largest unit that moves, in whole granules of the driver."""
+    """The largest unit of a move, a multiple of the driver's granularity."""
     size = parse_bytes(value, name)
     if not GRANULE <= size <= LARGEST_PIECE or size % GRANULE:
-        raise InputError("write a multiple of 2 MiB up to 16 GiB", field=name)
+        raise InputError("must be a multiple of 2 MiB, up to 16 GiB", field=name)
     return size

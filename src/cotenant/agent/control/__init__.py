@@ -1,1 +1,1 @@
-"""What can be asked of a running agent: orders of the control socket, the live page, metrics."""
+"""The agent's external interfaces: orders of the control socket, the live page, metrics."""

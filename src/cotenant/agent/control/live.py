@@ -1,4 +1,4 @@
-"""The agent's part of the live page and of the metrics."""
+"""The agent's rows of the live page, and its metrics."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cotenant.observability.http import LiveServer, is_loopback, parse_address
 
 LOG = logging.getLogger(__name__)
 
-MOST_TENANTS = 2000  # exported one by one
+MOST_TENANTS = 2000  # that are exported individually
 
 
 class LivePage:
-    """The port of page and metrics."""
+    """The HTTP port of page and metrics."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class LivePage:
         self._port: LiveServer | None = None
 
     async def listen(self, address: str | None, token: str | None) -> None:
-        """Open the port, if one was asked for. WorkError where that fails."""
+        """Open the port if one was requested. Raises WorkError on failure."""
         if address is None:
             return
         host, port = parse_address(address, "--http")
         if not is_loopback(host) and token is None:
-            LOG.warning(f"{address} is reached from other machines, and anybody may read the page there")
+            LOG.warning(f"{address} can be reached from other machines without a token: anyone can read the page")
         self._port = LiveServer(host, port, Feed(self.rows), self.exposition, token)
         await self._port.start()
         LOG.info(f"live page and metrics at {self._port.url}")
@@ -58,7 +58,7 @@ class LivePage:
             await self._port.close()
 
     async def rows(self) -> AsyncIterator[Row]:
-        """Rows of the live page; pauses between tenants, because turns are handed out by the same thread."""
+        """Rows of the live page. Yields to the event loop between tenants, since the same thread grants turns."""
         agent = {"name": self.node_name, "kind": "agent", "address": str(self._rows.folder)}
         yield "sources", "agent", agent | {"ok": True, "note": self._in_force.fault}
         for uuid in self._registry.gpus:
@@ -86,7 +86,7 @@ class LivePage:
                 about = {"source": self.node_name, "about": row["name"], "text": text}
                 yield "warnings", f"{row['name']} {number}", about
         for one in self._rows.unseen.now:
-            text = f"process {one.process.pid} ({one.program}) uses {one.gpu} past the agent: no limit holds for it"
+            text = f"process {one.process.pid} ({one.program}) uses {one.gpu} without the agent: no limit applies to it"
             about = {"source": self.node_name, "about": one.tenant or "no tenant", "text": text}
             yield "warnings", f"unseen {one.process.pid} {one.gpu}", about
         for number, at_s, text in self._history.decisions:
@@ -124,7 +124,7 @@ class LivePage:
 
 
 def _share(row: dict[str, Any], share: dict[str, Any]) -> dict[str, Any]:
-    """Rounded to what the page shows, so that a quiet tenant's row does not change."""
+    """A share rounded to displayed precision, so that an idle tenant's row does not change."""
     return {
         "gpu": share["uuid"],
         "tenant": row["name"],
@@ -149,7 +149,7 @@ def _share(row: dict[str, Any], share: dict[str, Any]) -> dict[str, Any]:
 
 
 def _residency(where: dict[str, Any] | None) -> str | None:
-    """Where the contents of a tenant that may be moved are."""
+    """Location of a swappable tenant's contents, as text."""
     if where is None or not where["movable_bytes"]:
         return None
     there = where["resident_bytes"] / where["movable_bytes"]

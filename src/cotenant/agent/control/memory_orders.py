@@ -1,4 +1,4 @@
-"""Orders of the control socket about where memory is: park, resume, preempt, and moves for benchmarks."""
+"""Orders of the control socket about memory: park, resume, preempt, and moves for benchmarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_S = 3600.0
 
 
 class MemoryOrders:
-    """Each takes the caller and a JSON object and returns one."""
+    """Handlers: each takes the caller and a JSON object and returns one."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class MemoryOrders:
         self._registry, self._broker = registry, broker
 
     def table(self) -> dict[str, Handler]:
-        """op -> what carries it out."""
+        """op -> handler."""
         return {
             "park": self.park,
             "resume": self.resume,
@@ -46,36 +46,37 @@ class MemoryOrders:
         }
 
     async def park(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """A tenant, or pid:N, off its GPU."""
+        """Park a tenant, or pid:N."""
         name = self._mine(caller, order.get("name"))
         return await self._parking.park(name, _timeout_s(order, 10.0))
 
     async def resume(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """And back."""
+        """Resume a tenant, or pid:N."""
         name = self._mine(caller, order.get("name"))
         gpu = order.get("gpu")
         return await self._parking.resume(name, None if gpu is None else str(gpu), _timeout_s(order, 60.0))
 
     async def preempt(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Free a GPU for a scheduler."""
+        """Park tenants to free a GPU for a scheduler."""
         if not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not preempt tenants of this agent")
         names = order.get("names") or []
         free = order.get("free_bytes")
         if not isinstance(names, list) or not (free is None or isinstance(free, int)):
-            raise InputError("names is a list of tenants, free_bytes a number")
+            raise InputError("names must be a list of tenants, free_bytes a number")
         gpu = order.get("gpu")
         if gpu is not None:
             gpu = self._registry.gpu_named(str(gpu)).uuid
         return await self._parking.preempt([str(name) for name in names], gpu, free)
 
     async def parked(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """What is parked."""
+        """List what is parked."""
         return {"parked": [parked.as_dict() for parked in self._parked.rows.values()]}
 
     async def exchange(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Move one tenant off and another one in, at the same time, and say how long each took (for benchmarks). Both
-        must have been parked or be without a turn."""
+        """Move one tenant out and another one in concurrently, and return how long each took (for benchmarks). Both
+        must be parked or have no turn.
+        """
         if not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not move tenants of this agent")
         residency = self._residency
@@ -88,7 +89,7 @@ class MemoryOrders:
 
         alike = (
             len({(bytes_owner(t), t.gpus[0].uuid) for t in (*out, *back)}) == 1
-        )  # and none has memory of another GPU
+        )  # the tenant has no memory on another GPU
         wanted = back and alike and order.get("hand", True)
         ways = residency.handle_transfer([t.name for t in out], back[0]) if wanted else None
 
@@ -125,13 +126,13 @@ class MemoryOrders:
     def _tenant(self, name: Any) -> Tenant:
         tenant = self._registry.tenants.get(name) if isinstance(name, str) else None
         if tenant is None or tenant.spec.oversubscribe not in MOVED_BY_PROCESS:
-            raise InputError(f"{name!r} is no tenant that moves its own memory", field="NAME")
+            raise InputError(f"{name!r} is not a tenant that moves its own memory", field="NAME")
         return tenant
 
     def _mine(self, caller: Caller, name: Any) -> str:
-        """The name, if the caller may move what it names."""
+        """The name, if the caller may move what it names. Raises InputError otherwise."""
         if not isinstance(name, str) or not name:
-            raise InputError("say which tenant, or pid:N", field="NAME")
+            raise InputError("give a tenant, or pid:N", field="NAME")
         tenant = self._registry.tenants.get(name)
         if not caller.trusted and (tenant is None or tenant.uid != caller.peer.uid):
             raise InputError(f"{name} is not a tenant of user {caller.peer.uid}")
@@ -141,5 +142,5 @@ class MemoryOrders:
 def _timeout_s(order: dict[str, Any], default: float) -> float:
     value = order.get("timeout_s", default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= MOST_S:
-        raise InputError(f"{str(value)[:40]!r} is not a time over 0 s and up to an hour", field="--timeout")
+        raise InputError(f"{str(value)[:40]!r} is not a time over 0 s and up to one hour", field="--timeout")
     return float(value)

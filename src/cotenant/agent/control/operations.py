@@ -1,4 +1,4 @@
-"""Orders of the control socket about the agent, its tenants and their co-location."""
+"""Orders of the control socket about the agent, its tenants and co-location."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from cotenant.agent.turns.history import History
 from cotenant.core.errors import InputError, WorkError
 from cotenant.policy.colocation import scheme_named
 
-STARTING_S = 5.0  # how long `stop` waits for a program that is being started
+STARTING_S = 5.0  # how long `stop` waits for a program that is starting
 YEAR_S = 366 * 86400.0
 
 
 class Operations:
-    """Each takes the caller and a JSON object and returns one."""
+    """Handlers: each takes the caller and a JSON object and returns one."""
 
     def __init__(
         self,
@@ -45,14 +45,15 @@ class Operations:
         save: Callable[[], None],
         release: Callable[[Tenant], str],
     ) -> None:
-        """`socket`: where the programs of tenants connect. `release` lets go of a tenant held for a pod or job that is
-        over, and says why it did not."""
+        """`socket`: where tenants' programs connect. `release` removes a tenant held for a pod or job that has ended,
+        or returns why it cannot.
+        """
         self._rows, self._registry, self._lives, self._floors = rows, registry, lives, floors
         self._parked, self._history, self._socket, self._save = parked, history, socket, save
         self._release = release
 
     def table(self) -> dict[str, Handler]:
-        """op -> what carries it out."""
+        """op -> handler."""
         return {
             "status": self.status,
             "register": self.register,
@@ -68,23 +69,23 @@ class Operations:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def status(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """The agent itself."""
+        """Describe the agent."""
         return self._rows.status()
 
     async def mechanisms(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """What enforces each promise on each GPU, and what each mechanism can do."""
+        """What enforces each promise on each GPU, and the capabilities of each mechanism."""
         each = {name: m.capabilities.as_dict() for name, m in self._registry.mechanisms.items()}
         mps = await asyncio.to_thread(self._rows.find_mps)
         return {"gpus": self._rows.promises(mps), "mechanisms": each}
 
     async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Every tenant with what it asked for and what it got."""
+        """All tenants with request, limit and actual share."""
         tenants = [self._rows.tenant(t) for t in self._registry.tenants.values()]
         programs = [parked.as_dict() for parked in self._parked.rows.values() if parked.name.startswith("pid:")]
         return {"agent": self._rows.status(), "tenants": tenants, "parked": programs}
 
     async def warnings(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """What was noticed about a tenant, also when it has just ended."""
+        """Warnings about a tenant, also shortly after it has ended."""
         name = str(order.get("name"))
         tenant = self._registry.tenants.get(name)
         return {"warnings": list(tenant.warnings) if tenant else self._history.departed.get(name, [])}
@@ -92,9 +93,10 @@ class Operations:
     # -- doing -----------------------------------------------------------------------------------------------------
 
     async def register(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Admit a tenant for a launcher, or hand out a declared tenant's token. Answers with the program's environment.
+        """Admit a tenant for a launcher, or return a declared tenant's token. The answer contains the program's
+        environment.
 
-        A declared tenant has the agent's limits; a launcher may choose among those that its declaration permits.
+        A declared tenant has the agent's limits; a launcher may choose within the ranges that its declaration allows.
         """
         given = order.get("tenant")
         if not isinstance(given, dict) or not given.get("name"):
@@ -106,13 +108,13 @@ class Operations:
             tenant = existing
             if not tenant.spec.enforce_memory.at_least(spec.enforce_memory):
                 raise InputError(
-                    f"{tenant.name} has its limits from its declaration: demand there how its memory is enforced"
-                    f" (memory: {{bytes: ..., enforce: {spec.enforce_memory}}})",
+                    f"{tenant.name} is declared in the agent's configuration: set there how its memory is "
+                    f"enforced (memory: {{bytes: ..., enforce: {spec.enforce_memory}}})",
                     field="--enforce-memory",
                 )
             self._choose(caller, tenant, given)
             if not tenant.sessions and tenant.root is None:
-                tenant.warnings.clear()  # they are of the run before
+                tenant.warnings.clear()  # those of an earlier run
         elif existing is not None and order.get("join"):
             self._check_user(caller, existing)
             tenant = existing
@@ -122,12 +124,12 @@ class Operations:
                     f"a tenant named {spec.name} is running; choose another name, or --join to share its budget",
                     field="--name",
                 )
-            if order.get("join"):  # a name with a slip in it would otherwise be a tenant without bounds
+            if order.get("join"):  # otherwise a misspelt name would become a new tenant without limits
                 self._find({"name": spec.name})
             if not caller.trusted:
                 raise InputError(
-                    f"user {caller.peer.uid} may only start tenants declared in the agent's configuration, and"
-                    f" {spec.name} is not",
+                    f"user {caller.peer.uid} may only start tenants declared in the agent's configuration, and "
+                    f"{spec.name} is not",
                     field="--name",
                 )
             timeout_s = None if order.get("timeout_s") is None else _seconds(order, "timeout_s", 0.0)
@@ -135,7 +137,8 @@ class Operations:
             tenant.launching = True
             tenant.timeout_s = timeout_s
             caller.registered.append(tenant.name)
-        if order.get("launches") is True and tenant.owner is None:  # what the caller starts from now on is the tenant's
+        # processes that the caller starts from now on belong to the tenant
+        if order.get("launches") is True and tenant.owner is None:
             self._lives.starts(tenant, caller.peer.pid)
         self._save()
         environment = tenant.environment(below=scheme_named(self._floors.settings.scheme).be_below)
@@ -151,18 +154,18 @@ class Operations:
         }
 
     def _choose(self, caller: Caller, tenant: Tenant, given: dict[str, Any]) -> None:
-        """Give a declared tenant what its launcher chose. InputError where its declaration does not permit that."""
+        """Give a declared tenant the values that its launcher chose. Raises InputError if its declaration does not
+        allow them.
+        """
         numbers = {key: _number(given, key) for key in (*FIELDS, "weight") if given.get(key) is not None}
         if tenant.owner and any(numbers.values()):
             raise InputError(
-                f"{tenant.name} is held for its job and has its share from there: leave out --request, --limit and"
-                " --memory",
+                f"the share of {tenant.name} is set by its job: leave out --request, --limit and --memory",
                 field="--name",
             )
         if numbers.pop("weight", 0):
             raise InputError(
-                f"{tenant.name} is declared in the agent's configuration and has its weight from there: leave out"
-                " --weight",
+                f"{tenant.name} is declared in the agent's configuration, which sets its weight: leave out --weight",
                 field="--name",
             )
         if tenant.owner or not any(numbers.values()):
@@ -172,14 +175,16 @@ class Operations:
             self._lives.choose(tenant, spec)
         elif has := differs(tenant.spec, numbers):
             raise InputError(
-                f"{tenant.name} runs, with {has}: leave --request, --limit and --memory out to run beside that",
+                f"{tenant.name} is already running, with {has}: leave out --request, --limit and --memory to "
+                "run within that share",
                 field="--name",
             )
-        tenant.launching = True  # until this program has started: else the choice would end with the one before
+        # until this program has started: otherwise the choice would end with the previous program
+        tenant.launching = True
         caller.registered.append(tenant.name)
 
     async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
-        """A new tenant; what its mechanism needs first is started beside the turns of the others."""
+        """Admit a new tenant; slow preparations of its mechanism run in a thread."""
         ahead = self._registry.preparing(spec)
         if ahead is not None:
             mechanism, gpus = ahead
@@ -192,17 +197,17 @@ class Operations:
             raise
 
     async def started(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """A launcher has started the program of a tenant."""
+        """A launcher reports that it started a tenant's program."""
         tenant = self._find(order)
         self._check_user(caller, tenant)
         pid = order.get("pid")
         key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
-        if tenant.name in caller.registered:  # not by a program that joins: its end would end the tenant
+        if tenant.name in caller.registered:  # not for a joining program, whose end would otherwise end the tenant
             tenant.launching = False
         if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):
-            # `stop` signals that process and all below it: it must be the caller's own
+            # `stop` signals this process and its descendants, so it must belong to the caller
             self._lives.maybe_remove(tenant)
-            return {"error": f"process {pid} is not one that process {caller.peer.pid} has started", "kind": "work"}
+            return {"error": f"process {pid} was not started by process {caller.peer.pid}", "kind": "work"}
         if tenant.held is None and not tenant.held_not:
             self._lives.starts(tenant, key.pid)
         if tenant.root is None:
@@ -223,8 +228,9 @@ class Operations:
         return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
 
     async def colocation(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """The floor's settings and who is there, after changing what the order names; `while_connected`: until the
-        caller's connection ends."""
+        """Change the co-location settings that the order names, and return settings and LS processes.
+        `while_connected`: only until the caller's connection ends.
+        """
         floors = self._floors
         lent = order.pop("while_connected", False) is True
         changes = {key: value for key, value in order.items() if key != "op" and value is not None}
@@ -239,12 +245,12 @@ class Operations:
         return floors.status()
 
     async def stop(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """End a tenant's processes: SIGTERM, after `grace_s` SIGKILL. Answers once they have ended."""
+        """End a tenant's processes: SIGTERM, and SIGKILL after `grace_s`. Answers when they have ended."""
         tenant = self._find(order)
         self._check_user(caller, tenant)
         grace_s = _seconds(order, "grace_s", 10.0)
         patience = time.monotonic() + STARTING_S
-        while tenant.launching and time.monotonic() < patience:  # its program is about to be there
+        while tenant.launching and time.monotonic() < patience:  # its program is about to start
             await asyncio.sleep(0.02)
         found = await asyncio.to_thread(by_token, [tenant.token])  # daemons that have not used the GPU yet
         keys = kill(tenant, grace_s, found.get(tenant.token, frozenset()))
@@ -256,7 +262,7 @@ class Operations:
         return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left, "held": held}
 
     def launcher_gone(self, caller: Caller) -> None:
-        """A control connection closed: what it registered and never started goes."""
+        """A control connection closed: tenants that it registered and never started are removed."""
         for name in caller.registered:
             tenant = self._registry.tenants.get(name)
             if tenant is not None and tenant.launching:
@@ -279,7 +285,7 @@ class Operations:
 
 
 def _number(order: dict[str, Any], key: str) -> Any:
-    """A number of an order, whole where the share wants it whole. InputError when it is something else."""
+    """A number of an order, an integer where the share requires one. Raises InputError otherwise."""
     value = order[key]
     whole = key in ("memory_bytes", "priority")
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
@@ -288,7 +294,7 @@ def _number(order: dict[str, Any], key: str) -> Any:
 
 
 def _seconds(order: dict[str, Any], key: str, default: float) -> float:
-    """A time of an order, 0 s to a year. InputError when it is something else."""
+    """A time of an order, 0 s to one year. Raises InputError otherwise."""
     value = order.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= YEAR_S:
         raise InputError(f"{key} is {str(value)[:40]!r}, which is not a time of 0 s to a year", field=key)

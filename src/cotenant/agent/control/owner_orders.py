@@ -1,4 +1,4 @@
-"""Orders of an orchestrator's helper: hold a tenant open for a pod or job, let go of it, list what is held."""
+"""Orders of an orchestrator's helper: hold a tenant for a pod or job, release it, list the held ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = ("pod", "slurm")
 
 
 class OwnerOrders:
-    """Each takes the caller and a JSON object and returns one."""
+    """Handlers: each takes the caller and a JSON object and returns one."""
 
     def __init__(
         self,
@@ -31,25 +31,25 @@ class OwnerOrders:
         hear: Callable[[Session, bytes], None],
         save_now: Callable[[], bool],
     ) -> None:
-        """`hear` takes the HELLO of a process that was early once more."""
+        """`hear` processes again the HELLO of a process that connected before its tenant was held."""
         self._owners, self._registry, self._lives, self._hear, self._save_now = owners, registry, lives, hear, save_now
 
     def table(self) -> dict[str, Handler]:
-        """op -> what carries it out."""
+        """op -> handler."""
         return {
             "expect": self.expect, "hold": self.hold, "let_go": self.let_go, "held": self.held, "owned": self.owned
         }  # fmt: skip
 
     async def expect(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """From now on processes of pods (or jobs) that are not known yet wait a moment instead of being refused."""
+        """From now on, processes of pods (or jobs) not yet known wait for a while instead of being refused."""
         _trusted(caller)
         self._owners.expected.add(_kind(order))
         return {"ok": True}
 
     async def hold(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Admit a tenant for a pod's container or a job, or change the one that is there; twice is once.
+        """Admit a tenant for a pod's container or a job, or change the existing one. Idempotent.
 
-        The tenant stays, whatever its processes do, until `let_go`.
+        The tenant exists until `let_go`, whatever its processes do.
         """
         _trusted(caller)
         given = order.get("tenant")
@@ -59,8 +59,8 @@ class OwnerOrders:
         owner = _owner(order)
         uid = order.get("uid", os.geteuid())
         if isinstance(uid, bool) or not isinstance(uid, int) or uid < 0:
-            raise InputError(f"{uid!r} is not a user's number", field="uid")
-        # Slurm names GPUs by index: named once and for all, so that they can be compared
+            raise InputError(f"{uid!r} is not a numeric user id", field="uid")
+        # Slurm names GPUs by index: resolve to UUIDs, so that they can be compared
         named = tuple(self._registry.gpu_named(gpu, "--gpus").uuid for gpu in spec.gpus)
         spec = dataclasses.replace(spec, gpus=named)
         tenant = self._registry.tenants.get(spec.name)
@@ -70,7 +70,7 @@ class OwnerOrders:
             tenant = self._lives.add(spec, uid)
             self._owners.add(tenant, owner)
         elif tenant.owner is None or tenant.owner[:3] != owner[:3]:
-            raise InputError(f"a tenant named {spec.name} is there already, and not for this {owner.kind}")
+            raise InputError(f"a tenant named {spec.name} already exists and does not belong to this {owner.kind}")
         else:
             wanted = dataclasses.replace(spec, gpus=tenant.spec.gpus, gpu_count=tenant.spec.gpu_count)
             if spec.mechanism == mechanisms.AUTO:
@@ -79,13 +79,13 @@ class OwnerOrders:
                 self._lives.change(tenant, wanted)
             if owner.container_id:
                 tenant.owner = owner
-        self._save_now()  # the orchestrator relies on it from here on
+        self._save_now()  # from here on the orchestrator relies on the tenant
         for session, hello in self._owners.arrived(owner.kind, owner.id):
             self._hear(session, hello)
         return self._row(tenant)
 
     def _unless_moved(self, tenant: Tenant, spec: TenantSpec) -> Tenant | None:
-        """The tenant that is held already; None when it was given up because its job starts again on other GPUs."""
+        """The existing tenant; None if it was removed because its job restarts on other GPUs."""
         place = tuple(gpu.uuid for gpu in tenant.gpus)
         if not spec.gpus or set(spec.gpus) == set(place):
             return tenant
@@ -102,17 +102,17 @@ class OwnerOrders:
         self._lives.give_up(tenant)
 
     def let_go_of(self, tenant: Tenant) -> None:
-        """A tenant's job is known to be over."""
+        """Release a tenant whose job has ended."""
         self._release(tenant)
         self._save_now()
 
     async def owned(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Names of the tenants held for a pod or job: what its own processes may know."""
+        """Names of the tenants held for a pod or job; its own processes may ask for them."""
         owner = _owner(order)
         return {"names": [tenant.name for tenant in self._owners.of(owner.kind, owner.id)]}
 
     async def let_go(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """The pod or job has ended: its share is free at once. With a name only that tenant, else all of them."""
+        """The pod or job has ended: release its share. With a name only that tenant, otherwise all of them."""
         _trusted(caller)
         owner = _owner(order)
         name = order.get("name")
@@ -151,5 +151,5 @@ def _owner(order: dict[str, Any]) -> Owner:
     kind = _kind(order)
     values = [order.get(key, "") for key in ("id", "container", "container_id")]
     if not all(isinstance(value, str) and len(value) <= 256 for value in values) or not values[0]:
-        raise InputError(f"a {kind} has an id, and perhaps a container and its id, all of them text", field="id")
+        raise InputError(f"a {kind} needs an id, and optionally a container and its id, all of type string", field="id")
     return Owner(kind, *values)

@@ -1,4 +1,4 @@
-"""What the agent, its GPUs and its tenants are like now, as `status` and `list` answer it."""
+"""State of the agent, its GPUs and tenants as plain data, for the orders `status` and `list`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from cotenant.agent.tenants.tenant import Tenant, work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 
-NOT_ENFORCED = "ShareNotEnforced"  # a tenant's state while a process of it has more than its share
+NOT_ENFORCED = "ShareNotEnforced"  # state of a tenant while a process of it is not limited to its share
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Looks at the parts and changes nothing."""
+    """Reads the parts of the agent without changing them."""
 
     folder: Path
     in_force: InForce
@@ -56,7 +56,7 @@ class Rows:
     started_ns: int
 
     def status(self) -> dict[str, Any]:
-        """The agent itself."""
+        """The agent."""
         config, trace = self.in_force.config, self.history.trace
         return {
             "pid": os.getpid(),
@@ -79,7 +79,7 @@ class Rows:
         }
 
     def gpu(self, uuid: str) -> dict[str, Any]:
-        """A GPU with who holds it and what is promised."""
+        """A GPU with its turn holder and the sum of requests."""
         turn = self.broker.turns.gpus[uuid].turn
         return self.registry.gpus[uuid].as_dict() | {
             "holder": turn.account.name if turn else None,
@@ -88,12 +88,13 @@ class Rows:
         }
 
     def find_mps(self) -> dict[str, MpsHere]:
-        """What MPS is for each GPU. Called in another thread: commands are run."""
+        """MPS of each GPU. Runs commands: call it in a thread."""
         return {uuid: find_mps(gpu, self.folder) for uuid, gpu in self.registry.gpus.items()}
 
     def promises(self, mps: Mapping[str, MpsHere]) -> list[dict[str, Any]]:
-        """For each GPU what enforces each promise, under the mechanism of its tenants, or of one that names none; and
-        `prospects`: the strongest that a tenant could have there."""
+        """For each GPU what enforces each promise under the mechanism of its tenants, or under the default mechanism;
+        `prospects`: the strongest available there.
+        """
         rows = []
         slices = self.registry.mechanisms[Slices.name]
         assert isinstance(slices, Slices)
@@ -109,7 +110,7 @@ class Rows:
         return rows
 
     def tenant(self, tenant: Tenant) -> dict[str, Any]:
-        """A tenant with what it asked for and what it got."""
+        """A tenant with its share as requested and as received."""
         spec = tenant.spec
         now_ns = time.monotonic_ns()
         counters = [counters_of(s.page.slots[slot]) for s in tenant.sessions for slot in s.slots]
@@ -196,4 +197,5 @@ class Rows:
             return "running"
         if tenant.owner and not tenant.root:
             return "held"
-        return "declared" if tenant.declared and not tenant.root else "no GPU yet"  # also what a program left behind
+        # also for the processes that an ended program left behind
+        return "declared" if tenant.declared and not tenant.root else "no GPU yet"

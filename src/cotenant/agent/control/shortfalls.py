@@ -1,4 +1,4 @@
-"""Looks once a second which tenants get less of a GPU than they were promised while they want it."""
+"""Checks every second which tenants get less of a GPU than promised while they want it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_EVERY_S = 1.0
 MINUTE_NS = 60 * 10**9
 MINUTES = 60
 
-_Key = tuple[str, str]  # tenant, GPU
+_Key = tuple[str, str]  # (tenant, GPU)
 
 
 class Hour:
@@ -51,7 +51,7 @@ class Hour:
 
 
 class Shortfalls:
-    """Since when each tenant is short, by what broker and slices count anyway."""
+    """Start of each tenant's shortfall, from the counters of broker and slices."""
 
     def __init__(self, registry: Registry, broker: Broker, slices: SliceEnforcer) -> None:
         self._registry, self._broker, self._slices = registry, broker, slices
@@ -60,13 +60,13 @@ class Shortfalls:
         self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}  # (when, held, waited), back to the window's begin
 
     async def run(self) -> None:
-        """For as long as the agent runs."""
+        """Run as long as the agent."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.look(time.monotonic_ns())
 
     def look(self, now_ns: int) -> None:
-        """Take what was counted until now."""
+        """Evaluate the counters."""
         since: dict[_Key, int] = {}
         counts: dict[_Key, deque[tuple[int, int, int]]] = {}
         hours: dict[_Key, Hour] = {}
@@ -84,7 +84,7 @@ class Shortfalls:
         self._since, self._counts, self._hours = since, counts, hours
 
     def short_s(self, tenant: Tenant, uuid: str, now_ns: int) -> float:
-        """For how long it has been short; 0 while it is not."""
+        """Duration of the current shortfall in s; 0 without one."""
         since = self._since.get((tenant.name, uuid))
         return 0.0 if since is None else max(0.0, (now_ns - since) / 1e9)
 
@@ -97,7 +97,7 @@ class Shortfalls:
         return self._slices.wanted(tenant, uuid) if self._registry.sliced(tenant) else None
 
     def _turns(self, key: _Key, counts: dict[_Key, deque[tuple[int, int, int]]], now_ns: int) -> Wanted | None:
-        """Of the broker's window; None until one has passed."""
+        """Held and wanted time in the broker's window; None until a window has passed."""
         account = self._broker.turns.gpus[key[1]].accounts.get(key[0])
         if account is None:
             return None

@@ -1,4 +1,4 @@
-"""Turns on the links of a node's GPUs: which tenant has which queue on which copy page, and who has gone."""
+"""Scheduling of copies on the links of a node's GPUs: assigns tenants to queues of copy pages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAX_PARTICIPANTS = 0xFFFF
 
 
 def rank_of(spec: TenantSpec) -> CopyRank:
-    """Latency-sensitive tenants go ahead; best-effort ones have their copies on the device cut as well."""
+    """Latency-sensitive tenants go first; best-effort tenants also have their copies on the device split."""
     return CopyRank.AHEAD if spec.latency_sensitive else CopyRank.BEST_EFFORT if spec.best_effort else CopyRank.NORMAL
 
 
 def asks_for_turns(spec: TenantSpec) -> bool:
-    """Whether this tenant makes the copies of all tenants on its GPUs take turns."""
+    """Whether this tenant requires that copies of all tenants on its GPUs be scheduled."""
     return spec.copy_weight is not None or spec.latency_sensitive
 
 
@@ -30,7 +30,7 @@ def _weight(spec: TenantSpec) -> float:
 
 
 class Copies:
-    """Copy pages by GPU. Tenants have queues from admission on; a page is made when turns are first wanted."""
+    """Copy pages by GPU. Tenants have queues from admission on; a page is created when scheduling is first required."""
 
     def __init__(self, settings: CopySettings) -> None:
         self.settings = settings
@@ -49,7 +49,7 @@ class Copies:
             self._refresh(gpu.uuid)
 
     def leave(self, tenant: Tenant) -> None:
-        """A tenant has gone."""
+        """A tenant was removed."""
         for gpu in tenant.gpus:
             self._leave_at(tenant, gpu.uuid)
 
@@ -61,14 +61,14 @@ class Copies:
         self._refresh(gpu)
 
     def move(self, tenant: Tenant, gpu: str) -> None:
-        """A tenant has left a GPU for another one of those that it has now; its processes will ask there."""
+        """A tenant moved from `gpu` to another GPU, where its processes will ask for the page."""
         for session in tenant.sessions:
             self._drop_at(session, gpu)
         self._leave_at(tenant, gpu)
         self.join(tenant)
 
     def configure(self, settings: CopySettings) -> None:
-        """New settings; they hold from the next copy on."""
+        """Apply new settings, which hold from the next copy on."""
         self.settings = settings
         for page in self._pages.values():
             page.configure(settings)
@@ -76,7 +76,7 @@ class Copies:
             self._refresh(gpu)
 
     def put_right(self) -> list[str]:
-        """GPUs on whose page a process had overwritten what is the agent's; it is as it was now."""
+        """Restore the agent's fields in all pages. Returns the GPUs whose page a process had overwritten."""
         wrong = []
         for gpu, page in self._pages.items():
             tenants = self._tenants.get(gpu, {})
@@ -90,19 +90,20 @@ class Copies:
         return wrong
 
     def is_on(self, gpu: str) -> bool:
-        """Whether copies take turns on a GPU now."""
+        """Whether copies are scheduled on a GPU."""
         tenants = self._tenants.get(gpu, {}).values()
         return bool(tenants) and (self.settings.always or any(asks_for_turns(t.spec) for t in tenants))
 
     def flag(self, session: Session, gpu: str) -> int:
-        """Flag of a process's slot: COPIES where its copies take turns."""
+        """Flag of a process's slot: COPIES if its copies are scheduled."""
         return SlotFlag.COPIES if self.is_on(gpu) and session.tenant.name in self._queues.get(gpu, {}) else 0
 
     def _refresh(self, gpu: str) -> None:
-        """Queues for those who want turns now, and the flag in the pages of all their processes."""
+        """Assign queues to tenants that need them, and set the flag in the pages of their processes."""
         on = self.is_on(gpu)
         for tenant in self._tenants.get(gpu, {}).values():
-            if on or tenant.name in self._queues.get(gpu, {}):  # who has one keeps it, as what the tenant is now
+            # a queue once assigned stays, with the tenant's current weight and rank
+            if on or tenant.name in self._queues.get(gpu, {}):
                 self._give_queue(gpu, tenant)
             for session, slot in tenant.slots_on(gpu):
                 page = session.page.slots[slot]
@@ -117,7 +118,7 @@ class Copies:
         if tenant.name not in queues:
             free = next((q for q in range(COPY_QUEUES) if q not in queues.values()), None)
             if free is None:
-                tenant.warn(f"its copies take no turns: {COPY_QUEUES} tenants of the GPU do already")
+                tenant.warn(f"its copies are not scheduled: the limit of {COPY_QUEUES} tenants per GPU is reached")
                 return
             queues[tenant.name] = free
             page.clear(free)
@@ -126,7 +127,7 @@ class Copies:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def attach(self, session: Session, gpu: str) -> tuple[int, dict[str, int]] | None:
-        """A process asks for the page: its descriptor and the reply, or None when it has no queue there."""
+        """A process asks for the page: its descriptor and the reply, or None if it has no queue there."""
         queue = self._queues.get(gpu, {}).get(session.tenant.name)
         if queue is None or not self.is_on(gpu):
             return None
@@ -139,7 +140,7 @@ class Copies:
         return self._pages[gpu].fd, {"queue": queue, "participant": number, "page_bytes": COPY_PAGE_BYTES}
 
     def drop(self, session: Session) -> None:
-        """A process has gone; it is no longer among its tenant's sessions."""
+        """A process has ended and is no longer among its tenant's sessions."""
         for _, gpu in [key for key in self._participants if key[0] is session]:
             self._drop_at(session, gpu, last=not session.tenant.sessions)
 
@@ -150,7 +151,7 @@ class Copies:
             self._pages[gpu].drop(queue, number, last=last)
 
     def row(self, tenant: Tenant, gpu: str) -> dict[str, Any] | None:
-        """For ps and top: weight, rank and counters of a tenant's queue; None without turns."""
+        """Weight, rank and counters of a tenant's queue, for ps and top; None if copies are not scheduled."""
         queue = self._queues.get(gpu, {}).get(tenant.name)
         if queue is None:
             return None
@@ -159,7 +160,7 @@ class Copies:
         return {"weight": weight, "rank": rank, **self._pages[gpu].counters(queue)}
 
     def close(self) -> None:
-        """Close all pages; the processes keep theirs and go on taking turns among themselves."""
+        """Close all pages; processes keep theirs and continue to schedule among themselves."""
         for page in self._pages.values():
             page.close()
         self._pages.clear()

@@ -1,4 +1,4 @@
-"""The page that tenants of a GPU share to take turns on its link, as the agent makes and reads it."""
+"""The shared page of a GPU's tenants that schedules copies on its link, as the agent creates and reads it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADER_BYTES = ctypes.sizeof(CopyPageLayout) - COPY_LINKS * ctypes.sizeof(CopyLi
 
 
 class CopyPage:
-    """One GPU's page: a memfd whose size is sealed, so that no process can shrink it under the others."""
+    """One GPU's page: a memfd whose size is sealed, so that no process can shrink it."""
 
     def __init__(self, settings: CopySettings) -> None:
         self.fd = os.memfd_create("cotenant-copies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -47,9 +47,10 @@ class CopyPage:
         self.layout.magic = COPY_MAGIC
 
     def put_right(self, settings: CopySettings, queues: Mapping[int, tuple[float, CopyRank]]) -> bool:
-        """Write what is the agent's once more, where a process has overwritten it. Whether anything was wrong.
+        """Rewrite the agent's fields if a process has overwritten them. Returns whether any were wrong.
 
-        `queues`: weight and rank of each that is somebody's. What processes write mends itself: see copy_rule.h.
+        `queues`: weight and rank of each assigned queue. Fields of the processes recover by themselves: see
+        copy_rule.h.
         """
         layout = self.layout
         before = bytes(memoryview(self._map)[:HEADER_BYTES])
@@ -66,26 +67,26 @@ class CopyPage:
         return wrong
 
     def configure(self, settings: CopySettings) -> None:
-        """Write the parameters; processes read them with every copy."""
+        """Write the parameters; processes read them at every copy."""
         sizes = ("chunk_bytes", "period_bytes", "slice_bytes", "alone_bytes")
         for name in ("in_flight", *sizes, "wait_lapse_ns", "slot_lapse_ns"):
             setattr(self.layout, name, getattr(settings, name))
 
     def describe(self, queue: int, weight: float, rank: CopyRank) -> None:
-        """Say whose weight and rank a queue has, on all links. Weight 0: nobody's."""
+        """Set a queue's weight and rank on all links. Weight 0: unassigned."""
         for link in self.layout.links:
             link.queues[queue].rank = int(rank)
             link.queues[queue].weight_milli = round(weight * 1000)
 
     def clear(self, queue: int) -> None:
-        """Make a queue fresh for its next tenant: it begins where the link is now."""
+        """Reset a queue for a new tenant: it starts at the link's current virtual time."""
         for link in self.layout.links:
             row = link.queues[queue]
             row.seen_ns = row.active_ns = row.bytes = row.chunks = row.waited_ns = row.small = 0
             row.vruntime = link.min_vruntime
 
     def drop(self, queue: int, participant: int, last: bool) -> None:
-        """A process has gone: its slots are free, and with the last of its tenant nobody waits in the queue."""
+        """A process has ended: free its slots; with the tenant's last process, the queue has no waiters."""
         for link in self.layout.links:
             for index in range(COPY_SLOTS):
                 if link.slots[index] >> 48 == participant:
@@ -94,7 +95,7 @@ class CopyPage:
                 link.queues[queue].seen_ns = 0
 
     def counters(self, queue: int) -> dict[str, dict[str, float]]:
-        """What a queue has moved and waited, by direction."""
+        """Bytes moved and time waited of a queue, by direction."""
         found: dict[str, dict[str, float]] = {}
         for number, name in enumerate(DIRECTIONS):
             rows = [self.layout.links[at].queues[queue] for at in range(number, COPY_LINKS, len(DIRECTIONS))]

@@ -1,6 +1,6 @@
-"""The link's queue for programs that make their own copies without the shim: the same page, the same compiled rule.
+"""Copy scheduling for programs that copy without the shim: the same page and the same compiled rule.
 
-A worker of ours asks for the turn of each chunk, copies it, and gives the turn back:
+A worker asks for the turn of each chunk, copies it, and returns the turn:
 
     queue = CopyQueue(page_fd, queue=3, participant=7)
     for chunk in chunks:
@@ -31,31 +31,31 @@ RESCUE_S = 2.0
 
 
 class CopyQueue:
-    """This process on a GPU's copy page. `fd`, `queue` and `participant` come from the agent."""
+    """This process on a GPU's copy page. The agent supplies `fd`, `queue` and `participant`."""
 
     def __init__(self, fd: int, queue: int, participant: int) -> None:
         self.queue, self.participant = queue, participant
         self._map = mmap.mmap(fd, COPY_PAGE_BYTES)
         self.layout = CopyPageLayout.from_buffer(self._map)
         if self.layout.magic == 0 or self.layout.page_bytes != COPY_PAGE_BYTES:
-            raise WorkError("this is not a copy page of this version")
+            raise WorkError("not a copy page of this version")
         self._page = ctypes.addressof(self.layout)
         self._rule = library()
 
     @property
     def chunk_bytes(self) -> int:
-        """Pieces that copies are cut into where others copy too."""
+        """Chunk size for copies while other tenants copy, too."""
         return int(self.layout.chunk_bytes)
 
     def ask(self, direction: int, size: int, now_ns: int | None = None) -> CopyTicket | None:
-        """Ask once for the turn of a chunk; None: not yet, ask again within a few milliseconds or `withdraw`."""
+        """Ask for the turn of a chunk. None: not yet; ask again within a few milliseconds, or call `withdraw`."""
         ticket = CopyTicket()
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         place = (self._page, direction, self.queue, self.participant, size, now_ns, ctypes.byref(ticket))
         return ticket if self._rule.queue_try(*place) else None
 
     def piece_bytes(self, direction: int, now_ns: int | None = None) -> int:
-        """What a copy that comes now is to be cut into: chunks, or larger pieces while nobody else copies."""
+        """Size into which a copy should be split now: chunks, or larger pieces while no other tenant copies."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         return int(self._rule.queue_piece(self._page, direction, self.queue, now_ns))
 
@@ -64,16 +64,16 @@ class CopyQueue:
         self._rule.queue_done(self._page, direction, ctypes.byref(ticket))
 
     def withdraw(self, direction: int) -> None:
-        """No copy waits any more."""
+        """Stop waiting."""
         self._rule.queue_withdraw(self._page, direction, self.queue)
 
     def charge(self, direction: int, size: int) -> None:
-        """A small copy that goes without a turn."""
+        """Account for a small copy that goes without a turn."""
         self._rule.queue_charge(self._page, direction, self.queue, size)
 
     @contextlib.contextmanager
     def turn(self, direction: int, size: int, *, more: bool = False) -> Iterator[None]:
-        """Wait for the turn of one chunk, and give it back at the end. `more`: other chunks of the copy follow."""
+        """Wait for the turn of one chunk, and return it at the end. `more`: further chunks of the copy follow."""
         began = time.monotonic()
         while (ticket := self.ask(direction, size)) is None:
             if time.monotonic() - began > RESCUE_S:
@@ -94,10 +94,10 @@ class CopyQueue:
 
 
 def join(agent_socket: Path | str, token: str, gpu_uuid: bytes) -> tuple[CopyQueue, Any] | None:
-    """Introduce this process to an agent as one of its tenant's, and take part in the turns of a GPU's link.
+    """Register this process with an agent as one of its tenant's, for the copy scheduling of a GPU.
 
-    Returns the queue and the connection, which must stay open as long as the queue is used; None when copies take no
-    turns there. WorkError when the agent refuses.
+    Returns the queue and the connection, which must stay open while the queue is used; None if copies are not scheduled
+    there. Raises WorkError if the agent refuses.
     """
     import os
     import socket
@@ -126,7 +126,7 @@ def join(agent_socket: Path | str, token: str, gpu_uuid: bytes) -> tuple[CopyQue
         hello["shim_version"] = PROTOCOL_VERSION
         _, fds = exchange(MessageType.HELLO, hello)
         for fd in fds:
-            os.close(fd)  # the page of turns on the GPU, which this process does not take
+            os.close(fd)  # the page of GPU turns, which this process does not use
         reply, _ = exchange(MessageType.GPU_ATTACH, {"uuid": gpu_uuid, "name": b""})
         slot = wire.parse_head(reply).slot
         data, fds = exchange(MessageType.COPY_ATTACH, None, slot)

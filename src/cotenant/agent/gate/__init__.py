@@ -1,1 +1,1 @@
-"""The LS gate: best-effort launches wait while latency-sensitive work runs."""
+"""The LS gate: best-effort launches wait while latency-sensitive work is active."""

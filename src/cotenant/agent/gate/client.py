@@ -1,9 +1,9 @@
-"""The floor as a latency-sensitive worker sees it: raise before a batch, lower after it. No system call on either.
+"""The LS gate for a latency-sensitive worker: set the LS-activity flag before a batch, clear it after. Neither is a
+system call.
 
-floor = join_floor(agent_folder, gpu_uuid)      # or NullFloor()
-floor.raise_()                                  # work has arrived
-...                                             # the batch runs
-floor.lower()                                   # nothing waits any more
+floor = join_floor(agent_folder, gpu_uuid)      # or NullFloor() floor.raise_()                                  # set
+the flag: work has arrived ...                                             # the batch runs floor.lower()
+# clear the flag: no work is left
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ PATIENCE_S = 5.0
 
 
 class Holder(Protocol):
-    """What a worker needs of a floor."""
+    """What a worker needs of an LS gate."""
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
-        """LS work is active from now on; again while it goes on, as a sign of life."""
+        """Set the LS-activity flag; again while work continues, as heartbeat."""
 
     def lower(self) -> None:
-        """No LS work of this worker is active any more."""
+        """Clear the LS-activity flag of this worker."""
 
     def others_up(self) -> bool:
-        """Whether LS work of somebody else is active."""
+        """Whether another worker's LS work is active."""
 
     def close(self) -> None:
-        """Leave the floor."""
+        """Leave the LS gate."""
 
 
 class NullFloor:
-    """The floor where nobody is best-effort."""
+    """The LS gate of a GPU without best-effort tenants: does nothing."""
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
-        """Nothing to tell."""
+        """Does nothing."""
 
     def lower(self) -> None:
-        """Nothing to tell."""
+        """Does nothing."""
 
     def others_up(self) -> bool:
-        """Nobody is here."""
+        """Always False."""
         return False
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Does nothing."""
 
 
 class _Mapping:
@@ -73,11 +73,11 @@ class _Mapping:
                 os.close(fd)
         layout = FloorLayout.from_buffer(self.memory)
         if layout.magic != FLOOR_MAGIC:
-            raise WorkError("the agent's floor page is not one")
+            raise WorkError("the agent's LS gate page is invalid")
         self.holder = holder
         self.layout = layout
         self.raised, self.raised_ns, self.raises = layout.raised, layout.raised_ns, layout.raises
-        # an agent without a second page: what is written there is for nobody
+        # for an agent without wait flags: a dummy that nobody reads
         self.words = FloorWordsLayout.from_buffer(words[0]) if words else FloorWordsLayout()
 
     def raise_(self, work_class: int) -> None:
@@ -85,7 +85,7 @@ class _Mapping:
         self.raises[self.holder] += 1
 
     def show(self, holder: int, work_class: int) -> None:
-        """That one is active: the time, the class, and then the word that streams wait for."""
+        """Mark a worker as active: first time and class, then the wait flag of the device."""
         self.raised_ns[holder] = time.monotonic_ns()
         self.raised[holder] = work_class
         self.words.raised[holder] = 1
@@ -106,18 +106,19 @@ def _connect(path: Path, uuid: str) -> _Mapping:
             fds += more if floor_page.is_words(second) else []
     except OSError as error:
         connection.close()
-        raise WorkError(f"no floor at {path}: {error.strerror or error}") from None
+        raise WorkError(f"no LS gate at {path}: {error.strerror or error}") from None
     holder = floor_page.holder_of(reply)
     if holder is None or not fds:
         connection.close()
-        raise WorkError(f"the agent at {path} did not let this process onto the floor of {uuid}")
+        raise WorkError(f"the agent at {path} refused this process at the LS gate of {uuid}")
     connection.settimeout(None)
     return _Mapping(connection, fds, holder)
 
 
 class Floor:
-    """One LS process on the floor of one GPU. When the agent goes, the page goes on working between those that have it;
-    when another agent comes, this joins it, within RETRY_S."""
+    """One LS process at the LS gate of one GPU. If the agent ends, the page continues to work among the processes that
+    have it; a new agent is joined within RETRY_S.
+    """
 
     def __init__(self, path: Path, uuid: str) -> None:
         self._path, self._uuid = path, uuid
@@ -134,9 +135,10 @@ class Floor:
         self.mapping.raise_(work_class)
 
     def raise_for(self, pid: int, work_class: int = WorkClass.UNKNOWN) -> bool:
-        """Work is on its way to another LS process of this GPU, which lowers when it is done: BE work in flight can end
-        meanwhile. Not counted among its raises. False: that process is not on the floor, or the agent, outside of this
-        one's container, knows processes by other numbers."""
+        """Set the flag for another LS process of this GPU to which work is on its way, and which clears it when done,
+        so that BE work in flight can end meanwhile. Not counted among that process's own settings. False: the process
+        is not at the LS gate, or the agent, in another PID namespace, knows it by another pid.
+        """
         mapping = self.mapping
         layout = mapping.layout
         if layout.pid[mapping.holder] != os.getpid():
@@ -156,7 +158,7 @@ class Floor:
         self.mapping.lower()
 
     def others_up(self) -> bool:
-        """See Holder. A holder without a sign of life within the heartbeat timeout does not count."""
+        """See Holder. Flags without a heartbeat within the timeout do not count."""
         mapping = self.mapping
         mine = mapping.holder
         if not any(bytes(mapping.raised)[:mine]) and not any(bytes(mapping.raised)[mine + 1 :]):
@@ -167,7 +169,7 @@ class Floor:
 
     @contextlib.contextmanager
     def held(self, work_class: int = WorkClass.UNKNOWN) -> Iterator[None]:
-        """Raised inside, lowered after, whatever happens."""
+        """Set inside the block, cleared after it."""
         self.raise_(work_class)
         try:
             yield
@@ -184,7 +186,7 @@ class Floor:
         self.mapping.connection.close()
 
     def _watch(self) -> None:
-        """Notice that the agent has gone, and come back to its successor."""
+        """Detect that the agent has ended, and join its successor."""
         while not self._closed:
             with contextlib.suppress(OSError):
                 self.mapping.connection.recv(1)
@@ -197,7 +199,7 @@ class Floor:
                     break
 
     def _moved_to(self, fresh: _Mapping) -> None:
-        """From now on on this page. Not by raise_, which would forget that somebody lowers just now."""
+        """Continue on this page. Not by raise_, which could undo a concurrent lower."""
         self.mapping = fresh
         work_class = self._class
         if work_class:
@@ -207,5 +209,5 @@ class Floor:
 
 
 def join_floor(folder: Path, uuid: str) -> Floor:
-    """Join the floor of a GPU at the agent of `folder`. WorkError when there is none."""
+    """Join the LS gate of a GPU at the agent of `folder`. Raises WorkError if there is none."""
     return Floor(folder / FLOOR_SOCKET, uuid)

@@ -1,4 +1,4 @@
-"""The agent's side of the floor: one page per GPU, handed to LS workers and best-effort programs over a socket."""
+"""The agent's side of the LS gate: one page per GPU, passed over a socket to LS workers and best-effort programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
 MEND_S = 1.0
 CLOCK_S = 0.05
-GRACE_S = 5.0  # for LS processes of an agent before this one to come back, meanwhile BE keeps its bounds
+GRACE_S = 5.0  # for LS processes of an earlier agent to reconnect; until then BE work stays limited
 WORK_CLASSES = {
     "unknown": WorkClass.UNKNOWN,
     "memory": WorkClass.MEMORY,
@@ -41,18 +41,18 @@ WORK_CLASSES = {
 
 @dataclass(eq=False)
 class Member:
-    """One process on the floor of one GPU. `holder`: its index there, for LS."""
+    """One process at the LS gate of one GPU. `holder`: its index there if it is LS."""
 
     socket: socket.socket
     peer: Peer
     gpu: str = ""
     role: int = 0
     holder: int | None = None
-    words: bool = False  # it has the second page
+    words: bool = False  # it has the page of wait flags
 
 
 class Floors:
-    """All floors of a node. Lives in the agent's event loop."""
+    """All LS gates of a node. Runs in the agent's event loop."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Floors:
         self.path = path
         self._in_container = in_container
         self.settings = settings
-        self._own = settings  # in force where nothing is lent
+        self._own = settings  # in effect unless temporary settings are
         self._loans: list[ColocationSettings] = []
         self.pages = {uuid: FloorPage() for uuid in gpus}
         self.shares = {uuid: Shares() for uuid in self.pages}
@@ -84,7 +84,7 @@ class Floors:
         self.configure(settings)
 
     def configure(self, settings: ColocationSettings) -> None:
-        """Put other settings into force, at once and for all; what was lent is over."""
+        """Put other settings into effect permanently; temporary ones end."""
         self._own = settings
         self._loans.clear()
         self._put(settings)
@@ -100,8 +100,9 @@ class Floors:
             self._look_at_clocks()
 
     def lend(self, settings: ColocationSettings) -> Callable[[], None]:
-        """Put other settings into force for a while. Returns what ends that: then those of the last other loan are in
-        force, or the agent's own."""
+        """Put other settings into effect temporarily. Returns a function that ends this: then the latest other
+        temporary settings are in effect, or the agent's own.
+        """
         self._loans.append(settings)
         self._put(settings)
 
@@ -109,13 +110,16 @@ class Floors:
             self._loans = [loan for loan in self._loans if loan is not settings]
             if self.settings is settings:
                 next_ = self._loans[-1] if self._loans else self._own
-                LOG.info(f"co-location is {next_.scheme} again: who asked for {settings.scheme} has gone")
+                LOG.info(
+                    f"the co-location scheme is {next_.scheme} again: the program that had set {settings.scheme} "
+                    "has ended"
+                )
                 self._put(next_)
 
         return back
 
     def standing(self, gpu: str, kind: str, pids: Collection[int]) -> str:
-        """How a tenant of that kind stands to the floor of a GPU now: "held off", "holds", or "" for neither."""
+        """State of a tenant of that kind at the LS gate of a GPU: "held off", "holds", or "" for neither."""
         page = self.pages.get(gpu)
         if page is None or kind == "normal":
             return ""
@@ -134,7 +138,7 @@ class Floors:
         self._look_at_clocks()
 
     def _look_at_clocks(self) -> None:
-        """Where BE may be beside LS: hold it to what the card's clock allows."""
+        """Where BE work may overlap LS work: limit it to what the GPU's clock allows."""
         asked = self.settings.clock > 0 and scheme_named(self.settings.scheme).rule is RuleKind.TIDAL
         self._looking = asyncio.get_running_loop().call_later(CLOCK_S if asked else MEND_S, self._look_at_clocks)
         for gpu, page in self.pages.items() if asked else ():
@@ -142,30 +146,32 @@ class Floors:
                 self.look_at_clock(gpu, page)
 
     def look_at_clock(self, gpu: str, page: FloorPage) -> None:
-        """Set the duty of best-effort work by what the GPU's clock is now."""
+        """Set the duty cycle of best-effort work from the GPU's current clock."""
         if gpu not in self._clocks:
             self._clocks[gpu] = self._clock_of(gpu)
             if self._clocks[gpu] is None:
-                LOG.warning(f"the clock of {gpu} cannot be read: best-effort work is not held to what it allows")
+                LOG.warning(f"the clock of {gpu} cannot be read: best-effort work is not adapted to it")
         card = self._clocks[gpu]
         if card is None:
             return
         try:
             clock = card.part()
         except OSError as error:
-            LOG.warning(f"the clock of {gpu} cannot be read any more: {error}")
+            LOG.warning(f"the clock of {gpu} can no longer be read: {error}")
             self._clocks[gpu], clock = None, 1.0
             self._duty[gpu] = 1.0
         self._duty[gpu] = next_duty(self._duty[gpu], clock, self.settings.clock, self.settings.duty_cycle)
         page.layout.duty_cycle_permille = round(self._duty[gpu] * 1000)
 
     def mend(self) -> None:
-        """Write the agent's part of every page again; once a second."""
+        """Rewrite the agent's fields of every page; once a second."""
         self._mending = asyncio.get_running_loop().call_later(MEND_S, self.mend)
         for gpu, page in self.pages.items():
             holders = {m.holder: m.peer.pid for m in self._members if m.gpu == gpu and m.holder is not None}
             if page.mend(self.settings, self._duty[gpu], holders):
-                LOG.warning(f"the floor page of {gpu} was written over by a process that may raise it, and is mended")
+                LOG.warning(
+                    f"the LS gate page of {gpu} was overwritten by a process with write access; it was restored"
+                )
             self._count(gpu)
 
     def _grace_over(self) -> None:
@@ -205,13 +211,13 @@ class Floors:
         page = self.pages.get(gpu)
         tenant = self._tenant_of(member.peer.pid)
         if page is None or not self._allowed(member, role, tenant):
-            LOG.warning(f"process {member.peer.pid} may not join the floor of {gpu}")
+            LOG.warning(f"process {member.peer.pid} may not join the LS gate of {gpu}")
             return False
         if role == FloorRole.LATENCY_SENSITIVE:
             taken = {other.holder for other in self._members if other.gpu == gpu}
             member.holder = next((i for i in range(FLOOR_HOLDERS) if i not in taken), None)
             if member.holder is None:
-                LOG.warning(f"the floor of {gpu} has {FLOOR_HOLDERS} holders already")
+                LOG.warning(f"the LS gate of {gpu} already has the maximum of {FLOOR_HOLDERS} LS processes")
                 return False
             page.layout.pid[member.holder] = member.peer.pid
             page.layout.raises[member.holder] = 0
@@ -238,9 +244,10 @@ class Floors:
         return True
 
     def _allowed(self, member: Member, role: int, tenant: Tenant | None) -> bool:
-        """LS: latency-sensitive tenants, and the agent's own user and root (our workers). BE: any tenant's process.
+        """Which processes may join. LS: latency-sensitive tenants, the agent's user and root (serving workers). BE:
+        processes of any tenant.
 
-        Root of a container is nobody in particular.
+        Root inside a container has no special rights.
         """
         if role == FloorRole.LATENCY_SENSITIVE:
             own = member.peer.uid in (0, os.geteuid()) and not self._in_container(member.peer.pid)
@@ -256,7 +263,7 @@ class Floors:
         layout.present_words = sum(m.words for m in sensitive)
 
     def _drop(self, member: Member) -> None:
-        """A process has gone: what it held is lowered."""
+        """A process has ended: its flag is cleared."""
         if member not in self._members:
             return
         self._members.discard(member)
@@ -271,7 +278,7 @@ class Floors:
         self._count(member.gpu)
 
     def status(self) -> dict[str, Any]:
-        """Settings in force, and who is on each floor."""
+        """Settings in effect, and the processes at each LS gate."""
         return {
             **asdict(self.settings),
             "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},
@@ -280,7 +287,7 @@ class Floors:
     def _gpu(self, gpu: str) -> dict[str, Any]:
         layout = self.pages[gpu].layout
         holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
-        up = self.pages[gpu].up(time.monotonic_ns())  # as best-effort work sees it: nobody who is not believed
+        up = self.pages[gpu].up(time.monotonic_ns())  # as best-effort work sees them: without expired heartbeats
         return {
             "best_effort_processes": layout.tenants,
             "best_effort_counted": sum(parts != APART for parts in self.shares[gpu].parts.values()),
@@ -290,7 +297,7 @@ class Floors:
         }
 
     def close(self) -> None:
-        """Close the socket and all connections; processes keep the pages they have, and what bounds them."""
+        """Close the socket and all connections; processes keep their pages and limits."""
         self._grace = True
         if self._mending is not None:
             self._mending.cancel()
@@ -304,7 +311,7 @@ class Floors:
         for member in list(self._members):
             self._drop(member)
         for gpu, page in self.pages.items():
-            page.layout.tenants = tenants[gpu]  # those that have been there go on dividing
+            page.layout.tenants = tenants[gpu]  # present processes continue to share the budget
             page.close()
 
 

@@ -1,4 +1,4 @@
-"""The pages of a GPU's LS gate, and the messages that bring them to processes."""
+"""Pages of a GPU's LS gate, and the messages that pass them to processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from cotenant.policy.colocation import ColocationSettings, scheme_named
 
 @dataclass(frozen=True)
 class Joining:
-    """What a FLOOR_JOIN asks: the GPU's UUID, the role; whether the kernels' table and the second page may follow."""
+    """Content of a FLOOR_JOIN: the GPU's UUID, the role, and whether the kernel table and the wait flags are
+    supported.
+    """
 
     uuid: bytes
     role: int
@@ -37,7 +39,7 @@ def pack_join(uuid: bytes, role: int, *, words: bool = False) -> bytes:
 
 
 def _is(data: bytes, kind: MessageType) -> bool:
-    """Whether that is a message of this kind."""
+    """Whether the bytes are a message of this kind."""
     if len(data) != MESSAGE_BYTES:
         return False
     magic, version, found, *_ = wire.HEADER.unpack_from(data)
@@ -45,7 +47,7 @@ def _is(data: bytes, kind: MessageType) -> bool:
 
 
 def parse_join(data: bytes) -> Joining | None:
-    """A FLOOR_JOIN; None for anything else."""
+    """Parse a FLOOR_JOIN; None for other messages."""
     if not _is(data, MessageType.FLOOR_JOIN):
         return None
     asked = wire.fields("floor_join", data)
@@ -55,35 +57,36 @@ def parse_join(data: bytes) -> Joining | None:
 def pack_page(
     holder: int, work_class: int, work_sms: int, in_flight_us: int, kernels: int = 0, *, words: bool = False
 ) -> bytes:
-    """FLOOR_PAGE; the page itself travels beside it. `kernels`: entries of the table that follows; `words`: the second
-    page follows, too."""
+    """FLOOR_PAGE; the page itself is passed along with it. `kernels`: entries of the table that follows; `words`: the
+    wait flags follow, too.
+    """
     reply = {"work_class": work_class, "work_sms": work_sms, "in_flight_us": in_flight_us, "kernels": kernels}
     reply["words"] = int(words)
     return wire.pack(MessageType.FLOOR_PAGE, reply, sequence=1, slot=holder)
 
 
 def pack_kernels() -> bytes:
-    """FLOOR_KERNELS; the table travels beside it."""
+    """FLOOR_KERNELS; the table is passed along with it."""
     return wire.pack(MessageType.FLOOR_KERNELS, sequence=1, slot=0)
 
 
 def pack_words() -> bytes:
-    """FLOOR_WORDS; the second page travels beside it."""
+    """FLOOR_WORDS; the page of wait flags is passed along with it."""
     return wire.pack(MessageType.FLOOR_WORDS, sequence=1, slot=0)
 
 
 def words_follow(reply: bytes) -> bool:
-    """Whether a FLOOR_PAGE says that FLOOR_WORDS follows."""
+    """Whether a FLOOR_PAGE announces a FLOOR_WORDS."""
     return bool(wire.fields("floor_reply", reply)["words"] == 1)
 
 
 def is_words(message: bytes) -> bool:
-    """Whether that is a FLOOR_WORDS."""
+    """Whether the message is a FLOOR_WORDS."""
     return _is(message, MessageType.FLOOR_WORDS)
 
 
 def holder_of(reply: bytes) -> int | None:
-    """The holder's index from a FLOOR_PAGE; None for anything else."""
+    """The LS process's index from a FLOOR_PAGE; None for other messages."""
     if not _is(reply, MessageType.FLOOR_PAGE):
         return None
     head = wire.parse_head(reply)
@@ -91,7 +94,7 @@ def holder_of(reply: bytes) -> int | None:
 
 
 def _sealed(name: str) -> int:
-    """A memfd of a page, whose size nobody changes."""
+    """A memfd for a page, with sealed size."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, FLOOR_BYTES)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -99,8 +102,9 @@ def _sealed(name: str) -> int:
 
 
 class FloorPage:
-    """The agent's pages of one GPU: the first is handed out writable and read-only, the second, which streams wait for,
-    writable."""
+    """The agent's pages of one GPU: the first is passed writable or read-only, the second, with the device's wait
+    flags, writable.
+    """
 
     def __init__(self) -> None:
         self.fd, self.words_fd = _sealed("cotenant-floor"), _sealed("cotenant-floor-words")
@@ -111,7 +115,7 @@ class FloorPage:
         self.words = FloorWordsLayout.from_buffer(self._words_map)
 
     def write(self, settings: ColocationSettings, duty: float) -> None:
-        """Put settings into force, with the duty of now; BE processes see them at their next launch."""
+        """Put settings and the current duty cycle into effect; BE processes see them at their next launch."""
         layout = self.layout
         layout.magic, layout.version = FLOOR_MAGIC, FLOOR_VERSION
         layout.page_bytes, layout.holders = FLOOR_BYTES, FLOOR_HOLDERS
@@ -124,18 +128,19 @@ class FloorPage:
         layout.scheme = int(scheme_named(settings.scheme).rule)
 
     def lower(self, holder: int) -> None:
-        """That holder has gone."""
+        """Clear the flag of an LS process that has ended."""
         self.words.raised[holder] = self.layout.raised[holder] = self.layout.pid[holder] = 0
 
     def up(self, now_ns: int) -> set[int]:
-        """Holders that are up and believed."""
+        """LS processes that are active and whose heartbeat is fresh."""
         layout = self.layout
         limit_ns = layout.heartbeat_timeout_ms * 1_000_000
         return {i for i in range(FLOOR_HOLDERS) if layout.raised[i] and abs(now_ns - layout.raised_ns[i]) < limit_ns}
 
     def mend(self, settings: ColocationSettings, duty: float, holders: dict[int, int]) -> bool:
-        """Write again what is the agent's, and clear what belongs to nobody. `holders`: index -> pid of those that are
-        there. Whether something was wrong: LS processes can write, and one that does so by mistake must not last."""
+        """Rewrite the agent's fields and clear unassigned ones. `holders`: index -> pid of connected processes. Returns
+        whether anything was wrong: LS processes have write access, and accidental writes must not persist.
+        """
         layout = self.layout
         right = (layout.magic, layout.version, layout.heartbeat_timeout_ms) == (
             FLOOR_MAGIC,
@@ -152,6 +157,6 @@ class FloorPage:
         return not right
 
     def close(self) -> None:
-        """Drop the descriptors; processes keep their mappings."""
+        """Close the descriptors; processes keep their mappings."""
         for fd in (self.fd, self.read_fd, self.words_fd):
             os.close(fd)

@@ -1,7 +1,7 @@
-"""The agent's part in dividing the bound of best-effort work in flight: who has worked lately, and what each may have.
+"""Splits the in-flight budget of best-effort work among the processes that were recently active.
 
-A process says in its slot of its own page when it last asked the floor, and reads there how many parts the bound has
-for it (policy/colocation/division.py). It makes no system call for either.
+A process writes into its slot of its own page when it last asked at the gate, and reads there its share of the budget
+(policy/colocation/division.py). Neither is a system call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cotenant.policy.colocation import APART, LOOK_NS, QUIET_NS, ColocationSetti
 
 
 def slot_of(tenant: Tenant, pid: int, gpu: str) -> SlotLayout | None:
-    """A process's slot of a GPU; None where its process cannot be told from others, or is gone."""
+    """A process's slot of a GPU; None if it cannot be identified or has ended."""
     found = [s for s in tenant.sessions if s.peer.pid == pid and not s.closed]
     if pid == 0 or len(found) != 1:
         return None
@@ -25,7 +25,7 @@ def slot_of(tenant: Tenant, pid: int, gpu: str) -> SlotLayout | None:
 
 
 class Shares:
-    """The best-effort processes of one GPU. A member is any key; its slot is looked for whenever it is needed."""
+    """The best-effort processes of one GPU. A member is any key; its slot is looked up when needed."""
 
     def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self.parts: dict[Hashable, int] = {}
@@ -35,23 +35,23 @@ class Shares:
         self._timer: asyncio.TimerHandle | None = None
 
     def configure(self, settings: ColocationSettings) -> None:
-        """Settings from now on: a look that is due under those before comes as they said."""
+        """Apply new settings; a pending update keeps its old time."""
         self._settings = settings
 
     def join(self, member: Hashable, find: Callable[[], SlotLayout | None]) -> None:
-        """A process has come: alone it has the whole bound, beside others one launch at a time until the next look."""
+        """A process has joined: alone it has the whole budget, otherwise one launch at a time until the next update."""
         self.parts[member] = APART if self.parts else 1
         self._finds[member] = find
         self._tell()
         self.watch()
 
     def leave(self, member: Hashable) -> None:
-        """It has gone."""
+        """A process has left."""
         self.parts.pop(member, None)
         self._finds.pop(member, None)
 
     def look(self) -> None:
-        """Decide again. One whose slot cannot be found divides the bound with all, working or not."""
+        """Split the budget again. A process whose slot is not found counts as active."""
         now_ns = self._clock_ns()
         slots = {member: find() for member, find in self._finds.items()}
         if None in slots.values():
@@ -68,7 +68,7 @@ class Shares:
                 slot.floor_parts = self.parts[member]
 
     def watch(self) -> None:
-        """Look every LOOK_NS, or as often as what is in flight has ended, while there is something to divide."""
+        """Update every LOOK_NS, or as often as the work in flight can end, while there is anything to split."""
         if self._timer is not None:
             return
         period_ns = max(LOOK_NS, self._settings.in_flight_us * STRETCH_PERMILLE)
@@ -82,7 +82,7 @@ class Shares:
         self._timer = asyncio.get_running_loop().call_later(period_ns / 1e9, due)
 
     def close(self) -> None:
-        """Look no more; processes keep what they have."""
+        """Stop updating; processes keep their share."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,1 +1,1 @@
-"""Messages between the agent, the shim in each tenant, and callers of the control socket."""
+"""Messages between the agent, the shim in each tenant, and clients of the control socket."""

@@ -1,4 +1,4 @@
-"""A caller of the agent's control socket."""
+"""Client of the agent's control socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.core.lines import LineClient
 
 
 class ControlClient(LineClient):
-    """One connection to an agent. Raises WorkError when there is none."""
+    """One connection to an agent. Raises WorkError if there is none."""
 
     def __init__(self, folder: Path, timeout_s: float = 60.0) -> None:
         self.path = folder / CONTROL_SOCKET
@@ -23,8 +23,8 @@ class ControlClient(LineClient):
             connection.close()
             if isinstance(error, PermissionError):
                 raise WorkError(
-                    f"the agent at {self.path} is not open to this user: it must run with --socket-mode 666, or start"
-                    " one of your own with cotenant agent"
+                    f"this user may not connect to the agent at {self.path}: it must run with --socket-mode 666, "
+                    "or start your own with cotenant agent"
                 ) from None
             raise WorkError(
                 f"no agent answers at {self.path} ({error.strerror or error}): start one with cotenant agent"

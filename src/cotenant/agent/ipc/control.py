@@ -1,4 +1,4 @@
-"""The control socket: one JSON object a line, asked by the command line and the launcher."""
+"""The control socket: one JSON object per line, used by the command line and the launcher."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from cotenant.core.lines import encode, failure, order_of
 LOG = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10
-MAX_CALLERS = 4096  # of one user; a launcher keeps one while its program runs
+MAX_CALLERS = 4096  # per user; a launcher keeps one open while its program runs
 
 Handler = Callable[["Caller", dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def most_callers() -> int:
-    """How many connections one user may hold: a quarter of the agent's descriptors, for the tenants need theirs."""
+    """Most connections per user: a quarter of the agent's file descriptors, since tenants need the rest."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_CALLERS if soft == resource.RLIM_INFINITY else min(MAX_CALLERS, soft // 4)
 
 
 class Caller:
-    """Who is on a control connection, and what hangs on its life."""
+    """The client of a control connection, and what ends with the connection."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.registered: list[str] = []  # tenants that this launcher has registered and not started yet
-        self.undo: list[Callable[[], None]] = []  # what it ordered for as long as it is there
+        self.registered: list[str] = []  # tenants registered by this launcher and not yet started
+        self.undo: list[Callable[[], None]] = []  # undo actions for orders that hold only while connected
 
     @property
     def trusted(self) -> bool:

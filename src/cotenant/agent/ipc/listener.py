@@ -1,4 +1,4 @@
-"""A socket of the agent that processes connect to: one message is one packet. Lives in the agent's event loop."""
+"""A listening socket of the agent with one message per packet. Runs in the agent's event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL_S = 0.5
 
 
 class Listener:
-    """Hands every connection, made non-blocking, to `take`."""
+    """Passes every connection, in non-blocking mode, to `take`."""
 
     def __init__(self, path: Path, mode: int, take: Callable[[socket.socket], None]) -> None:
         """Listen at `path`, whatever a dead agent has left there. WorkError when that cannot be."""
@@ -46,7 +46,7 @@ class Listener:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    # out of descriptors: let the others go on, and try again when some may have closed
+                    # out of descriptors: serve existing connections, and retry when some may have closed
                     LOG.warning("out of file descriptors: a connection has to wait; raise the limit (ulimit -n)")
                     self._loop.remove_reader(self._socket)
                     self._loop.call_later(FULL_S, self._resume)
@@ -59,7 +59,7 @@ class Listener:
             self._loop.add_reader(self._socket, self._accept)
 
     def close(self) -> None:
-        """Stop listening and take the socket's file away."""
+        """Stop listening and remove the socket's file."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self._path.unlink(missing_ok=True)

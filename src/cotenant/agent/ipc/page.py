@@ -1,4 +1,4 @@
-"""The page a connection shares with its process: one memfd, mapped here, passed to the shim by SCM_RIGHTS."""
+"""The page that a connection shares with its process: a memfd, mapped here and passed to the shim by SCM_RIGHTS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from cotenant.abi.protocol import PROTOCOL_MAGIC, PROTOCOL_VERSION
 from cotenant.abi.tenant_page import MAX_GPUS, PAGE_BYTES, PageLayout, SlotLayout
 
-# written by the shim: what `counters` copies
+# counters written by the shim, which `counters` copies
 _COUNTERS = (
     "launches",
     "copies",
@@ -24,7 +24,7 @@ _COUNTERS = (
 
 
 def counters(slot: SlotLayout) -> dict[str, int]:
-    """What the shim counts in a slot, copied."""
+    """A copy of the shim's counters in a slot."""
     return {name: int(getattr(slot, name)) for name in _COUNTERS}
 
 
@@ -51,14 +51,14 @@ class Page:
         self.slots: list[SlotLayout] = [self.layout.slots[i] for i in range(MAX_GPUS)]
 
     def release(self) -> None:
-        """Unmap: the mapping holds a descriptor of its own, and must not wait for the garbage collector."""
+        """Unmap now: the mapping holds a descriptor, which must not wait for the garbage collector."""
         self.close_fd()
         self.slots = []
         del self.layout
         del self._map
 
     def close_fd(self) -> None:
-        """Drop the descriptor once the process has it; the mapping stays."""
+        """Close the descriptor after the process received it; the mapping stays."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -1,4 +1,4 @@
-"""Packing and reading the messages between shim and agent; cotenant.abi.protocol has their layouts."""
+"""Encoding and decoding of messages between shim and agent; cotenant.abi.protocol has the layouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EMPTY_BODY = bytes(MESSAGE_BYTES - HEADER.size)
 
 
 class BadMessageError(Exception):
-    """A message that the protocol does not allow; `status` says which way."""
+    """A message that the protocol does not allow; `status` says why."""
 
     def __init__(self, status: Status, text: str) -> None:
         super().__init__(text)
@@ -44,9 +44,9 @@ class Head(NamedTuple):
 
 
 def parse_head(data: bytes) -> Head:
-    """Check length, magic and version; BadMessageError says what is wrong."""
+    """Check length, magic and version. Raises BadMessageError."""
     if len(data) != MESSAGE_BYTES:
-        raise BadMessageError(Status.BAD_MESSAGE, f"a message has {MESSAGE_BYTES} bytes; {len(data)} came")
+        raise BadMessageError(Status.BAD_MESSAGE, f"a message must have {MESSAGE_BYTES} bytes, not {len(data)}")
     head = Head._make(HEADER.unpack_from(data))
     if head.magic != PROTOCOL_MAGIC:
         why = f"magic 0x{head.magic:08x} is not 0x{PROTOCOL_MAGIC:08x}: not a Cotenant shim"
@@ -54,19 +54,19 @@ def parse_head(data: bytes) -> Head:
     if head.version != PROTOCOL_VERSION:
         raise BadMessageError(
             Status.BAD_VERSION,
-            f"the shim speaks protocol version {head.version}, this agent version {PROTOCOL_VERSION}: start the program"
-            " again with the launcher of this agent",
+            f"the shim has protocol version {head.version}, this agent version {PROTOCOL_VERSION}: "
+            "restart the program with this agent's launcher",
         )
     return head
 
 
 def body(name: str, data: bytes) -> tuple[Any, ...]:
-    """Values of a message's body in the order of LAYOUTS, padding left out."""
+    """Values of a message's body in the order of LAYOUTS, without padding."""
     return STRUCTS[name].unpack_from(data, HEADER.size)
 
 
 def fields(name: str, data: bytes) -> dict[str, Any]:
-    """The same by name (not for hot paths)."""
+    """The values by name (slower than `body`)."""
     return dict(zip(_NAMES[name], body(name, data), strict=True))
 
 
@@ -87,7 +87,7 @@ _GRANT, _MEMORY = (struct.Struct("=" + _FORMATS["header"] + _FORMATS[name]) for 
 
 
 def pack_grant(sequence: int, slot: int, now_ns: int, epoch: int, deadline_ns: int, inflight_ns: int) -> bytes:
-    """TOKEN_GRANT, packed in one step: the message of the hot path."""
+    """TOKEN_GRANT, packed in one step: it is on the hot path."""
     head = (*_START, MessageType.TOKEN_GRANT, sequence, 0, slot, now_ns)
     return _GRANT.pack(*head, epoch, deadline_ns, inflight_ns)
 
@@ -101,7 +101,7 @@ def pack_memory_reply(
 
 
 def text_of(raw: bytes) -> str:
-    """A NUL-padded string of a message. BadMessageError when it has no NUL or is not UTF-8 that one can print."""
+    """A NUL-padded string of a message. Raises BadMessageError if it has no NUL or is not printable UTF-8."""
     head, nul, _ = raw.partition(b"\0")
     if not nul:
         raise BadMessageError(Status.BAD_MESSAGE, f"a string fills all of its {len(raw)} bytes: it is too long")
@@ -110,6 +110,6 @@ def text_of(raw: bytes) -> str:
 
 
 def pack_text(kind: MessageType, code: int, text: str, *, sequence: int = 0, slot: int = NO_SLOT) -> bytes:
-    """ERROR (code is a Status) or WARNING with one sentence, cut to what fits."""
+    """ERROR (code is a Status) or WARNING with one sentence, truncated to fit."""
     raw = text.encode()[:215].decode("utf-8", "ignore").encode()
     return pack(kind, {"code": code, "text": raw}, sequence=sequence, slot=slot, status=code)

@@ -1,1 +1,1 @@
-"""Tenants from admission to their end, and over restarts and changes of the configuration."""
+"""Lifecycle of tenants: admission, changes of the configuration, restarts of the agent, end."""

@@ -1,4 +1,4 @@
-"""A tenant's accounts on its GPUs, for memory, turns and copies: opened, moved to another GPU, closed."""
+"""A tenant's accounts on its GPUs, for memory, turns and copies: opening, moving to another GPU, closing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.devices.base import uuid_bytes
 
-NO_TURN = 1 << 63  # an epoch that is never given
+NO_TURN = 1 << 63  # an epoch that is never granted
 
 
 class Accounts:
@@ -37,8 +37,9 @@ class Accounts:
         self._broker, self._copies, self._slices, self.limits = broker, copies, slices, limits
 
     def open(self, tenant: Tenant) -> None:
-        """Make a tenant's promise, or a changed one, true on its GPUs. InputError, and nothing done, for a limit that
-        the driver refuses."""
+        """Apply a tenant's new or changed promise to its GPUs. Raises InputError, with nothing changed, for a limit
+        that the driver refuses.
+        """
         self.limits.follow(tenant)
         movable = tenant.spec.oversubscribe != "none"
         for gpu in tenant.gpus:
@@ -53,7 +54,7 @@ class Accounts:
         self._copies.join(tenant)
 
     def close(self, tenant: Tenant) -> None:
-        """The tenant is no more, and its processes have gone."""
+        """The tenant was removed and its processes have ended."""
         self._leave_turns(tenant)
         self._slices.leave(tenant)
         self._ledger.forget(tenant.name)
@@ -64,8 +65,9 @@ class Accounts:
         self._residents.forget(tenant.name)
 
     def move(self, tenant: Tenant, target: str) -> None:
-        """Move a parked tenant of one GPU to `target`: its share and the pages of its processes follow. InputError, and
-        nothing changed, when it does not fit there."""
+        """Move a parked tenant of one GPU to `target`, with its share and the pages of its processes. Raises
+        InputError, with nothing changed, if it does not fit there.
+        """
         home, gpu = tenant.gpus[0], self._registry.gpus[target]
         self._registry.check_fits(tenant.spec, gpu)
         self._leave_turns(tenant)
@@ -81,11 +83,12 @@ class Accounts:
             session.page.slots[slot].uuid[:] = list(uuid_bytes(target))
         self._copies.move(tenant, home.uuid)
         for session in tenant.sessions:
-            session.send(wire.pack(MessageType.PAGE_UPDATE))  # they join the floor and the link of that GPU
+            # they join the LS gate and the copy scheduling of that GPU
+            session.send(wire.pack(MessageType.PAGE_UPDATE))
         self.open(tenant)
 
     def to_turns(self, tenant: Tenant) -> None:
-        """A tenant that ran under time slices takes turns of the agent: what its processes launch now waits for one."""
+        """Switch a tenant from time slices to turns: further launches of its processes wait for a turn."""
         self._slices.leave(tenant)
         for session in tenant.sessions:
             for slot in session.slots:

@@ -1,5 +1,6 @@
-"""Tenants admitted, changed and removed. One that was launched lives as long as its program, any of its processes or
-what is left of it; a declared or owned one stays."""
+"""Admission, change and removal of tenants. A launched tenant exists as long as its program, any of its processes or
+what these left behind; declared and owned tenants stay.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from cotenant.core.errors import InputError
 
 
 class Lives:
-    """Lives of the tenants of this node."""
+    """Lifecycle of the tenants of this node."""
 
     def __init__(
         self,
@@ -52,8 +53,9 @@ class Lives:
         return tenant
 
     def starts(self, tenant: Tenant, pid: int) -> None:
-        """Before that process starts a tenant's program, or is one: it goes where the tenant's memory is limited.
-        InputError where that must be and cannot."""
+        """Called before a process starts a tenant's program: moves it into the tenant's control group. Raises
+        InputError if a required limit cannot be enforced.
+        """
         self._accounts.limits.begin(tenant, pid)
 
     def change(self, tenant: Tenant, spec: TenantSpec) -> str:
@@ -69,14 +71,14 @@ class Lives:
         return when
 
     def take_turns(self, uuid: str, why: str) -> None:
-        """The hardware of a GPU cannot share it: its tenants take turns of the agent from now on."""
+        """A GPU's hardware cannot share it: its tenants take turns from now on."""
         for tenant in self._registry.refuse_slices(uuid, why):
             self._accounts.to_turns(tenant)
-            self._history.warned(tenant, f"it takes turns of the agent, not time slices of the GPU: {why}")
+            self._history.warned(tenant, f"it takes turns of the agent instead of hardware time slices: {why}")
         self._save()
 
     def set_root(self, tenant: Tenant, key: ProcessKey) -> None:
-        """The program of a tenant runs; from now on the tenant lives as long as the program or any of its processes."""
+        """The tenant's program runs; from now on the tenant exists as long as the program or any of its processes."""
         tenant.root = key
         fd = processes.pidfd(key)
         if fd is None:
@@ -96,28 +98,28 @@ class Lives:
         self._orphans.watch(tenant, group)
 
     def watch_orphans(self, tenant: Tenant, known: Collection[ProcessKey]) -> None:
-        """The program of a tenant ended under the last agent; these processes of it were known."""
+        """The tenant's program ended under the previous agent, which knew these processes."""
         self._orphans.watch(tenant, known=known)
 
     def idle(self, tenant: Tenant) -> bool:
-        """Whether nothing of a tenant runs, is being started, was left behind or is parked."""
+        """Whether the tenant has no running, starting, left-behind or parked process."""
         root_lives = tenant.root is not None and tenant.name in self._root_fds
         busy = root_lives or tenant.sessions or tenant.left_behind or tenant.launching
         return not busy and not self._parked.lives(tenant.name)
 
     def choose(self, tenant: Tenant, spec: TenantSpec) -> None:
-        """Give an idle tenant what its launcher chose, on another GPU where its own has no room. InputError."""
+        """Apply a launcher's choice to an idle tenant, on another GPU if its own has no room. Raises InputError."""
         elsewhere = [] if spec.gpus else self._registry.with_room(spec)
         if elsewhere and tenant.gpus[0] not in elsewhere:
             self._accounts.move(tenant, elsewhere[0].uuid)
         self.change(tenant, spec)
 
     def maybe_remove(self, tenant: Tenant) -> None:
-        """Remove a tenant that has no program, no processes and no launcher any more. Declared and owned ones stay."""
+        """Remove a tenant without program, processes and launcher. Declared and owned tenants stay."""
         if tenant.owner is not None or not self.idle(tenant):
             return
         if tenant.declared:
-            if (spec := least(tenant.spec)) != tenant.spec:  # the choice was of the program that has ended
+            if (spec := least(tenant.spec)) != tenant.spec:  # the choice ended with its program
                 self.change(tenant, spec)
             return
         if self._registry.tenants.get(tenant.name) is not tenant:
@@ -129,19 +131,19 @@ class Lives:
         self._save()
 
     def give_up(self, tenant: Tenant) -> None:
-        """Remove a tenant, or where processes of it are left, let them keep their limits and take back the claim."""
+        """Remove a tenant; if processes of it remain, they keep their limits and the tenant loses its owner."""
         self.maybe_remove(tenant)
         if tenant.name in self._registry.tenants:
             self.change(tenant, dataclasses.replace(tenant.spec, request=0.0))
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._orphans.close()
         for fd in self._root_fds.values():
             os.close(fd)
 
 
 def promise(spec: TenantSpec) -> str:
-    """What a tenant was promised, in words."""
+    """A tenant's promise in words."""
     memory = "" if spec.memory_bytes is None else f", memory {spec.memory_bytes / 2**30:.1f} GiB"
     return f"request {spec.request:.0%}, limit {spec.limit:.0%}{memory}, by {spec.mechanism}"

@@ -1,4 +1,4 @@
-"""A configuration made true: its tenants admitted, and a new version of the file taken while everything runs."""
+"""Applies the configuration: admits its tenants, and takes new versions of the file at run time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Reconfigure:
-    """Takes versions of the configuration: `load` reads the newest, `source` is its file."""
+    """Applies versions of the configuration: `load` reads the newest, `source` is the file."""
 
     def __init__(
         self,
@@ -44,8 +44,7 @@ class Reconfigure:
         self._broker, self._floors, self._copies, self._save = broker, floors, copies, save
 
     def admit_declared(self) -> None:
-        """Admit the tenants of the configuration, or change those that are here already. InputError names the
-        tenant."""
+        """Admit the tenants of the configuration, or change existing ones. InputError names the tenant."""
         for spec in self._in_force.config.tenants:
             try:
                 self._declare(spec, os.geteuid() if spec.uid is None else spec.uid)
@@ -68,17 +67,17 @@ class Reconfigure:
         before = work_kind(tenant.spec)
         self._lives.change(tenant, dataclasses.replace(spec, gpus=tenant.spec.gpus))
         if tenant.sessions and work_kind(spec) != before:
-            # a process asks once, when it comes to a GPU, how it stands to the floor
-            tenant.warn(f"it is {work_kind(spec)} from its next start on: what runs now stays {before}")
+            # a process asks for its class only once, when it attaches to a GPU
+            tenant.warn(f"it is {work_kind(spec)} from its next start on: its running processes stay {before}")
 
     def reload(self) -> None:
-        """Take the config file's new contents; a wrong file changes nothing and is reported."""
+        """Apply the config file's new contents; a wrong file changes nothing and is reported."""
         try:
             config = self._load()
             self._check_requests(config)
         except (InputError, WorkError) as error:
             self._in_force.fault = str(error)
-            LOG.error(f"the new configuration is not taken: {error}")
+            LOG.error(f"the new configuration was rejected: {error}")
             return
         self._in_force.config, self._in_force.fault = config, ""
         self._floors.configure(config.colocation)
@@ -97,9 +96,9 @@ class Reconfigure:
             self.admit_declared()
         except InputError as error:
             self._in_force.fault = str(error)
-            LOG.warning(f"the new configuration is taken in part: {error}")
+            LOG.warning(f"the new configuration was applied only in part: {error}")
             return
-        LOG.info(f"configuration taken: {len(config.tenants)} tenants")
+        LOG.info(f"configuration applied: {len(config.tenants)} tenants")
 
     def _check_requests(self, config: AgentConfig) -> None:
         listed = {spec.name for spec in config.tenants}

@@ -1,4 +1,4 @@
-"""What an agent must know again after a restart: its tenants with their tokens. Written whole or not at all."""
+"""The agent's state across restarts: its tenants with their tokens. The file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ class SavedTenant:
 
 
 class StateFile:
-    """Writes the state file, readable by its owner only: it holds tokens. A full disk is reported once and stops
-    nothing."""
+    """Writes the state file, readable by its owner only, since it contains tokens. A full disk is reported once and
+    stops nothing.
+    """
 
     def __init__(
         self,
@@ -70,12 +71,12 @@ class StateFile:
         self._timer: asyncio.TimerHandle | None = None
 
     def save(self) -> None:
-        """Write it soon: many changes at once are one write."""
+        """Write it soon: concurrent changes are combined into one write."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SAVE_WITHIN_S, self.save_now)
 
     def save_now(self) -> bool:
-        """Write it; whether that worked."""
+        """Write it now; returns whether that worked."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -84,7 +85,7 @@ class StateFile:
             self._failed = False
         except OSError as error:
             if not self._failed:
-                LOG.error(f"{self.path} cannot be written ({error.strerror}): a restart would lose tenants")
+                LOG.error(f"{self.path} cannot be written ({error.strerror}): tenants would be lost on a restart")
             self._failed = True
         return not self._failed
 
@@ -116,7 +117,7 @@ class StateFile:
 
 
 def load_parked(path: Path) -> list[dict[str, Any]]:
-    """What the last agent had parked, as `Parked.as_dict` wrote it; empty when nothing was."""
+    """What the previous agent had parked, as written by `Parked.as_dict`; empty if nothing."""
     try:
         rows: list[dict[str, Any]] = json.loads(path.read_text())["parked"]
         return [row for row in rows if isinstance(row, dict)]
@@ -125,7 +126,7 @@ def load_parked(path: Path) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> list[SavedTenant]:
-    """Tenants of the last agent; empty when there was none. A damaged file counts as none."""
+    """Tenants of the previous agent; empty if there was none. A damaged file counts as none."""
     try:
         data = json.loads(path.read_text())
         return [SavedTenant(row) for row in data["tenants"]]

@@ -1,4 +1,4 @@
-"""What an agent takes over from the one before it: tenants whose programs still run, and what was parked."""
+"""Taking over tenants from the previous agent: running, declared and parked ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def take_over(
     checkpoints: Checkpoints,
     limits: MemoryLimits,
 ) -> None:
-    """Tenants of the last agent whose programs still run, or that are declared, keep their tokens and places."""
+    """Tenants of the previous agent that still run or are declared keep their tokens and places."""
     parked = state.load_parked(file)
     all_saved = state.load(file)
     for saved in all_saved:
@@ -39,7 +39,7 @@ def take_over(
         try:
             tenant = lives.add(saved.spec, saved.uid, token=saved.token)
         except (InputError, WorkError) as error:
-            LOG.warning(f"tenant {saved.spec.name} of the last agent is not taken over: {error}")
+            LOG.warning(f"tenant {saved.spec.name} of the previous agent is not taken over: {error}")
             continue
         tenant.timeout_s = saved.timeout_s
         if saved.moves != MoveCount():
@@ -52,7 +52,7 @@ def take_over(
             lives.set_root(tenant, saved.root)
         elif not tenant.declared and saved.owner is None:
             lives.watch_orphans(tenant, saved.processes)
-        # a process whose program has ended must come back by then, or its tenant goes
+        # if its program has ended, a process must reconnect by then, or the tenant is removed
         asyncio.get_running_loop().call_later(RETURN_WITHIN_S, lives.maybe_remove, tenant)
     limits.clean(saved.held for saved in all_saved if saved.held is not None)
     checkpoints.take_over(parked)

@@ -1,4 +1,4 @@
-"""What a mechanism is: the way a share of a GPU is enforced, and what holds under it."""
+"""Base class of mechanisms, and the description of what each enforces."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from cotenant.devices.base import Gpu
 
 
 class Use(enum.Enum):
-    """Where a mechanism may be named."""
+    """Where a mechanism may be used."""
 
     TENANT = "tenant"  # tenants of a node's agent
     SERVICE = "service"  # workers of a server
-    JOB = "job"  # parts of a GPU for jobs of the fleet
+    JOB = "job"  # fractions of a GPU for jobs of the fleet
     PROFILE = "profile"  # `infer` and `profile service`
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What holds under a mechanism, in words for people and flags for programs."""
+    """What holds under a mechanism, as text for users and flags for programs."""
 
     compute: str
     memory: str
     resize: str
     isolation: str
-    time_by: Strength = Strength.NOTHING  # what keeps a tenant to its part of the GPU's time
-    sms_by: Strength = Strength.NOTHING  # what keeps a tenant to its part of the SMs
+    time_by: Strength = Strength.NOTHING  # what limits a tenant to its share of GPU time
+    sms_by: Strength = Strength.NOTHING  # what limits a tenant to its share of the SMs
     memory_by: Strength = Strength.NOTHING
-    faults_by: Strength = Strength.DRIVER  # what keeps a tenant's fault from the others
+    faults_by: Strength = Strength.DRIVER  # what isolates the others from a tenant's fault
     needs_gpu: bool = True
     exclusive: bool = False  # no other tenant on the same GPU
-    gated: bool = False  # takes turns through the broker
+    gated: bool = False  # takes turns by the broker
     sliced: bool = False  # the agent sets its tenants' time slices on the GPU
     concurrent: bool = False  # kernels of several tenants run at once
-    live_resize: bool = False  # a changed share holds for programs that run already
-    worker_parts: bool = True  # a worker may have part of a GPU
-    worker_resizes: bool = False  # a worker's own process enforces its share and changes it between two batches
-    instances: bool = False  # a share is a device of its own, with a UUID and a place on the GPU
-    mixes_with: tuple[str, ...] = ()  # mechanisms whose tenants may be on the same GPU, beside its own
+    live_resize: bool = False  # a changed share applies to running programs
+    worker_parts: bool = True  # a worker may have a fraction of a GPU
+    worker_resizes: bool = False  # a worker's own process enforces its share and changes it between batches
+    instances: bool = False  # a share is a device of its own, with a UUID and a placement on the GPU
+    mixes_with: tuple[str, ...] = ()  # other mechanisms whose tenants may share a GPU with its own
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
@@ -53,7 +53,7 @@ class Capabilities:
 
 
 class ShareSpec(Protocol):
-    """What a mechanism reads of a tenant."""
+    """The fields of a tenant that a mechanism reads."""
 
     @property
     def name(self) -> str: ...
@@ -71,7 +71,7 @@ class ShareSpec(Protocol):
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """A share of one GPU for a process that is no tenant of an agent. `partition`: its label in a profile."""
+    """A share of one GPU for a process that is not a tenant. `partition`: its label in a profile."""
 
     name: str
     limit: float = 1.0
@@ -84,9 +84,10 @@ class WorkerShare:
 
 @dataclass(frozen=True)
 class Enforcement:
-    """What a grant gives the launcher and the broker: environment of the program, what of it is different for programs
-    that run below others, flags of its page's slot. `sms`: what was really given of each GPU, by UUID, where that is
-    known; `remarks`: what of the share is not made true, a sentence each."""
+    """Result of a grant for launcher and broker: the program's environment, the variables that differ for its child
+    programs, the flags of its page's slot. `sms`: SMs actually given, by UUID, where known; `remarks`: which parts of
+    the share are not enforced, one sentence each.
+    """
 
     environment: dict[str, str] = field(default_factory=dict)
     slot_flags: int = 0
@@ -96,39 +97,40 @@ class Enforcement:
 
 
 class Mechanism:
-    """One way to enforce shares. Methods raise WorkError when the machine cannot do it."""
+    """A way to enforce shares. Methods raise WorkError if the machine cannot do it."""
 
     name: ClassVar[str]
     uses: ClassVar[frozenset[Use]]
     capabilities: ClassVar[Capabilities]
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
-        """`folder`: where its runtime files go. `gpus`: all that it may be asked for; empty where that is not known."""
+        """`folder`: for runtime files. `gpus`: all that tenants may get; empty if unknown."""
         self.folder, self.gpus = folder, gpus
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Do beforehand what takes long in `grant`; called in another thread."""
+        """Do the slow part of `grant` in advance; called in another thread."""
 
     def settle(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """A grant that was prepared did not come about: end what is not used."""
+        """A prepared grant did not happen: end what is unused."""
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """Prepare the GPUs for a tenant, or for its changed share."""
         return Enforcement(slot_flags=0 if self.capabilities.gated else SlotFlag.UNGATED)
 
     def resize(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> str:
-        """Make a changed share true; returns from when on it holds."""
+        """Apply a changed share; returns from when on it holds."""
         return "at once"
 
     def revoke(self, name: str, gpus: tuple[Gpu, ...]) -> None:
-        """The tenant has gone."""
+        """The tenant was removed."""
 
     def taken_over(self) -> None:
-        """The tenants that an agent before this one has left are granted again: remove all else that it left."""
+        """The previous agent's tenants have been granted again: remove everything else that it left."""
 
     def look(self) -> Look | None:
-        """Who is served where now; what was changed by others is set again. Called in another thread. None where
-        there is nothing to look at."""
+        """List the served processes, and restore what others changed. Called in another thread. None if there is
+        nothing to check.
+        """
         return None
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
@@ -139,8 +141,9 @@ class Mechanism:
         """A worker's process has ended."""
 
     async def watch(self, lost: Callable[[str, str], None]) -> None:
-        """Call `lost` with a GPU's UUID and a sentence when its tenants have lost it; runs until it is cancelled, or
-        returns where there is nothing to watch."""
+        """Call `lost` with a GPU's UUID and a sentence when its tenants lost it; runs until cancelled, or returns if
+        there is nothing to watch.
+        """
 
     def close(self) -> None:
         """Stop what this mechanism started."""

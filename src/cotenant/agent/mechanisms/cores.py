@@ -1,4 +1,4 @@
-"""cores: CPU cores stand for the SMs of a GPU; a worker is pinned to its part of them."""
+"""Mechanism cores: CPU cores stand in for the SMs of a GPU; each worker is pinned to its share of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cotenant.devices.base import Gpu
 
 
 class Cores(Mechanism):
-    """Workers on whole CPU cores, for machines without a GPU."""
+    """Workers pinned to whole CPU cores, for machines without a GPU."""
 
     name = "cores"
     uses = frozenset({Use.SERVICE, Use.PROFILE})

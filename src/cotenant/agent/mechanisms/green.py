@@ -1,4 +1,4 @@
-"""green: a worker opens contexts on part of the SMs itself and changes its part between two batches."""
+"""Mechanism green: a worker itself creates contexts on a subset of SMs and changes the subset between batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from cotenant.devices.base import Gpu
 
 
 class Green(Mps):
-    """Green contexts of several processes run at once under MPS only, so each worker is a client with all SMs; its
-    contexts keep it to its part."""
+    """Green contexts of several processes run concurrently only under MPS, so each worker is an MPS client with all SMs
+    and limits itself by its contexts.
+    """
 
     name = "green"
     uses = frozenset({Use.SERVICE, Use.PROFILE})
@@ -21,11 +22,11 @@ class Green(Mps):
         memory="not enforced",
         resize="between two batches, by the worker itself",
         isolation=Mps.capabilities.isolation,
-        sms_by=Strength.SHIM,  # its contexts are its own process's
+        sms_by=Strength.SHIM,  # the contexts belong to its own process
         concurrent=True,
         live_resize=True,
         worker_resizes=True,
-        notes=("needs a backend that opens green contexts, and CUDA 12.4 or newer",),
+        notes=("needs a backend that supports green contexts, and CUDA 12.4 or newer",),
     )
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""mig: a worker has a MIG instance of its partition's size to itself."""
+"""Mechanism mig: a worker has a MIG instance of its partition's size for itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.devices.registry import device_of
 
 
 class Mig(Mechanism):
-    """Gives out the instances that a GPU's layout has; `cotenant mig apply` makes the layout."""
+    """Assigns instances of a GPU's existing layout; `cotenant mig apply` creates the layout."""
 
     name = "mig"
     uses = frozenset({Use.SERVICE})
@@ -20,13 +20,13 @@ class Mig(Mechanism):
         compute="the SMs, caches and memory bandwidth of the instance",
         memory="the instance's own",
         resize="a new process, on another instance",
-        isolation="as between two GPUs: faults and errors stay in the instance",
+        isolation="as between two GPUs: faults and errors stay within the instance",
         sms_by=Strength.HARDWARE,
         memory_by=Strength.HARDWARE,
         faults_by=Strength.HARDWARE,
         concurrent=True,
         instances=True,
-        notes=("sizes and places are those of the GPU's MIG profiles; MIG must be on",),
+        notes=("sizes and placements are those of the GPU's MIG profiles; MIG mode must be on",),
     )
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
@@ -41,7 +41,7 @@ class Mig(Mechanism):
         free = [uuid for uuid in found if uuid not in taken]
         if not free:
             what = f"GPU {gpu.index} has no free MIG instance {share.partition}"
-            raise WorkError(f"{what}: make the plan's layout with cotenant mig apply")
+            raise WorkError(f"{what}: create the plan's layout with cotenant mig apply")
         self._taken[share.name] = free[0]
         return {"CUDA_VISIBLE_DEVICES": free[0]}
 

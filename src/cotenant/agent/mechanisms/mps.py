@@ -1,4 +1,6 @@
-"""mps: tenants run at once under NVIDIA's Multi-Process Service, each with part of the SMs. Owns the daemons."""
+"""Mechanism mps: tenants run concurrently under NVIDIA's Multi-Process Service, each with a share of the SMs. Owns the
+daemons.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +20,35 @@ from cotenant.devices.registry import device_of
 
 
 class Mps(Mechanism):
-    """By namespaces of one daemon where the driver has protocol 3 (release 615), else by a daemon per GPU."""
+    """Uses namespaces of one daemon if the driver has protocol 3 (release 615), otherwise a daemon per GPU."""
 
     name = "mps"
     uses = frozenset({Use.TENANT, Use.SERVICE, Use.JOB, Use.PROFILE})
     capabilities = Capabilities(
-        compute="at most limit percent of the SMs; from release 615 of the driver on the request is SMs of its own"
-        " where the GPU has no program yet, before it is not enforced; memory bandwidth and caches are shared by all",
-        memory="capped by the shim per tenant; MPS's own pinned limit backs it per process",
-        resize="an SM percentage is fixed once a process has connected: a new one is for processes started later",
-        isolation="address spaces are apart, faults are not: a client killed inside a kernel or a fatal GPU error"
-        " can take every client of the server with it, but for clients of different SM partitions; without protocol 3"
-        " one server serves one user",
-        sms_by=Strength.SHIM,  # the least, of protocol 2: mps_prospects has what a machine's MPS keeps
+        compute="at most limit percent of the SMs; from driver release 615 on the request is reserved as SMs "
+        "while the GPU has no other programs, before it is not enforced; memory bandwidth and caches "
+        "are shared by all",
+        memory="limited by the shim per tenant; MPS's own limit on pinned memory adds one per process",
+        resize="an SM percentage is fixed when a process connects: a new one applies to processes started later",
+        isolation="address spaces are isolated, faults are not: a client killed inside a kernel or a fatal GPU "
+        "error can end all clients of the server, except those of other SM partitions; without "
+        "protocol 3 one server serves one user",
+        sms_by=Strength.SHIM,  # the minimum, by protocol 2: mps_prospects has what the MPS of a machine enforces
         memory_by=Strength.SHIM,
         faults_by=Strength.NOTHING,
         concurrent=True,
         notes=(
-            "before release 615 the percentage travels in the environment: a tenant that changes it before its first"
-            " CUDA call has what it sets, up to the server's default; from 615 on its namespace has the percentage",
-            "a program that leaves its pipe folder has the whole GPU: it is named within two seconds, and kept out by"
-            " nvidia-smi -c EXCLUSIVE_PROCESS",
-            "needs nvidia-cuda-mps-control; on the software GPU tenants run at once without it",
+            "before release 615 the percentage is an environment variable: a tenant that changes it "
+            "before its first CUDA call gets what it sets, up to the server's default; from 615 on its "
+            "namespace has the percentage",
+            "a program that leaves its pipe folder has the whole GPU: it is reported within two seconds, "
+            "and prevented by nvidia-smi -c EXCLUSIVE_PROCESS",
+            "needs nvidia-cuda-mps-control; on the software GPU tenants run concurrently without it",
         ),
     )
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = (), command: str | None = None) -> None:
-        """`command`: the control command, instead of the device's own."""
+        """`command`: control command to use instead of the device's own."""
         super().__init__(folder, gpus)
         self.command = command
         self._two: MpsDaemons | None = None
@@ -65,7 +69,7 @@ class Mps(Mechanism):
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """See Mechanism."""
         backend = self._backend(spec.name, gpus)
-        if backend is None:  # processes run at once without a daemon; the memory limit is the shim's alone
+        if backend is None:  # processes run concurrently without a daemon; only the shim limits memory
             if len(gpus) != 1:
                 raise WorkError("mps gives a tenant of the software GPU one GPU; start one tenant per GPU")
             return Enforcement({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}"}, SlotFlag.UNGATED)
@@ -107,8 +111,9 @@ class Mps(Mechanism):
         return Look(clients, places, {name: text for look in found for name, text in look.put_right.items()})
 
     async def watch(self, lost: Callable[[str, str], None]) -> None:
-        """See Mechanism: the clients of a server that dies end with an error."""
-        from cotenant.agent.mechanisms.mps_watch import MpsWatch  # not for commands that only list mechanisms
+        """See Mechanism: if a server dies, its clients fail."""
+        # imported here: commands that only list mechanisms do not need it
+        from cotenant.agent.mechanisms.mps_watch import MpsWatch
 
         def died(uuid: str) -> None:
             text = f"the MPS server of GPU {uuid} has died: programs on it have lost their GPU and must start again"
@@ -117,21 +122,21 @@ class Mps(Mechanism):
         await MpsWatch(self, died).run()
 
     def close(self) -> None:
-        """Quit every daemon, and wait for their ends."""
+        """Quit every daemon and wait until they ended."""
         for backend in self._backends():
             backend.close()
 
     def watched(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that have a server now."""
+        """UUIDs of the GPUs that currently have a server."""
         return tuple({uuid for backend in self._backends() for uuid in backend.gpus()})
 
     def server(self, uuid: str) -> int | None:
-        """Number of the server's process on a GPU; None while there is none."""
+        """Pid of a GPU's server; None if there is none."""
         found = (backend.server(uuid) for backend in self._backends() if uuid in backend.gpus())
         return next((pid for pid in found if pid is not None), None)
 
     def can(self, command: str) -> Abilities:
-        """What the control command can do; it is asked once."""
+        """The capabilities of the control command, which is asked once."""
         if self._can is None:
             self._can = abilities(command)
         return self._can
@@ -140,7 +145,7 @@ class Mps(Mechanism):
         return [backend for backend in (self._two, self._three) if backend is not None]
 
     def _backend(self, name: str, gpus: tuple[Gpu, ...]) -> MpsDaemons | MpsNamespaces | None:
-        """What enforces a tenant's share: a daemon per GPU also where one of an older agent still serves programs."""
+        """What enforces a tenant's share; a daemon per GPU also if one of an older agent still serves programs."""
         command = self._control_of(gpus)
         if command is None:
             return None

@@ -1,4 +1,4 @@
-"""The command nvidia-cuda-mps-control: what it can do on this machine, and orders to the daemon of a pipe folder."""
+"""The command nvidia-cuda-mps-control: its capabilities on this machine, and orders to the daemon of a pipe folder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from pathlib import Path
 from cotenant.core.errors import WorkError
 
 PATIENCE_S = 20
-CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # 0 normal, 1 below: a hint to the server, without preemption
+CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # 0 normal, 1 lower: a hint to the server, without preemption
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """What an MPS daemon started by this command can do, by its help. `protocol` 0: the command is not there."""
+    """Capabilities of an MPS daemon started by this command, from its help. `protocol` 0: the command is not
+    installed.
+    """
 
     protocol: int
     multiuser: bool = False  # serves clients of several users
-    shareable: bool = False  # SM partitions lend and borrow
-    weights: bool = False  # time slices of servers have weights
+    shareable: bool = False  # SM partitions can lend and borrow
+    weights: bool = False  # servers' time slices have weights
 
 
 def abilities(command: str) -> Abilities:
@@ -40,7 +42,7 @@ SERVER_HELP = ("server", "set", "help")
 
 
 def _help(command: str, *words: str) -> str | None:
-    """Output of the command under protocol 3, which older ones do not know; None: there is no such command."""
+    """Output of the command under protocol 3, which older ones do not know; None if the command is missing."""
     environment = os.environ | {"CUDA_MPS_PROTOCOL_VERSION": "3"}
     try:
         done = subprocess.run(
@@ -64,13 +66,13 @@ class Control:
     protocol: int
 
     def folders(self) -> dict[str, str]:
-        """What daemon, control command and clients must agree on."""
+        """The variables on which daemon, control command and clients must agree."""
         return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
     def start(self, *options: str, visible: str | None = None) -> None:
-        """Start the daemon; returns once it runs. WorkError: why it does not. `visible`: the GPUs that it sees."""
+        """Start the daemon and return when it runs. Raises WorkError if it does not. `visible`: the GPUs it may use."""
         for path in (self.pipe, self.log):
-            # a daemon of protocol 2 serves one user, whoever else could reach its socket
+            # a daemon of protocol 2 serves one user; the mode keeps others from its socket
             path.mkdir(parents=True, exist_ok=True, mode=0o700 if self.protocol == 2 else 0o755)
         added = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         code, _, error = self._run(["-d", *options], "", added)
@@ -79,7 +81,7 @@ class Control:
             raise WorkError(f"mps: the control daemon did not start: {said[-1] if said else code}")
 
     def order(self, *words: str) -> str:
-        """What the daemon answers. WorkError when it refuses or there is none."""
+        """The daemon's answer. Raises WorkError if it refuses or does not run."""
         if self.protocol == 2:
             code, out, error = self._run([], " ".join(words) + "\n", {})
         else:
@@ -89,11 +91,11 @@ class Control:
         return out
 
     def rows(self, *words: str) -> list[list[str]]:
-        """A list of protocol 3, without its head."""
+        """A table of protocol 3, without its header."""
         return [row for row in csv.reader(self.order(*words, "--format=csv,noheader").splitlines()) if row]
 
     def answers(self) -> bool:
-        """Whether the daemon runs and speaks this protocol."""
+        """Whether the daemon runs and has this protocol."""
         try:
             self.order(*(["get_server_list"] if self.protocol == 2 else ["server", "list", "--format=csv,noheader"]))
         except WorkError:

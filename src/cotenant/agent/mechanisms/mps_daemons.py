@@ -1,4 +1,4 @@
-"""mps by protocol 2: a control daemon per GPU, the limits of a tenant in its programs' environment."""
+"""Backend of mps for protocol 2: a control daemon per GPU, a tenant's limits in its programs' environment."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class _Daemon:
 
 
 class MpsDaemons:
-    """A daemon per GPU, started with the first tenant there and quit after the last."""
+    """A daemon per GPU, started with its first tenant and quit after the last."""
 
     def __init__(self, folder: Path, command: str) -> None:
         self._folder, self._command = folder, command
         self._daemons: dict[str, _Daemon] = {}
-        self._ending: dict[str, threading.Thread] = {}  # UUID -> what waits for its daemon's end
+        self._ending: dict[str, threading.Thread] = {}  # UUID -> thread that waits for its daemon's end
         self._starting = threading.Lock()
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """See Mechanism: the start of a daemon takes from 10 ms to many seconds."""
+        """See Mechanism: starting a daemon takes from 10 ms to many seconds."""
         if len(gpus) == 1:
             self._daemon_of(gpus[0].uuid)
 
@@ -44,11 +44,12 @@ class MpsDaemons:
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """See Mechanism."""
         if len(gpus) != 1:
-            raise WorkError("mps gives a tenant one GPU before release 615 of the driver; start one tenant per GPU")
+            raise WorkError("mps gives a tenant one GPU before driver release 615; start one tenant per GPU")
         daemon = self._daemon_of(gpus[0].uuid)
         daemon.tenants.add(spec.name)
         environment = daemon.control.folders() | {
-            # the daemon shows its one GPU as number 0; frameworks that count GPUs through NVML would see all there are
+            # the daemon presents its one GPU as number 0; without this, frameworks that count GPUs by NVML would find
+            # all of them
             "CUDA_VISIBLE_DEVICES": "0",
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}",
             CLIENT_PRIORITY: "0" if spec.priority >= 0 else "1",
@@ -62,7 +63,7 @@ class MpsDaemons:
         return "memory at once, the SM percentage for processes started from now on"
 
     def revoke(self, name: str) -> None:
-        """The tenant has gone."""
+        """The tenant was removed."""
         for uuid, daemon in list(self._daemons.items()):
             if name in daemon.tenants:
                 daemon.tenants.discard(name)
@@ -70,7 +71,7 @@ class MpsDaemons:
                     self._quit(uuid)
 
     def has(self, name: str) -> bool:
-        """Whether a tenant is one of these."""
+        """Whether a tenant belongs to this backend."""
         return any(name in daemon.tenants for daemon in self._daemons.values())
 
     def left_behind(self, gpus: tuple[Gpu, ...]) -> bool:
@@ -78,7 +79,7 @@ class MpsDaemons:
         return any(gpu.uuid in self._daemons or self._answers(gpu.uuid) for gpu in gpus)
 
     def sweep(self, gpus: tuple[Gpu, ...]) -> None:
-        """Quit daemons that an agent which was killed has left and no tenant uses."""
+        """Quit unused daemons that a killed agent left."""
         for gpu in gpus:
             if gpu.uuid not in self._daemons and self.left_behind((gpu,)):
                 self._daemons[gpu.uuid] = _Daemon(self._control(gpu.uuid))
@@ -95,18 +96,18 @@ class MpsDaemons:
         return Look(tuple(clients), places) if places else None
 
     def close(self) -> None:
-        """Quit every daemon, and wait for their ends."""
+        """Quit every daemon and wait until they ended."""
         for uuid in list(self._daemons):
             self._quit(uuid)
         for uuid in list(self._ending):
             self.await_end(uuid)
 
     def gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that have a daemon now."""
+        """UUIDs of the GPUs that currently have a daemon."""
         return tuple(self._daemons)
 
     def server(self, uuid: str) -> int | None:
-        """Number of the server's process on a GPU; None while there is none."""
+        """Pid of a GPU's server; None if there is none."""
         daemon = self._daemons.get(uuid)
         try:
             words = daemon.control.order("get_server_list").split() if daemon is not None else []
@@ -115,7 +116,7 @@ class MpsDaemons:
         return next((int(word) for word in words if word.isdigit()), None)
 
     def _control(self, uuid: str) -> Control:
-        # a socket path may hold about 100 bytes, and the daemon adds its own names
+        # the path of a socket is limited to about 100 bytes, and the daemon appends its own names
         folder = self._folder / f"mps-{uuid[-12:]}"
         return Control(self._command, folder / "pipe", folder / "log", 2)
 
@@ -131,7 +132,7 @@ class MpsDaemons:
         self.await_end(uuid)
         daemon = _Daemon(self._control(uuid))
         if self._answers(uuid):
-            # the daemon of an agent that was killed serves its tenants still: take it over
+            # the daemon of a killed agent still serves its tenants: take it over
             self._daemons[uuid] = daemon
             return daemon
         daemon.control.start(visible=uuid)
@@ -144,7 +145,7 @@ class MpsDaemons:
         return daemon
 
     def _quit(self, uuid: str) -> None:
-        """End a daemon, in a thread: a server that does not end takes seconds, and others wait for their turns."""
+        """End a daemon in a thread, since a server that does not end takes seconds."""
         thread = threading.Thread(target=self._end, args=(self._daemons.pop(uuid),), name="mps-quit", daemon=True)
         self._ending[uuid] = thread
         thread.start()
@@ -155,10 +156,10 @@ class MpsDaemons:
                 daemon.control.order(order)
                 return
             except WorkError:
-                continue  # after the second: it has died by itself, which is what was wanted
+                continue  # second attempt: the daemon has already ended
 
     def await_end(self, uuid: str) -> None:
-        """Return once the daemon of a GPU that was told to quit has ended."""
+        """Wait until the daemon of a GPU that was told to quit has ended."""
         ending = self._ending.pop(uuid, None)
         if ending is not None:
             ending.join()

@@ -1,5 +1,6 @@
-"""mps by protocol 3: one daemon, a namespace per tenant with a ceiling that its programs cannot raise, SM partitions
-for requests, and from release 620 of the driver partitions that lend and servers with weights."""
+"""Backend of mps for protocol 3: one daemon, a namespace per tenant with an SM limit that programs cannot raise, SM
+partitions for requests, and from driver release 620 partitions that lend and servers with weights.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from cotenant.devices.base import Gpu
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
-SERVER = "agent"  # of all tenants without a weight
+SERVER = "agent"  # the server of all tenants without a weight
 DEFAULT = "default"
-DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")  # of clients that name no namespace
-STEP_MIB = 256  # in which the driver gives memory
-SHORT = re.compile(r"[a-z0-9_]{1,16}")  # a socket's path may hold 107 bytes
+DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")  # for clients that name no namespace
+STEP_MIB = 256  # granularity of the driver's memory limits
+SHORT = re.compile(r"[a-z0-9_]{1,16}")  # the path of a socket is limited to 107 bytes
 PARTITION = "CUDA_MPS_SM_PARTITION"
 
 
@@ -44,7 +45,7 @@ class _Row(NamedTuple):
 
 @dataclass
 class _Granted:
-    """A tenant's namespace as it should be."""
+    """The intended state of a tenant's namespace."""
 
     place: Place
     gpus: tuple[str, ...]
@@ -55,12 +56,12 @@ class _Granted:
     enforcement: Enforcement = field(default_factory=Enforcement)
 
     def options(self) -> list[str]:
-        """Of `namespace set`."""
+        """Options for `namespace set`."""
         found = [f"--active-thread-percentage={self.percent:g}", f"--client-priority={self.priority}"]
         return found if self.memory_mib is None else [*found, f"--pinned-memory-limit={self.memory_mib}M"]
 
     def differs(self, memory: str, percent: str, priority: str) -> bool:
-        """Whether a namespace as it was read back has other limits. Sizes may be rounded to the driver's steps."""
+        """Whether a namespace, as read back, has other limits. The driver may round sizes."""
         same_priority = not priority.isdigit() or int(priority) == self.priority
         if not same_priority or abs(float(percent.rstrip("% ")) - self.percent) > 0.01:
             return True
@@ -71,7 +72,9 @@ class _Granted:
 
 
 class MpsNamespaces:
-    """The daemon of this agent. Orders to it pass one thread, so that they come in order and hold up no turns."""
+    """The daemon of this agent. Orders to it go through one thread, which keeps their order and does not delay
+    turns.
+    """
 
     def __init__(self, folder: Path, command: str, can: Abilities, gpus: tuple[Gpu, ...]) -> None:
         """`gpus`: all that tenants may get."""
@@ -79,11 +82,11 @@ class MpsNamespaces:
         self._can = can
         self._all = tuple(gpu.uuid for gpu in gpus)
         self._granted: dict[str, _Granted] = {}
-        self._prepared: set[str] = set()  # and not granted yet
+        self._prepared: set[str] = set()  # prepared and not yet granted
         self._orders = ThreadPoolExecutor(1, "mps-orders")
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """See Mechanism: the namespace is made here."""
+        """See Mechanism: creates the namespace."""
         self._in_order(self._make, spec, gpus)
         self._prepared.add(spec.name)
 
@@ -93,7 +96,7 @@ class MpsNamespaces:
             self.revoke(spec.name)
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """See Mechanism. One that is granted already gets its changed limits."""
+        """See Mechanism. An existing grant gets its changed limits."""
         if spec.name not in self._prepared:
             self._in_order(self._make, spec, gpus)
         self._prepared.discard(spec.name)
@@ -104,24 +107,24 @@ class MpsNamespaces:
         sms = self._granted[spec.name].enforcement.sms.values()
         if any(one.reserved for one in sms):
             return (
-                "memory at once, the ceiling of SMs for processes started from now on; reserved SMs stay as they are"
-                " while a program is on the GPU"
+                "memory at once, the SM limit for processes started from now on; reserved SMs stay as they "
+                "are while a program is on the GPU"
             )
         return "memory at once, the SM percentage for processes started from now on"
 
     def revoke(self, name: str) -> None:
-        """The tenant has gone: its namespace and its partition go, and the daemon with the last of them."""
+        """The tenant was removed: remove its namespace and partition, and the daemon with the last of them."""
         self._prepared.discard(name)
         gone = self._granted.pop(name, None)
         if gone is not None:
             self._orders.submit(self._drop, gone)
 
     def has(self, name: str) -> bool:
-        """Whether a tenant is one of these."""
+        """Whether a tenant belongs to this backend."""
         return name in self._granted
 
     def sweep(self) -> None:
-        """Remove what an agent that was killed has left and no tenant of this one has."""
+        """Remove what a killed agent left and no current tenant uses."""
         if self._control.pipe.exists():
             self._in_order(self._sweep)
 
@@ -130,18 +133,18 @@ class MpsNamespaces:
         return self._in_order(self._look) if self._granted else None
 
     def close(self) -> None:
-        """Quit the daemon, and wait for its end."""
+        """Quit the daemon and wait until it ended."""
         if self._granted:
             self._granted.clear()
             self._orders.submit(self._quit)
         self._orders.shutdown()
 
     def gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that have tenants here."""
+        """UUIDs of the GPUs with tenants of this backend."""
         return tuple({uuid for one in list(self._granted.values()) for uuid in one.gpus})
 
     def server(self, uuid: str) -> int | None:
-        """Number of the server's process on a GPU; None while there is none."""
+        """Pid of a GPU's server; None if there is none."""
         used = {one.place.server for one in list(self._granted.values()) if uuid in one.gpus}
         try:
             rows = self._in_order(self._control.rows, "server", "list")
@@ -154,13 +157,13 @@ class MpsNamespaces:
     def _in_order(self, call: Callable[..., Answer], *arguments: object) -> Answer:
         try:
             return self._orders.submit(call, *arguments).result()
-        except (ValueError, IndexError, TypeError) as error:  # a release that lists other columns
-            raise WorkError(f"mps: what the control daemon lists cannot be read: {error}") from None
+        except (ValueError, IndexError, TypeError) as error:  # a release with other columns
+            raise WorkError(f"mps: the control daemon's list cannot be parsed: {error}") from None
 
     def _make(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         uuids = tuple(gpu.uuid for gpu in gpus)
         space = short_name(spec.name)
-        before = self._granted.get(spec.name)  # whose programs stay where they are
+        before = self._granted.get(spec.name)  # a tenant whose programs stay where they are
         weighted = before.weight > 0 if before else self._can.weights and spec.weight > 0
         place = Place(space, "tenant") if weighted else Place(SERVER, space)
         made = _Granted(
@@ -184,13 +187,14 @@ class MpsNamespaces:
             self._share_time()
 
     def _serve(self, name: str, uuids: tuple[str, ...]) -> None:
-        """Have that server, and the daemon. `uuids`: its GPUs; none: all of the node."""
+        """Ensure that the server exists, and the daemon. `uuids`: its GPUs; empty: all of the node."""
         if not self._control.answers():
             multiuser = ["--multiuser"] if self._can.multiuser and os.geteuid() == 0 else []
             self._control.start("-p", "3", *multiuser)
         listed = {row[0]: row for row in self._control.rows("server", "list")}
         if name in listed and not all(uuid in ",".join(listed[name]) for uuid in uuids):
-            self._control.order("server", "delete", name)  # of an agent with other GPUs; refused while it has clients
+            # left by an agent with other GPUs; refused while it has clients
+            self._control.order("server", "delete", name)
             del listed[name]
         if name not in listed:
             self._control.order("server", "create", name, *([f"--allowed-devices={','.join(uuids)}"] if uuids else []))
@@ -199,10 +203,10 @@ class MpsNamespaces:
                     f"mps: the server for {', '.join(uuids) or 'all GPUs'} ended at once: does the driver know them?"
                     f" {self._control.log}/{name}/server.log has more"
                 )
-            self._control.order("server", "set", name, *DEFAULT_LIMITS)  # namespaces inherit none of it
+            self._control.order("server", "set", name, *DEFAULT_LIMITS)  # namespaces do not inherit these
 
     def _put_right(self, made: _Granted) -> str:
-        """Make a namespace what it should be; says what was otherwise, if it was there."""
+        """Set a namespace to its intended state; returns what differed, if it existed."""
         server, space = made.place
         before = self._limits(made.place)
         if before and not made.differs(*before):
@@ -216,7 +220,7 @@ class MpsNamespaces:
         return f"had {before[1]} % of the SMs and {before[0]} of memory" if before else "was gone"
 
     def _limits(self, place: Place) -> list[str]:
-        """Memory, percentage and priority of a namespace; empty where it is not there."""
+        """Memory, percentage and priority of a namespace; empty if it does not exist."""
         rows = self._control.rows("namespace", "list", f"--server={place.server}")
         return next((row[3:6] for row in rows if row[0] == place.namespace), [])
 
@@ -244,18 +248,20 @@ class MpsNamespaces:
         return Enforcement(environment, SlotFlag.UNGATED, {CLIENT_PRIORITY: "1"}, sms, tuple(remarks))
 
     def _reserve(self, spec: ShareSpec, made: _Granted, uuid: str) -> tuple[_Row | None, int, str]:
-        """The partition for a request as it was read back, or none; at most how many SMs the GPU has; what failed."""
+        """The partition for a request as read back, or None; the largest number of SMs the GPU may have; and why there
+        is no partition.
+        """
         server, space = made.place
         where = (f"--server={server}", f"--device={uuid}")
         rows = self._partitions(where)
         chunks, total = sum(row.chunks for row in rows), sum(row.sms for row in rows)
-        total += total // chunks - 1 if chunks else 0  # what makes no whole chunk is not listed
+        total += total // chunks - 1 if chunks else 0  # SMs that fill no whole chunk are not listed
         mine = next((row for row in rows if row.name == space), None)
         wanted = math.ceil(spec.request * chunks - 1e-6)
         if mine is not None and mine.chunks == wanted:
             return mine, total, ""
         if spec.request <= 0 or made.weight > 0 or len(made.gpus) > 1:
-            several = "partitions are for tenants of one GPU" if len(made.gpus) > 1 and spec.request > 0 else ""
+            several = "partitions are for tenants with one GPU" if len(made.gpus) > 1 and spec.request > 0 else ""
             return None, total, several and f"its request of {spec.request:.0%} is not reserved: {several}"
         try:
             if mine is not None:
@@ -266,7 +272,7 @@ class MpsNamespaces:
             self._control.order("sm-partition", "create", space, *where, f"--chunks={wanted}", *lending)
         except WorkError as error:
             kept = f"{mine.sms} SMs stay reserved" if mine is not None else "no SMs are reserved"
-            return mine, total, f"its request of {spec.request:.0%} is not made true, {kept}: {error}"
+            return mine, total, f"its request of {spec.request:.0%} is not enforced, {kept}: {error}"
         return next((row for row in self._partitions(where) if row.name == space), None), total, ""
 
     def _partitions(self, where: tuple[str, ...]) -> list[_Row]:
@@ -274,7 +280,7 @@ class MpsNamespaces:
         return [_Row(row[2], int(row[3]), int(row[4]), row[7]) for row in rows]
 
     def _share_time(self) -> None:
-        """Tell servers with weights their part of the time. The server of all others counts as one of weight 1."""
+        """Set the weights of servers that have one; the common server counts as weight 1."""
         weighted = {one.place.server: one.weight for one in self._granted.values() if one.weight > 0}
         if any(one.place.server == SERVER for one in self._granted.values()):
             weighted[SERVER] = 1.0
@@ -286,7 +292,7 @@ class MpsNamespaces:
         try:
             listed, spaces = self._control.rows("client", "list", "--all"), self._control.rows("namespace", "list")
         except WorkError:
-            listed, spaces = [], []  # the daemon has died: it is started again for the namespaces that are missing
+            listed, spaces = [], []  # the daemon has died: it is restarted for the missing namespaces
         clients = tuple({Client(int(row[0]), Place(row[1], row[3])) for row in listed if row[0].isdigit()})
         found = {Place(row[1], row[0]): row[3:6] for row in spaces}
         put_right = {}
@@ -294,7 +300,7 @@ class MpsNamespaces:
             limits = found.get(made.place)
             if limits is None or made.differs(*limits):
                 self._serve(made.place.server, made.gpus if made.weight else self._all)
-                put_right[name] = f"its {made.place} {self._put_right(made) or 'was changed'}: it was set again"
+                put_right[name] = f"its {made.place} {self._put_right(made) or 'was changed'}: it was restored"
         return Look(clients, {name: made.place for name, made in self._granted.items()}, put_right)
 
     def _drop(self, gone: _Granted) -> None:
@@ -330,7 +336,7 @@ class MpsNamespaces:
         try:
             rows = self._control.rows("sm-partition", "list", f"--server={server}")
         except WorkError:
-            return  # with the server they have gone
+            return  # removed together with the server
         for row in rows:
             if row[2] in names:
                 self._try("sm-partition", "delete", row[2], f"--server={server}", f"--device={row[1]}")
@@ -339,7 +345,7 @@ class MpsNamespaces:
         try:
             self._control.order(*order)
         except WorkError as error:
-            LOG.warning("%s", error)  # the next sweep tries it again
+            LOG.warning("%s", error)  # the next sweep retries
 
     def _quit(self) -> None:
         if self._control.answers():
@@ -350,7 +356,7 @@ class MpsNamespaces:
 
 
 def short_name(name: str) -> str:
-    """A tenant's namespace, the same after a restart: its own name where that is short, else a part and a hash."""
+    """A tenant's namespace, stable over restarts: its own name if short, otherwise a part of it and a hash."""
     if SHORT.fullmatch(name) and name not in (DEFAULT, SERVER):
         return name
     plain = re.sub(r"[^a-z0-9_]", "_", name.lower())[:9]
@@ -358,8 +364,8 @@ def short_name(name: str) -> str:
 
 
 def mib_of(text: str) -> float | None:
-    """A size as `namespace list` has it: 2048M, 2G, 2.00 GiB or bytes; None for unlimited."""
+    """A size of `namespace list` in MiB: 2048M, 2G, 2.00 GiB or bytes; None for unlimited."""
     found = re.fullmatch(r"([\d.]+)\s*([KMG]?)i?B?", text.strip())
     if found is None and text.strip() != "unlimited":
-        raise ValueError(f"{text!r} is no size")
+        raise ValueError(f"{text!r} is not a size")
     return float(found[1]) * {"": 2**-20, "K": 2**-10, "M": 1, "G": 2**10}[found[2]] if found else None

@@ -1,4 +1,4 @@
-"""What MPS would enforce on a GPU of this machine, and what stands in the way: for the answers of `cotenant doctor`."""
+"""What MPS would enforce on a GPU of this machine, and what prevents it, for `cotenant doctor`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ EXCLUSIVE, PROHIBITED = "exclusive process", "prohibited"
 
 @dataclass(frozen=True)
 class MpsHere:
-    """What was found, without starting anything."""
+    """What was found without starting anything."""
 
     can: Abilities
-    compute_mode: str = ""  # of the GPU; empty: not known
-    foreign: tuple[str, ...] = ()  # daemons that are not this agent's: "process 12 with pipes in /run/nvidia-mps"
+    compute_mode: str = ""  # of the GPU; empty: unknown
+    foreign: tuple[str, ...] = ()  # other MPS daemons: "process 12 with pipes in /run/nvidia-mps"
 
 
 def find_mps(gpu: Gpu, folder: Path, command: str | None = None) -> MpsHere:
-    """Look at this machine. `folder`: the agent's; `command`: instead of the control command of the GPU's device."""
+    """Examine this machine. `folder`: the agent's; `command`: control command to use instead of the device's."""
     command = command or device_of(gpu).mps_control()
     if command is None:
         return MpsHere(Abilities(0))
@@ -33,17 +33,17 @@ def find_mps(gpu: Gpu, folder: Path, command: str | None = None) -> MpsHere:
 
 
 def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
-    """What would keep tenants of --mechanism mps to their SMs, and faults to the tenant that makes them."""
+    """What would enforce SM shares, and isolation of faults, for tenants of --mechanism mps."""
     can, obstacles = found.can, _obstacles(found)
     if not can.protocol:
         why = f"{DAEMON} is not installed, so MPS cannot run"
-        todo = f"{why}: install the one that comes with this driver"
+        todo = f"{why}: install the one that belongs to this driver"
         return (
             Prospect(Promise.SMS, Strength.NOTHING, "no MPS", why, (todo,)),
             Prospect(Promise.FAULTS, Strength.NOTHING, "no MPS", why),
         )
     if can.protocol == 2:
-        older = "this MPS has no namespaces: they come with release 615 of the driver"
+        older = "this MPS has no namespaces, which need driver release 615"
         return (
             Prospect(
                 Promise.SMS,
@@ -57,7 +57,7 @@ def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
                 Strength.NOTHING,
                 "one server for all tenants of the GPU",
                 "a fatal fault of one client ends all clients of the server",
-                ("SM partitions, which keep faults of SMs apart, are used from release 615 of the driver on",),
+                ("SM partitions, which isolate faults of SMs, are used from driver release 615 on",),
             ),
         )
     lending = ", and lends them while they are idle" if can.shareable else ""
@@ -66,7 +66,7 @@ def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
             Promise.SMS,
             Strength.SERVER,
             "the percentage of the tenant's namespace; for a request an SM partition",
-            f"the MPS server has a ceiling per namespace that no client can raise, and reserves SMs in chunks{lending}",
+            f"the MPS server has a limit per namespace that no client can raise, and reserves SMs in chunks{lending}",
             obstacles,
         ),
         Prospect(
@@ -80,24 +80,24 @@ def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
 
 
 def _obstacles(found: MpsHere) -> tuple[str, ...]:
-    """What lets programs past the server's limits, or keeps the server from running."""
+    """What lets programs circumvent the server's limits, or prevents the server from running."""
     said = [
-        f"another MPS daemon runs here ({text}): programs that go there are not held by this agent's limits; end it by"
-        " its own quit"
+        f"another MPS daemon runs here ({text}): this agent's limits do not apply to programs that "
+        "connect to it; end it with its own quit command"
         for text in found.foreign
     ]
     if found.compute_mode == PROHIBITED:
-        said.append("the GPU's compute mode is prohibited: no program can use it; nvidia-smi -c 0 permits it")
+        said.append("the GPU's compute mode is prohibited: no program can use it; nvidia-smi -c 0 changes that")
     elif found.compute_mode != EXCLUSIVE:
         said.append(
-            f"the GPU's compute mode is {found.compute_mode or 'not known'}: a program that leaves MPS has the whole"
-            " GPU and is only named; nvidia-smi -c EXCLUSIVE_PROCESS keeps it out"
+            f"the GPU's compute mode is {found.compute_mode or 'unknown'}: a program that leaves MPS has "
+            "the whole GPU and is only reported; nvidia-smi -c EXCLUSIVE_PROCESS prevents it"
         )
     return tuple(said)
 
 
 def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]:
-    """MPS control daemons whose pipes are not below the agent's folder."""
+    """MPS control daemons whose pipes are outside the agent's folder."""
     found = []
     for entry in sorted(filter(str.isdigit, os.listdir(proc)), key=int):
         try:

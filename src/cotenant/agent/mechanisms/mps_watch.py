@@ -1,4 +1,4 @@
-"""Notices that an MPS server has died: every program that ran on it is lost with it, and has to be told."""
+"""Detects that an MPS server has died: every program on it is lost and must be told."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Protocol
 
 
 class MpsDaemons(Protocol):
-    """The MPS control daemons that are watched."""
+    """The MPS control daemons to watch."""
 
     def watched(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that have a server now."""
+        """UUIDs of the GPUs that currently have a server."""
 
     def server(self, uuid: str) -> int | None:
-        """Number of the server's process on a GPU; None while there is none."""
+        """Pid of a GPU's server; None if there is none."""
 
 
 class MpsWatch:
-    """Looks at the servers of this agent's daemons, about twice a second. The daemon is asked for a server's number
-    once, in a thread (that takes 10 ms); from then on the kernel tells of its end."""
+    """Checks the servers of this agent's daemons about twice a second. The daemon is asked once for a server's pid, in
+    a thread (10 ms); after that a pidfd reports its end.
+    """
 
     PERIOD_S = 0.4
 
@@ -31,7 +32,7 @@ class MpsWatch:
         self._servers: dict[str, tuple[int, int]] = {}  # UUID -> (pid, pidfd)
 
     async def run(self) -> None:
-        """For as long as the agent lives."""
+        """Run as long as the agent."""
         try:
             while True:
                 await asyncio.sleep(self.PERIOD_S)
@@ -42,7 +43,7 @@ class MpsWatch:
             self._servers.clear()
 
     async def look(self) -> None:
-        """Once."""
+        """Check once."""
         for uuid in self._mps.watched():
             if uuid not in self._servers:
                 pid = await asyncio.to_thread(self._mps.server, uuid)
@@ -51,10 +52,10 @@ class MpsWatch:
                 try:
                     self._servers[uuid] = (pid, os.pidfd_open(pid))
                 except OSError:
-                    continue  # gone already: the next look asks again
+                    continue  # already ended: the next check asks again
         for uuid, (_, fd) in list(self._servers.items()):
             if select.select([fd], [], [], 0)[0]:
                 os.close(fd)
                 del self._servers[uuid]
-                if uuid in self._mps.watched():  # else its last tenant has left, and it with it
+                if uuid in self._mps.watched():  # otherwise its last tenant has left, and the server with it
                     self._died(uuid)

@@ -1,4 +1,6 @@
-"""What a mechanism's server says of its clients, for the proof that tenants have the share they were given."""
+"""Clients of a mechanism's server, as the server lists them; used to prove that tenants have the share they were
+given.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a client's limits come from: a server, and a namespace of it where there are some."""
+    """Where a client's limits come from: a server, and if it has namespaces, one of them."""
 
     server: str
     namespace: str = ""
@@ -18,7 +20,7 @@ class Place(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A process that a server serves."""
+    """A process served by a server."""
 
     pid: int
     place: Place
@@ -26,7 +28,7 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a mechanism's servers. `put_right`: tenant -> what of its share was changed, and set again."""
+    """The state of a mechanism's servers. `put_right`: tenant -> which part of its share was changed and restored."""
 
     clients: tuple[Client, ...]
     places: Mapping[str, Place]  # tenant -> where its processes belong
@@ -34,7 +36,7 @@ class Look:
 
 
 class Sms(NamedTuple):
-    """SMs of one GPU: what a tenant has to itself, and the most that its programs may see (0: not known)."""
+    """SMs of one GPU: the number reserved for a tenant, and the most that its programs may use (0: unknown)."""
 
     reserved: int
     at_most: int

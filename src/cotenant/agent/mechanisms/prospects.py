@@ -1,4 +1,4 @@
-"""What would keep each promise of a share on a GPU, and how strongly: one table for the agent, `ps` and `doctor`."""
+"""What would enforce each promise of a share on a GPU, and how strongly: one table for the agent, `ps` and `doctor`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from cotenant.devices.registry import device_of
 from cotenant.policy.memory_limits import prospect
 
 LINK_FREE = (
-    "copies of all tenants share the link as they come; cotenant agent --copy-period-bytes 64MiB has them take turns"
+    "copies of all tenants share the link without scheduling; cotenant agent --copy-period-bytes 64MiB schedules them"
 )
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a machine has for one GPU. `slices`: why there are no time slices of the hardware; empty: there are.
-    `copies`: the agent has copies over the link take turns."""
+    """The means of enforcement of a machine for one GPU. `slices`: why there are no hardware time slices; empty if
+    there are. `copies`: the agent schedules copies on the link.
+    """
 
     memory: Prospect
     mps: MpsHere
@@ -35,13 +36,13 @@ class Found:
 
 
 def find(gpu: Gpu, folder: Path) -> Found:
-    """Look at this machine, without an agent. As root, a control group is made, limited as a trial, and removed."""
+    """Examine this machine without an agent. As root, a control group is created, limited as a trial, and removed."""
     memory = prospect(detect(device_of(gpu), gpu))
     return Found(memory, find_mps(gpu, folder), Slices(folder).refusal(gpu))
 
 
 def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
-    """What keeps each promise of a tenant of that mechanism."""
+    """What enforces each promise to a tenant of that mechanism."""
     can = MECHANISMS[mechanism].capabilities
     sms, faults = (
         mps_prospects(found.mps)
@@ -56,19 +57,20 @@ def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
         memory = Prospect(Promise.MEMORY, can.memory_by, can.memory, can.memory)
     bandwidth = Prospect(Promise.BANDWIDTH, Strength.NOTHING, "", LINK_FREE, (LINK_FREE,))
     if found.copies:
-        why = "the shim cuts the tenant's copies into pieces, which take turns by weight"
-        bandwidth = Prospect(Promise.BANDWIDTH, Strength.SHIM, "copies over the link take turns", why)
+        why = "the shim splits the tenant's copies into chunks, which are scheduled by weight"
+        bandwidth = Prospect(Promise.BANDWIDTH, Strength.SHIM, "copies on the link are scheduled", why)
     time = Prospect(Promise.TIME, can.time_by, can.compute, can.compute)
     if mechanism == Slices.name and found.slices:
-        why = f"there are no time slices of the hardware here: {found.slices}"
-        todo = f"{why}; turns of the agent (--mechanism time) hold without them"
+        why = f"hardware time slices are not available: {found.slices}"
+        todo = f"{why}; turns of the agent (--mechanism time) do not need them"
         time = Prospect(Promise.TIME, Strength.NOTHING, "", why, (todo,))
     return time, sms, memory, bandwidth, faults
 
 
 def strongest(found: Found) -> Iterator[tuple[str, Prospect]]:
-    """For each promise the mechanism of shared GPUs that keeps it best here, with what stands in the way of a better
-    one under any of them."""
+    """For each promise, the mechanism of shared GPUs that enforces it best here, with what prevents a stronger one
+    under any mechanism.
+    """
     shared = [name for name in names(Use.TENANT) if not MECHANISMS[name].capabilities.exclusive]
     for each in zip(*(under(name, found) for name in shared), strict=True):
         best = min(range(len(each)), key=lambda index: each[index].by.rank)

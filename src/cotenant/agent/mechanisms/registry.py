@@ -1,4 +1,4 @@
-"""The one list of mechanisms. Every other list of them (configuration, command line, fleet) is taken from it."""
+"""The only list of mechanisms. All other lists of them (configuration, command line, fleet) are derived from it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cotenant.core.errors import InputError
 from cotenant.devices.base import Gpu
 
 MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Slices, Whole, Mps, Green, Mig, Cores)}
-DEFAULT = Time.name  # of a job that names none
-AUTO = "auto"  # of a tenant that names none: slices where the driver takes them, else turns
-EXCLUSIVE = Whole.name  # of one that has its GPUs to itself
+DEFAULT = Time.name  # of a job without a mechanism
+AUTO = "auto"  # of a tenant without a mechanism: slices if the driver supports them, else turns
+EXCLUSIVE = Whole.name  # of a tenant with GPUs for itself
 
 
 def names(use: Use) -> tuple[str, ...]:
-    """The mechanisms that may be named there."""
+    """The mechanisms that may be used there."""
     return tuple(name for name, kind in MECHANISMS.items() if use in kind.uses)
 
 
 def find(name: str, use: Use | None = None, *, field: str = "mechanism") -> type[Mechanism]:
-    """A mechanism by name; InputError lists those that may be named where `use` says."""
+    """A mechanism by name; InputError lists those allowed for `use`."""
     kind = MECHANISMS.get(name)
     if kind is None or (use is not None and use not in kind.uses):
         known = names(use) if use is not None else tuple(MECHANISMS)
@@ -36,17 +36,17 @@ def find(name: str, use: Use | None = None, *, field: str = "mechanism") -> type
 
 
 def choose(use: Use, *, concurrent: bool) -> str:
-    """The first mechanism under which tenants run at once, or one after the other."""
+    """The first mechanism under which tenants run concurrently, or one after the other."""
     shared = (name for name in names(use) if not MECHANISMS[name].capabilities.exclusive)
     return next(name for name in shared if MECHANISMS[name].capabilities.concurrent == concurrent)
 
 
 def mix(one: str, other: str) -> bool:
-    """Whether tenants of two mechanisms may be on one GPU: where one of them permits the other."""
+    """Whether tenants of two mechanisms may share a GPU: if one of them allows the other."""
     mine, theirs = MECHANISMS[one].capabilities, MECHANISMS[other].capabilities
     return one == other or other in mine.mixes_with or one in theirs.mixes_with
 
 
 def make(folder: Path, use: Use, gpus: tuple[Gpu, ...] = ()) -> dict[str, Mechanism]:
-    """One of each that may be used there, with their runtime files under `folder`, for these GPUs."""
+    """One instance of each mechanism for that use, with runtime files under `folder`, for these GPUs."""
     return {name: MECHANISMS[name](folder, gpus) for name in names(use)}

@@ -1,4 +1,6 @@
-"""slices: the hardware takes turns among tenants by itself; the agent sets the slices, and takes tenants off and on."""
+"""Mechanism slices: the hardware schedules tenants by time slices; the agent sets their lengths, and takes tenants off
+and on.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +15,35 @@ from cotenant.devices.registry import device_of
 
 
 class Slices(Mechanism):
-    """The hardware's own time slices, set from outside the tenant."""
+    """Hardware time slices, set from outside the tenant."""
 
     name = "slices"
     uses = frozenset({Use.TENANT})
     capabilities = Capabilities(
-        compute="at least the request while it has work, at most the limit, over 2 s; kernels are cut in the middle",
-        memory="capped by the shim over all allocation families",
+        compute="at least the request while it has work, at most the limit, over 2 s; kernels are preempted",
+        memory="limited by the shim over all allocation families",
         resize="at once",
-        isolation="one tenant runs at a time; a kernel that hangs delays nobody, and best-effort work makes way for"
-        " latency-sensitive work in one switch of 0.2 ms",
+        isolation="one tenant runs at a time; a kernel that hangs delays no other tenant, and best-effort work "
+        "yields to latency-sensitive work in one switch of 0.2 ms",
         time_by=Strength.HARDWARE,
         memory_by=Strength.SHIM,
         sliced=True,
         live_resize=True,
         worker_parts=False,
-        notes=("a tenant can set its own slice: it is read back, set again, and reported",),
+        notes=("a tenant can set its own slice: it is read back, restored and reported",),
     )
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
         """See Mechanism."""
         super().__init__(folder, gpus)
-        self.refused: dict[str, str] = {}  # UUID -> why its driver does not take the controls
+        self.refused: dict[str, str] = {}  # UUID -> why its driver rejects the controls
 
     def offers(self, gpu: Gpu) -> bool:
-        """Whether a tenant of that GPU that names no mechanism gets this one."""
+        """Whether a tenant of that GPU without a mechanism gets this one."""
         return device_of(gpu).slices_first and not self.refused.get(gpu.uuid) and not self.refusal(gpu)
 
     def refusal(self, gpu: Gpu) -> str:
-        """Why a GPU that should be shared by its own time slices cannot be, in words, or empty."""
+        """Why a GPU that should be shared by hardware time slices cannot be; empty otherwise."""
         device = device_of(gpu)
         try:
             if device.slices_first:
@@ -51,12 +53,12 @@ class Slices(Mechanism):
         return ""
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """See Mechanism: the software GPU's library is built."""
+        """See Mechanism: builds the software GPU's library."""
         for gpu in gpus:
             device_of(gpu).channel_controls()
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """See Mechanism. WorkError: the driver does not take the controls."""
+        """See Mechanism. Raises WorkError if the driver rejects the controls."""
         for gpu in gpus:
             why = self.refused.get(gpu.uuid)
             if why:

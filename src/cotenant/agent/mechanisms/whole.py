@@ -1,4 +1,4 @@
-"""whole: the GPU to itself. The shim counts and caps memory; nothing is gated."""
+"""Mechanism whole: one tenant has the GPU for itself. The shim counts and limits memory and delays no launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Whole(Mechanism):
     uses = frozenset({Use.TENANT})
     capabilities = Capabilities(
         compute="the whole GPU; a limit below 100 % is refused",
-        memory="capped by the shim, if a cap is set",
+        memory="limited by the shim, if a limit is set",
         resize="memory at once",
         isolation="no other tenant is admitted to the GPU",
         memory_by=Strength.SHIM,

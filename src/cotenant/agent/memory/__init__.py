@@ -1,1 +1,1 @@
-"""Memory of tenants: accounting, host backing, swap, parking."""
+"""Memory of tenants: accounting, host backing, swapping, parking."""

@@ -1,8 +1,9 @@
-"""Tenants and plain programs off their GPUs and back by the driver's checkpoint, also after a restart of the agent.
+"""Moves tenants and other programs off their GPUs and back by the driver's checkpoint, also across a restart of the
+agent.
 
-All processes are locked, then all are checkpointed; on return all are restored, then all unlocked. What fails on the
-way out is undone; on the way back nothing is restored before its memory is free, because the driver does not survive a
-restore that finds too little.
+All processes are locked, then all are checkpointed; on return all are restored, then all are unlocked. A failure on the
+way out is undone. On the way back nothing is restored before its memory is free, because the driver does not survive a
+restore without enough memory.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ LOG = logging.getLogger(__name__)
 
 LOCK_S = 10.0
 WISH_S = 1.0
-MOST_UNKNOWN_BYTES = 2 << 30  # of a tenant's, beside what it is charged: others may free memory at the same time
+MOST_UNKNOWN_BYTES = 2 << 30  # of a tenant beyond its charged memory: other tenants may free memory at the same time
 
 
 class StateFile(Protocol):
-    """Where an agent after this one reads what is parked."""
+    """Storage from which the next agent reads what is parked."""
 
     def save(self) -> None:
         """Write it soon."""
 
     def save_now(self) -> bool:
-        """Write it; whether that worked."""
+        """Write it now; returns whether that worked."""
 
 
 class Checkpoints:
-    """What the driver keeps of this node's tenants and programs."""
+    """Checkpointed tenants and programs of this node."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Checkpoints:
         self._wishes: list[asyncio.Task[None]] = []
 
     async def still(self, tenant: Tenant, timeout_s: float) -> None:
-        """No turns for the tenant from now on, and its last one over."""
+        """Suspend the tenant's turns and wait until its last one has ended."""
         broker = self._broker
         broker.suspend(tenant)
         deadline = time.monotonic() + timeout_s
@@ -72,7 +73,7 @@ class Checkpoints:
             await asyncio.sleep(0.002)
 
     async def take(self, name: str, tenant: Tenant | None, timeout_s: float, *, by_order: bool) -> Parked:
-        """Checkpoint a tenant or pid:N. InputError where it cannot work, WorkError where it did not."""
+        """Checkpoint a tenant or pid:N. Raises InputError if it is impossible, WorkError if it failed."""
         keys = await self._whole.able(name, tenant)
         uuids = tuple(gpu.uuid for gpu in tenant.gpus) if tenant is not None else ()
         size = sum(self._ledger.used(name, uuid) for uuid in uuids)
@@ -85,8 +86,8 @@ class Checkpoints:
         self._parked.under_way[name] = parked
         began = time.monotonic()
         try:
-            if not self._state.save_now():  # an agent after this one has to know which processes may be stopped
-                raise CheckpointError("the agent cannot write down that it is: its folder is full or read-only")
+            if not self._state.save_now():  # the next agent must know which processes may be stopped
+                raise CheckpointError("the agent cannot save its state: its folder is full or read-only")
             await self._whole.checkpoint(keys, size, timeout_s)
         except CheckpointError as error:
             if tenant is not None and gated:
@@ -97,7 +98,7 @@ class Checkpoints:
             self._state.save()
         seconds = time.monotonic() - began
         freed = await self._whole.free_bytes(uuids) - free_before
-        # the ledger does not know a program that is no tenant, nor how large contexts are
+        # the ledger knows neither programs that are not tenants nor the size of contexts
         parked.size = max(size, min(freed, size + MOST_UNKNOWN_BYTES) if tenant is not None else freed)
         self._parked.rows[name] = parked
         if tenant is not None:
@@ -105,13 +106,13 @@ class Checkpoints:
         return parked
 
     async def restore(self, parked: Parked, target: str | None) -> None:
-        """Bring it back, on `target` if it is another GPU. WorkError, and all as it was, when not."""
+        """Restore it, on `target` if given. Raises WorkError, with nothing changed, on failure."""
         await self._whole.restore(parked, target)
 
     # -- for others ------------------------------------------------------------------------------------------------
 
     async def evict(self, tenant: Tenant) -> str | None:
-        """A tenant of kind `park` makes way. It comes back with its next turn. A sentence when it fails."""
+        """Evict a tenant of kind `park`, which returns with its next turn. Returns a sentence on failure."""
         try:
             await self.take(tenant.name, tenant, LOCK_S, by_order=False)
         except (WorkError, InputError) as error:
@@ -121,7 +122,7 @@ class Checkpoints:
         return None
 
     async def bring(self, tenant: Tenant) -> str | None:
-        """Restore a tenant whose space has been made. A sentence when it fails."""
+        """Restore a tenant for which space has been made. Returns a sentence on failure."""
         await self.settled(tenant.name)
         parked = self._parked.rows.get(tenant.name)
         if parked is None:
@@ -130,7 +131,7 @@ class Checkpoints:
             await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
-        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # its time is the switch's
+        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # its time is counted by the switch
         self._parked.rows.pop(tenant.name, None)
         self._state.save_now()
         return None
@@ -138,7 +139,7 @@ class Checkpoints:
     # -- after a restart of the agent ------------------------------------------------------------------------------
 
     def take_over(self, rows: list[dict[str, Any]]) -> None:
-        """What the last agent had parked, or was parking, of tenants and processes that still live."""
+        """Take over what the previous agent had parked, or was parking, of tenants and processes that still exist."""
         for row in rows:
             parked = Parked.from_dict(row)
             tenant = self._registry.tenants.get(parked.name)
@@ -151,13 +152,13 @@ class Checkpoints:
                 self._settling[parked.name] = asyncio.get_running_loop().create_task(self._settle(parked))
 
     async def settled(self, name: str) -> None:
-        """What the last agent left is known before anything new is done with it."""
+        """Wait until the state of what the previous agent left is known."""
         if name in self._settling:
             await asyncio.wait({self._settling[name]})
             self._settling.pop(name, None)
 
     async def _settle(self, parked: Parked) -> None:
-        """The driver knows better than the state file what has become of it."""
+        """Ask the driver what became of it, which may differ from the state file."""
         still = await self._whole.settle(parked)
         if self._parked.rows.get(parked.name) is not parked:
             return
@@ -165,7 +166,7 @@ class Checkpoints:
             if not parked.by_order:
                 self._wishes.append(asyncio.get_running_loop().create_task(self._wish_for(parked)))
             return
-        LOG.info(f"{parked.name} runs: the last agent had not parked it, or had brought it back")
+        LOG.info(f"{parked.name} runs: the previous agent had not parked it yet, or had brought it back")
         self._parked.rows.pop(parked.name)
         tenant = self._registry.tenants.get(parked.name)
         if tenant is not None and self._registry.gated(tenant):
@@ -173,7 +174,7 @@ class Checkpoints:
         self._state.save_now()
 
     async def _wish_for(self, parked: Parked) -> None:
-        """A turn for one that made way for others: its stopped processes have no connection to ask for it."""
+        """Ask for a turn for an evicted tenant, whose stopped processes cannot ask."""
         while self._parked.rows.get(parked.name) is parked and not parked.by_order:
             tenant = self._registry.tenants.get(parked.name)
             if tenant is not None:

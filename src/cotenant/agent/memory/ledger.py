@@ -1,7 +1,7 @@
-"""Memory of a node's GPUs by tenant: reserved before it is taken, committed after, dropped when a process dies.
+"""Accounting of GPU memory by tenant: reserved before it is allocated, committed after, dropped when a process ends.
 
-Pure bookkeeping: the shim reports what the driver really took (pool reserve, VMM handles, contexts). Keyed by GPU UUID
-and by connection (one process each), so several processes of a tenant share one cap and each gives back its own.
+Pure bookkeeping: the shim reports what the driver allocated (pools, VMM handles, contexts). Keyed by GPU UUID and by
+connection (one per process), so that the processes of a tenant share one limit and each returns its own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from cotenant.abi.protocol import NO_LIMIT, MemoryFamily
 
-HOST = "host"  # stands for a GPU where pinned host memory is meant
+HOST = "host"  # takes the place of a GPU for pinned host memory
 MAX_RESERVATIONS = 4096  # outstanding per connection
 
 
 @dataclass
 class _Holding:
-    """What one process holds, and what it has asked for and not committed."""
+    """What one process holds, and what it has reserved but not committed."""
 
     tenant: str
     held: dict[tuple[str, int], int] = field(default_factory=dict)  # (gpu, family) -> bytes
@@ -24,30 +24,30 @@ class _Holding:
 
 
 class Ledger:
-    """Who holds how much. Counters never go below zero: giving back more than held gives back what is held."""
+    """The ledger. Counters never fall below zero: returning more than held returns what is held."""
 
     def __init__(self) -> None:
         self._caps: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes
         self._used: dict[tuple[str, str], int] = {}  # committed and reserved
-        self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes that others may not take
-        self._movable: set[str] = set()  # tenants whose contents make way
+        self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes reserved from others
+        self._movable: set[str] = set()  # tenants whose contents can be swapped
         self._processes: dict[int, _Holding] = {}
         self._totals: dict[str, int] = {}
         self._next = 0
 
     def gpu(self, gpu: str, total_bytes: int) -> None:
-        """Make a GPU's physical size known: no cap is shown larger than the card."""
+        """Set a GPU's physical size, which bounds every limit."""
         self._totals[gpu] = total_bytes
 
     def cap(self, tenant: str, gpu: str, cap_bytes: int | None) -> None:
-        """Set or lift a tenant's cap. Lowering it below what is held refuses new memory; nothing is taken away."""
+        """Set or remove a tenant's limit. A limit below what is held only refuses new memory."""
         if cap_bytes is None:
             self._caps.pop((tenant, gpu), None)
         else:
             self._caps[(tenant, gpu)] = cap_bytes
 
     def keep(self, tenant: str, gpu: str, size: int | None, *, movable: bool = False) -> None:
-        """Keep that much of the card for a tenant; None: nothing. `movable`: its contents make way for others."""
+        """Keep that much memory of the GPU free for a tenant; None: nothing. `movable`: its contents can be swapped."""
         if size is None:
             self._kept.pop((tenant, gpu), None)
         else:
@@ -55,25 +55,29 @@ class Ledger:
         (self._movable.add if movable else self._movable.discard)(tenant)
 
     def leave(self, tenant: str, gpu: str) -> None:
-        """The tenant has moved to another GPU: no memory of this one is capped or kept for it any more."""
+        """The tenant has moved to another GPU: remove its limit and kept memory on this one."""
         self._caps.pop((tenant, gpu), None)
         self._kept.pop((tenant, gpu), None)
 
     def kept_from(self, tenant: str, gpu: str) -> int:
-        """Bytes kept for others on that GPU and not taken by them yet."""
+        """Bytes kept for other tenants on that GPU and not yet used by them."""
         kept = [(name, size) for (name, g), size in self._kept.items() if g == gpu and name != tenant]
         return sum(max(0, size - self.used(name, gpu)) for name, size in kept)
 
     def keeps(self, tenant: str, gpu: str) -> bool:
-        """Whether some of that GPU is kept for the tenant."""
+        """Whether memory of that GPU is kept for the tenant."""
         return (tenant, gpu) in self._kept
 
     def not_for(self, tenant: str, gpu: str) -> int:
-        """Bytes that look free to the tenant and are kept for others; 0 for one that moves: others make way for it."""
+        """Bytes that appear free to the tenant but are kept for others; 0 for a swappable tenant, for which others make
+        space.
+        """
         return 0 if tenant in self._movable else self.kept_from(tenant, gpu)
 
     def left(self, tenant: str, gpu: str) -> int:
-        """What a tenant may still take of a card with memory kept for others; NO_LIMIT where none is, or it moves."""
+        """What a tenant may still allocate on a GPU with kept memory; NO_LIMIT if none is kept or the tenant is
+        swappable.
+        """
         total, kept = self._totals.get(gpu), self.kept_from(tenant, gpu)
         if total is None or not kept or tenant in self._movable:
             return NO_LIMIT
@@ -85,37 +89,37 @@ class Ledger:
         self._processes.setdefault(process, _Holding(tenant))
 
     def limit(self, tenant: str, gpu: str) -> int:
-        """The tenant's cap on that GPU, never above the card; NO_LIMIT without one."""
+        """The tenant's limit on that GPU, at most the GPU's size; NO_LIMIT without one."""
         cap = self._caps.get((tenant, gpu))
         if cap is None:
             return NO_LIMIT
         return min(cap, self._totals.get(gpu, cap))
 
     def used(self, tenant: str, gpu: str) -> int:
-        """What the tenant is charged on that GPU."""
+        """Bytes charged to the tenant on that GPU."""
         return self._used.get((tenant, gpu), 0)
 
     def used_by(self, process: int, gpu: str) -> int:
-        """What one process holds on that GPU, reservations left out."""
+        """Bytes held by one process on that GPU, without reservations."""
         holding = self._processes.get(process)
         return sum(n for (g, _), n in holding.held.items() if g == gpu) if holding else 0
 
     def held(self, process: int, gpu: str, family: int) -> int:
-        """What one process holds in a family on that GPU, reservations left out."""
+        """Bytes held by one process in a family on that GPU, without reservations."""
         holding = self._processes.get(process)
         return holding.held.get((gpu, family), 0) if holding else 0
 
     def asked(self, tenant: str, gpu: str, family: int) -> int:
-        """What a tenant's processes have reserved in a family and not taken yet."""
+        """Bytes that a tenant's processes have reserved in a family and not committed."""
         asked = [p for h in self._processes.values() if h.tenant == tenant for p in h.pending.values()]
         return sum(size for g, f, size in asked if (g, f) == (gpu, family))
 
     def total_used(self, gpu: str) -> int:
-        """Everything charged on that GPU."""
+        """Bytes charged to all tenants on that GPU."""
         return sum(n for (_, g), n in self._used.items() if g == gpu)
 
     def reserve(self, process: int, gpu: str, family: int, size: int) -> int | None:
-        """Reservation number (from 1), or None when the cap or what is kept for others does not allow it.
+        """Reservation number (from 1), or None if the limit or memory kept for others does not allow it.
 
         Contexts are never refused.
         """
@@ -133,7 +137,7 @@ class Ledger:
         return self._next
 
     def commit(self, process: int, reservation: int, size: int) -> bool:
-        """Replace a reservation by what was really taken. False when there is no such reservation."""
+        """Replace a reservation by the bytes actually allocated. False if there is no such reservation."""
         holding = self._processes[process]
         pending = holding.pending.pop(reservation, None)
         if pending is None:
@@ -145,12 +149,14 @@ class Ledger:
         return True
 
     def take(self, process: int, gpu: str, family: int, size: int) -> None:
-        """Charge what was taken without asking (memory of graphs, a pool that grew by itself), over the cap or not."""
+        """Charge memory that was allocated without a reservation (graphs, a pool that grew by itself), even beyond the
+        limit.
+        """
         holding = self._processes[process]
         self._hold(holding, gpu, family, holding.held.get((gpu, family), 0) + size)
 
     def release(self, process: int, gpu: str, family: int, size: int) -> int:
-        """Give memory back; returns what was credited (at most what this process holds in that family)."""
+        """Return memory; returns the credited bytes (at most what this process holds in that family)."""
         holding = self._processes[process]
         held = holding.held.get((gpu, family), 0)
         credited = min(held, size)
@@ -158,11 +164,11 @@ class Ledger:
         return credited
 
     def state(self, process: int, gpu: str, family: int, size: int) -> None:
-        """What the process holds now in a family, whatever was known before (after a reconnection)."""
+        """Set what the process holds in a family, after a reconnection."""
         self._hold(self._processes[process], gpu, family, size)
 
     def rehome(self, process: int, gpu: str, target: str) -> None:
-        """What a process held on one GPU it now holds on another (restored there by the driver)."""
+        """Move what a process held on one GPU to another one, where the driver restored it."""
         holding = self._processes[process]
         for (held_on, family), size in list(holding.held.items()):
             if held_on == gpu:
@@ -170,7 +176,7 @@ class Ledger:
                 self._hold(holding, target, family, holding.held.get((target, family), 0) + size)
 
     def drop(self, process: int) -> dict[str, int]:
-        """Forget a process and everything it held or reserved. Returns bytes freed by GPU."""
+        """Remove a process with everything it held or reserved. Returns bytes freed by GPU."""
         holding = self._processes.pop(process, None)
         freed: dict[str, int] = {}
         if holding is None:
@@ -184,14 +190,14 @@ class Ledger:
         return freed
 
     def forget(self, tenant: str) -> None:
-        """Remove a tenant's caps once it is gone."""
+        """Remove the limits of a tenant that has ended."""
         self._movable.discard(tenant)
         for table in (self._caps, self._used, self._kept):
             for key in [key for key in table if key[0] == tenant]:
                 del table[key]
 
     def families(self, tenant: str, gpu: str) -> dict[str, int]:
-        """What a tenant holds on a GPU by family name."""
+        """Bytes held by a tenant on a GPU, by family name."""
         sums: dict[str, int] = {}
         for holding in self._processes.values():
             if holding.tenant == tenant:

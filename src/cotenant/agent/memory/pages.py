@@ -1,4 +1,4 @@
-"""The ledger's numbers in the pages of the processes that they concern."""
+"""Writes the ledger's numbers into the pages of the processes concerned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cotenant.agent.tenants.tenant import Tenant
 
 
 class MemoryPages:
-    """Writes what tenants use and may use, and notes where they wanted more."""
+    """Writes used memory and limits of tenants, and warns about refused memory."""
 
     def __init__(self, ledger: Ledger, registry: Registry) -> None:
         self._ledger, self._registry = ledger, registry
@@ -24,29 +24,29 @@ class MemoryPages:
             self.publish_kept(gpu)
 
     def publish_kept(self, gpu: str) -> None:
-        """Write into all pages of a GPU what of its free memory is kept for others."""
+        """Write into all pages of a GPU how much of its free memory is kept for others."""
         for tenant in self._registry.on_gpu(gpu):
             kept = self._ledger.not_for(tenant.name, gpu)
             for session, slot in tenant.slots_on(gpu):
                 session.page.slots[slot].memory_kept_bytes = kept
 
     def refused(self, tenant: Tenant, gpu: str, size: int) -> None:
-        """Note a memory request over the cap."""
+        """Warn about a memory request beyond the limit."""
         ledger, name = self._ledger, tenant.name
         limit, used = ledger.limit(name, gpu), ledger.used(name, gpu)
         if used + size > limit:
             why = f"{used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use"
         else:
             why = (
-                f"{ledger.left(name, gpu) / 2**20:.0f} MiB left: {ledger.kept_from(name, gpu) / 2**20:.0f} MiB of the"
-                " card are kept for latency-sensitive tenants"
+                f"{ledger.left(name, gpu) / 2**20:.0f} MiB left: {ledger.kept_from(name, gpu) / 2**20:.0f} "
+                "MiB of the GPU are kept for latency-sensitive tenants"
             )
-        tenant.warn(f"out of memory: {size / 2**20:.0f} MiB asked with {why}")
+        tenant.warn(f"out of memory: {size / 2**20:.0f} MiB requested with {why}")
 
     def over(self, tenant: Tenant, gpu: str) -> None:
-        """Note memory that could only be counted after it was taken, and is over the cap."""
+        """Warn about memory beyond the limit that could only be counted after it was allocated."""
         limit, used = self._ledger.limit(tenant.name, gpu), self._ledger.used(tenant.name, gpu)
         tenant.warn(
-            f"over its memory: {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use (a graph's memory is counted after"
-            " its launch)"
+            f"over its memory limit: {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use (a graph's "
+            "memory is counted after its launch)"
         )

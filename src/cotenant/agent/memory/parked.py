@@ -1,4 +1,4 @@
-"""Parked tenants and programs, as memory and the state file hold them."""
+"""Data about parked tenants and programs, in memory and in the state file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cotenant.agent.tenants.tenant import Tenant
 
 @dataclass
 class Parked:
-    """What is parked, and how it comes back. `name`: a tenant's, or pid:N."""
+    """A parked tenant or program (pid:N), and how it can be brought back."""
 
     name: str
-    method: str  # swap: by its own moves; checkpoint: by the driver
+    method: str  # swap: moved by its own processes; checkpoint: by the driver
     gpus: tuple[str, ...]
-    size: int  # bytes that it gave back
+    size: int  # freed bytes
     keys: tuple[ProcessKey, ...] = ()
     since: float = field(default_factory=time.time)
     out_s: float = 0.0
-    by_order: bool = False  # it stays away until it is resumed; else it comes back with its next turn
+    by_order: bool = False  # parked until it is resumed; otherwise it returns with its next turn
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the state file and --json."""
@@ -40,7 +40,7 @@ class Parked:
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Parked:
-        """The reverse."""
+        """The inverse of `as_dict`."""
         keys = tuple(ProcessKey(int(pid), int(ticks)) for pid, ticks in row["processes"])
         since, by_order = float(row["since"]), bool(row.get("by_order"))
         return cls(
@@ -56,27 +56,28 @@ class ParkedTable:
         self.under_way: dict[str, Parked] = {}  # being checkpointed
 
     def __contains__(self, name: object) -> bool:
-        """Whether a tenant is away until it is resumed: nothing is promised to it meanwhile."""
+        """Whether a tenant is parked until it is resumed; meanwhile nothing is promised to it."""
         parked = self.rows.get(name) if isinstance(name, str) else None
         return parked is not None and parked.by_order
 
     def checkpointed_bytes(self, tenant: str) -> int | None:
-        """Bytes that a tenant comes back with that holds nothing on any GPU; None for one that the driver does not
-        keep."""
+        """Bytes with which a fully checkpointed tenant returns; None if the driver does not hold it."""
         parked = self.rows.get(tenant)
         return parked.size if parked is not None and parked.method == "checkpoint" else None
 
     def lives(self, tenant: str) -> bool:
-        """Whether a tenant is parked and a process of it lives."""
+        """Whether a parked tenant has a living process."""
         parked = self.rows.get(tenant)
         return parked is not None and any(processes.alive(key) for key in parked.keys)
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """What is parked, and what may be, for the state file."""
+        """Everything parked or possibly parked, for the state file."""
         return [parked.as_dict() for parked in (self.under_way | self.rows).values()]
 
 
 def movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
-    """Tenants by how easily they leave: own processes move them, then parking; lowest priority first."""
+    """Tenants in the order in which they are parked: first those that move their own memory; within each group lowest
+    priority first.
+    """
     rank = {"swap": 0, "managed": 1, "park": 2, "none": 3}
     return sorted(tenants, key=lambda t: (t.spec.priority, rank[t.spec.oversubscribe]))

@@ -1,7 +1,7 @@
-"""Parking: a tenant, or any CUDA program, off its GPU and back, by its own moves or by the driver's checkpoint.
+"""Parking: moves a tenant, or any CUDA program, off its GPU and back, by its own moves or by the driver's checkpoint.
 
-A tenant that moves its own memory (swap, managed) leaves by that: fast, its context stays. All others are checkpointed
-whole (`checkpoints.py`).
+A tenant that moves its own memory (swap, managed) uses that: it is fast, and its context stays. All others are
+checkpointed completely (`checkpoints.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Parking:
         state: StateFile,
         relocate: Callable[[Tenant, str], None],
     ) -> None:
-        """`relocate` puts a parked tenant on another GPU, or raises InputError."""
+        """`relocate` moves a parked tenant to another GPU, or raises InputError."""
         self._checkpoints, self._parked, self._residency, self._residents = checkpoints, parked, residency, residents
         self._space, self._registry, self._broker, self._state = space, registry, broker, state
         self._relocate = relocate
@@ -46,15 +46,15 @@ class Parking:
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     async def park(self, name: str, timeout_s: float = LOCK_S) -> dict[str, Any]:
-        """Take a tenant (or pid:N) off its GPU. InputError where it cannot work, WorkError where it did not."""
+        """Park a tenant (or pid:N). Raises InputError if it is impossible, WorkError if it failed."""
         await self._checkpoints.settled(name)
         with self._alone(name):
             tenant = self._tenant(name)
             if name in self._parked:
-                raise InputError(f"{name} is parked already", field="NAME")
+                raise InputError(f"{name} is already parked", field="NAME")
             parked = self._parked.rows.get(name)
             if parked is not None and tenant is not None:
-                # it had made way for others, and would come back with its next turn: from now on with an order only
+                # it was evicted and would return with its next turn: from now on only when resumed
                 self._broker.suspend(tenant)
             else:
                 began = time.monotonic()
@@ -69,7 +69,7 @@ class Parking:
 
     async def _move_out(self, tenant: Tenant, timeout_s: float) -> Parked:
         gpu = tenant.gpus[0].uuid
-        started = bool(tenant.sessions)  # one that has not come to its GPU yet is parked, too: before it takes any
+        started = bool(tenant.sessions)  # a tenant that has not used its GPU yet is parked before it can
         await self._checkpoints.still(tenant, timeout_s)
         before = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
         if not await self._residency.evacuate(tenant, gpu):
@@ -78,14 +78,14 @@ class Parking:
                 f"{tenant.name} could not be moved: {next(iter(reversed(tenant.warnings)), 'it cannot leave')}"
             )
         if started and not tenant.sessions:
-            self._broker.unsuspend(tenant)  # another process of it may come
+            self._broker.unsuspend(tenant)  # another process of the tenant may connect
             raise WorkError(f"{tenant.name} ended while it was being parked")
         return Parked(tenant.name, "swap", (gpu,), before)
 
     # -- coming back -----------------------------------------------------------------------------------------------
 
     async def resume(self, name: str, gpu: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Bring back what was parked, on `gpu` if given. What cannot be brought back stays parked."""
+        """Bring a parked tenant back, on `gpu` if given. If that fails it stays parked."""
         await self._checkpoints.settled(name)
         with self._alone(name):
             parked = self._parked.rows.get(name)
@@ -107,12 +107,14 @@ class Parking:
                     "seconds": time.monotonic() - began}  # fmt: skip
 
     async def _bring(self, tenant: Tenant, parked: Parked, target: str | None, timeout_s: float) -> None:
-        """Space first, at the cost of the tenants that can leave; then the contents."""
+        """Make space by evicting other tenants, then bring the contents back."""
         home = tenant.gpus[0].uuid
         if target is None or target == home:
             return await self._return(tenant, home, timeout_s)
         if parked.method != "checkpoint":
-            raise InputError(f"{tenant.name} moves its own memory and stays on its GPU; only checkpoints change GPUs")
+            raise InputError(
+                f"{tenant.name} moves its own memory and stays on its GPU; only checkpointed tenants can change it"
+            )
         try:
             self._relocate(tenant, target)
         except InputError as error:
@@ -120,7 +122,8 @@ class Parking:
         try:
             await self._return(tenant, target, timeout_s)
         except WorkError:
-            if self._parked.checkpointed_bytes(tenant.name) is not None:  # still whole, and on its old GPU's account
+            # not restored, and still charged to its old GPU
+            if self._parked.checkpointed_bytes(tenant.name) is not None:
                 self._relocate(tenant, home)
                 if self._registry.gated(tenant):
                     self._broker.suspend(tenant)
@@ -142,11 +145,11 @@ class Parking:
     # -- for schedulers --------------------------------------------------------------------------------------------
 
     async def preempt(self, names: list[str], gpu: str | None, free_bytes: int | None) -> dict[str, Any]:
-        """Free a GPU for a scheduler: these tenants, or on `gpu` as many as it takes, lowest priority first."""
+        """Free a GPU for a scheduler: park these tenants, or on `gpu` as many as needed, lowest priority first."""
         began = time.monotonic()
         if not names:
             if gpu is None:
-                raise InputError("say whom to preempt, or on which GPU", field="--gpu")
+                raise InputError("give tenants to preempt, or a GPU", field="--gpu")
             names = [tenant.name for tenant in movable_first(self._registry.on_gpu(gpu))]
         for name in names:
             self._tenant(name)
@@ -174,7 +177,7 @@ class Parking:
         home = self._registry.gpus[parked.gpus[0]] if parked.gpus else found
         if home.name != found.name:
             raise InputError(
-                f"{parked.name} was parked on a {home.name} and can only come back on one of those", field="--gpu"
+                f"{parked.name} was parked on a {home.name} and can only return to one of those", field="--gpu"
             )
         return found.uuid
 
@@ -183,15 +186,15 @@ class Parking:
         if tenant is None and not name.startswith("pid:"):
             known = ", ".join(list(self._registry.tenants)[:20]) or "none"
             raise InputError(
-                f"there is no tenant {name!r} (a plain process is pid:N); there are: {known}", field="NAME"
+                f"there is no tenant {name!r} (a process is named pid:N); there are: {known}", field="NAME"
             )
         return tenant
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Any:
-        """One order at a time for a name."""
+        """Lock that allows one order at a time for a name."""
         if name in self._busy:
-            raise WorkError(f"{name} is being parked or resumed already")
+            raise WorkError(f"{name} is already being parked or resumed")
         self._busy.add(name)
         try:
             yield

@@ -1,8 +1,8 @@
-"""One switch at a time on a GPU: contents moved before a turn begins.
+"""Carries out switches on a GPU, one at a time: moves contents before a turn begins.
 
-The broker pauses a turn whose tenant is not all there until the switch that the policy planned is carried out: victims
-leave and the tenant follows into the space they make, at the same time. What fails leaves contents where they were; the
-plan is made again from what is true then.
+The broker pauses a turn whose tenant is not completely resident until the planned switch is done: victims are evicted
+and the tenant moves into the space that they free, concurrently. On failure contents stay where they are, and the
+switch is planned again from the actual state.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ GROWTH = 8
 
 
 class Whole(Protocol):
-    """Tenants whose own processes cannot move their memory. Both say why it failed, if it did."""
+    """Eviction of tenants whose own processes cannot move their memory. Methods return why they failed, or None."""
 
     async def evict(self, tenant: Tenant) -> str | None:
-        """All of a tenant's processes off their GPU."""
+        """Evict all of a tenant's processes from their GPU."""
 
     async def bring(self, tenant: Tenant) -> str | None:
-        """And back, into space that is there."""
+        """Bring them back, into space that is already free."""
 
 
 class Residency:
-    """Moves of all GPUs of the node."""
+    """Moves on all GPUs of the node."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Residency:
         self._orders = SwapOrders(lambda: 4 * in_force.config.quota.stuck_ns / 1e9)
         self._locks = {gpu: asyncio.Lock() for gpu in residents.gpus}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.refusal = ""  # what the driver said to the last restore, if it said no
-        self._short: set[str] = set()  # GPUs whose driver had less than the sums say
+        self.refusal = ""  # the driver's error for the last refused restore
+        self._short: set[str] = set()  # GPUs whose driver had less free memory than accounted
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
@@ -79,10 +79,10 @@ class Residency:
             async with self._locks[gpu]:
                 turn = broker.turns.gpus[gpu].turn
                 if turn is None or (turn.account.name, turn.epoch) != (tenant.name, epoch):
-                    return  # it has been taken back meanwhile
-                residents.last_move_ns[gpu] = 0  # what others moved before is not this one's to pay for
+                    return  # the turn has been revoked meanwhile
+                residents.last_move_ns[gpu] = 0  # moves for earlier turns are not charged to this one
                 fault = await self._switch(tenant, gpu)
-        except Exception as error:  # a fault of ours must not keep the GPU from everybody
+        except Exception as error:  # an exception must not block the GPU
             fault = f"the agent failed: {error!r}"
         if fault is None:
             residents.retry_s.pop(tenant.name, None)
@@ -90,7 +90,9 @@ class Residency:
             return
         wait_s = min(MOST_RETRY_S, 2 * residents.retry_s.get(tenant.name, RETRY_S / 2))
         residents.retry_s[tenant.name] = wait_s
-        tenant.warn(f"it cannot be brought back to its GPU now: {fault}; its contents are kept, it is tried again")
+        tenant.warn(
+            f"it cannot be brought back to its GPU now: {fault}; its contents are kept, and the agent tries again"
+        )
         LOG.warning(f"tenant {tenant.name}: {fault}; next try in {wait_s:g} s")
         broker.suspend(tenant)
         broker.fail_turn(gpu, tenant.name, epoch)
@@ -103,7 +105,7 @@ class Residency:
     # -- reports of processes --------------------------------------------------------------------------------------
 
     def told(self, session: Session, kind: int, slot: int, sequence: int, status: int, values: dict[str, Any]) -> None:
-        """MOVE_STATE, MOVE_PROGRESS and MOVE_DONE."""
+        """Handle MOVE_STATE, MOVE_PROGRESS and MOVE_DONE."""
         if kind == MessageType.MOVE_PROGRESS:
             self._orders.progress(sequence, values["bytes"])
             return
@@ -113,32 +115,34 @@ class Residency:
             self._orders.done(sequence, MoveEnd.told(status, values))
 
     def gone(self, session: Session) -> None:
-        """A process has ended; what it held is free."""
+        """A process has ended, which freed what it held."""
         self._residents.mute.discard(session.number)
         self._orders.gone(session)
 
     # -- switching -------------------------------------------------------------------------------------------------
 
     async def make_space(self, tenant: Tenant, gpu: str, refused_bytes: int = 0) -> str | None:
-        """Space on a GPU for all that a tenant holds; a sentence when there is none.
+        """Make space on a GPU for everything that a tenant holds; returns a sentence if that is impossible.
 
-        `refused_bytes`: of it, what the driver had no memory for.
+        `refused_bytes`: the part that the driver refused to allocate.
         """
         async with self._locks[gpu]:
             return await self._switch(tenant, gpu, refused_bytes)
 
     async def _switch(self, tenant: Tenant, gpu: str, refused_bytes: int = 0) -> str | None:
-        """Make the tenant resident (refused_bytes: although the driver had no room). A sentence when it cannot be."""
+        """Make the tenant resident. `refused_bytes`: the driver refused to allocate them. Returns a sentence on
+        failure.
+        """
         residents, broker = self._residents, self._broker
         self.refusal = ""
         for attempt in range(6):
             residency = residents.refresh(gpu)
             line = broker.turns.line(gpu, time.monotonic_ns())
             stay = [t.name for t in self._registry.on_gpu(gpu) if t is not tenant and broker.holds(t, gpu)]
-            # a tenant that grows will want more: make space in fewer, larger moves
+            # a growing tenant will need more: make space in fewer, larger moves
             more = residency.occupants[tenant.name].movable_bytes // GROWTH if refused_bytes else 0
             plan = residency.switch(tenant.name, more_bytes=more, line=line, stay=stay)
-            # the sums say that it fits and the driver that it does not, or they may count what has gone since
+            # accounting and driver disagree on whether it fits, or the accounts may include memory already freed
             doubtful = (refused_bytes and not plan.out) or (plan.short_bytes and residency.overhead_bytes)
             if attempt == 0 and doubtful:
                 await residents.learn(gpu, refused_bytes, refused=bool(refused_bytes) and not plan.out)
@@ -150,13 +154,13 @@ class Residency:
             if await self._carry_out(plan, tenant, gpu):
                 return None
             if self.refusal:
-                break  # the driver has said no: asking again would not change that
+                break  # the driver has refused; asking again would not help
         return self.refusal or (
-            "the moves that would make room for it failed" if plan.out else residents.lack(gpu, plan, [])
+            "the moves that should have freed memory for it failed" if plan.out else residents.lack(gpu, plan, [])
         )
 
     async def _carry_out(self, plan: Switch, tenant: Tenant, gpu: str) -> bool:
-        """Victims out and the tenant in, at the same time. False: look again, there may be another way now."""
+        """Evict the victims and bring the tenant in, concurrently. False: plan again, since the state has changed."""
         residents = self._residents
         residency = residents.gpus[gpu]
         flow = Flow(residency.free_bytes, self.handle_transfer([v.tenant for v in plan.out], tenant))
@@ -166,7 +170,7 @@ class Residency:
         began = time.monotonic()
         try:
             if self._parked.checkpointed_bytes(tenant.name) is not None:
-                # the driver restores all at once, into space that is there
+                # the driver restores everything at once, into space that is already free
                 went = await self._all_out(plan, gpu, flow)
                 came = went and await self._all_in(tenant, gpu, flow)
             else:
@@ -184,7 +188,7 @@ class Residency:
             residents.last_move_ns[gpu] += int(seconds * 1e9)
             residency.rates.observe(plan.out_bytes, plan.in_bytes, seconds)
             residents.count(tenant.name).seconds += seconds
-        self._save()  # an agent that comes back counts on
+        self._save()  # the next agent relies on the saved counters
         return went and came
 
     async def _all_out(self, plan: Switch, gpu: str, flow: Flow) -> bool:
@@ -192,7 +196,7 @@ class Residency:
         for victim in plan.out:
             other = self._registry.tenants.get(victim.tenant)
             if other is None:
-                flow.freed(victim.size)  # it has gone, and its memory with it
+                flow.freed(victim.size)  # its process has ended, which freed its memory
             elif not await self._move_out(other, gpu, victim.size, flow.freed, flow.hand):
                 complete = False
                 break
@@ -207,7 +211,7 @@ class Residency:
         freed: Callable[[int], None] = lambda size: None,
         hand: HandleTransfer | None = None,
     ) -> bool:
-        """Move at least `size` bytes of a tenant off its GPU, process by process. It must not have a turn."""
+        """Evict at least `size` bytes of a tenant, process by process. The tenant must not have a turn."""
         if tenant.spec.oversubscribe == "park":
             before = self._ledger.used(tenant.name, gpu)
             fault = await self._whole.evict(tenant)
@@ -232,7 +236,7 @@ class Residency:
     async def _out_of(
         self, session: Session, slot: int, values: dict[str, int], freed: Callable[[int], None], hand: int
     ) -> MoveEnd | None:
-        """What left a process; None: it has ended, so that all of it left."""
+        """The bytes that left a process; None if it has ended, which freed everything."""
         told = 0
 
         def progress(moved: int) -> None:
@@ -269,7 +273,7 @@ class Residency:
         return complete
 
     async def evacuate(self, tenant: Tenant, gpu: str) -> bool:
-        """Everything of a tenant off its GPU, when nothing else moves there."""
+        """Evict a tenant completely while no other moves run on its GPU."""
         residents = self._residents
         async with self._locks[gpu]:
             began = time.monotonic()
@@ -281,18 +285,18 @@ class Residency:
                 residents.count(tenant.name).seconds += time.monotonic() - began
 
     async def all_out(self, tenant: Tenant, gpu: str, hand: HandleTransfer | None = None) -> bool:
-        """The same beside other moves."""
+        """Evict a tenant completely, concurrently with other moves."""
         movable = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
         return not movable or await self._move_out(tenant, gpu, movable, hand=hand)
 
     async def all_in(self, tenant: Tenant, gpu: str, hand: HandleTransfer | None = None) -> bool:
-        """Everything of a tenant back, into space that is there."""
+        """Bring a tenant in completely, into space that is already free."""
         flow = Flow(0, hand)
         flow.end(complete=True)
         return await self._all_in(tenant, gpu, flow)
 
     def handle_transfer(self, leave: list[str], come: Tenant) -> HandleTransfer | None:
-        """A way for memory from tenants to another one, where that is wanted and all bytes have one owner."""
+        """A handle transfer from leaving tenants to another one, if enabled and all have the same owner."""
         own, tenants = bytes_owner(come), [self._registry.tenants.get(name) for name in leave]
         swap = all(t is not None and t.spec.oversubscribe == "swap" and bytes_owner(t) == own for t in (*tenants, come))
         return HandleTransfer() if tenants and swap and self._in_force.config.swap_hand else None
@@ -300,7 +304,7 @@ class Residency:
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin something that moves memory or waits for it; its fault is logged."""
+        """Start a task that moves memory or waits for it; exceptions are logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -311,6 +315,6 @@ class Residency:
             LOG.error(f"a move failed: {task.exception()!r}")
 
     def close(self) -> None:
-        """Give up what is under way; contents stay where they are."""
+        """Cancel pending moves; contents stay where they are."""
         for task in list(self._tasks):
             task.cancel()

@@ -1,4 +1,4 @@
-"""Whose memory is on the GPUs: sizes kept current from ledger and processes, and what that allows."""
+"""Memory residency of tenants, kept current from ledger and processes, and whether turns may begin."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
 from cotenant.devices.registry import device_of
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
-CONTEXT_BYTES = 256 << 20  # of a context, where nothing is reserved for one
+CONTEXT_BYTES = 256 << 20  # estimate for a context for which nothing is reserved
 MOVED_BY_PROCESS = ("swap", "managed")
 
 
 class Residents:
-    """Residents of all GPUs of the node."""
+    """Residency on all GPUs of the node."""
 
     def __init__(self, registry: Registry, ledger: Ledger, parked: ParkedTable, in_force: InForce) -> None:
         self._registry, self._ledger, self._parked, self._in_force = registry, ledger, parked, in_force
@@ -31,24 +31,24 @@ class Residents:
         for uuid, gpu in registry.gpus.items():
             self.gpus[uuid].overhead_bytes = device_of(gpu).overhead_bytes
         self.counts: dict[str, MoveCount] = {}
-        self.switching: dict[str, Switch] = {}  # GPU -> what is being carried out
-        self.last_move_ns = dict.fromkeys(self.gpus, 0)  # what the last switch there took
-        # tenants that make space right now: a turn would be handed back at once, and asked for again
+        self.switching: dict[str, Switch] = {}  # GPU -> the switch in progress
+        self.last_move_ns = dict.fromkeys(self.gpus, 0)  # duration of the last switch there
+        # tenants that are being evicted: a turn would be returned at once, and requested again
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
         self.mute: set[int] = set()  # processes that did not answer an order
-        self.retry_s: dict[str, float] = {}  # tenants that could not be brought in, and how long they wait
+        self.retry_s: dict[str, float] = {}  # tenants that could not be brought in -> time until the next attempt
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def ready(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether a turn may begin now: all that the tenant holds is on its GPU and stays there."""
+        """Whether a turn may begin: everything that the tenant holds is on its GPU and is not being evicted."""
         if self.leaving[gpu][tenant.name] or self.missing(tenant, gpu):
             return False
         self.gpus[gpu].used(tenant.name, time.monotonic_ns())
         return True
 
     def missing(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether some of what the tenant holds is not on its GPU."""
+        """Whether a part of what the tenant holds is not on its GPU."""
         if self._parked.checkpointed_bytes(tenant.name) is not None:
             return True
         if tenant.spec.oversubscribe not in MOVED_BY_PROCESS:
@@ -67,11 +67,11 @@ class Residents:
     # -- sizes -----------------------------------------------------------------------------------------------------
 
     def states(self, tenant: Tenant, gpu: str) -> list[tuple[Session, int, MoveState]]:
-        """Where the memory of a tenant's processes is, of those that have reported it."""
+        """Memory location reported by each of a tenant's processes."""
         return [(s, slot, s.moves[slot]) for s, slot in tenant.slots_on(gpu) if slot in s.moves]
 
     def refresh(self, gpu: str) -> GpuResidency:
-        """Bring the policy's numbers up to date with ledger and processes."""
+        """Update the policy's numbers from ledger and processes."""
         residency = self.gpus[gpu]
         tenants = {tenant.name: tenant for tenant in self._registry.on_gpu(gpu)}
         for name in [name for name in residency.occupants if name not in tenants]:
@@ -94,13 +94,13 @@ class Residents:
                 able = (state.backing > 0 or mode == "managed") and not state.fixed
                 can_leave = can_leave or (able and session.number not in self.mute)
             fixed = used - movable
-            if mode == "none":  # what it was promised is kept free for it
+            if mode == "none":  # memory promised to it is kept free
                 fixed = max(fixed, tenant.spec.memory_bytes or 0)
             residency.resize(tenant.name, movable=movable, resident=movable - evicted, fixed=fixed, can_leave=can_leave)
         return residency
 
     def context_reserve_bytes(self, gpu: str) -> int:
-        """What a context is charged when its size is not known."""
+        """Bytes charged for a context of unknown size."""
         reserve = self._in_force.config.context_reserve_bytes
         if reserve is not None:
             return reserve
@@ -108,13 +108,14 @@ class Residents:
         return 0 if entry is None else device_of(entry).context_bytes
 
     def _uncharged_bytes(self, tenant: Tenant, gpu: str) -> int:
-        """What contexts take for which nothing is charged (the software GPU's, without a setting): about so much."""
+        """Estimate of uncharged context memory (the software GPU's, without a setting)."""
         made = [s for s, slot in tenant.slots_on(gpu) if s.page.slots[slot].contexts]
         return CONTEXT_BYTES * sum(not self._ledger.held(s.number, gpu, MemoryFamily.CONTEXT) for s in made)
 
     async def learn(self, gpu: str, not_taken: int = 0, *, refused: bool) -> None:
-        """Find out how much of the card is held by no tenant, when the sums count `not_taken` bytes that are
-        not there. `refused`: because the driver had less than they say."""
+        """Determine how much of the GPU no tenant holds, if the accounts are `not_taken` bytes too high. `refused`: the
+        driver had less than accounted.
+        """
         residency, device = self.gpus[gpu], device_of(self._registry.gpus[gpu])
         free = await asyncio.get_running_loop().run_in_executor(None, device.free_bytes, gpu)
         self.refresh(gpu)
@@ -123,23 +124,24 @@ class Residents:
             residency.ran_short(wanted)
             return
         if refused and not device.free_is_usable and free >= wanted:
-            residency.need_margin()  # a card keeps some of what it calls free
+            residency.need_margin()  # a GPU does not give out all memory that it reports as free
         residency.driver_says(free, not_taken)
 
     # -- space -----------------------------------------------------------------------------------------------------
 
     def crowded(self, tenant: Tenant, gpu: str, family: int) -> bool:
-        """Whether what has just been reserved needs space that somebody else holds, or was promised. What does not move
-        (contexts, arrays, all of a tenant that is parked whole) has to be there at once."""
+        """Whether a new reservation needs space that is held by or promised to others. Memory that cannot be swapped
+        (contexts, arrays, parked tenants) needs it at once.
+        """
         moves = family == MemoryFamily.PLAIN and tenant.spec.oversubscribe in MOVED_BY_PROCESS
         anybody = any(other.spec.oversubscribe != "none" for other in self._registry.on_gpu(gpu))
         at_once = (family == MemoryFamily.CONTEXT and anybody) or (tenant.spec.oversubscribe != "none" and not moves)
         if moves and tenant.name in self._parked:
-            return True  # what its parking freed stays free
+            return True  # memory freed by parking stays free
         return (at_once or moves) and self.refresh(gpu).free_bytes < 0
 
     def could_fit(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether the tenant would fit if everybody left who can, whatever runs or starts at the moment."""
+        """Whether the tenant would fit if every swappable tenant left, whatever is running now."""
         residency = self.refresh(gpu)
         staying = self._ledger.used(tenant.name, gpu)
         for other in self._registry.on_gpu(gpu, without=tenant.name):
@@ -149,7 +151,7 @@ class Residents:
             starting = not any(state for session in other.sessions for state in session.moves.values())
             leaves = occupant.can_leave or (starting and other.spec.oversubscribe != "none")
             staying += occupant.fixed_bytes + (0 if leaves else occupant.resident_bytes)
-            if leaves:  # what it is only asking for may come later
+            if leaves:  # memory only requested so far may come later
                 staying -= self._ledger.asked(other.name, gpu, MemoryFamily.PLAIN)
         return staying <= residency.capacity_bytes - residency.overhead_bytes
 
@@ -161,16 +163,16 @@ class Residents:
         known = device_of(self._registry.gpus[gpu]).overhead_bytes
         strangers = self.gpus[gpu].overhead_bytes - known
         others = f"; {strangers / 2**20:.0f} MiB of it are held by no tenant" if strangers > 64 << 20 else ""
-        return f"{plan.short_bytes / 2**20:.0f} MiB are lacking, {why}{others}"
+        return f"{plan.short_bytes / 2**20:.0f} MiB are missing, {why}{others}"
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def count(self, name: str) -> MoveCount:
-        """What a tenant's moves have come to, to be added to."""
+        """Counters of a tenant's moves, to be increased."""
         return self.counts.setdefault(name, MoveCount())
 
     def row(self, tenant: Tenant, gpu: str) -> dict[str, Any] | None:
-        """Residency and moves of a tenant on a GPU, for ps and top; None for one that never moves."""
+        """Residency and moves of a tenant on a GPU, for ps and top; None for a tenant that never moves."""
         moved = self._parked.checkpointed_bytes(tenant.name) is not None or tenant.name in self.counts
         if tenant.spec.oversubscribe == "none" and not moved:
             return None
@@ -192,7 +194,7 @@ class Residents:
         }
 
     def forget(self, name: str) -> None:
-        """A tenant has gone."""
+        """A tenant was removed."""
         for residency in self.gpus.values():
             residency.remove(name)
         self.counts.pop(name, None)

@@ -1,5 +1,6 @@
-"""Space on a GPU for what is about to be taken there: an allocation that the driver refused, a context, a tenant on its
-way back. Tenants in the way leave, if need be after their turn; what is lacking only for a moment is waited for."""
+"""Makes space on a GPU for a pending allocation: one that the driver refused, a context, a returning tenant. Other
+tenants are evicted, if necessary after their turn; temporary shortages are waited out.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.broker import Broker
 
-PATIENCE_S = 10.0  # for space that somebody could make, but has not made yet
+PATIENCE_S = 10.0  # to wait for space that another tenant could free but has not yet
 AGAIN_S = 0.05
 
 
 class SpaceMaker:
-    """Requests for space, one answer each."""
+    """Requests for space, with one answer each."""
 
     def __init__(
         self, residency: Residency, residents: Residents, registry: Registry, broker: Broker, parked: ParkedTable
@@ -30,18 +31,20 @@ class SpaceMaker:
         self._broker, self._parked = broker, parked
 
     def ask(self, session: Session, slot: int, sequence: int, size: int, flags: int) -> None:
-        """MOVE_ROOM: the driver had no memory for an allocation, or will have none for what must be there now."""
+        """Handle MOVE_ROOM: the driver refused an allocation, or would refuse one that cannot wait."""
         self._residency.start(self._answer(session, slot, sequence, size, flags))
 
     async def _answer(self, session: Session, slot: int, sequence: int, size: int, flags: int) -> None:
-        """Some of it cannot wait for the tenant's next turn (a context, memory that does not move)."""
+        """Make space for memory that cannot wait for the tenant's next turn (a context, memory that cannot be
+        swapped).
+        """
         gpu, tenant = session.slots[slot], session.tenant
         now, size = bool(flags & MoveFlag.NOW), min(size, 1 << 62)
         if flags & MoveFlag.CONTEXT:
             size = self._residents.context_reserve_bytes(gpu) or CONTEXT_BYTES
         status = Status.OK
         if not now and (tenant.name in self._parked or self._somebody_else_runs(tenant, gpu)):
-            status = Status.DENIED  # the memory comes with this tenant's next turn
+            status = Status.DENIED  # the memory becomes available with this tenant's next turn
         else:
             try:
                 fault = await self.until(
@@ -52,7 +55,7 @@ class SpaceMaker:
                     lambda: not session.closed and self._residents.could_fit(tenant, gpu),
                     hold_off=now,
                 )
-            except Exception as error:  # a fault of ours must not keep the program waiting for ever
+            except Exception as error:  # an exception must not leave the program waiting for ever
                 fault = f"the agent failed: {error!r}"
             if fault is not None:
                 status = Status.OUT_OF_MEMORY
@@ -74,8 +77,9 @@ class SpaceMaker:
         *,
         hold_off: bool,
     ) -> str | None:
-        """Try until it works, or is not worth it any more: then the last attempt's sentence. `hold_off`: others on the
-        GPU whose contents can leave get no turns meanwhile; alone there, they would never end theirs."""
+        """Retry until success or until it is hopeless: then returns the last attempt's sentence. `hold_off`: other
+        swappable tenants of the GPU get no turns meanwhile, since alone there they would never end theirs.
+        """
         held_off = set[str]()
         deadline = time.monotonic() + patience_s
         try:

@@ -1,4 +1,4 @@
-"""Orders to processes to move their memory: each has an end that is awaited and progress that is passed on."""
+"""Orders to processes to move their memory, with progress and result."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from cotenant.agent.ipc import wire
 from cotenant.agent.tenants.tenant import Session, Tenant
 
 EVERYTHING = 1 << 62
-SLOWEST_BPS = 0.2e9  # a move slower than this has stopped
+SLOWEST_BPS = 0.2e9  # a slower move counts as stalled
 
 
 @dataclass
 class MoveEnd:
-    """How an order ended. `status` None: the process has gone, or does not answer."""
+    """Result of an order. `status` None: the process has ended or does not answer."""
 
     status: int | None
     moved_bytes: int = 0
     elapsed_ns: int = 0  # in the process, from order to end
-    mapping_ns: int = 0  # of it, making and unmaking memory behind addresses
-    copying_ns: int = 0  # of it, waiting for copies
-    handed_bytes: int = 0  # of moved_bytes: device memory that went to, or came from, another process
+    mapping_ns: int = 0  # part of it: mapping and unmapping memory
+    copying_ns: int = 0  # part of it: waiting for copies
+    handed_bytes: int = 0  # part of moved_bytes: device memory passed to or from another process
 
     @classmethod
     def told(cls, status: int, values: dict[str, Any]) -> MoveEnd:
@@ -39,32 +39,32 @@ class MoveEnd:
 
 @dataclass
 class MoveCount:
-    """What a tenant's moves have come to."""
+    """Totals of a tenant's moves."""
 
     moves_out: int = 0
     moves_in: int = 0
     out_bytes: int = 0
     in_bytes: int = 0
     seconds: float = 0.0
-    mapping_ns: int = 0  # of its processes' moves: making and unmaking memory behind addresses
+    mapping_ns: int = 0  # mapping and unmapping memory, in its processes
     copying_ns: int = 0  # waiting for copies
-    handed_bytes: int = 0  # device memory that went to, or came from, another process
-    elapsed_ns: int = 0  # all
+    handed_bytes: int = 0  # device memory passed to or from another process
+    elapsed_ns: int = 0  # total
 
     def add_out(self, end: MoveEnd) -> None:
-        """One move off the GPU."""
+        """Add one move off the GPU."""
         self.moves_out += bool(end.moved_bytes)
         self.out_bytes += end.moved_bytes
         self._add(end)
 
     def add_in(self, end: MoveEnd) -> None:
-        """One move to the GPU."""
+        """Add one move to the GPU."""
         self.moves_in += bool(end.moved_bytes)
         self.in_bytes += end.moved_bytes
         self._add(end)
 
     def add_whole(self, size: int, *, out: bool, seconds: float = 0.0) -> None:
-        """Whole processes off the GPU or back, by the driver's checkpoint; size in bytes."""
+        """Add a move of whole processes off the GPU or back, by the driver's checkpoint; size in bytes."""
         if out:
             self.moves_out += 1
             self.out_bytes += size
@@ -74,7 +74,7 @@ class MoveCount:
         self.seconds += seconds
 
     def parts_s(self) -> dict[str, float]:
-        """Seconds in the processes: all, mapping, waiting for copies."""
+        """Seconds in the processes: total, mapping, waiting for copies."""
         return {
             "process_s": self.elapsed_ns / 1e9,
             "mapping_s": self.mapping_ns / 1e9,
@@ -89,11 +89,11 @@ class MoveCount:
 
 
 class SwapOrders:
-    """Outstanding orders of all processes."""
+    """Pending orders of all processes."""
 
     def __init__(self, answer_s: Callable[[], float]) -> None:
-        self._answer_s = answer_s  # how long a process may be silent before it counts as one that does not answer
-        self._numbers = itertools.count(1 << 40)  # no sequence of the shim's own
+        self._answer_s = answer_s  # time without a message after which a process counts as not answering
+        self._numbers = itertools.count(1 << 40)  # outside the range of the shim's own sequence numbers
         self._open: dict[int, tuple[Session, asyncio.Future[MoveEnd], Callable[[int], None]]] = {}
 
     async def give(
@@ -122,12 +122,12 @@ class SwapOrders:
             self._open.pop(number, None)
 
     def progress(self, number: int, moved_bytes: int) -> None:
-        """MOVE_PROGRESS."""
+        """Handle MOVE_PROGRESS."""
         if number in self._open:
             self._open[number][2](moved_bytes)
 
     def done(self, number: int, end: MoveEnd) -> None:
-        """MOVE_DONE. One that is not waited for (the agent has restarted, or gave up) only reports what is where."""
+        """Handle MOVE_DONE. If no order waits for it (after a restart or timeout), it only reports locations."""
         if number in self._open:
             _, future, on_progress = self._open.pop(number)
             on_progress(end.moved_bytes)
@@ -144,10 +144,10 @@ class SwapOrders:
 
 
 class HandleTransfer:
-    """A way for device memory from the processes that leave a GPU to those that come.
+    """Passes device memory from the processes that leave a GPU to those that arrive.
 
-    A socket, whose ends go along with their orders. The driver would clear it in between, with an engine that the
-    copies need.
+    A socket pair whose ends go along with the orders. Without it the driver would clear the memory in between, with an
+    engine that the copies need.
     """
 
     def __init__(self) -> None:
@@ -165,10 +165,10 @@ class HandleTransfer:
         return self._taker.fileno()
 
     def all_taken(self) -> None:
-        """Nobody comes any more: what has not been taken, or is sent from now on, is free.
+        """No process arrives any more: free what was not taken, and what is sent from now on.
 
-        Also where the process that was to take it has its end still open, because it is stopped: then our closing
-        alone would free nothing.
+        This also covers a receiver that is stopped with its end still open, where closing ours alone would free
+        nothing.
         """
         if self._taker.fileno() < 0:
             return
@@ -181,17 +181,17 @@ class HandleTransfer:
         self._taker.close()
 
     def close(self) -> None:
-        """Both ends."""
+        """Close both ends."""
         self._giver.close()
         self.all_taken()
 
 
 def bytes_owner(tenant: Tenant) -> tuple[object, ...]:
-    """Whose bytes a tenant's are: memory goes on only to tenants of the same owner.
+    """Owner of a tenant's contents: memory is passed only between tenants of the same owner.
 
-    The users that it and its processes belong to: a file may have given it to another user while processes of the one
-    before still run. A pod's tenant belongs to the node's agent, and most pods run as root: there it is also the
-    namespace, which the name begins with.
+    The users of the tenant and of its processes: the configuration may have given the tenant to another user while old
+    processes still run. Pods' tenants all belong to the node's agent, and most pods run as root: for them the namespace
+    counts, too, with which the name begins.
     """
     in_pod = tenant.owner is not None and tenant.owner.kind == "pod"
     namespace = tenant.name.partition("/")[0] if in_pod else ""
@@ -199,29 +199,29 @@ def bytes_owner(tenant: Tenant) -> tuple[object, ...]:
 
 
 class Flow:
-    """Space on the GPU that arrives while a switch goes on, for the processes that come in one after the other."""
+    """Space on the GPU that becomes free during a switch, for the processes that arrive one after the other."""
 
     def __init__(self, free_bytes: int, hand: HandleTransfer | None = None) -> None:
         self.hand = hand
         self._room = max(0, free_bytes)
-        self._used = 0  # by processes that are in
+        self._used = 0  # by processes that have arrived
         self._now: tuple[Session, int] | None = None
-        self._over = False  # all that was to leave has left
+        self._over = False  # all victims have left
         self._failed = False
 
     def freed(self, size: int) -> None:
-        """So much more has left."""
+        """More bytes have become free."""
         self._room += size
         self._tell()
 
     def end(self, complete: bool) -> None:
-        """Nothing more will leave. Not complete: what was wanted did not leave, and moves that wait for it stop."""
+        """Nothing more will leave. `complete` False: victims did not leave as planned, and waiting moves stop."""
         self._over, self._failed = True, not complete
         self._tell()
 
     @property
     def allowed(self) -> int:
-        """What the process on its way in may take, in all."""
+        """Total bytes that the arriving process may take so far."""
         return EVERYTHING if self._over and not self._failed else max(0, self._room - self._used)
 
     async def admit(self, orders: SwapOrders, session: Session, slot: int, evicted_bytes: int) -> MoveEnd:

@@ -1,4 +1,4 @@
-"""Whole processes by the driver's checkpoint: which ones; locked, checkpointed, restored, unlocked, a set together."""
+"""Locks, checkpoints, restores and unlocks sets of whole processes by the driver."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from cotenant.devices.registry import device_of
 
 LOG = logging.getLogger(__name__)
 
-SLOWEST_BPS = 0.4e9  # a checkpoint or restore slower than this has stopped (measured: 1.8e9 and 4.3e9)
+SLOWEST_BPS = 0.4e9  # a slower checkpoint or restore counts as stalled (measured: 1.8e9 and 4.3e9)
 FREE_WITHIN_S = 3.0
 SETTLE_WITHIN_S = 30.0
 
 
 def within_s(size: int) -> float:
-    """How long a call may take that moves so many bytes."""
+    """Time limit of a call that moves so many bytes."""
     return 30 + size / SLOWEST_BPS
 
 
 class WholeProcesses:
-    """What the driver can do with sets of processes."""
+    """The driver's checkpoint for sets of processes."""
 
     def __init__(self, devices: Sequence[Gpu], ledger: Ledger) -> None:
         self._devices, self._ledger = devices, ledger
@@ -42,8 +42,9 @@ class WholeProcesses:
     # -- which, and whether ----------------------------------------------------------------------------------------
 
     async def able(self, name: str, tenant: Tenant | None) -> tuple[ProcessKey, ...]:
-        """The processes of a tenant (or pid:N and its descendants) that will be checkpointed. InputError where that
-        cannot work, before anything is touched."""
+        """The processes of a tenant (or of pid:N and its descendants) that would be checkpointed. Raises InputError,
+        before anything is touched, if that is impossible.
+        """
         keys = self._processes(name, tenant)
         await self._refuse(name, tenant)
         return await self._probe(name, keys)
@@ -57,7 +58,9 @@ class WholeProcesses:
                 raise InputError(f"there is no tenant and no process {name!r}", field="NAME")
             keys = (key, *sorted(processes.descendants({key})))
             if key.pid == 1 or os.getpid() in {each.pid for each in keys} or self.checkpointer.pid == key.pid:
-                raise InputError(f"process {key.pid} is, or has started, this agent: parked, nothing could resume it")
+                raise InputError(
+                    f"process {key.pid} is this agent, its helper or its ancestor: parked, it could not be resumed"
+                )
             return keys
         mine = {s.process for s in tenant.sessions if any(s.page.slots[slot].contexts for slot in s.slots)}
         if not mine:
@@ -65,7 +68,7 @@ class WholeProcesses:
         return tuple(sorted(mine, key=lambda key: (key != tenant.root, key.pid)))
 
     async def _refuse(self, name: str, tenant: Tenant | None) -> None:
-        """A clear no before anything is touched."""
+        """Raise InputError before anything is touched if checkpoints are impossible."""
         try:
             version = (await self.checkpointer.order("version"))["version"]
         except CheckpointError as error:
@@ -83,10 +86,11 @@ class WholeProcesses:
                 raise InputError(f"{name} uses managed memory; the driver does not checkpoint that")
 
     async def _probe(self, name: str, keys: tuple[ProcessKey, ...]) -> tuple[ProcessKey, ...]:
-        """Those of the processes that the driver could checkpoint: a child may have no context, an MPS client none of
-        its own."""
+        """Those of the processes that the driver can checkpoint: a child may have no context, and an MPS client none of
+        its own.
+        """
         able = []
-        why = "they are gone"
+        why = "they have ended"
         for key in keys:
             try:
                 state = await self.state(key)
@@ -102,11 +106,13 @@ class WholeProcesses:
         return tuple(able)
 
     async def state(self, key: ProcessKey) -> str:
-        """running, locked, checkpointed or failed. CheckpointError when the driver does not know it."""
+        """ "running", "locked", "checkpointed" or "failed". Raises CheckpointError if the driver does not know the
+        process.
+        """
         return str((await self.checkpointer.order("state", key.pid))["state"])
 
     async def free_bytes(self, uuids: tuple[str, ...]) -> int:
-        """What the driver says is free on these GPUs together; none named: on all of this agent's."""
+        """Free memory of these GPUs together, by the driver; without names, of all of this agent's GPUs."""
         total = 0
         for gpu in self._devices:
             if uuids and gpu.uuid not in uuids:
@@ -118,7 +124,7 @@ class WholeProcesses:
     # -- out -------------------------------------------------------------------------------------------------------
 
     async def checkpoint(self, keys: tuple[ProcessKey, ...], size: int, timeout_s: float) -> None:
-        """Lock all, then checkpoint all; what was done is undone when one of them fails (CheckpointError)."""
+        """Lock all, then checkpoint all; undone if one of them fails (CheckpointError)."""
         locked: list[ProcessKey] = []
         done: list[ProcessKey] = []
         try:
@@ -142,7 +148,7 @@ class WholeProcesses:
     # -- back ------------------------------------------------------------------------------------------------------
 
     async def restore(self, parked: Parked, target: str | None) -> None:
-        """Restore all, then unlock all, on `target` if it is another GPU. WorkError, and all as it was, when not."""
+        """Restore all, then unlock all, on `target` if given. Raises WorkError, with nothing changed, on failure."""
         await self._wait_for_memory(target or (parked.gpus[0] if parked.gpus else None), parked.size)
         onto: list[str] = []
         if target is not None and parked.gpus and target != parked.gpus[0]:
@@ -153,7 +159,7 @@ class WholeProcesses:
                 state = await self.state(key)
                 if state == "failed":
                     raise CheckpointError(
-                        f"the driver has lost the GPU state of process {key.pid}: it has to be stopped"
+                        f"the driver has lost the GPU state of process {key.pid}, which must be stopped"
                     )
                 if state == "checkpointed":
                     await self._restore_one(key, within_s(parked.size), onto)
@@ -164,8 +170,9 @@ class WholeProcesses:
             raise WorkError(f"{parked.name} cannot be brought back: {error}") from None
 
     async def _restore_one(self, key: ProcessKey, limit_s: float, onto: list[str]) -> None:
-        """A driver that finds a map of GPUs wrong leaves the process as it is, so that another one can be tried: which
-        GPUs a map has to name differs with what the process sees."""
+        """Restore with the first GPU map that the driver accepts: which GPUs a map must list depends on what the
+        process sees, and a wrong map leaves the process unchanged.
+        """
         faults = []
         for number, kind in enumerate(MAPS if onto else ("",)):
             try:
@@ -176,12 +183,12 @@ class WholeProcesses:
                     break
             else:
                 if number:
-                    LOG.warning(f"process {key.pid} came back with a map of {kind}, after {'; '.join(faults)}")
+                    LOG.warning(f"process {key.pid} was restored with a map of {kind}, after {'; '.join(faults)}")
                 return
         raise CheckpointError("; ".join(faults))
 
     async def _wait_for_memory(self, gpu: str | None, size: int) -> None:
-        """Do not restore before the driver has that much free: what has just left may take a moment."""
+        """Wait until the driver has that much memory free, which may take a moment after others have left."""
         deadline = time.monotonic() + FREE_WITHIN_S
         kind = next((device_of(each) for each in self._devices if each.uuid == gpu), None)
         while kind is not None and gpu is not None:
@@ -197,8 +204,9 @@ class WholeProcesses:
     # -- after a restart of the agent ------------------------------------------------------------------------------
 
     async def settle(self, parked: Parked) -> bool:
-        """What the last agent left of a set that it was parking or bringing back: whether it is parked. One that is
-        only locked runs again; a call that still goes on is waited for."""
+        """Complete what the previous agent left of a set: returns whether it is parked. Processes that are only locked
+        run again; a call in progress is waited for.
+        """
         deadline = time.monotonic() + SETTLE_WITHIN_S
         while True:
             states = {}
@@ -215,9 +223,9 @@ class WholeProcesses:
                 with contextlib.suppress(CheckpointError):
                     await self.checkpointer.order("unlock", key.pid)
             if time.monotonic() > deadline:
-                return True  # resume tries again, and says what the driver says
+                return True  # resume tries again and reports the driver's error
             await asyncio.sleep(0.2)
 
     def close(self) -> None:
-        """End the helper; what is checkpointed stays so."""
+        """End the helper; checkpointed processes stay so."""
         self.checkpointer.close()

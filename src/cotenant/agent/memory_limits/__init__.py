@@ -1,1 +1,1 @@
-"""Limits on tenants' memory that hold outside their processes: by the kernel or the driver, on control groups."""
+"""Memory limits of tenants enforced outside their processes: by kernel or driver, on control groups."""

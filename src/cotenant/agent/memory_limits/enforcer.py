@@ -1,5 +1,6 @@
-"""Tenants' memory limits: set on their control groups before their programs run, followed, watched, and cleared before
-the groups go."""
+"""Tenants' memory limits on control groups: set before programs run, followed, checked, and cleared before the groups
+are removed.
+"""
 
 from __future__ import annotations
 
@@ -25,37 +26,37 @@ from cotenant.policy.memory_limits import Detected, prospect
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-SHIM_ALONE = "its memory is limited by the shim in its processes alone"
+SHIM_ALONE = "its memory is limited only by the shim in its processes"
 
 
 def card_of(gpu: Gpu) -> Card:
-    """A GPU's NVML. OSError where it does not answer."""
+    """A GPU's NVML handle. Raises OSError if it does not respond."""
     card = device_of(gpu).card(gpu.uuid)
     if card is None:
-        raise OSError(f"GPU {gpu.index} does not answer")
+        raise OSError(f"GPU {gpu.index} does not respond")
     return card
 
 
 def find(gpu: Gpu) -> Detected:
-    """What there is for limits on its memory."""
+    """The means of memory enforcement on a GPU."""
     return detect(device_of(gpu), gpu)
 
 
-_Key = tuple[Path, str]  # a group and a GPU's UUID
+_Key = tuple[Path, str]  # (group, UUID of the GPU)
 
 
 def _too_weak(tenant: Tenant, why: str) -> InputError:
     demanded = tenant.spec.enforce_memory
     return InputError(
-        f"the memory of {tenant.name} must be limited by the {demanded} or something stronger, and cannot: {why};"
-        " cotenant doctor says what to do",
+        f"the memory of {tenant.name} must be limited by the {demanded} or something stronger, which "
+        f"is not possible: {why}; see cotenant doctor",
         field="--enforce-memory",
     )
 
 
 @dataclass
 class _Closing:
-    """A group whose tenant has gone. Its limit holds until nothing is in it."""
+    """A group whose tenant has ended. Its limit holds until the group is empty."""
 
     group: ControlGroup
     gpus: tuple[Gpu, ...]
@@ -63,7 +64,7 @@ class _Closing:
 
 
 class MemoryLimits:
-    """Limits of kernel or driver on the tenants of this node."""
+    """Memory limits by kernel or driver for the tenants of this node."""
 
     def __init__(
         self,
@@ -74,39 +75,39 @@ class MemoryLimits:
         find: Callable[[Gpu], Detected] = find,
         card: Callable[[Gpu], Card] = card_of,
     ) -> None:
-        """`folder`: of the agent, which its groups are known by."""
+        """`folder`: of the agent, which marks its groups' names."""
         self._find, self._card = find, card
         self._mark, self._registry, self._warn = mark_of(folder), registry, warn
         self._detected: dict[str, Detected] = {}
         self._closing: list[_Closing] = []
-        self._in_force: dict[_Key, int] = {}  # (group, GPU) -> hard limit as the driver reads it back
-        self._outside: set[tuple[str, int]] = set()  # (tenant, process) that were named
+        self._in_force: dict[_Key, int] = {}  # (group, GPU) -> hard limit as read back from the driver
+        self._outside: set[tuple[str, int]] = set()  # (tenant, process) already reported
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
     def prospect(self, gpu: Gpu, *, swaps: bool = False) -> Prospect:
-        """What would hold a new tenant of a GPU to its memory."""
+        """What would enforce the memory limit of a new tenant on a GPU."""
         if gpu.uuid not in self._detected:
             self._detected[gpu.uuid] = self._find(gpu)
         found, mine = self._detected[gpu.uuid], tuple(f"{path}:" for path in self._held())
         return prospect(replace(found, foreign=tuple(t for t in found.foreign if not t.startswith(mine))), swaps=swaps)
 
     def of(self, tenant: Tenant, gpu: Gpu) -> Prospect:
-        """What holds a tenant to its memory on a GPU now."""
+        """What currently enforces a tenant's memory limit on a GPU."""
         found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
         if tenant.spec.memory_bytes is None:
-            return Prospect(Promise.MEMORY, Strength.NOTHING, "no limit", "it has no limit on its memory")
+            return Prospect(Promise.MEMORY, Strength.NOTHING, "no limit", "it has no memory limit")
         if tenant.held is not None or found.by is Strength.SHIM:
             return found
-        why = tenant.held_not or f"{SHIM_ALONE}, because it was started without a limit on its memory"
+        why = tenant.held_not or f"{SHIM_ALONE}, because it was started without a memory limit"
         return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, (why,))
 
     def check(self, tenant: Tenant) -> None:
-        """InputError where its memory would be limited less strongly than is demanded for it."""
+        """Raise InputError if the tenant's memory limit would be enforced less strongly than demanded."""
         for gpu in tenant.gpus:
             found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
             if not found.by.at_least(tenant.spec.enforce_memory):
-                raise _too_weak(tenant, f"GPU {gpu.index} has it limited by the {found.by}: {found.why}")
+                raise _too_weak(tenant, f"GPU {gpu.index} limits it by the {found.by}: {found.why}")
 
     def tenant_in(self, pid: int) -> Tenant | None:
         """The tenant in whose group a process is."""
@@ -122,7 +123,7 @@ class MemoryLimits:
     # -- a tenant's life -------------------------------------------------------------------------------------------
 
     def begin(self, tenant: Tenant, pid: int) -> None:
-        """Before a tenant's program runs: its launcher goes into the tenant's group, which has its limits then."""
+        """Called before a tenant's program runs: moves its launcher into the tenant's group, with its limits."""
         if tenant.spec.memory_bytes is None:
             return
         swaps = tenant.spec.oversubscribe != "none"
@@ -144,7 +145,7 @@ class MemoryLimits:
             self._say(tenant, tenant.held_not)
 
     def came(self, tenant: Tenant, pid: int) -> None:
-        """A process of a tenant has connected, and has no memory yet: a pod or job has no launcher before it."""
+        """A process of a tenant has connected, before it uses memory; for pods and jobs, which have no launcher."""
         if tenant.owner is None or tenant.spec.memory_bytes is None:
             return
         with contextlib.suppress(OSError):
@@ -153,7 +154,7 @@ class MemoryLimits:
                 self.begin(tenant, pid)
 
     def follow(self, tenant: Tenant) -> None:
-        """A tenant's promise has changed. InputError, and nothing changed, where the driver refuses the new limit."""
+        """Apply a changed promise. Raises InputError, with nothing changed, if the driver refuses the limit."""
         if tenant.held is None:
             return
         done: list[tuple[Gpu, int | None]] = []
@@ -175,19 +176,20 @@ class MemoryLimits:
                 self._set(tenant.held.path, gpu, None)
 
     def end(self, tenant: Tenant) -> None:
-        """The tenant is no more. Its limits are cleared, and a group made for it goes, when nothing is in it."""
+        """The tenant was removed. Its limits are cleared, and a group created for it is removed, once it is empty."""
         self._let_go(tenant)
         self._sweep()
 
     def take_back(self, tenant: Tenant, group: ControlGroup) -> None:
-        """The last agent held this tenant by that group."""
+        """Take over the group in which the previous agent held this tenant."""
         tenant.held = group
-        with contextlib.suppress(InputError):  # what `look` finds different, it sets again
+        with contextlib.suppress(InputError):  # `look` sets again what differs
             self.follow(tenant)
 
     def clean(self, left: Iterable[ControlGroup]) -> None:
-        """After a restart: `left` are groups of tenants that were not taken over; those made and not written down are
-        found by their names."""
+        """Clean up after a restart. `left`: groups of tenants that were not taken over; groups created but not yet
+        saved are found by name.
+        """
         gpus = tuple(self._registry.gpus.values())
         hierarchy = device_of(gpus[0]).cgroups()
         if hierarchy is None or hierarchy.version != 2:
@@ -196,29 +198,29 @@ class MemoryLimits:
         made = [group for group in hierarchy.groups(hierarchy.root) if group.name.startswith(self._mark)]
         groups = {group.path: group for group in (*left, *(ControlGroup(path, True) for path in made))}
         for group in (group for path, group in groups.items() if path not in used):
-            self._closing.append(_Closing(group, gpus, f"a tenant of the last agent ({group.path.name})"))
+            self._closing.append(_Closing(group, gpus, f"a tenant of the previous agent ({group.path.name})"))
         self._sweep()
 
     # -- watching --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look after all limits for as long as the agent runs."""
+        """Maintain all limits as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            wanted = self._wanted()  # the driver is asked beside the turns of the tenants
+            wanted = self._wanted()  # ask the driver in a thread, so that turns are not delayed
             self._judge(wanted, await asyncio.to_thread(self._read, wanted))
 
     def look(self) -> None:
-        """Set again what another program has changed, name processes that have left their tenant's group."""
+        """Restore limits that another program changed, and report processes that left their tenant's group."""
         wanted = self._wanted()
         self._judge(wanted, self._read(wanted))
 
     def _wanted(self) -> dict[_Key, int]:
-        """What the driver should answer."""
+        """The limits that the driver should report."""
         return {key: limit for key, limit in self._in_force.items() if key[0] in self._held()}
 
     def _read(self, keys: Iterable[_Key]) -> dict[_Key, int | str]:
-        """What the driver answers, or why it does not."""
+        """The limits that the driver reports, or why it does not."""
         found: dict[_Key, int | str] = {}
         for path, uuid in keys:
             try:
@@ -243,13 +245,14 @@ class MemoryLimits:
         text = "nothing" if found == NO_LIMIT else found if isinstance(found, str) else f"{found / 2**30:.2f} GiB"
         self._say(
             tenant,
-            "another program (root in its container, or a service of this node) changed what its control group is held"
-            f" to on GPU {gpu.index} from {expected / 2**30:.2f} GiB to {text}: set back",
+            "another program (root in its container, or a service of this node) changed the memory limit "
+            f"of its control group on GPU {gpu.index} from {expected / 2**30:.2f} GiB to {text}: it was "
+            "restored",
         )
         try:
             self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
         except OSError as error:
-            self._say(tenant, f"its limit on the memory of GPU {gpu.index} cannot be set again: {words(error)}")
+            self._say(tenant, f"its memory limit on GPU {gpu.index} cannot be restored: {words(error)}")
 
     def _check_place(self, tenant: Tenant, pid: int) -> None:
         if self._is_in(tenant, pid) or not os.path.exists(f"/proc/{pid}"):
@@ -259,18 +262,20 @@ class MemoryLimits:
             self._outside.add((tenant.name, pid))
             self._say(
                 tenant,
-                f"process {pid} left the tenant's control group, so that the limit on memory held for it no longer; it"
-                " was put back, and what it took meanwhile is not counted",
+                f"process {pid} left the tenant's control group and thereby its memory limit; it was put "
+                "back, but what it allocated meanwhile is not counted",
             )
         with contextlib.suppress(OSError):
             self._hierarchy(tenant.gpus).enter(tenant.held.path, pid)
 
     def _sweep(self) -> None:
-        """Clear and remove groups of tenants that have gone, once they are empty."""
+        """Clear and remove groups of ended tenants once they are empty."""
         self._closing = [each for each in self._closing if each.group.path.exists() and not self._closed(each)]
 
     def _closed(self, each: _Closing) -> bool:
-        """Clear and remove a group, if nothing is left in it; in one that is not ours, nothing that uses the GPU."""
+        """Clear and remove a group if it is empty; one that the agent did not create, if no process in it uses
+        the GPU.
+        """
         hierarchy, path = self._hierarchy(each.gpus), each.group.path
         try:
             left = {pid for group in hierarchy.groups(path) for pid in hierarchy.processes(group)}
@@ -280,9 +285,9 @@ class MemoryLimits:
             if left:
                 return False
             for gpu in each.gpus:
-                self._set(path, gpu, None)  # first: ancestors keep what a removed group had
+                self._set(path, gpu, None)  # clear it first: ancestors are charged for a removed group's remainder
         except OSError as error:
-            LOG.warning(f"the control group {path} of {each.name} is not cleared: {words(error)}")
+            LOG.warning(f"the control group {path} of {each.name} could not be cleared: {words(error)}")
         if each.group.made:
             with contextlib.suppress(OSError):
                 hierarchy.remove(path)
@@ -291,13 +296,13 @@ class MemoryLimits:
     # -- one group -------------------------------------------------------------------------------------------------
 
     def _group_of(self, tenant: Tenant, pid: int, before: ControlGroup | None) -> ControlGroup:
-        """The group of a tenant, with the process in it. NoGroupError, OSError."""
+        """The group of a tenant, with the process in it. Raises NoGroupError, OSError."""
         hierarchy = self._hierarchy(tenant.gpus)
         if before is not None and before.path.exists():
             if before.made:
                 hierarchy.enter(before.path, pid)
             elif tenant.pids and not hierarchy.of(pid).is_relative_to(before.path):
-                text = f"process {pid} joined from another control group: the shim alone limits its memory"
+                text = f"process {pid} joined from another control group: only the shim limits its memory"
                 if not Strength.SHIM.at_least(tenant.spec.enforce_memory):
                     raise _too_weak(tenant, text)
                 self._say(tenant, text)
@@ -327,7 +332,7 @@ class MemoryLimits:
         return {tenant.held.path: tenant for tenant in self._registry.tenants.values() if tenant.held is not None}
 
     def _say(self, tenant: Tenant, text: str) -> None:
-        if text not in tenant.warnings:  # what is so each second is said once
+        if text not in tenant.warnings:  # report a persistent condition only once
             self._warn(tenant, text)
 
     def _let_go(self, tenant: Tenant) -> None:
@@ -337,20 +342,20 @@ class MemoryLimits:
         self._outside = {(name, pid) for name, pid in self._outside if name != tenant.name}
 
     def _set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
-        # soft as hard: a strict part of the card, none of which the driver lends to others
+        # soft limit equal to the hard one: a strict partition, which the driver lends to no one
         soft, hard = (0, NO_LIMIT) if limit_bytes is None else (limit_bytes, limit_bytes)
         card = self._card(gpu)
         card.set_memory_limits(group, soft, hard)
         self._in_force.pop((group, gpu.uuid), None)
         if limit_bytes is not None:
-            self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # a driver may round
+            self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # the driver may round
 
     def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:
         assert tenant.held is not None
         used = ""
         with contextlib.suppress(OSError):
-            used = f", where it holds {self._card(gpu).memory_limits(tenant.held.path).used_bytes / 2**30:.2f} GiB"
-        return f"the new limit on the memory of {tenant.name} on GPU {gpu.index}{used} was refused: {words(error)}"
+            used = f", where it uses {self._card(gpu).memory_limits(tenant.held.path).used_bytes / 2**30:.2f} GiB"
+        return f"the new memory limit of {tenant.name} on GPU {gpu.index}{used} was refused: {words(error)}"
 
     def _is_in(self, tenant: Tenant, pid: int) -> bool:
         assert tenant.held is not None
@@ -363,5 +368,5 @@ class MemoryLimits:
     def _hierarchy(gpus: tuple[Gpu, ...]) -> Hierarchy:
         hierarchy = device_of(gpus[0]).cgroups()
         if hierarchy is None:
-            raise OSError("there are no control groups here")
+            raise OSError("this system has no control groups")
         return hierarchy

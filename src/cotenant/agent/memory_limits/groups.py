@@ -1,4 +1,6 @@
-"""Which control group holds a tenant: its own where it has one already, else one made beside its launcher's."""
+"""Finds the control group for a tenant's memory limit: an existing one of its own, or a new one beside its
+launcher's.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,23 @@ from pathlib import Path
 
 from cotenant.devices.cgroups import Hierarchy
 
-# what a container's or a job's processes cannot leave, whatever groups they make below it
+# groups of containers and jobs, which their processes cannot leave, whatever subgroups they create
 _PLACE = re.compile(r"(?:^|[:-])[0-9a-f]{64}(?:\.scope)?$|^job_\d+$")
 BOUNDS = ("memory.max", "memory.high", "pids.max", "cpu.max")
 NAMESPACES = ("mnt", "pid", "cgroup")
 
 
 class NoGroupError(Exception):
-    """A tenant cannot have a control group of its own; a sentence says why."""
+    """A tenant cannot have a control group of its own; the message says why."""
 
 
 def mark_of(folder: Path) -> str:
-    """How the names of groups begin that the agent of a folder makes."""
+    """Prefix of the names of groups that the agent of a folder creates."""
     return f"cotenant-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}-"
 
 
 def place_group(group: Path) -> Path | None:
-    """The container's or job's group above (or at) a process's; None outside."""
+    """The group of the container or job at or above a process's group; None outside of them."""
     for each in (group, *group.parents):
         if _PLACE.search(each.name):
             return each
@@ -34,7 +36,9 @@ def place_group(group: Path) -> Path | None:
 
 
 def own_group(hierarchy: Hierarchy, pid: int, taken: Collection[Path]) -> Path | None:
-    """The group that a launcher has to itself: its container's, or one that nothing else is in. None: it shares one."""
+    """The group that a launcher has for itself: its container's, or one without other processes. None: its group is
+    shared.
+    """
     group = hierarchy.of(pid)
     if group == hierarchy.root:
         return None
@@ -42,12 +46,12 @@ def own_group(hierarchy: Hierarchy, pid: int, taken: Collection[Path]) -> Path |
     found = (place_group(group) or group) if inside else group
     alone = set(hierarchy.processes(group)) == {pid} and found not in taken
     if inside and found in taken:
-        raise NoGroupError("another tenant already has the control group of its container")
+        raise NoGroupError("another tenant already uses the control group of its container")
     return found if inside or alone else None
 
 
 def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
-    """Path of a group for a tenant, beside its launcher's: what holds above that holds for the tenant, too."""
+    """Path of a new group for a tenant, with the same parent as its launcher's, so that limits above still apply."""
     group = hierarchy.of(pid)
     for name in BOUNDS:
         try:
@@ -62,7 +66,7 @@ def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
 
 
 def _in_container(pid: int) -> bool:
-    """Whether a process sees another system than the agent: then moving it would take a container's bounds off it."""
+    """Whether a process runs in a container, whose limits it would escape by being moved."""
     try:
         return any(os.readlink(f"/proc/{pid}/ns/{k}") != os.readlink(f"/proc/self/ns/{k}") for k in NAMESPACES)
     except OSError:

@@ -1,1 +1,1 @@
-"""Orchestrators that own tenants: pods, Slurm jobs."""
+"""Tenants owned by orchestrators: pods, Slurm jobs."""

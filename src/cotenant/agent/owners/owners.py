@@ -1,7 +1,7 @@
-"""Tenants owned by an orchestrator: a pod's container, a batch job. Its processes are known by their cgroup.
+"""Tenants owned by an orchestrator: a pod's container or a batch job. The cgroup identifies their processes.
 
-The orchestrator's side (the device plugin, a prolog) names the pods and jobs it has placed; the kernel says to which of
-them a connecting process belongs. What the process sends itself only selects a container of its own pod.
+The orchestrator's side (device plugin, prolog) names the pods and jobs that it placed; the kernel tells to which of
+them a connecting process belongs. What the process itself sends only selects a container of its own pod.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from cotenant.agent.ipc.wire import BadMessageError
 from cotenant.agent.tenants.places import Owner, Place, place_of
 from cotenant.agent.tenants.tenant import Session, Tenant
 
-PATIENCE_S = 8.0  # a process may be faster than the news of its pod; a shim waits 10 s for an answer
+PATIENCE_S = 8.0  # a process may connect before its pod is announced; a shim waits 10 s for an answer
 
 
 class NotYetError(Exception):
-    """The process belongs to a pod of which the orchestrator has not told the agent yet."""
+    """The process belongs to a pod that the orchestrator has not announced yet."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -25,22 +25,22 @@ class NotYetError(Exception):
 
 
 class Owners:
-    """Tenants by the pod or job that owns them, and the connections that are early."""
+    """Tenants by the pod or job that owns them, and the connections that came before the announcement."""
 
     def __init__(self, locate: Callable[[int], Place | None] = place_of) -> None:
         self.locate = locate
-        self.expected: set[str] = set()  # kinds of orchestrators that have spoken: their news may be under way
+        self.expected: set[str] = set()  # kinds of orchestrators seen so far: announcements may still arrive
         self._tenants: dict[tuple[str, str], list[Tenant]] = {}
         self._early: list[tuple[tuple[str, str], Session, bytes]] = []
 
     def add(self, tenant: Tenant, owner: Owner) -> None:
-        """A tenant has an owner from now on."""
+        """Set a tenant's owner."""
         tenant.owner = owner
         self.expected.add(owner.kind)
         self._tenants.setdefault(owner[:2], []).append(tenant)
 
     def remove(self, tenant: Tenant) -> None:
-        """A tenant has no owner any more."""
+        """Remove a tenant's owner."""
         assert tenant.owner is not None
         key, tenant.owner = tenant.owner[:2], None
         mine = self._tenants.get(key, [])
@@ -58,9 +58,9 @@ class Owners:
         return list(self._tenants.get((kind, id_), ()))
 
     def tenant_of(self, pid: int, token: str) -> Tenant | None:
-        """The tenant of a process by its place; None when its place has none and none is expected.
+        """The tenant of a process, by its pod or job; None if that has no tenant and none is expected.
 
-        Raises NotYetError when it should wait, BadMessageError when several containers could be meant.
+        Raises NotYetError if the process should wait, BadMessageError if several containers are possible.
         """
         place = self.locate(pid)
         if place is None:
@@ -81,23 +81,23 @@ class Owners:
             return (by_id or mine)[0]
         names = ", ".join(t.owner.container for t in mine if t.owner)
         raise BadMessageError(
-            Status.UNKNOWN_TENANT, f"process {pid} is in a pod with shares for {names}, and which it is is not known"
+            Status.UNKNOWN_TENANT, f"process {pid} is in a pod with shares for {names}, but its container is unknown"
         )
 
     def in_container(self, pid: int) -> bool:
-        """Whether a process is in a pod: its root is not this machine's administrator."""
+        """Whether a process is in a pod, where root is not this machine's administrator."""
         place = self.locate(pid)
         return place is not None and place.kind == "pod"
 
     # -- those that are early --------------------------------------------------------------------------------------
 
     def wait(self, place: Place, session: Session, hello: bytes) -> None:
-        """Keep a HELLO until its pod is known."""
+        """Keep a HELLO until its pod is announced."""
         self._early = [entry for entry in self._early if not entry[1].closed]
         self._early.append((place[:2], session, hello))
 
     def arrived(self, kind: str, id_: str) -> list[tuple[Session, bytes]]:
-        """Connections that waited for this pod or job; they are asked again."""
+        """Connections that waited for this pod or job, whose HELLO is then processed again."""
         due = [(session, hello) for key, session, hello in self._early if key == (kind, id_) and not session.closed]
         self._early = [entry for entry in self._early if entry[0] != (kind, id_) and not entry[1].closed]
         return due

@@ -1,9 +1,9 @@
-"""A Slurm job's share: asked for in its comment, held by the node's agent from the prolog to the epilog.
+"""A Slurm job's share: requested in its comment, held by the node's agent from the prolog to the epilog.
 
-`sbatch --comment "cotenant:request=30%,limit=60%,memory=8GiB"`; other words in the comment are left alone. The prolog
-runs as root on each node of the job and knows the comment; the task prolog runs as the user and does not. So the prolog
-leaves a file in the agent's folder, `slurm-N.job`: empty for a job whose share is held, else why it was refused. Jobs
-that ask for nothing have no such file, and the scripts in deploy/slurm end there.
+`sbatch --comment "cotenant:request=30%,limit=60%,memory=8GiB"`; other words of the comment are ignored. The prolog runs
+as root on each node of the job and can read the comment; the task prolog runs as the user and cannot. So the prolog
+writes a file `slurm-N.job` into the agent's folder: empty if the job's share is held, otherwise the reason of the
+refusal. Jobs that request nothing have no such file, and the scripts in deploy/slurm end there.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cotenant.core.units import parse_fraction, parse_memory
 MARK = "cotenant:"
 KEYS = ("request", "limit", "memory", "enforce-memory", "priority")
 FIELD = "--comment"
-LIKE = 0.75  # cotennat, Cotenant and co-tenant are, tenant is not
+LIKE = 0.75  # similarity: accepts cotennat, Cotenant and co-tenant, but not tenant
 
 
 def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
-    """The share that a job asks for; None for a job that asks for none. InputError: what is wrong with it."""
+    """The share that a job requests; None if it requests none. InputError says what is wrong with it."""
     words = environment.get("SLURM_JOB_COMMENT", "").split()
     for word in words:
         _refuse_near_miss(word)
@@ -39,7 +39,7 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
     if not asked:
         return None
     if len(asked) > 1:
-        raise InputError(f"{MARK} is there twice", field=FIELD)
+        raise InputError(f"{MARK} is given twice", field=FIELD)
     given: dict[str, str] = {}
     for part in asked[0].split(","):
         key, sign, value = part.partition("=")
@@ -48,9 +48,9 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
         if key not in KEYS or key in given:
             near = difflib.get_close_matches(key, KEYS, 1)
             why = (
-                "is there twice"
+                "is given twice"
                 if key in given
-                else f"is not known; {f'did you mean {near[0]}?' if near else ', '.join(KEYS)}"
+                else f"is unknown; {f'did you mean {near[0]}?' if near else ', '.join(KEYS)}"
             )
             raise InputError(f"{key[:60]!r} {why}", field=FIELD)
         given[key] = value
@@ -75,7 +75,7 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
 
 
 def _refuse_near_miss(word: str) -> None:
-    """InputError for a word that is nearly a request: it would run without a limit."""
+    """Raise InputError for a word that resembles a request: ignored, the job would run without a limit."""
     head = re.split("[:=]", word, maxsplit=1)[0]
     like = difflib.SequenceMatcher(None, head.lower(), MARK[:-1]).ratio() >= LIKE
     if like and not word.startswith(MARK):
@@ -88,10 +88,10 @@ def job_name(environment: Mapping[str, str]) -> str:
 
 
 def start(environment: Mapping[str, str], folder: Path) -> str:
-    """The prolog. Says what was done; empty for a job that asks for nothing. Twice is once.
+    """The prolog. Returns what was done; empty for a job that requests nothing. Idempotent.
 
-    What is wrong with the request is the user's affair, and must not drain the node: it is kept for the job's tasks,
-    which then do not start. WorkError: the agent does not answer, or the folder cannot be written.
+    A wrong request is the user's fault and must not drain the node: it is stored for the job's tasks, which then do not
+    start. Raises WorkError if the agent does not answer or the folder cannot be written.
     """
     uid = _number(environment, "SLURM_JOB_UID")
     refused, said = "", ""
@@ -105,7 +105,7 @@ def start(environment: Mapping[str, str], folder: Path) -> str:
             said = f"{row['name']} has {row['request']:.0%} of {', '.join(row['gpus'])}"
     except InputError as error:
         refused, said = str(error), f"{job_name(environment)} gets no share: {error}"
-        _let_go(environment, folder)  # what an earlier run of a requeued job had
+        _let_go(environment, folder)  # held by an earlier run of a requeued job
     try:
         path = job_file(folder, job_name(environment))
         path.write_text(refused)
@@ -116,9 +116,9 @@ def start(environment: Mapping[str, str], folder: Path) -> str:
 
 
 def task_lines(environment: Mapping[str, str], folder: Path) -> list[str]:
-    """The task prolog: `export` lines that Slurm takes for the task.
+    """The task prolog: `export` lines that Slurm applies to the task.
 
-    InputError: the job was refused its share, or it is not held any more. WorkError: the agent does not answer.
+    Raises InputError if the job was refused its share or no longer has it, WorkError if the agent does not answer.
     """
     try:
         refused = job_file(folder, job_name(environment)).read_text()
@@ -129,14 +129,14 @@ def task_lines(environment: Mapping[str, str], folder: Path) -> list[str]:
     with ControlClient(folder) as client:
         name = job_name(environment)
         if not client.call("owned", **_place(environment))["names"]:
-            raise InputError(f"the share of {name} is not held any more: its agent has lost it, or it was stopped")
+            raise InputError(f"the share of {name} is no longer held: the agent lost it, or it was stopped")
         answer: dict[str, Any] = client.call("register", tenant={"name": name, "limit": None})
     wanted = program_environment(answer)
     return [f"export {key}={value}" for key, value in wanted.items() if environment.get(key) != value]
 
 
 def end(environment: Mapping[str, str], folder: Path) -> None:
-    """The epilog. Without an agent there is nothing to free: the next one finds that the job has ended."""
+    """The epilog. Without an agent nothing needs to be released: the next agent detects that the job has ended."""
     _let_go(environment, folder)
     job_file(folder, job_name(environment)).unlink(missing_ok=True)
 
@@ -153,5 +153,5 @@ def _place(environment: Mapping[str, str]) -> dict[str, str]:
 def _number(environment: Mapping[str, str], key: str) -> int:
     value = environment.get(key, "")
     if not value.isascii() or not value.isdigit():
-        raise WorkError(f"{key} is {value!r:.40}: this is run by Slurm as Prolog, TaskProlog or Epilog")
+        raise WorkError(f"{key} is {value!r:.40}: this command must be run by Slurm as Prolog, TaskProlog or Epilog")
     return int(value)

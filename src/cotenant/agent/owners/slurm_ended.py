@@ -1,7 +1,7 @@
-"""Slurm jobs that ended without their epilog reaching the agent: their shares are free again.
+"""Detects Slurm jobs that ended without their epilog reaching the agent, and releases their shares.
 
-A job lives as long as a process runs in its cgroup: with `PrologFlags=Contain` from its prolog to its epilog. One that
-was never seen to run may still be in its prolog, and is kept.
+A job exists as long as a process runs in its cgroup: with `PrologFlags=Contain` from its prolog to its epilog. A job
+that was never seen running may still be in its prolog, and is kept.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from cotenant.agent.tenants.tenant import Tenant
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
-PATIENCE_S = 30.0  # a job that is gone for so long has ended; a new agent's tenants connect again within that time
+# a job without processes for this long has ended; after a restart of the agent, tenants reconnect within it
+PATIENCE_S = 30.0
 KIND = "slurm"
 
 
 def job_file(folder: Path, name: str) -> Path:
-    """Where the prolog leaves word for the tasks of a job with that tenant."""
+    """File in which the prolog leaves a message for the tasks of a job with that tenant."""
     return folder / f"{name}.job"
 
 
 def running_jobs(locate: Callable[[int], Place | None], proc: Path = Path("/proc")) -> set[str]:
-    """Slurm jobs that have a process on this node."""
+    """Ids of Slurm jobs that have a process on this node."""
     places = (locate(int(entry)) for entry in os.listdir(proc) if entry.isdigit())
     return {place.id for place in places if place is not None and place.kind == KIND}
 
 
 class EndedJobs:
-    """Finds held jobs that are over."""
+    """Finds held jobs that have ended."""
 
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
@@ -43,22 +44,22 @@ class EndedJobs:
         self._missing_since_s: dict[Tenant, float] = {}
 
     def taken_over(self) -> None:
-        """Jobs held now were held by the last agent: they have run, or their prologs are over."""
+        """Currently held jobs were held by the previous agent: they have run, or their prologs have ended."""
         self._seen.update(self._owners.owned(KIND))
 
     async def run(self, locate: Callable[[int], Place | None], drop: Callable[[Tenant], None]) -> None:
-        """Drop tenants of jobs that are over, for as long as the agent runs."""
+        """Drop tenants of ended jobs, as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             if not self._owners.owned(KIND):
                 continue
             running = await asyncio.to_thread(running_jobs, locate)
             for tenant in self.over(running, time.monotonic()):
-                LOG.warning(f"{tenant.name} has ended without its epilog: its share is free")
+                LOG.warning(f"the job of {tenant.name} ended without its epilog: its share is released")
                 drop(tenant)
 
     def over(self, running: Iterable[str], now_s: float) -> list[Tenant]:
-        """Tenants whose jobs have ended, by the jobs that have processes now."""
+        """Tenants whose jobs have ended, given the jobs that have processes now."""
         jobs, held = set(running), self._owners.owned(KIND)
         self._seen.intersection_update(held)
         self._missing_since_s = {t: since for t, since in self._missing_since_s.items() if t in self._seen}
@@ -72,7 +73,7 @@ class EndedJobs:
 
 
 def why_held(tenant: Tenant, running: Callable[[], Iterable[str]]) -> str:
-    """Why a tenant's share stays although its processes were stopped; empty where it is free to go."""
+    """Why a tenant's share remains after its processes were stopped; empty if it may be removed."""
     owner = tenant.owner
     if owner is None:
         return ""

@@ -1,1 +1,1 @@
-"""Connections of the shims: processes bound to their tenants, their messages answered."""
+"""Connections of the shims: assigns processes to their tenants and answers their messages."""

@@ -1,4 +1,4 @@
-"""What connected processes ask for: their messages checked, handed to the part they concern, answered."""
+"""Handles messages of connected processes: validates them, passes them to the responsible part, and answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Requests:
         self._ledger.join(session.number, session.tenant.name)
 
     def gone(self, session: Session) -> None:
-        """It has ended: its turns, requests and memory are free from here on."""
+        """A process has ended: frees its turns, requests and memory."""
         self._broker.drop(session)
         self._copies.drop(session)
         self._slices.gone(session)
@@ -62,7 +62,7 @@ class Requests:
             self._pages.publish(session.tenant, gpu)
 
     def receive(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """Handle one message. BadMessageError: the caller answers and closes."""
+        """Handle one message. On BadMessageError the caller answers and closes the connection."""
         handler = _HANDLERS.get(head.type)
         if handler is None:
             raise BadMessageError(Status.BAD_MESSAGE, f"message type {head.type} is not one that a shim sends")
@@ -92,7 +92,7 @@ class Requests:
         session.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, slot=slot))
 
     def _fill_slot(self, session: Session, slot: int, uuid: bytes) -> None:
-        """Describe a GPU to a process that has just attached it."""
+        """Fill in the page slot of a GPU that a process has just attached."""
         tenant, gpu, config = session.tenant, session.slots[slot], self._in_force.config
         page = session.page.slots[slot]
         page.inflight_allowed_ns = config.inflight_ns
@@ -103,7 +103,7 @@ class Requests:
         page.memory_kept_bytes = self._ledger.not_for(tenant.name, gpu)
         page.uuid[:] = list(uuid)
         gate = SlotFlag(0)
-        if not self._registry.sliced(tenant):  # there the hardware makes way
+        if not self._registry.sliced(tenant):  # under time slices the hardware preempts instead
             gate |= SlotFlag.BEST_EFFORT if tenant.spec.best_effort else SlotFlag(0)
             gate |= SlotFlag.HOLDS_FLOOR if tenant.spec.latency_sensitive else SlotFlag(0)
         page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags | gate | self._copies.flag(session, gpu)
@@ -117,7 +117,8 @@ class Requests:
     def _request(self, session: Session, head: wire.Head, data: bytes) -> None:
         self._gpu(session, head)
         burst_ns = wire.body("token_request", data)[0]
-        if session.tenant.enforcement.slot_flags & SlotFlag.UNGATED:  # not as its page says, which it can write
+        # checked here, not in the page, which the process can write
+        if session.tenant.enforcement.slot_flags & SlotFlag.UNGATED:
             session.send(wire.pack_grant(head.sequence, head.slot, 0, 1, NO_DEADLINE, 0))
             return
         self._broker.request(session, head.slot, min(burst_ns, 1 << 62))
@@ -139,7 +140,7 @@ class Requests:
         ledger, tenant = self._ledger, session.tenant.name
         number, status = 0, Status.OK
         if family == MemoryFamily.CONTEXT and size == 0 and head.type != MessageType.MEMORY_QUERY:
-            # its size is not known to the process: charge the reserve, give back all of it
+            # its size is unknown to the process: charge the reserve, and return all of it
             size = self._residents.context_reserve_bytes(gpu)
         if head.type == MessageType.MEMORY_RESERVE:
             granted = ledger.reserve(session.number, gpu, family, size)
@@ -150,12 +151,12 @@ class Requests:
                 status = Status.DENIED
             number = granted or 0
         elif head.type == MessageType.MEMORY_COMMIT and reservation == 0:
-            # could not be asked for before it was taken: memory of graphs, a pool that grew by itself
+            # allocated without a reservation: memory of graphs, a pool that grew by itself
             ledger.take(session.number, gpu, family, size)
             if ledger.used(tenant, gpu) > ledger.limit(tenant, gpu):
                 self._pages.over(session.tenant, gpu)
         elif head.type == MessageType.MEMORY_COMMIT:
-            # a reservation of an agent that has restarted is not known here: MEMORY_STATE brings the truth
+            # a reservation made with a previous agent is unknown here: MEMORY_STATE corrects the account
             ledger.commit(session.number, reservation, size)
         elif head.type == MessageType.MEMORY_RELEASE:
             ledger.release(session.number, gpu, family, size)
@@ -168,7 +169,7 @@ class Requests:
             self._pages.publish(session.tenant, gpu)
 
     def _backing(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """Hand out the tenant's host memory."""
+        """Pass the tenant's host memory to the process."""
         fd, size = self._host.memfd(session.tenant.name)
         config = self._in_force.config
         flags = MoveFlag.HAND if config.swap_hand else 0
@@ -196,7 +197,7 @@ class Requests:
 
     def _attach_copies(self, session: Session, head: wire.Head, data: bytes) -> None:
         given = self._copies.attach(session, self._gpu(session, head))
-        if given is None:  # turns were switched off again, or there is no queue left
+        if given is None:  # scheduling was switched off again, or no queue is left
             session.send(
                 wire.pack(MessageType.COPY_REPLY, sequence=head.sequence, slot=head.slot, status=Status.DENIED)
             )

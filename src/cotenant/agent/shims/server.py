@@ -1,4 +1,6 @@
-"""The socket of the shims: accepts processes, binds each to its tenant, notices their death, drops the misbehaving."""
+"""The socket of the shims: accepts processes, assigns each to its tenant, detects their end, and disconnects
+misbehaving ones.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ MAX_SESSIONS_PER_TENANT = 1024
 MESSAGES_PER_WAKE = 16
 MAX_STRANGERS = 32
 HELLO_WITHIN_S = 10.0
-MOST_DESCRIPTORS = 4  # with one message
+MOST_DESCRIPTORS = 4  # per message
 
 
 class ShimServer:
@@ -49,8 +51,9 @@ class ShimServer:
         on_process: Callable[[], None],
         on_idle_tenant: Callable[[Tenant], None],
     ) -> None:
-        """`on_process` is called for every process that is bound to a tenant, `on_idle_tenant` when its last one has
-        gone."""
+        """`on_process` is called for every process assigned to a tenant, `on_idle_tenant` when a tenant's last process
+        has ended.
+        """
         self.path = path
         self.sessions: set[Session] = set()
         self.refused_connections = 0
@@ -64,7 +67,7 @@ class ShimServer:
     # -- listening -------------------------------------------------------------------------------------------------
 
     def listen(self, mode: int) -> None:
-        """Open the socket; the caller holds the lock that makes us the only agent here."""
+        """Open the socket; the caller holds the lock that makes this the only agent here."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._listener = Listener(self.path, mode, self._take)
 
@@ -114,7 +117,7 @@ class ShimServer:
             session.drop_passed()
 
     def hear(self, session: Session, data: bytes) -> None:
-        """Handle a message of a process; what it must not send ends its connection."""
+        """Handle a message of a process; a forbidden message ends its connection."""
         try:
             head = wire.parse_head(data)
             if session.welcome:
@@ -128,7 +131,7 @@ class ShimServer:
             self._loop.call_later(PATIENCE_S, self._too_early, session, early.place)
         except BadMessageError as error:
             self._refuse(session, error.status, str(error))
-        except Exception as error:  # a fault of ours ends this connection, not the agent
+        except Exception as error:  # an exception ends this connection, not the agent
             session.fail(Status.INTERNAL, "the agent failed on this message")
             self.close(session, f"the agent failed on its message: {error!r}")
 
@@ -139,7 +142,7 @@ class ShimServer:
 
     def _too_early(self, session: Session, place: Place) -> None:
         if not session.welcome and not session.closed:
-            text = f"{place.kind} {place.id[:36]} has no share for this container on this node (its events may say why)"
+            text = f"{place.kind} {place.id[:36]} has no share for this container on this node (see its events)"
             self._refuse(session, Status.UNKNOWN_TENANT, text)
 
     def _hello(self, session: Session, sequence: int, hello: dict[str, Any]) -> None:
@@ -171,7 +174,9 @@ class ShimServer:
         self._requests.came(session)
 
     def _bind(self, session: Session, token: str) -> Tenant:
-        """The tenant a process belongs to: by its launcher's token, else by ancestry. BadMessageError: none."""
+        """The tenant of a process: by its launcher's token, else by ancestry. Raises BadMessageError if there is
+        none.
+        """
         peer = session.peer
         if peer.pid == 0:
             raise BadMessageError(
@@ -179,18 +184,20 @@ class ShimServer:
             )
         tenant = self._owners.tenant_of(peer.pid, token)
         if tenant is not None:
-            pass  # its cgroup says it, whatever token it has
+            pass  # the cgroup identifies it, whatever token it has
         elif token:
             tenant = self._registry.by_token(token)
             if tenant is None:
-                raise BadMessageError(Status.UNKNOWN_TENANT, "no tenant here has this token: it is stopped, or forged")
+                raise BadMessageError(
+                    Status.UNKNOWN_TENANT, "no tenant has this token: the tenant was stopped, or the token is forged"
+                )
         else:
             tenant = self._registry.by_process(processes.ancestors(peer.pid))
             if tenant is None:
                 raise BadMessageError(
                     Status.UNKNOWN_TENANT, f"process {peer.pid} belongs to no tenant: start it with cotenant run"
                 )
-        in_pod = tenant.owner is not None and tenant.owner.kind == "pod"  # whichever user it runs as there
+        in_pod = tenant.owner is not None and tenant.owner.kind == "pod"  # in a pod, any user may run the tenant
         if not in_pod and peer.uid not in (0, tenant.uid, os.geteuid()):
             raise BadMessageError(Status.DENIED, f"user {peer.uid} may not run as tenant {tenant.name}")
         if len(tenant.sessions) >= MAX_SESSIONS_PER_TENANT:
@@ -206,7 +213,7 @@ class ShimServer:
         return tenant
 
     def _known(self, session: Session) -> None:
-        """The process has introduced itself, or has gone: it is no stranger any more."""
+        """The process has introduced itself or ended: it no longer counts as unidentified."""
         if not session.stranger:
             return
         session.stranger = False
@@ -215,7 +222,7 @@ class ShimServer:
             del self._strangers[session.peer.pid]
 
     def close(self, session: Session, why: str) -> None:
-        """End a connection: its turns, requests and memory are free from here on."""
+        """End a connection and free its turns, requests and memory."""
         if session.closed:
             return
         session.closed = True
@@ -238,7 +245,7 @@ class ShimServer:
         session.close_fds()
 
     def close_all(self) -> None:
-        """Stop listening and let every process go; shims then do what fail_mode says."""
+        """Stop listening and disconnect every process; shims then do what fail_mode says."""
         if self._listener is not None:
             self._listener.close()
         for session in list(self.sessions):

@@ -1,1 +1,1 @@
-"""Shares by the hardware's time slices: the tenants' channel groups, the policy's orders carried out, the keeper."""
+"""Shares by hardware time slices: the tenants' channel groups, execution of the policy's orders, the keeper."""

@@ -1,4 +1,6 @@
-"""Shares by time slices on a node: the policy's clock, what tenants had, and its orders carried out on their groups."""
+"""Enforces shares by time slices on a node: measures tenants' GPU time, and applies the policy's orders to their
+channel groups.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +26,24 @@ from cotenant.policy.shares.slices import TINY_US, Go, GpuSlices, SetSlice, Slic
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.1
-GUARD_S = 0.01  # between two looks at slices that a latency-sensitive tenant relies on
-DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # what the driver gives groups of the compute and the copy engines
-OFFENCES = 2  # slices set back by a tenant, before that is reported
+GUARD_S = 0.01  # between checks of slices that a latency-sensitive tenant relies on
+DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines
+OFFENCES = 2  # slices changed back by a tenant before it is reported
 
 Key = tuple[Session, tuple[int, int]]
 
 
 @dataclass(eq=False)
 class _Gpu:
-    """One GPU under slices."""
+    """State of one GPU under slices."""
 
     slices: GpuSlices
     controls: ChannelControls
     meter: Meter | None
     timer: asyncio.TimerHandle | None = None
-    seen: dict[int, Usage] = field(default_factory=dict)  # process -> as the meter had it last
-    totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> since it came
-    proven: bool = False  # a channel group passed its check: later failures only warn, no fallback to `time`
+    seen: dict[int, Usage] = field(default_factory=dict)  # process -> previous reading of the meter
+    totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> total since it joined
+    proven: bool = False  # a channel group has passed its check: later failures only warn, without fallback to `time`
     tiny: set[str] = field(default_factory=set)  # tenants whose copies have the shortest slice, too
 
 
@@ -54,7 +56,7 @@ class SliceEnforcer:
         warn: Callable[[Tenant, str], None],
         fall_back: Callable[[str, str], None],
     ) -> None:
-        """`fall_back` is called with a GPU's UUID and a sentence when its driver does not take the controls."""
+        """`fall_back` is called with a GPU's UUID and a sentence if its driver rejects the controls."""
         self._registry, self._warn, self._fall_back = registry, warn, fall_back
         self._groups = GroupTable()
         self._gpus: dict[str, _Gpu] = {}
@@ -66,14 +68,14 @@ class SliceEnforcer:
     # -- tenants ---------------------------------------------------------------------------------------------------
 
     def join(self, tenant: Tenant) -> None:
-        """Take a tenant in, or its changed promise. WorkError: its GPU cannot be sliced."""
+        """Add a tenant, or apply its changed promise. Raises WorkError if its GPU cannot be sliced."""
         for gpu in tenant.gpus:
             machine = self._gpu(gpu.uuid)
             self._obey(gpu.uuid, machine.slices.join(tenant.name, tenant.share(), work_kind(tenant.spec), _now()))
             self._count(tenant, gpu.uuid)
 
     def leave(self, tenant: Tenant) -> None:
-        """The tenant is no more."""
+        """Remove a tenant."""
         self._offences.pop(tenant.name, None)
         for gpu in tenant.gpus:
             machine = self._gpus.get(gpu.uuid)
@@ -84,7 +86,7 @@ class SliceEnforcer:
                 self._obey(gpu.uuid, machine.slices.leave(tenant.name, _now()))
 
     def part(self, tenant: Tenant, gpu: str) -> float | None:
-        """What a tenant had of a GPU in the window; None where that is not known."""
+        """Fraction of a GPU's time that a tenant had in the window; None if unknown."""
         machine = self._gpus.get(gpu)
         known = machine.slices.tenants.get(tenant.name) if machine is not None else None
         if known is None or not known.groups or not known.window().span_ns:
@@ -92,8 +94,9 @@ class SliceEnforcer:
         return min(1.0, known.window().part)
 
     def wanted(self, tenant: Tenant, gpu: str) -> Wanted | None:
-        """What a tenant had and wanted of a GPU in the window, as far as the hardware tells: one whose runs mostly end
-        for want of work got what it wanted. None before a window has passed."""
+        """What a tenant had and wanted of a GPU in the window, as far as the hardware reports: a tenant whose runs
+        mostly end for lack of work got what it wanted. None before a window has passed.
+        """
         machine = self._gpus.get(gpu)
         known = machine.slices.tenants.get(tenant.name) if machine is not None else None
         if machine is None or known is None or known.window().span_ns < machine.slices.settings.window_ns:
@@ -102,7 +105,7 @@ class SliceEnforcer:
         return Wanted(part, 1.0 if known.competes and not known.has_gaps() else part)
 
     def close(self) -> None:
-        """Put all groups on, and let go of them."""
+        """Enable all groups, and release them."""
         for gpu, machine in self._gpus.items():
             if machine.timer is not None:
                 machine.timer.cancel()
@@ -119,7 +122,7 @@ class SliceEnforcer:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def group(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """CHANNEL_GROUP."""
+        """Handle CHANNEL_GROUP."""
         tenant = session.tenant
         key, group = self._groups.take(session, data)
         sliced = [gpu.uuid for gpu in tenant.gpus if self._of(tenant, gpu.uuid) is not None]
@@ -131,7 +134,7 @@ class SliceEnforcer:
             self._count(tenant, gpu)
 
     def gone(self, session: Session) -> None:
-        """The process has ended."""
+        """A process has ended."""
         mine = self._groups.forget(session)
         if mine is None:
             return
@@ -148,7 +151,7 @@ class SliceEnforcer:
         if key not in mine.gpu_of and held.group.compute:
             why = machine.controls.check(held.fd, held.group)
             if why and machine.proven:
-                self._warn(session.tenant, f"{session.program} has a channel group that cannot be set: {why}")
+                self._warn(session.tenant, f"{session.program} has a channel group that cannot be controlled: {why}")
                 return
             if why:
                 for gpu in sliced:
@@ -186,7 +189,7 @@ class SliceEnforcer:
                 keeper.drop(number)
 
     def _count(self, tenant: Tenant, gpu: str) -> None:
-        """Tell the policy how many groups a tenant has now."""
+        """Tell the policy the number of a tenant's groups."""
         machine = self._gpus.get(gpu)
         if machine is None or tenant.name not in machine.slices.tenants:
             return
@@ -213,7 +216,7 @@ class SliceEnforcer:
             try:
                 meter = device.meter(uuid, controls)
             except WorkError as error:
-                LOG.warning("GPU %s: shares are kept by slices alone, and not measured: %s", uuid, error)
+                LOG.warning("GPU %s: shares are enforced by slices alone, and not measured: %s", uuid, error)
             machine = self._gpus[uuid] = _Gpu(GpuSlices(uuid), controls, meter)
             asyncio.get_running_loop().call_later(POLL_S, self._poll, uuid)
         return machine
@@ -236,10 +239,10 @@ class SliceEnforcer:
                 else:
                     machine.controls.enable(fd, [group])
             except WorkError:
-                continue  # its process is just ending
+                continue  # its process is ending
 
     def _copies(self, machine: _Gpu, uuid: str, step: SetSlice) -> None:
-        """Copies of a tenant that has to make way do so, too."""
+        """A tenant that must yield does so with its copies, too."""
         tiny = step.slice_us == TINY_US
         if tiny == (step.tenant in machine.tiny) and not tiny:
             return
@@ -262,7 +265,7 @@ class SliceEnforcer:
             self._obey(uuid, self._gpus[uuid].slices.advance(_now()))
 
     def _again(self) -> None:
-        """This agent stood still, and the keeper has put all groups on: take those off again that may not run."""
+        """This agent was suspended, and the keeper has enabled all groups: disable those that may not run."""
         for uuid, machine in self._gpus.items():
             off = [Stop(uuid, tenant.name) for tenant in machine.slices.present() if not tenant.on]
             for step in off:
@@ -287,17 +290,17 @@ class SliceEnforcer:
             self._watch(uuid, [tenant.name for tenant in background], _now() + int(0.9 * POLL_S * 1e9))
 
     def _measure(self, uuid: str, machine: _Gpu, meter: Meter, held: dict[str, list[Held]]) -> None:
-        """Tell the policy what tenants have had."""
+        """Report to the policy what tenants have had."""
         try:
             read = meter.read([each for groups in held.values() for each in groups])
         except (WorkError, OSError) as error:
-            LOG.warning("GPU %s: shares are kept by slices alone from now on: %s", uuid, error)
+            LOG.warning("GPU %s: shares are enforced by slices alone from now on: %s", uuid, error)
             machine.meter = None
             return
         for name, groups in held.items():
             for pid in {each.pid for each in groups}:
                 now = read.get(pid, Usage())
-                before = machine.seen.get(pid, now)  # what it had under another agent does not count
+                before = machine.seen.get(pid, now)  # time under a previous agent does not count
                 total = machine.totals.get(name, Usage())
                 more = (max(0, a - b) for a, b in zip(now, before, strict=True))
                 machine.totals[name] = Usage(*(a + b for a, b in zip(total, more, strict=True)))
@@ -305,7 +308,7 @@ class SliceEnforcer:
         self._obey(uuid, machine.slices.used({name: machine.totals.get(name, Usage()) for name in held}, _now()))
 
     def _read_back(self, machine: _Gpu, held: dict[str, list[Held]]) -> None:
-        """A tenant may set its slices itself: read them back."""
+        """Read slices back, since a tenant may set its own."""
         for name, groups in held.items():
             wanted = machine.slices.tenants[name].slice_us
             for _, fd, group in groups:
@@ -317,7 +320,7 @@ class SliceEnforcer:
                     self._set_back(machine, name, fd, group, found, wanted)
 
     def _watch(self, uuid: str, names: list[str], until_ns: int) -> None:
-        """Between two polls, while a latency-sensitive tenant relies on the others' slices."""
+        """Check slices between polls, while a latency-sensitive tenant relies on those of others."""
         machine = self._gpus.get(uuid)
         if machine is None or _now() > until_ns:
             return
@@ -328,7 +331,9 @@ class SliceEnforcer:
         tenant = self._registry.tenants.get(name)
         self._offences[name] += 1
         if tenant is not None and self._offences[name] == OFFENCES:
-            self._warn(tenant, f"it sets its own time slice ({found} us for {wanted}); each time it is set back")
+            self._warn(
+                tenant, f"it sets its own time slice ({found} us instead of {wanted}); the agent restores it each time"
+            )
         try:
             machine.controls.set_slice(fd, group, wanted)
         except WorkError:

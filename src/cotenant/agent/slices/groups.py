@@ -1,6 +1,6 @@
-"""The channel groups of connected processes, with the driver's files: taken from messages, let go with the process.
+"""Channel groups of connected processes with the driver's files: received in messages, released with the process.
 
-A file is closed as soon as its process has ended: while it is open the driver keeps all that the process had.
+A file is closed as soon as its process has ended: while it is open the driver keeps all of the process's resources.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cotenant.agent.tenants.tenant import Session
 from cotenant.devices.channel_groups import ChannelGroup
 from cotenant.devices.meters import Held
 
-MOST_GROUPS = 256  # of one process
+MOST_GROUPS = 256  # per process
 MOST_CHANNELS = 50
 
 
 @dataclass(eq=False)
 class SessionGroups:
-    """Groups of one process. `gpu_of`: UUID of the GPU that each is on."""
+    """Groups of one process. `gpu_of`: UUID of each group's GPU."""
 
     pid: int
     files: dict[int, int] = field(default_factory=dict)  # client -> file
@@ -36,7 +36,7 @@ class SessionGroups:
         return Held(self.pid, self.files[key[0]], self.groups[key])
 
     def on(self, gpu: str, *, compute: bool = True) -> Iterator[Held]:
-        """Its groups on a GPU; `compute`: those of the compute engine only."""
+        """Its groups on a GPU; `compute`: only those of the compute engine."""
         for key, group in self.groups.items():
             if self.gpu_of.get(key) == gpu and (group.compute or not compute):
                 yield self.held(key)
@@ -58,13 +58,14 @@ class GroupTable:
         self.sessions: dict[Session, SessionGroups] = {}
 
     def take(self, session: Session, data: bytes) -> tuple[tuple[int, int], ChannelGroup | None]:
-        """A CHANNEL_GROUP message: the group as it is now, or None when it has gone. BadMessageError: it makes no
-        sense."""
+        """Handle a CHANNEL_GROUP message: the group, or None if it has ended. Raises BadMessageError if it is
+        invalid.
+        """
         values = wire.fields("channel_group", data)
         count, key = values["channel_count"], (values["client"], values["group"])
         mine = self.sessions.setdefault(session, SessionGroups(session.peer.pid))
         if count > MOST_CHANNELS or (count and len(mine.groups) >= MOST_GROUPS and key not in mine.groups):
-            raise BadMessageError(Status.TOO_MANY, "it has more channel groups than a process has")
+            raise BadMessageError(Status.TOO_MANY, "it has more channel groups than allowed for a process")
         fd = session.passed.pop() if session.passed else -1
         if not count:
             if fd >= 0:
@@ -74,7 +75,7 @@ class GroupTable:
                 os.close(mine.files.pop(key[0]))
             return key, None
         if fd >= 0 and key[0] in mine.files:
-            os.close(fd)  # the same file once more
+            os.close(fd)  # the same file again
         elif fd >= 0:
             mine.files[key[0]] = fd
         if key[0] not in mine.files:
@@ -89,7 +90,7 @@ class GroupTable:
         return [held for s in sessions if s in self.sessions for held in self.sessions[s].on(gpu, compute=compute)]
 
     def forget(self, session: Session) -> SessionGroups | None:
-        """The process has ended: its files are closed."""
+        """The process has ended: close its files."""
         mine = self.sessions.pop(session, None)
         if mine is not None:
             mine.close()

@@ -1,9 +1,9 @@
-"""The keeper: a small process that holds the tenants' channel groups and puts them on their GPUs again when the agent
-has died, or stands still. `python -m cotenant.agent.slices.keeper FD`, started by the agent; FD is a socket to it.
+"""The keeper: a small process that holds the tenants' channel groups and enables them on their GPUs if the agent dies
+or is suspended. `python -m cotenant.agent.slices.keeper FD`, started by the agent; FD is a socket to it.
 
-Messages, one JSON object each: {"hold": ID, "pid", "group", "slice_us"} with the driver's file; {"drop": ID};
-{"controls": RELEASE, "library"} first; {} is a sign of life. The driver keeps all that a program had while its file is
-open, so files of processes that have ended are closed at once, whatever the agent does.
+Messages, one JSON object each: first {"controls": RELEASE, "library"}; {"hold": ID, "pid", "group", "slice_us"} with
+the driver's file; {"drop": ID}; {} as heartbeat. The driver keeps a program's resources while its file is open, so
+files of ended processes are closed at once, whatever the agent does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from cotenant.core.errors import WorkError
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGroup
 
-SILENCE_S = 0.6  # of the agent, before all groups are put on
+SILENCE_S = 0.6  # without a message from the agent, before all groups are enabled
 MESSAGE_BYTES = 4096
 
 
@@ -31,7 +31,7 @@ class Kept:
     fd: int
     pidfd: int
     group: ChannelGroup
-    slice_us: int  # that the driver gave it
+    slice_us: int  # the driver's default for the group
 
 
 class Keeper:
@@ -41,10 +41,10 @@ class Keeper:
         self._agent = agent
         self._controls: ChannelControls | None = None
         self._kept: dict[int, Kept] = {}
-        self._enabled = True  # nothing has been heard since all were put on
+        self._enabled = True  # no message has arrived since all were enabled
 
     def run(self) -> None:
-        """Until the agent has gone; then all groups are on, with the driver's slices."""
+        """Run until the agent has ended; then all groups are enabled, with the driver's slices."""
         while True:
             watched = {kept.pidfd: number for number, kept in self._kept.items() if kept.pidfd >= 0}
             ready = select.select([self._agent.fileno(), *watched], [], [], SILENCE_S)[0]
@@ -65,7 +65,7 @@ class Keeper:
                     self._controls.set_slice(kept.fd, kept.group, kept.slice_us)
 
     def _hear(self) -> bool:
-        """One message. False: the agent has gone."""
+        """Handle one message. False: the agent has ended."""
         try:
             data, fds, _, _ = socket.recv_fds(self._agent, MESSAGE_BYTES, 1)
         except OSError:
@@ -112,7 +112,7 @@ class Keeper:
 
 
 def controls_of(release: str, library: str) -> ChannelControls:
-    """The controls of a release; `library`: the software GPU's, where it is one."""
+    """The controls of a driver release; `library`: the software GPU's, if it is one."""
     if release != SOFTWARE:
         return ChannelControls(release)
     from cotenant.softgpu.controls import SoftIoctl

@@ -1,4 +1,4 @@
-"""The agent's side of the keeper: started when the first group comes, told of groups, started again when it ends."""
+"""The agent's side of the keeper: starts it with the first group, tells it of groups, restarts it when it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KeeperLink:
     """One keeper process for all groups of one kind of GPU."""
 
     def __init__(self, release: str, library: str, on_pause: Callable[[], None]) -> None:
-        """`on_pause` is called when this agent stood still for so long that the keeper has put all groups on."""
+        """`on_pause` is called if this agent was suspended for so long that the keeper has enabled all groups."""
         self._hello = {"controls": release, "library": library}
         self._on_pause = on_pause
         self._loop = asyncio.get_running_loop()
@@ -37,11 +37,11 @@ class KeeperLink:
 
     @property
     def pid(self) -> int | None:
-        """Number of the keeper's process."""
+        """Pid of the keeper."""
         return self._process.pid if self._process is not None else None
 
     def hold(self, number: int, held: Held, slice_us: int) -> None:
-        """Hand a group over; `slice_us` is what it gets back when the agent has gone."""
+        """Pass a group to the keeper; `slice_us`: the slice it gets when the agent has ended."""
         self._held[number] = held, slice_us
         if self._socket is None:
             self._start()
@@ -49,12 +49,12 @@ class KeeperLink:
             self._send_group(number)
 
     def drop(self, number: int) -> None:
-        """The group has gone."""
+        """The group has ended."""
         if self._held.pop(number, None) is not None:
             self._send({"drop": number})
 
     def close(self) -> None:
-        """Let the keeper put all groups on and end."""
+        """Let the keeper enable all groups and end."""
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
@@ -110,7 +110,7 @@ class KeeperLink:
         try:
             socket.send_fds(self._socket, [json.dumps(order).encode()], [fd] if fd >= 0 else [])
         except OSError:
-            return  # it has ended: `_ended` starts another, which is told of everything
+            return  # it has ended: `_ended` starts another one and sends it everything
 
     def _ended(self) -> None:
         if self._socket is None:

@@ -1,4 +1,4 @@
-"""Host memory that tenants' contents move to: one memfd per tenant, within the budget of the node."""
+"""Host memory for tenants' evicted contents: one memfd per tenant, within the budget of the node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cotenant.core.errors import InputError
 
 
 def available_bytes() -> int:
-    """Memory of this machine that could be used now, as the kernel estimates it; 0 when it does not say."""
+    """Available memory of this machine as the kernel estimates it; 0 if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -26,7 +26,7 @@ def available_bytes() -> int:
 
 
 def total_bytes() -> int:
-    """Memory of this machine, or of this process's control group if that may have less; 0 when it is not known."""
+    """Memory of this machine, or the smaller limit of this process's control group; 0 if unknown."""
     totals = []
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
         totals += [int(line.split()[1]) << 10 for line in file if line.startswith("MemTotal:")]
@@ -36,15 +36,16 @@ def total_bytes() -> int:
 
 
 def host_memory(budget_bytes: int | None) -> HostMemory:
-    """The node's host memory for moved contents; without a budget, half of what is available now. InputError for more
-    than there is: promises of it would be broken by the system's killer of processes."""
+    """The node's host memory for evicted contents; without a budget, half of what is available now. Raises InputError
+    for more than the machine has, since the out-of-memory killer would break such promises.
+    """
     if budget_bytes is None:
         return HostMemory(available_bytes() // 2)
     total = total_bytes()
     if total and budget_bytes > total:
         raise InputError(
-            f"{budget_bytes / 2**30:.1f} GiB of host memory to move to are more than the {total / 2**30:.1f} GiB that"
-            " this machine has",
+            f"the budget of {budget_bytes / 2**30:.1f} GiB of host memory for swapping exceeds the "
+            f"{total / 2**30:.1f} GiB of this machine",
             field="--swap-memory",
         )
     return HostMemory(budget_bytes)
@@ -52,7 +53,7 @@ def host_memory(budget_bytes: int | None) -> HostMemory:
 
 @dataclass
 class HostMemory:
-    """The node's budget for moved contents, in bytes; promises to tenants are kept apart from what is in use."""
+    """The node's budget for evicted contents, in bytes; promises to tenants are counted apart from what is in use."""
 
     budget_bytes: int
     promised: dict[str, int] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class HostMemory:
 
     @property
     def left_bytes(self) -> int:
-        """What can still be promised."""
+        """Bytes not yet promised."""
         return self.budget_bytes - sum(self.promised.values())
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,43 +69,44 @@ class HostMemory:
         return {"budget_bytes": self.budget_bytes, "promised_bytes": dict(self.promised), "left_bytes": self.left_bytes}
 
     def promise(self, tenant: str, size: int) -> None:
-        """Set aside what all of a tenant may need. InputError when the budget does not allow it."""
+        """Reserve what all of a tenant may need. Raises InputError if the budget does not allow it."""
         before = self.promised.get(tenant, 0)
         if size - before > self.left_bytes:
             raise InputError(
-                f"{tenant} needs {size / 2**30:.1f} GiB of host memory to move to and {self.left_bytes / 2**30:.1f} of"
-                f" {self.budget_bytes / 2**30:.1f} GiB are left: give it less, or the agent more (--swap-memory)",
+                f"{tenant} needs {size / 2**30:.1f} GiB of host memory for swapping, and "
+                f"{self.left_bytes / 2**30:.1f} of {self.budget_bytes / 2**30:.1f} GiB are left: lower its "
+                "memory, or raise the agent's --swap-memory",
                 field="--memory",
             )
         self.promised[tenant] = size
 
     def check_room(self, name: str, size: int) -> None:
-        """Whether contents that the driver keeps (a checkpoint) would fit now. InputError when not."""
+        """Raise InputError unless contents that the driver keeps (a checkpoint) would fit now."""
         room = min(self.left_bytes, available_bytes() or size)
         if size > room:
             raise InputError(
-                f"{name} holds {size / 2**30:.1f} GiB; host memory has room for {room / 2**30:.1f} GiB of it"
+                f"{name} holds {size / 2**30:.1f} GiB, but host memory has room for only {room / 2**30:.1f} GiB"
             )
 
     def resize(self, tenant: str, size: int) -> None:
-        """Change a promise. Memory that processes have mapped already cannot grow. InputError says so."""
+        """Change a promise. Raises InputError if processes have mapped the memory, which then cannot grow."""
         if tenant in self._fds and size > self.promised[tenant]:
             raise InputError(
-                f"{tenant} runs with {self.promised[tenant] / 2**30:.1f} GiB of host memory to move to, which cannot"
-                " grow: start it again with more",
+                f"{tenant} runs with {self.promised[tenant] / 2**30:.1f} GiB of host memory for swapping, "
+                "which cannot grow: restart it with more",
                 field="--memory",
             )
         self.promise(tenant, size)
 
     def release(self, tenant: str) -> None:
-        """The tenant has gone; processes that still have the memory mapped keep it until they end."""
+        """Release a removed tenant's memory; processes that have it mapped keep it until they end."""
         self.promised.pop(tenant, None)
         fd = self._fds.pop(tenant, None)
         if fd is not None:
             os.close(fd)
 
     def memfd(self, tenant: str) -> tuple[int, int]:
-        """Descriptor and size of a tenant's host memory, made at the first call, sealed against shrinking."""
+        """Descriptor and size of a tenant's host memory, created on first use and sealed against shrinking."""
         size = self.promised.get(tenant, 0) // GRANULE * GRANULE
         if not size:
             return -1, 0
@@ -116,13 +118,13 @@ class HostMemory:
         return self._fds[tenant], os.fstat(self._fds[tenant]).st_size
 
     def close(self) -> None:
-        """Drop all descriptors."""
+        """Close all descriptors."""
         for tenant in list(self._fds):
             self.release(tenant)
 
 
 def widest_gap(taken: Iterable[tuple[int, int]], end: int) -> tuple[int, int]:
-    """Start and length of the widest span of [0, end) that no (low, high) of `taken` touches."""
+    """Start and length of the widest part of [0, end) that no (low, high) of `taken` overlaps."""
     best, at = (0, 0), 0
     for low, high in [*sorted(span for span in taken if span[1] > span[0]), (end, end)]:
         if low - at > best[1]:

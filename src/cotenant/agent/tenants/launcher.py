@@ -1,4 +1,6 @@
-"""`cotenant run`: register a tenant, start its program with the shim, pass signals on, keep its timeout."""
+"""The launcher of `cotenant run`: registers a tenant, starts its program with the shim, forwards signals, enforces its
+timeout.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class Launch:
 
 
 def program_environment(answer: dict[str, Any]) -> dict[str, str]:
-    """Environment of a tenant's program, from the agent's answer to `register`. WorkError without a driver."""
+    """Environment of a tenant's program, from the agent's answer to `register`. Raises WorkError without a driver."""
     from cotenant.native.environment import tenant_environment
 
     kind = device(answer["device"])
@@ -49,7 +51,7 @@ def program_environment(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def cache_hook(mode: str) -> dict[str, str]:
-    """Environment that makes the program's Python give PyTorch's cached memory back (see native/hooks)."""
+    """Environment that makes PyTorch in the program release its cached memory (see native/hooks)."""
     if mode == "off":
         return {}
     folder = str(Path(cotenant.native.__file__).parent / "hooks")
@@ -58,8 +60,9 @@ def cache_hook(mode: str) -> dict[str, str]:
 
 
 def register(client: ControlClient, launch: Launch, *, launches: bool = False) -> dict[str, Any]:
-    """Make the tenant known; returns the agent's answer. `launches`: this process starts the tenant's program and no
-    other, so that it may go where the tenant's memory is limited."""
+    """Register the tenant; returns the agent's answer. `launches`: this process starts only the tenant's program, so
+    that it may be moved into the tenant's control group.
+    """
     tenant = spec_to_dict(launch.spec)
     if not launch.limit_given:
         tenant["limit"] = None
@@ -68,15 +71,16 @@ def register(client: ControlClient, launch: Launch, *, launches: bool = False) -
 
 
 def run(launch: Launch) -> int:
-    """Run the program to its end. Returns its exit code, 128 + N for signal N, as a shell does; 124 after a timeout."""
+    """Run the program to its end. Returns its exit code, 128 + N for signal N as a shell does, 124 after a timeout."""
     if launch.empty_cache != "off" and launch.spec.oversubscribe == "none" and not launch.join:
         raise InputError(
-            "nothing of this tenant would be moved: add --oversubscribe swap, or leave this out", field="--empty-cache"
+            "the memory of this tenant is never moved: add --oversubscribe swap, or leave this out",
+            field="--empty-cache",
         )
     with ControlClient(launch.folder) as client:
         answer = register(client, launch, launches=True)
         environment = program_environment(answer) | cache_hook(launch.empty_cache)
-        if answer.get("parked"):  # else it would stand still for no visible reason
+        if answer.get("parked"):  # otherwise the program would stand still for no visible reason
             name = answer["name"]
             LOG.warning("%s is parked: its GPU work waits for `cotenant resume %s`", name, name)
         # On a terminal the program stays in our group, so Ctrl-C, Ctrl-Z and fg work as for any program. Elsewhere it
@@ -87,7 +91,7 @@ def run(launch: Launch) -> int:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise InputError(f"{launch.command[0]}: cannot be started: {reason}") from None
-        with contextlib.suppress(WorkError):  # it has ended already
+        with contextlib.suppress(WorkError):  # it has already ended
             client.call("started", name=answer["name"], pid=child.pid)
         code = _wait(child, launch.timeout_s, own_group=group == 0, name=answer["name"], folder=launch.folder)
     _report_warnings(launch.folder, answer["name"])
@@ -106,7 +110,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
         with contextlib.suppress(ProcessLookupError):
             if own_group:
                 os.killpg(child.pid, number)
-            elif number not in TERMINAL_SIGNALS:  # those the terminal has sent to the program as well
+            elif number not in TERMINAL_SIGNALS:  # the terminal has sent these to the program itself
                 child.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in PASSED_SIGNALS}
@@ -114,9 +118,9 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
         try:
             code = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            LOG.warning("the timeout of %g s is over: stopping the program", timeout_s)
+            LOG.warning("timeout of %g s: stopping the program", timeout_s)
             _stop(child, name, folder)
-            return 124  # as timeout(1)
+            return 124  # as timeout(1) does
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -124,7 +128,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
 
 
 def _stop(child: subprocess.Popen[bytes], name: str, folder: Path) -> None:
-    """End the program and its children: through the agent, which knows them all, or without it the program itself."""
+    """End the program and its children through the agent, which knows them all; without an agent only the program."""
     try:
         with ControlClient(folder, timeout_s=KILL_AFTER_S + 10) as client:
             client.call("stop", name=name, grace_s=KILL_AFTER_S)
@@ -138,7 +142,7 @@ def _stop(child: subprocess.Popen[bytes], name: str, folder: Path) -> None:
 
 
 def _report_warnings(folder: Path, name: str) -> None:
-    """Say at the end what the agent noticed about this tenant."""
+    """Print what the agent noticed about this tenant."""
     try:
         with ControlClient(folder, timeout_s=5.0) as client:
             warnings: list[str] = client.call("warnings", name=name)["warnings"]

@@ -1,7 +1,7 @@
-"""What a program has left behind when it ended: a daemon in its group, or anywhere else with its tenant's token.
+"""Processes left behind by an ended program: in its process group, or with its tenant's token in their environment.
 
-A daemon leaves its parent, its group and its session, and may use the GPU for the first time long after. What it keeps
-is the environment it was started with, where the launcher has put the tenant's token.
+A daemon leaves its parent, group and session, and may first use the GPU much later. But it keeps the environment it was
+started with, which contains the tenant's token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOBODY: frozenset[ProcessKey] = frozenset()
 
 
 def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, frozenset[ProcessKey]]:
-    """The living processes whose environment holds each of these tokens; those of other users cannot be seen."""
+    """The living processes whose environment contains each of these tokens; other users' processes are not visible."""
     marks = {f"COTENANT_TOKEN={token}".encode(): token for token in tokens}
     found: dict[str, set[ProcessKey]] = {}
     for entry in os.listdir(proc):
@@ -37,9 +37,9 @@ def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, f
 
 
 class Orphans:
-    """Watches over tenants whose programs have ended; `gone` is called for each that nothing is left of.
+    """Watches tenants whose programs have ended; `gone` is called for each tenant without any process left.
 
-    `changed` is called when a tenant's orphans are others than before, to be remembered.
+    `changed` is called when a tenant's orphans change, so that they are saved.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Orphans:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def watch(self, tenant: Tenant, group: int | None = None, known: Collection[ProcessKey] = ()) -> None:
-        """The program of a tenant has ended: the tenant lives on with that group and what else is left of it."""
+        """The tenant's program has ended: the tenant exists as long as processes of that group or with its token."""
         tenant.group = group
         tenant.orphans = frozenset(known)
         tenant.left_behind = True
@@ -63,7 +63,7 @@ class Orphans:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         for task in self._tasks:
             task.cancel()
 
@@ -85,7 +85,7 @@ class Orphans:
         self._gone(tenant)
 
     async def _look(self, token: str) -> frozenset[ProcessKey]:
-        """One look through all processes serves everybody who has asked before it began."""
+        """One scan of all processes serves all requests made before it began."""
         self._wanted.add(token)
         async with self._looking:
             if token in self._wanted:

@@ -1,4 +1,4 @@
-"""Where a process runs, as its cgroup says: which pod or batch job owns it."""
+"""The pod or batch job of a process, from its cgroup."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-MAX_TOKEN = 63  # what HELLO has room for
+MAX_TOKEN = 63  # the size of the field in HELLO
 _HEX = "[0-9a-f]"
 _UID = f"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 # cgroupfs: kubepods/burstable/podUID/ID; systemd: kubepods-burstable-podUID_.slice/cri-containerd-ID.scope
@@ -17,7 +17,7 @@ _SLURM = re.compile(r"/(?:slurm[^/]*/uid_\d+|[^/]*slurmstepd\.scope)/job_(\d+)(?
 
 
 class Place(NamedTuple):
-    """Where the kernel says a process runs: `pod` and its UID, or `slurm` and its job number; the container's ID."""
+    """The pod or job of a process: kind (`pod` or `slurm`), pod UID or job number, and the container's ID."""
 
     kind: str
     id: str
@@ -25,8 +25,9 @@ class Place(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The pod or job that keeps a tenant. `container`: its name within the pod; `container_id`: the runtime's, once
-    known."""
+    """The pod or job that owns a tenant. `container`: its name within the pod; `container_id`: the runtime's, once
+    known.
+    """
 
     kind: str
     id: str
@@ -35,18 +36,20 @@ class Owner(NamedTuple):
 
     @property
     def token(self) -> str:
-        """What processes of this container send as COTENANT_TOKEN."""
+        """COTENANT_TOKEN of the processes of this container."""
         return container_token(self.container) if self.container else ""
 
 
 def container_token(name: str) -> str:
-    """COTENANT_TOKEN of a container: a name, no secret. Long names are hashed to fit."""
+    """COTENANT_TOKEN of a container: its name, which is not secret. Long names are hashed to fit."""
     plain = f"container:{name}"
     return plain if len(plain) <= MAX_TOKEN else f"container#{hashlib.sha256(name.encode()).hexdigest()[:40]}"
 
 
 def place_in(text: str) -> Place | None:
-    """The pod or job in the contents of /proc/PID/cgroup. The outermost counts: below it a process may name groups."""
+    """The pod or job in the contents of /proc/PID/cgroup. The outermost match counts, since processes may name
+    subgroups.
+    """
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
         if match := _POD.search(path):
@@ -57,7 +60,7 @@ def place_in(text: str) -> Place | None:
 
 
 def place_of(pid: int, proc: Path = Path("/proc")) -> Place | None:
-    """The pod or job that a process runs in; None outside, or when it has gone."""
+    """The pod or job of a process; None if there is none, or if the process has ended."""
     try:
         return place_in((proc / str(pid) / "cgroup").read_text(errors="replace"))
     except OSError:

@@ -1,4 +1,4 @@
-"""The tenants of a node, and who is admitted to which GPU."""
+"""The tenants of a node, and admission to its GPUs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Registry:
         parked: Container[str] = (),
         slices_first: bool = True,
     ) -> None:
-        """`parked`: names of the tenants that are away until they are resumed. `slices_first`: tenants that name no
-        mechanism get time slices where there are some."""
+        """`parked`: names of tenants parked until they are resumed. `slices_first`: tenants without a mechanism get
+        time slices if available.
+        """
         self._slices_first = slices_first
         self._host = host or HostMemory(0)
         self.gpus = {g.uuid: g for g in gpus}
@@ -50,23 +51,23 @@ class Registry:
         return self._by_token.get(token)
 
     def by_process(self, pids: Iterable[int]) -> Tenant | None:
-        """The tenant whose program one of these processes is (nearest first)."""
+        """The tenant whose program is one of these processes (nearest first)."""
         roots = {t.root.pid: t for t in self.tenants.values() if t.root is not None}
         return next((roots[pid] for pid in pids if pid in roots), None)
 
     def by_connection(self, pid: int) -> Tenant | None:
-        """The tenant that a connected process belongs to."""
+        """The tenant of a connected process."""
         return next((t for t in self.tenants.values() if any(s.peer.pid == pid for s in t.sessions)), None)
 
     def gpu_named(self, text: str, field: str = "--gpu") -> Gpu:
-        """The GPU with that UUID or index. InputError when this agent has none."""
+        """The GPU with that UUID or index. Raises InputError if this agent has none."""
         gpu = self.gpus.get(text) or next((g for g in self.gpus.values() if str(g.index) == text), None)
         if gpu is None:
             raise InputError(f"this agent has no GPU {text!r}; it has {', '.join(self.gpus)}", field=field)
         return gpu
 
     def gated(self, tenant: Tenant) -> bool:
-        """Whether a tenant takes turns through the broker."""
+        """Whether a tenant takes turns by the broker."""
         return self.mechanisms[tenant.spec.mechanism].capabilities.gated
 
     def sliced(self, tenant: Tenant) -> bool:
@@ -74,12 +75,15 @@ class Registry:
         return self.mechanisms[tenant.spec.mechanism].capabilities.sliced
 
     def fail_mode(self, tenant: Tenant, said: str) -> FailMode:
-        """What a tenant's processes do without an agent: as the configuration has it, but time slices need none."""
+        """Behaviour of a tenant's processes without an agent: as configured, but open under time slices, which need no
+        agent.
+        """
         return FailMode.OPEN if self.sliced(tenant) else FailMode[said.upper()]
 
     def refuse_slices(self, uuid: str, why: str) -> list[Tenant]:
-        """A GPU's driver does not take time slices: no tenant is admitted to them there, and those that were are now
-        under turns; returns them."""
+        """A GPU's driver rejects time slices: no tenant is admitted to them any more, and existing ones switch to
+        turns; returns these.
+        """
         slices = self.mechanisms[Slices.name]
         assert isinstance(slices, Slices)
         slices.refused[uuid] = why
@@ -98,7 +102,7 @@ class Registry:
         check_spec(spec)
         spec = self.resolved(spec)
         if spec.name in self.tenants:
-            raise InputError(f"a tenant named {spec.name} is there already", field="--name")
+            raise InputError(f"a tenant named {spec.name} already exists", field="--name")
         if len(self.tenants) >= MAX_TENANTS:
             raise InputError(f"this agent already has {MAX_TENANTS} tenants")
         mechanism = self.mechanisms.get(spec.mechanism)
@@ -125,7 +129,9 @@ class Registry:
         return tenant
 
     def preparing(self, spec: TenantSpec) -> tuple[Mechanism, tuple[Gpu, ...]] | None:
-        """What would be prepared for such a tenant, and where; None when it cannot be admitted (`admit` says why)."""
+        """The mechanism to prepare for such a tenant, and its GPUs; None if it cannot be admitted (`admit` says
+        why).
+        """
         spec = self.resolved(spec)
         mechanism = self.mechanisms.get(spec.mechanism)
         if mechanism is None:
@@ -140,8 +146,7 @@ class Registry:
         return mechanism, gpus
 
     def resolved(self, spec: TenantSpec) -> TenantSpec:
-        """The same with a mechanism, where it names none: time slices where they can be had and the tenant fits, else
-        turns."""
+        """The spec with a mechanism if it has none: time slices if available and the tenant fits, else turns."""
         if spec.mechanism != mechanism_list.AUTO:
             return spec
         turns, sliced = replace(spec, mechanism=Time.name), replace(spec, mechanism=Slices.name)
@@ -157,11 +162,11 @@ class Registry:
         return sliced if all(slices.offers(gpu) for gpu in gpus) else turns
 
     def default_on(self, gpu: Gpu) -> str:
-        """The mechanism of a tenant of that GPU that names none."""
+        """The mechanism of a tenant of that GPU that has none."""
         return self.resolved(TenantSpec("any", gpus=(gpu.uuid,))).mechanism
 
     def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
-        """Change a tenant's promise; says from when on it holds. InputError when it does not fit."""
+        """Change a tenant's promise; returns from when on it holds. Raises InputError if it does not fit."""
         check_spec(spec)
         for gpu in tenant.gpus:
             self._fits(spec, gpu)
@@ -175,11 +180,11 @@ class Registry:
         return mechanism.resize(spec, tenant.gpus)
 
     def check_fits(self, spec: TenantSpec, gpu: Gpu) -> None:
-        """InputError when a GPU has no room for such a tenant beside those that are there."""
+        """Raise InputError if a GPU has no room for such a tenant in addition to its present ones."""
         self._fits(spec, gpu)
 
     def with_room(self, spec: TenantSpec) -> list[Gpu]:
-        """The GPUs that have room for such a tenant beside the others, the one with least promised first."""
+        """The GPUs with room for such a tenant, least promised first."""
         found = []
         for gpu in self.gpus.values():
             with contextlib.suppress(InputError):
@@ -188,13 +193,13 @@ class Registry:
         return sorted(found, key=lambda g: (sum(t.spec.request for t in self.on_gpu(g.uuid, spec.name)), g.index))
 
     def replace(self, tenant: Tenant, gpu: Gpu) -> None:
-        """Put a tenant of one GPU on another."""
+        """Move a tenant with one GPU to another GPU."""
         self._by_gpu[tenant.gpus[0].uuid].pop(tenant.name, None)
         tenant.gpus = (gpu,)
         self._by_gpu[gpu.uuid][tenant.name] = tenant
 
     def remove(self, tenant: Tenant) -> None:
-        """Forget a tenant and release its mechanism."""
+        """Remove a tenant and release its mechanism."""
         self.tenants.pop(tenant.name, None)
         self._by_token.pop(tenant.token, None)
         self._host.release(tenant.name)
@@ -203,7 +208,7 @@ class Registry:
         self.mechanisms[tenant.spec.mechanism].revoke(tenant.name, tenant.gpus)
 
     def _promise_host(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Host memory for all that a tenant may have to move: promised now, so that no move finds it missing."""
+        """Reserve host memory for everything that a tenant may have to move, so that no move lacks it."""
         if spec.oversubscribe == "swap":
             self._host.promise(spec.name, spec.memory_bytes or gpus[0].memory_bytes)
 
@@ -232,12 +237,12 @@ class Registry:
         return tuple(sorted(self.gpus.values(), key=load)[: spec.gpu_count])
 
     def readmit(self, tenant: Tenant) -> None:
-        """InputError when a parked tenant's GPUs have been promised to others meanwhile."""
+        """Raise InputError if a parked tenant's GPUs have meanwhile been promised to others."""
         for gpu in tenant.gpus:
             self._fits(tenant.spec, gpu)
 
     def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
-        # a tenant parked by order is promised nothing until it is back
+        # nothing is promised to a parked tenant until it is resumed
         others = [other for other in self.on_gpu(gpu.uuid, without=spec.name) if other.name not in self._parked]
         where = f"GPU {gpu.index} ({gpu.name})"
         mine = self.mechanisms[spec.mechanism].capabilities
@@ -248,11 +253,11 @@ class Registry:
             theirs = self.mechanisms[other.spec.mechanism].capabilities
             if mine.exclusive or theirs.exclusive:
                 alone = spec.mechanism if mine.exclusive else other.spec.mechanism
-                raise InputError(f"{where} is shared with {other.name}: {alone} does not fit", field="--mechanism")
+                raise InputError(f"{where} already has {other.name}: {alone} cannot share it", field="--mechanism")
             if not mechanism_list.mix(spec.mechanism, other.spec.mechanism):
                 raise InputError(
-                    f"{where} is shared by {other.spec.mechanism} ({other.name}); {spec.mechanism} beside it would not"
-                    " hold its promises",
+                    f"{where} is shared by {other.spec.mechanism} ({other.name}), which cannot be combined with "
+                    f"{spec.mechanism}",
                     field="--mechanism",
                 )
         promised = sum(t.spec.request for t in others)
@@ -264,12 +269,14 @@ class Registry:
         self._memory_fits(spec, gpu, [t.spec for t in others], where)
 
     def _memory_fits(self, spec: TenantSpec, gpu: Gpu, others: list[TenantSpec], where: str) -> None:
-        """Promises that stay on the card and the largest of those that can leave it must fit together."""
+        """Check that promises of tenants that stay on the GPU, and the largest of those that can be swapped, fit
+        together.
+        """
         if spec.oversubscribe != "none" and not self.mechanisms[spec.mechanism].capabilities.gated:
             gated = " or ".join(name for name, kind in self.mechanisms.items() if kind.capabilities.gated)
             raise InputError(
-                f"{spec.name} is to oversubscribe under {spec.mechanism}: only turns (--mechanism {gated}) say when"
-                " memory may move",
+                f"{spec.name} cannot oversubscribe under {spec.mechanism}: memory moves only between turns "
+                f"(--mechanism {gated})",
                 field="--oversubscribe",
             )
         if spec.memory_bytes is not None:
@@ -310,7 +317,7 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
 
 
 def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
-    """A spec from plain data of a control client or the state file. InputError when a value has the wrong type."""
+    """A spec from plain data of a control client or the state file. Raises InputError for a value of the wrong type."""
     try:
         memory = data.get("memory_bytes")
         return TenantSpec(

@@ -1,4 +1,4 @@
-"""End a tenant's processes: its program, those it has connected, and what they have started."""
+"""Ends a tenant's processes: its program, the connected ones, and their children."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cotenant.agent.tenants.tenant import Tenant
 
 
 def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = frozenset()) -> set[ProcessKey]:
-    """Send SIGTERM to a tenant's program and processes now, SIGKILL to those left after `grace_s`."""
+    """Send SIGTERM to a tenant's program and processes now, and SIGKILL to those left after `grace_s`."""
     keys = {s.process for s in tenant.sessions if s.process.start_ticks}
     if tenant.root is not None:
         keys.add(tenant.root)
     keys |= tenant.orphans | more
     keys |= processes.descendants(keys)
-    # the program first: one that waits for its children would end by itself, as if it had been done
+    # the program first: after its children, it could end by itself as if it had succeeded
     for key in sorted(keys, key=lambda key: key != tenant.root):
         _signal(key, signal.SIGTERM, group=key == tenant.root)
     if tenant.group is not None:
@@ -36,13 +36,13 @@ def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = frozenset
 
 
 def _signal_group(group: int, number: int) -> None:
-    """Signal the processes that a program has left behind in its group."""
+    """Signal the processes that a program left behind in its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def _signal(key: ProcessKey, number: int, *, group: bool) -> None:
-    """Signal that very process, and its whole group where the launcher gave it one."""
+    """Signal exactly that process, and its whole group if the launcher gave it one."""
     if not processes.alive(key):
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):

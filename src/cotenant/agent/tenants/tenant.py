@@ -1,4 +1,4 @@
-"""A tenant and the processes that are connected for it."""
+"""Data of a tenant and of its connected processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cotenant.agent.tenants.places import Owner
 from cotenant.devices.base import Gpu
 from cotenant.policy.shares import Share
 
-MAX_UNSENT = 256  # messages kept for a process that does not read
+MAX_UNSENT = 256  # messages buffered for a process that does not read
 
 
 class ControlGroup(NamedTuple):
-    """The control group that holds a tenant's memory. `made`: for it, by the agent, which removes it."""
+    """The control group with a tenant's memory limit. `made`: created by the agent, which removes it."""
 
     path: Path
     made: bool
@@ -34,7 +34,7 @@ class ControlGroup(NamedTuple):
 
 @dataclass(eq=False)
 class Tenant:
-    """One tenant: promise, place, processes, and what happened to it."""
+    """One tenant: promise, placement, processes, history."""
 
     spec: TenantSpec
     gpus: tuple[Gpu, ...]
@@ -44,7 +44,7 @@ class Tenant:
     declared: bool = False
     owner: Owner | None = None  # the pod or job that keeps it, whatever its processes do
     root: ProcessKey | None = None
-    left_behind: bool = False  # main process ended; others of its process group or with its token may run
+    left_behind: bool = False  # its program has ended; others of its process group or with its token may run
     group: int | None = None
     orphans: frozenset[ProcessKey] = frozenset()
     launching: bool = False  # registered by a launcher that has not started the program yet
@@ -53,11 +53,11 @@ class Tenant:
     sessions: list[Session] = field(default_factory=list)
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     warning_count: int = 0
-    not_enforced: dict[str, int] = field(default_factory=dict)  # what its share lacks -> since when, in ns
-    launches_gone: int = 0  # counted by processes that have ended
+    not_enforced: dict[str, int] = field(default_factory=dict)  # deviation from its share -> start time in ns
+    launches_gone: int = 0  # launches of processes that have ended
     waited_gone_ns: int = 0
-    held: ControlGroup | None = None  # whose memory kernel or driver limits
-    held_not: str = ""  # why they do not, where they could
+    held: ControlGroup | None = None  # group in which kernel or driver limits its memory
+    held_not: str = ""  # why they do not, although they could
 
     @property
     def name(self) -> str:
@@ -66,37 +66,38 @@ class Tenant:
 
     @property
     def pids(self) -> set[int]:
-        """Its processes on the GPU, and the one it was started with: a worker that only takes time has no session."""
+        """Its processes on the GPU and its program, since a worker that only sleeps has no session."""
         return {s.peer.pid for s in self.sessions} | ({self.root.pid} if self.root else set())
 
     def slots_on(self, gpu: str) -> list[tuple[Session, int]]:
-        """Its processes that have attached a GPU, each with the slot of its page."""
+        """Its processes that have attached a GPU, each with its slot of the page."""
         return [(s, slot) for s in self.sessions for slot, attached in s.slots.items() if attached == gpu]
 
     def environment(self, *, below: bool) -> dict[str, str]:
-        """What a program that starts now gets. `below`: the scheme of co-location puts best-effort work below others,
-        unless its priority says otherwise."""
+        """Environment of a program started now. `below`: the scheme runs best-effort work at lower priority, unless the
+        tenant's priority says otherwise.
+        """
         lower = below and self.spec.best_effort and self.spec.priority == 0
         return self.enforcement.environment | (self.enforcement.below if lower else {})
 
     def share(self) -> Share:
-        """Its promise in the broker's words."""
+        """Its promise as the broker's Share."""
         gang = tuple(g.uuid for g in self.gpus) if len(self.gpus) > 1 else ()
         spec = self.spec
         return Share(spec.request, spec.limit, spec.priority, spec.weight, gang)
 
     def cap_bytes(self, gpu: Gpu) -> int | None:
-        """Its memory cap on a GPU: as promised; the card's own size where its contents must have a place to go."""
+        """Its memory limit on a GPU: as promised; for swappable tenants at most the GPU's size."""
         movable = self.spec.oversubscribe != "none"
         return gpu.memory_bytes if self.spec.memory_bytes is None and movable else self.spec.memory_bytes
 
     @property
     def kept_bytes(self) -> int | None:
-        """Memory of its GPUs that others may not take: a latency-sensitive tenant's is there when it wants it."""
+        """Memory of its GPUs kept free for it: a latency-sensitive tenant's memory is always available."""
         return self.spec.memory_bytes if self.spec.latency_sensitive else None
 
     def warn(self, text: str) -> None:
-        """Keep a warning for ps, top and the launcher."""
+        """Store a warning for ps, top and the launcher."""
         self.warning_count += 1
         if text not in self.warnings:
             self.warnings.append(text)
@@ -104,18 +105,18 @@ class Tenant:
 
 @dataclass
 class MoveState:
-    """Where one process's memory on one GPU is, as it last reported. Sizes in bytes."""
+    """Location of one process's memory on one GPU, as last reported. Sizes in bytes."""
 
     resident: int = 0
     evicted: int = 0
-    backing: int = 0  # host memory that is there to move to
+    backing: int = 0  # host memory available for eviction
     pinned: int = 0
-    low: int = 0  # span of host memory that holds contents
+    low: int = 0  # range of host memory with contents
     high: int = 0
     fixed: bool = False
 
     def take(self, values: dict[str, Any]) -> None:
-        """The process's newest report."""
+        """Apply the process's newest report."""
         self.resident, self.evicted = values["resident_bytes"], values["away_bytes"]
         self.backing, self.pinned = values["backing_bytes"], values["pinned_bytes"]
         self.low, self.high = values["backing_low"], values["backing_high"]
@@ -123,13 +124,13 @@ class MoveState:
 
 
 class Session:
-    """One process, at the other end of a socket. `tenant` and `page` are there once HELLO has been accepted."""
+    """One process, at the other end of a socket. `tenant` and `page` are set when HELLO has been accepted."""
 
     tenant: Tenant
     page: Page
 
     def __init__(self, connection: socket.socket, peer: Peer, number: int, end: Callable[[Session, str], None]) -> None:
-        """`end` is called with a reason, or none, when the connection has to be closed."""
+        """`end` is called, with a reason or an empty one, when the connection must be closed."""
         self.socket = connection
         self.peer = peer
         self.number = number
@@ -141,18 +142,18 @@ class Session:
         self.slots: dict[int, str] = {}  # slot -> GPU UUID
         self.sms: dict[int, int] = {}  # slot -> SMs that the process sees
         self.asking: set[int] = set()
-        self.moves: dict[int, MoveState] = {}  # slot -> where its movable memory is
-        self.granted: dict[int, int] = {}  # slot -> epoch on the wire
+        self.moves: dict[int, MoveState] = {}  # slot -> location of its swappable memory
+        self.granted: dict[int, int] = {}  # slot -> epoch as sent to the process
         self.pidfd: int | None = None
-        self.passed: list[int] = []  # descriptors that came with the message being handled
+        self.passed: list[int] = []  # descriptors received with the current message
         self._end = end
         self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes] = []
 
     def send(self, data: bytes, fd: int = -1) -> None:
-        """Send without waiting. Messages for a process that does not read are kept; at 256 of them it is dropped.
+        """Send without blocking. Messages for a process that does not read are buffered; at 256 it is disconnected.
 
-        `fd` goes along where that can be now: the message must mean something without it.
+        `fd` is sent along if that is possible now: the message must make sense without it.
         """
         if self.closed:
             return
@@ -172,7 +173,7 @@ class Session:
             self._end_soon("")
 
     def send_with(self, data: bytes, fd: int) -> None:
-        """Send a message that carries a descriptor. A process that leaves its messages unread is dropped."""
+        """Send a message with a descriptor. A process that does not read its messages is disconnected."""
         try:
             if self._unsent:
                 raise BlockingIOError
@@ -211,7 +212,7 @@ class Session:
         self.send(wire.pack_text(MessageType.ERROR, status, text, sequence=sequence, slot=slot))
 
     def drop_passed(self) -> None:
-        """Close the descriptors that no part has taken."""
+        """Close descriptors that no part has taken."""
         while self.passed:
             os.close(self.passed.pop())
 
@@ -227,5 +228,5 @@ class Session:
 
 
 def work_kind(spec: TenantSpec) -> str:
-    """How a tenant stands to the others on its GPU."""
+    """Class of a tenant: latency-sensitive, best-effort or neither, as text."""
     return "best-effort" if spec.best_effort else "latency-sensitive" if spec.latency_sensitive else "normal"

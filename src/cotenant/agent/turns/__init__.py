@@ -1,1 +1,1 @@
-"""Time slices handed out by the token broker."""
+"""Turns: exclusive time slices of a GPU, granted by the token broker."""

@@ -1,4 +1,4 @@
-"""The shell around the token core: its clock, its timers, and its instructions made true in pages and messages."""
+"""Applies the policy core's instructions on a node: clock, timers, pages and messages of the token broker."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cotenant.policy.shares.turn import UNDRAINED
 
 _REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # all others: released
 SAFETY_NS = 1_000_000_000
-LATE_REPORT_NS = 20_000_000  # how far back a release may say that its work ended
+LATE_REPORT_NS = 20_000_000  # the furthest that a release may date back the end of its work
 
 
 class PausedTurn(NamedTuple):
-    """A turn that cannot begin yet: it waits until `resume_turn` or `fail_turn` is called for it."""
+    """A turn that cannot begin yet: it waits for `resume_turn` or `fail_turn`."""
 
     tenant: Tenant
     gpu: str
@@ -29,10 +29,10 @@ class PausedTurn(NamedTuple):
 
 
 class Residents(Protocol):
-    """Whose memory is on the GPUs."""
+    """Memory residency of tenants."""
 
     def ready(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether a turn of a tenant may begin now."""
+        """Whether a turn of the tenant may begin now."""
 
     def patience_ns(self, tenant: Tenant, gpu: str) -> int:
         """How long an idle holder keeps its turn, whatever it is owed."""
@@ -40,7 +40,7 @@ class Residents(Protocol):
 
 @dataclass(eq=False)
 class _Hold:
-    """The turn of a tenant on a GPU, as its processes see it."""
+    """A tenant's turn on a GPU, as granted to its processes."""
 
     tenant: Tenant
     epoch: int
@@ -52,7 +52,7 @@ class _Hold:
 
 
 class Broker:
-    """Token traffic of a node. One event loop calls everything."""
+    """Token messages of a node. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -71,12 +71,13 @@ class Broker:
         self._on_turn = on_turn
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
-        self._holds: dict[str, _Hold] = {}  # gpu -> turn under way
-        self._stuck: dict[tuple[str, str], _Hold] = {}  # (gpu, tenant) that runs on although its turn was taken
+        self._holds: dict[str, _Hold] = {}  # gpu -> current turn
+        # (gpu, tenant) whose work still runs although its turn was revoked
+        self._stuck: dict[tuple[str, str], _Hold] = {}
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         self._tenants: dict[str, Tenant] = {}
         self._suspended: set[str] = set()
-        # epochs on the wire grow for ever, also over a restart of the agent
+        # epochs in messages always increase, also across a restart of the agent
         self._wire_epoch = time.monotonic_ns() // 1000
 
     # -- membership ------------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class Broker:
     # -- messages of the shims -------------------------------------------------------------------------------------
 
     def request(self, session: Session, slot: int, burst_ns: int) -> None:
-        """TOKEN_REQUEST."""
+        """Handle TOKEN_REQUEST."""
         gpu = session.slots[slot]
         session.asking.add(slot)
         if session.tenant.name in self._suspended:
@@ -122,7 +123,7 @@ class Broker:
             self._obey(out, gpu)
 
     def suspend(self, tenant: Tenant) -> None:
-        """Give this tenant no turns; one under way is taken back. What it asks for is remembered."""
+        """Grant this tenant no turns; a current one is revoked. Its requests are remembered."""
         self._suspended.add(tenant.name)
         now_ns = time.monotonic_ns()
         for gpu in tenant.gpus:
@@ -131,19 +132,19 @@ class Broker:
                 self._obey(self.turns.withdraw(gpu.uuid, tenant.name, now_ns), gpu.uuid)
                 turn = machine.turn
                 if turn is not None and turn.account.name == tenant.name and turn.paused_ns is not None:
-                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)  # it waits for memory: nothing runs in it
+                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)  # it waits for memory, so nothing runs in it
                 else:
                     self._obey(machine.stop_turn(tenant.name, now_ns, "suspended"), gpu.uuid)
 
     def unsuspend(self, tenant: Tenant) -> None:
-        """Turns again, from now on."""
+        """Grant turns again."""
         self._suspended.discard(tenant.name)
         for gpu in tenant.gpus:
             if tenant.name in self.turns.gpus[gpu.uuid].accounts and self._asks(tenant, gpu.uuid):
                 self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
 
     def wish(self, tenant: Tenant) -> None:
-        """A turn for a tenant none of whose processes can ask for it."""
+        """Request a turn for a tenant whose processes cannot ask."""
         for gpu in tenant.gpus:
             if tenant.name in self.turns.gpus[gpu.uuid].accounts and not self.holds(tenant, gpu.uuid):
                 self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
@@ -154,12 +155,12 @@ class Broker:
             self.wish(tenant)
 
     def holds(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether the tenant runs on that GPU, or still drains there."""
+        """Whether the tenant runs on that GPU, or its last work is still draining."""
         machine = self.turns.gpus[gpu]
         return tenant.name in machine.overrun or (machine.turn is not None and machine.turn.account.name == tenant.name)
 
     def resume_turn(self, gpu: str, name: str, epoch: int, floor_ns: int) -> None:
-        """The tenant of a turn that waited can run; the turn then lasts at least `floor_ns`."""
+        """The tenant of a paused turn can run; the turn then lasts at least `floor_ns`."""
         out = self.turns.gpus[gpu].resume(name, epoch, time.monotonic_ns(), floor_ns)
         if out:
             self._obey(out, gpu)
@@ -167,7 +168,7 @@ class Broker:
             self.fail_turn(gpu, name, epoch)
 
     def fail_turn(self, gpu: str, name: str, epoch: int) -> None:
-        """The tenant of a turn that waited cannot run now: the turn ends, unused."""
+        """The tenant of a paused turn cannot run now: the turn ends unused."""
         tenant, machine = self._tenants.get(name), self.turns.gpus[gpu]
         if tenant is not None and name in machine.accounts:
             again = name not in self._suspended and self._asks(tenant, gpu)
@@ -176,20 +177,20 @@ class Broker:
     def release(
         self, session: Session, slot: int, epoch: int, drained_ns: int, reason: int, drained: bool, again: bool
     ) -> None:
-        """TOKEN_RELEASE. A release of a turn that this process does not hold is ignored."""
+        """Handle TOKEN_RELEASE. Releases of turns that this process does not hold are ignored."""
         if session.granted.get(slot) != epoch:
             return
         gpu = session.slots[slot]
         session.page.slots[slot].epoch = 0
         if not drained:
-            return  # closed but not empty: the core's timer for stuck holders runs
+            return  # closed but not drained: the core's timer for stuck holders runs
         del session.granted[slot]
         if again:
             session.asking.add(slot)
         self._member_done(session, gpu, drained_ns, _REASONS.get(reason, "released"))
 
     def drop(self, session: Session) -> None:
-        """The process has gone: its turns end now, its requests are forgotten."""
+        """The process has ended: its turns end, its requests are dropped."""
         now_ns = time.monotonic_ns()
         slots = dict(session.slots)
         session.asking.clear()
@@ -269,7 +270,7 @@ class Broker:
                 if gpu != step.gpu:
                     continue
                 if session in hold.members:
-                    if slot in session.asking:  # asked again while it holds: the same turn once more
+                    if slot in session.asking:  # asked again while holding: send the same turn again
                         self._send_grant(session, slot, session.granted[slot], hold.deadline_ns)
                 elif slot in session.asking or gang:
                     self._wire_epoch += 1
@@ -278,11 +279,11 @@ class Broker:
                     self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
                 session.asking.discard(slot)
         if not hold.members:
-            # the process that asked has gone between the request and now, or a gang does not use this one of its GPUs
+            # the process that asked has ended since, or a gang does not use this one of its GPUs
             self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
     def _give_back_unused(self, hold: _Hold, gpu: str) -> None:
-        """Return a turn that no process holds, unless the tenant's processes hold their turn on its other GPUs."""
+        """Return a turn that no process holds, unless the tenant's processes hold its turn on its other GPUs."""
         elsewhere = any(h.tenant is hold.tenant and h.members for h in self._holds.values())
         if self._holds.get(gpu) is hold and not hold.members and not elsewhere:
             self._give_back(hold, gpu)
@@ -332,20 +333,20 @@ class Broker:
         if hold is not None:
             self._stuck[(step.gpu, step.tenant)] = hold
         text = (
-            f"its GPU work did not end {step.held_ns / 1e9:.1f} s after its turn began: a kernel hangs or waits; the"
-            " others run beside it, and its time is charged"
+            f"its GPU work did not end within {step.held_ns / 1e9:.1f} s of the start of its turn: a "
+            "kernel hangs or waits; other tenants now run concurrently, and its time is charged"
         )
         if step.tenant in self._tenants:
             self._on_fault(self._tenants[step.tenant], text)
 
     def _flag_contention(self, gpu: str) -> None:
-        """Flag in the holder's pages whether others wait: then it gives back early."""
+        """Set in the holder's pages whether others wait, in which case it returns its turn early."""
         hold = self._holds.get(gpu)
         if hold is None:
             return
         machine = self.turns.gpus[gpu]
         contended = machine.contended or machine.claim is not None or hold.tenant.spec.limit < 1.0
-        # one GPU of a gang may be idle while the others work: its turn ends at the deadline, not when one is idle
+        # one GPU of a gang may be idle while the others work: its turn ends at the deadline only
         contended = contended and len(hold.tenant.gpus) == 1
         if contended == hold.contended:
             return
@@ -364,7 +365,7 @@ class Broker:
         wake_ns = self.turns.wake_ns(gpu)
         armed = self._timers.get(gpu)
         if wake_ns is None or (armed is not None and armed[0] <= wake_ns):
-            return  # an early wake-up only looks again
+            return  # an early wake-up only checks again
         if armed is not None:
             armed[1].cancel()
         self._timers[gpu] = (wake_ns, self._loop.call_at(wake_ns / 1e9, self._wake, gpu))
@@ -372,7 +373,7 @@ class Broker:
     def _wake(self, gpu: str) -> None:
         del self._timers[gpu]
         now_ns = time.monotonic_ns()
-        # a fault in one decision must not be the last one on this GPU
+        # an exception in one decision must not stop decisions on this GPU
         self._timers[gpu] = (now_ns + SAFETY_NS, self._loop.call_later(SAFETY_NS / 1e9, self._wake, gpu))
         wake_ns = self.turns.wake_ns(gpu)
         if wake_ns is not None and wake_ns <= now_ns:

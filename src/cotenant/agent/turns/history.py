@@ -1,4 +1,4 @@
-"""What has happened, for the live page, the metrics and people."""
+"""Recent history, for the live page, the metrics and warnings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_DEPARTED = 256
 
 
 class History:
-    """Histograms of turns, the last decisions about tenants, warnings of those that have ended."""
+    """Histograms of turns, recent decisions about tenants, warnings of ended tenants."""
 
     def __init__(self, gpus: Iterable[str], trace: TurnTrace | None = None) -> None:
         gpus = list(gpus)
@@ -28,12 +28,12 @@ class History:
         self.lengths = {gpu: Histogram(names.TURN_SECONDS.buckets) for gpu in gpus}
         self.waits = {gpu: Histogram(names.TURN_WAIT.buckets) for gpu in gpus}
         self.decisions: deque[tuple[int, float, str]] = deque(maxlen=MOST_DECISIONS)
-        self.departed: dict[str, list[str]] = {}  # name -> warnings, for their launchers
+        self.departed: dict[str, list[str]] = {}  # name -> warnings, for its launcher
         self.trace = trace
         self._number = 0
 
     def turn(self, ended: Ended) -> None:
-        """A turn is over."""
+        """A turn has ended."""
         self.turns[ended.gpu] += 1
         self.lengths[ended.gpu].observe((ended.end_ns - ended.start_ns) / 1e9)
         self.waits[ended.gpu].observe(ended.waited_ns / 1e9)
@@ -41,22 +41,22 @@ class History:
             self.trace.turn(ended)
 
     def decided(self, text: str) -> None:
-        """Something about tenants was decided: one sentence for people."""
+        """Record a decision about tenants as one sentence."""
         self._number += 1
         self.decisions.append((self._number, time.time(), text))
 
     def warned(self, tenant: Tenant, text: str) -> None:
-        """Something is wrong with a tenant: for its user and the log."""
+        """Record a warning about a tenant for its user and the log."""
         tenant.warn(text)
         LOG.warning(f"tenant {tenant.name}: {text}")
 
     def fault(self, tenant: Tenant, text: str) -> None:
-        """The agent does something about what is wrong with a tenant."""
+        """Record a fault of a tenant that the agent acts on."""
         self.warned(tenant, text)
         self.decided(f"{tenant.name}: {text}")
 
     def left(self, tenant: Tenant) -> None:
-        """A tenant is no more."""
+        """A tenant was removed."""
         self.decided(f"{tenant.name} left")
         self.departed[tenant.name] = list(tenant.warnings)
         if len(self.departed) > MOST_DEPARTED:

@@ -1,4 +1,4 @@
-"""The turn trace: one JSON line per turn, for a look afterwards. A full disk costs lines, never a tenant's turn."""
+"""The turn trace: one JSON line per turn. A full disk costs lines but delays no turn."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ RETRY_S = 5.0
 
 
 def _gap(path: Path) -> bytes:
-    """What ends the last line of a file that is there already: a crash of the machine may have cut it short."""
+    """A newline if the existing file does not end with one, as after a crash."""
     if not path.is_file() or path.stat().st_size == 0:
         return b""
-    with contextlib.suppress(OSError), path.open("rb") as file:  # it may be ours to write and not to read
+    with contextlib.suppress(OSError), path.open("rb") as file:  # the file may be writable but not readable
         file.seek(-1, os.SEEK_END)
         return b"" if file.read(1) == b"\n" else b"\n"
     return b""
 
 
 class TurnTrace:
-    """Appends turns to a file, whole lines only. Keep calling `flush` (about once a second)."""
+    """Appends turns to a file, complete lines only. Call `flush` about once a second."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,11 +40,11 @@ class TurnTrace:
             raise InputError(f"the trace cannot be written: {error.strerror}", file=path) from None
         offset_ns = time.time_ns() - time.monotonic_ns()
         head = {"cotenant_turns": 1, "clock": "CLOCK_MONOTONIC", "unix_minus_clock_ns": offset_ns}
-        # kept until it is written: without it the times mean nothing
+        # kept until it is written, since the times are meaningless without it
         self._head = _gap(path) + json.dumps(head).encode() + b"\n"
 
     def turn(self, ended: Ended) -> None:
-        """Note one turn."""
+        """Record one turn."""
         if len(self._lines) >= 200_000:
             self.dropped += 1
             return
@@ -63,7 +63,7 @@ class TurnTrace:
         )
 
     def flush(self) -> str:
-        """Write what has gathered. Returns a sentence when the file cannot be written (once per fault), else ""."""
+        """Write the buffer. Returns a sentence if the file cannot be written (once per fault), else ""."""
         if not (self._lines or self._head) or self._file is None or time.monotonic() < self._retry_at:
             return ""
         data = self._head + b"".join(self._lines)
@@ -80,7 +80,7 @@ class TurnTrace:
         except OSError as error:
             self.dropped += count
             self._retry_at = time.monotonic() + RETRY_S
-            fault = f"the trace {self.path} cannot be written ({error.strerror}); turns go on untraced"
+            fault = f"the trace {self.path} cannot be written ({error.strerror}); turns are not traced"
             if fault != self.fault:
                 self.fault = fault
                 return fault

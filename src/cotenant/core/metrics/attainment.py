@@ -1,4 +1,6 @@
-"""How sure a share of requests in time is, and how many requests tell two shares apart."""
+"""Confidence interval of a fraction of requests in time, and the number of requests that distinguishes two
+fractions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ REACHED_ALONE, WANTED = 0.995, 0.99
 
 
 def wilson_interval(hits: int, count: int, confidence: float = 0.95) -> list[float]:
-    """Interval of a share after `hits` of `count`: Wilson 1927, which holds near 0 and 1 as well. [0, 1] for none."""
+    """Wilson's score interval (1927) of a fraction with `hits` of `count`, valid also near 0 and 1. [0, 1] if count is
+    0.
+    """
     if count == 0:
         return [0.0, 1.0]
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -24,11 +28,11 @@ def wilson_interval(hits: int, count: int, confidence: float = 0.95) -> list[flo
 
 
 def requests_to_tell(good: float = REACHED_ALONE, bad: float = WANTED, error: float = 0.05, power: float = 0.8) -> int:
-    """Requests after which a one-sided test tells a share of `bad` from one of `good`: wrong in `error` of the cases
-    where it is `good`, right in `power` of those where it is `bad`.
+    """Number of requests with which a one-sided test distinguishes a fraction of `bad` from one of `good`, with false
+    alarms in `error` of the cases and detection in `power` of them.
 
-    n = ((z(1 - error) sqrt(good (1 - good)) + z(power) sqrt(bad (1 - bad))) / (good - bad))^2, the normal
-    approximation of two binomials (Fleiss, Statistical Methods for Rates and Proportions). 99 from 99.5 %: 1,597.
+    n = ((z(1 - error) sqrt(good (1 - good)) + z(power) sqrt(bad (1 - bad))) / (good - bad))^2, the normal approximation
+    of two binomials (Fleiss, Statistical Methods for Rates and Proportions). 99 from 99.5 %: 1,597.
     """
     normal = NormalDist()
     root = normal.inv_cdf(1 - error) * math.sqrt(good * (1 - good)) + normal.inv_cdf(power) * math.sqrt(bad * (1 - bad))
@@ -36,6 +40,6 @@ def requests_to_tell(good: float = REACHED_ALONE, bad: float = WANTED, error: fl
 
 
 def attainment(latency_ms: Sequence[float], slo_ms: float) -> tuple[float, list[float]]:
-    """Share of the requests within `slo_ms`, and its 95 % interval."""
+    """Fraction of the requests within `slo_ms`, and its 95 % interval."""
     hits = sum(ms <= slo_ms for ms in latency_ms)
     return hits / max(1, len(latency_ms)), wilson_interval(hits, len(latency_ms))

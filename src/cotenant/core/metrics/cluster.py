@@ -1,4 +1,4 @@
-"""Metrics of the cluster: utilisation, allocation, fragmentation, and everything over time."""
+"""Metrics of the cluster: utilisation, allocation, fragmentation, and time series."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def allocation(record: Record, timeline: Timeline) -> dict[str, float]:
 
 
 def utilisation(record: Record, timeline: Timeline) -> dict[str, float]:
-    """As allocation, but counting of each job's cores and memory only what it can put to use."""
+    """As allocation, but counts only those cores and that memory which a job can use."""
     return _shares(record, timeline, useful=True)
 
 
@@ -33,14 +33,16 @@ def _shares(record: Record, timeline: Timeline, useful: bool) -> dict[str, float
 
 
 def capacities(record: Record) -> tuple[float, float, float]:
-    """The cluster's GPUs, cores and memory in bytes; NaN where the record does not say."""
+    """The cluster's GPUs, cores and memory in bytes; NaN if the record does not contain them."""
     cluster = record.info.cluster
     gpus, cpus, memory = (float(cluster.get(key) or np.nan) for key in ("gpus", "cpus", "memory_bytes"))
     return gpus, cpus, memory
 
 
 def stranded_gpus(record: Record) -> Floats:
-    """After each round: free GPUs on partly used nodes while jobs wait, the part that a gang cannot have whole."""
+    """After each round: free GPUs on partly used nodes while jobs wait, which a gang that needs whole nodes
+    cannot use.
+    """
     rounds = {name: record.rounds[name].to_numpy() for name in ("gpus_held", "gpus_free_whole_nodes", "waiting")}
     free = capacities(record)[0] - rounds["gpus_held"]
     stranded = np.maximum(free - rounds["gpus_free_whole_nodes"], 0.0)
@@ -48,7 +50,7 @@ def stranded_gpus(record: Record) -> Floats:
 
 
 def fragmentation(record: Record, timeline: Timeline) -> float:
-    """Time-weighted mean share of the cluster's GPUs that are stranded, 0..1; NaN where the record has no rounds."""
+    """Time-weighted mean fraction of the cluster's GPUs that are stranded, 0..1; NaN if the record has no rounds."""
     times = record.rounds["time_s"].to_numpy()
     if len(times) == 0 or timeline.end_s <= timeline.first_s:
         return float("nan")
@@ -64,10 +66,10 @@ class Series:
     edges_s: Floats  #: length bins + 1
     running: Floats  #: jobs
     waiting: Floats  #: jobs
-    gpu: Floats  #: share of the cluster held, 0..1
+    gpu: Floats  # : share of the cluster held by jobs that can use it, 0..1
     cpu: Floats
     memory: Floats
-    useful_cpu: Floats  #: share of the cluster held and of use, 0..1
+    useful_cpu: Floats  # : GPUs wanted by running and waiting jobs relative to the cluster's; above 1 in overload
     useful_memory: Floats
     wanted: Floats  #: GPUs wanted by running and waiting jobs against the cluster's; above 1 when overloaded
     stranded: Floats  #: share of the cluster's GPUs that are stranded, 0..1
@@ -99,7 +101,7 @@ def series(record: Record, timeline: Timeline, bins: int = 240) -> Series:
 
 
 def _present(record: Record, edges_s: Floats) -> tuple[Floats, Floats]:
-    """Jobs that arrived and are not over, and the GPUs they want, in each bin."""
+    """Unfinished jobs that have arrived, and the GPUs they want, in each bin."""
     events, gpus = record.events, record.job("gpus")
     over = (events.kind == Kind.FINISH) | (events.kind == Kind.REJECT)
     times = np.concatenate((record.job("arrival_s"), events.time_s[over]))

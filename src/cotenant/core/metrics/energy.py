@@ -1,4 +1,4 @@
-"""Energy: what the cluster's GPUs drew, by job and idle. A pure function of the record and of the table of watts."""
+"""Energy of the cluster's GPUs, by job and idle, computed from a record and the table of watts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from cotenant.core.record.record import Record
 
 @dataclass(frozen=True)
 class Energy:
-    """`jobs_j[J]`: joules of the GPUs that each job held, their idle draw included; `idle_j`: of those that nobody
-    held, from the first arrival to the end."""
+    """`jobs_j[J]`: joules of the GPUs held by each job, including their idle power; `idle_j`: joules of GPUs that no
+    job held, from the first arrival to the end.
+    """
 
     jobs_j: Floats
     idle_j: float
 
 
 def energy(record: Record, timeline: Timeline) -> Energy:
-    """Joules; NaN where a GPU's watts are not known, or several GPU models are mixed and the record has no placements.
+    """Energy in joules; NaN if the watts of a GPU are unknown, or if GPU models are mixed and the record has no
+    placements.
 
-    A job that holds n GPUs of a model draws n x (idle + (most - idle) x activity of its model).
+    A job on n GPUs of a model draws n x (idle + (max - idle) x activity), with the activity of the job's model.
     """
     n = record.jobs.height
     unknown = Energy(np.full(n, np.nan), float("nan"))
@@ -50,7 +52,7 @@ def energy(record: Record, timeline: Timeline) -> Energy:
 
 
 def _held_by_model(record: Record, timeline: Timeline, models: int) -> list[Floats] | None:
-    """GPUs of each model that the job of each event holds from then on."""
+    """GPUs of each model that the job of each event holds after it."""
     if models == 1:
         return [timeline.held("gpu")]
     where, node_models = record.placements, record.info.cluster.get("node_models")

@@ -14,7 +14,7 @@ from cotenant.core.record.record import Record
 
 @dataclass(frozen=True)
 class JobMetrics:
-    """One value per job, in the order of the jobs table; NaN where a job has none (not finished, never started)."""
+    """One value per job, in the order of the jobs table; NaN if undefined (not finished, never started)."""
 
     finish_s: Floats  #: time of completion
     first_start_s: Floats  #: time of the first share
@@ -27,7 +27,7 @@ class JobMetrics:
     ftf_rho: Floats  #: finish-time fairness, Themis (NSDI'20)
     preemptions: NDArray[np.int64]
     moves: NDArray[np.int64]
-    energy_j: Floats  #: joules of the GPUs that it held
+    energy_j: Floats  # : joules of the GPUs held by the job
 
 
 def job_metrics(record: Record, timeline: Timeline, energy_j: Floats) -> JobMetrics:
@@ -49,7 +49,7 @@ def job_metrics(record: Record, timeline: Timeline, energy_j: Floats) -> JobMetr
         rejected=rejected,
         running_s=running,
         jct_s=jct,
-        # sums of many intervals may miss the whole by rounding; time waited is never negative
+        # rounding in the sum of many intervals may make the difference negative, which a waiting time cannot be
         queueing_s=np.where(np.isnan(jct), np.nan, np.maximum(jct - running, 0.0)),
         response_s=np.where(np.isnan(jct), np.nan, first_start - record.job("arrival_s")),
         slowdown=slowdown,
@@ -69,15 +69,15 @@ def _time_of(record: Record, kind: Kind) -> Floats:
 
 def _first_share(record: Record, timeline: Timeline) -> Floats:
     times = np.full(record.jobs.height, np.nan)
-    rows = np.flatnonzero(timeline.holding)[::-1]  # the earliest is written last and stays
+    rows = np.flatnonzero(timeline.holding)[::-1]  # reversed, so that the earliest event of a job is written last
     times[record.events.job[rows]] = record.events.time_s[rows]
     return times
 
 
 def _contention(record: Record, timeline: Timeline, finish_s: Floats) -> Floats:
-    """gpus x N / G: how many times the job's GPUs exceed an equal share among N unfinished jobs.
+    """gpus x N / G: the job's GPUs relative to an equal share among N unfinished jobs.
 
-    N is the mean number of unfinished jobs, the job itself among them, from its arrival to its finish; G the GPUs of
+    N is the mean number of unfinished jobs, including this one, from its arrival to its finish; G the number of GPUs of
     the cluster.
     """
     arrival = record.job("arrival_s")

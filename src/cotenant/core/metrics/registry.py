@@ -1,5 +1,4 @@
-"""The list of metrics: name, unit, what it is called for people, and which way is better. docs/metrics.md has each
-one's formula; a test compares the two."""
+"""The registry of metrics: name, unit, label and direction. docs/metrics.md has the formulas; a test compares both."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ Better = Literal["lower", "higher", "neither"]
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of a run. `key` is its place in the summary, dots between the levels."""
+    """One metric of a run. `key` is its path in the summary, with dots between levels."""
 
     key: str
     label: str
@@ -45,7 +44,7 @@ METRICS: dict[str, Metric] = {
         Metric("allocation.cpu", "CPU allocation", "share", "neither"),
         Metric("allocation.memory", "Memory allocation", "share", "neither"),
         Metric("fragmentation", "Fragmentation", "share", "lower"),
-        Metric("energy.jobs_j", "Energy of GPUs that jobs held", "J", "lower"),
+        Metric("energy.jobs_j", "Energy of GPUs held by jobs", "J", "lower"),
         Metric("energy.idle_j", "Energy of idle GPUs", "J", "lower"),
         Metric("energy.total_j", "Energy of all GPUs", "J", "lower"),
         Metric("preemptions", "Preemptions", "count", "lower"),
@@ -57,7 +56,7 @@ METRICS: dict[str, Metric] = {
 
 
 def lookup(summary: dict[str, object], key: str) -> float | None:
-    """The value at a dotted key ("jct_s.mean", "utilisation.gpu") of a summary; None where it has none."""
+    """The value at a dotted key ("jct_s.mean", "utilisation.gpu") of a summary; None if there is none."""
     value: object = summary
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None

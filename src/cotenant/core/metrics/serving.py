@@ -1,4 +1,4 @@
-"""Metrics of served requests: pure functions of the request table. Formulas in docs/metrics.md."""
+"""Metrics of served requests, computed from the request table. Formulas are in docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ OUTCOMES = ("pending", "ok", "late", "dropped", "full")
 
 
 def request_metrics(latency_ms: np.ndarray, outcome: np.ndarray) -> dict[str, Any]:
-    """The per-service result keys from (n,) latencies of the answered requests' ms and (n,) outcome codes.
+    """Result keys of a service from the latencies of its requests in ms and their outcome codes, both (n,).
 
-    Outcomes: 1 ok, 2 late, 3 dropped as late, 4 refused by a full queue, 0 unanswered (failed). Percentiles are of
-    answered requests, late ones included; dropped and failed requests count against attainment.
+    Outcomes: 1 ok, 2 late, 3 dropped as late, 4 refused by a full queue, 0 unanswered (failed). Percentiles are over
+    answered requests, including late ones; dropped and failed requests lower the attainment.
     """
     sent = len(outcome)
     counts = np.bincount(outcome.astype(np.int64), minlength=5)

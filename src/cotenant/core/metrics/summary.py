@@ -1,4 +1,4 @@
-"""A run in one dictionary, and its jobs in groups."""
+"""The summary of a run as one dictionary, also by groups of jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 @dataclass
 class Analysis:
-    """A record with everything derived from it, each part computed once, when first asked for."""
+    """A record with its derived values, each computed once on first use."""
 
     record: Record
 
@@ -39,13 +39,13 @@ class Analysis:
 
     @cached_property
     def measured(self) -> NDArray[np.bool_]:
-        """Per job, whether the figures of single jobs cover it: those from..to of option `measure`, else all."""
+        """Per job, whether figures of single jobs include it: those in the range of option `measure`, else all."""
         rows = np.arange(self.record.jobs.height)
         first, last = self.record.info.options.get("measure") or (0, len(rows))
         return np.asarray((rows >= first) & (rows < last))
 
     def values(self, key: str) -> Floats:
-        """A per-job metric ("jct_s", ...); NaN where a job has none or is not measured."""
+        """A per-job metric ("jct_s", ...); NaN if a job has none or is not measured."""
         return np.asarray(np.where(self.measured, getattr(self.jobs, key), np.nan))
 
     @cached_property
@@ -53,21 +53,21 @@ class Analysis:
         return _summary(self)
 
     def series(self, bins: int = 240) -> cluster.Series:
-        """The cluster over time."""
+        """Time series of the cluster."""
         return cluster.series(self.record, self.timeline, bins)
 
 
 def summarise(record: Record) -> dict[str, Any]:
-    """What came out of a run, as plain data for JSON; a value that does not exist is None.
+    """The figures of a run as plain data for JSON; undefined values are None.
 
-    Keys are those of METRICS, one level for each dot. SPREAD_METRICS have mean, median, p95, p99, p999 over completed
-    jobs; moves is None where the record leaves placements out.
+    Keys are those of METRICS, one level per dot. SPREAD_METRICS have mean, median, p95, p99, p999 over completed jobs;
+    moves is None if the record has no placements.
     """
     return Analysis(record).summary
 
 
 def spread(values: Floats) -> dict[str, float | None]:
-    """Mean and percentiles (linear between ranks) of the values that are not NaN; all None where there is none."""
+    """Mean and percentiles (linear interpolation) of the values that are not NaN; all None if there are none."""
     known = values[~np.isnan(values)]
     if len(known) == 0:
         return dict.fromkeys(("mean", *QUANTILES))
@@ -104,7 +104,7 @@ def _energy(used: Energy) -> dict[str, float | None]:
 
 
 def breakdown(analysis: Analysis, groups: NDArray[Any]) -> list[dict[str, Any]]:
-    """Completed (and measured) jobs by group, in the order of the groups' names.
+    """Completed and measured jobs by group, sorted by group name.
 
     `groups`: one value per job (text or number). Each entry: group, jobs, SPREAD_METRICS.
     """

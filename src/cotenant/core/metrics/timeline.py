@@ -1,4 +1,4 @@
-"""Who held what when: the events of a record as intervals per job, and as sums over the cluster."""
+"""The events of a record as intervals per job, and as sums over the cluster."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Resource = Literal["gpu", "cpu", "memory"]
 
-# after these a job holds a share; after every other kind it holds none
+# kinds of events after which a job holds a share; after all others it holds none
 HOLDING = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE, Kind.PROFILE, Kind.REPARTITION)
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events in time order (length n) with what each changed, and where each one's effect ends.
+    """The events in time order (length n), with the change and the duration of each.
 
-    An event's effect lasts until the job's next event, or the end of the record.
+    An event's effect lasts until the job's next event or the end of the record.
     """
 
     record: Record
     length_s: Floats  #: length n; until the job's next event
-    holding: Bools  #: length n; whether the job holds a share from here on
-    previous: NDArray[np.int32]  #: length n; row of the job's event before this one; -1 for its first
+    holding: Bools  # : length n; whether the job holds a share after the event
+    previous: NDArray[np.int32]  # : length n; row of the job's previous event; -1 for its first
     first_s: float  #: first arrival
-    end_s: float  #: last finish where every job is done or rejected, else the end of the record
+    end_s: float  # : last finish if every job is done or rejected, else the end of the record
 
     def held(self, what: Resource, useful: bool = False) -> Floats:
-        """GPUs, cores or bytes that the job holds from each event on, length n.
+        """GPUs, cores or bytes that the job holds after each event, length n.
 
-        `useful`: of cores and bytes only what the job can put to use. Computed anew at each call: kept, these arrays
-        would be most of the memory that a large run takes.
+        `useful`: only the cores and bytes that the job can use. Computed at each call, since storing these arrays would
+        dominate the memory of a large run.
         """
         record, events = self.record, self.record.events
         if what == "gpu":
@@ -50,25 +50,25 @@ class Timeline:
         held = held * self.holding
         if useful and what != "gpu":
             ideal = record.job("ideal_cpus" if what == "cpu" else "ideal_memory_bytes")
-            # fmin passes over NaN: where the ideal is not known, all that is held counts as useful
+            # fmin ignores NaN: if the ideal is unknown, everything held counts as useful
             held = np.fmin(held, ideal[events.job])
         return np.asarray(held)
 
     def change(self, held: Floats) -> Floats:
-        """What each event changed in the cluster's sum of `held`, an array over the events."""
+        """Change of the cluster's sum of `held` at each event."""
         change = held.copy()
         later = np.flatnonzero(self.previous >= 0)
         change[later] -= held[self.previous[later]]
         return change
 
     def integral(self, held: Floats) -> float:
-        """Integral over time of the cluster's sum of `held` (unit of `held` x seconds)."""
-        # not np.dot: its sum depends on the number of threads
+        """Integral over time of the cluster's sum of `held`, in the unit of `held` x seconds."""
+        # not np.dot, whose result depends on the number of threads
         return float((held * self.length_s).sum())
 
 
 def order_by_job(job: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Rows sorted by job, each job's rows kept in order: two passes of numpy's radix sort for 16-bit keys."""
+    """Rows sorted stably by job: two passes of numpy's radix sort for 16-bit keys."""
     low = np.argsort((job & 0xFFFF).astype(np.uint16), kind="stable").astype(np.int32)
     high = (job >> 16).astype(np.uint16)
     if not high.any():
@@ -77,7 +77,7 @@ def order_by_job(job: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def build_timeline(record: Record) -> Timeline:
-    """The timeline of a record; the one costly step that all metrics share."""
+    """The timeline of a record, the only expensive step shared by all metrics."""
     events, n = record.events, len(record.events)
     order = order_by_job(events.job)
     same = np.diff(events.job[order]) == 0
@@ -108,14 +108,15 @@ def _end(record: Record) -> float:
 def mean_in_bins(times_s: NDArray[Any], change: Floats, edges_s: Floats) -> Floats:
     """Time-weighted mean, in each bin, of the step function that changes by `change` at `times_s`.
 
-    `times_s` ascending (length n, seconds), `edges_s` ascending (length bins + 1). Before the first time it is 0.
+    `times_s` ascending (length n, seconds), `edges_s` ascending (length bins + 1). The function is 0 before the first
+    time.
     """
     if len(times_s) == 0:
         return np.zeros(len(edges_s) - 1)
     value = np.cumsum(change)
     area = np.concatenate(([0.0], np.cumsum(value[:-1] * np.diff(times_s))))
     at_edges = np.interp(edges_s, times_s, area)
-    # beyond the last time the value stays; np.interp holds the area flat there
+    # after the last time the value is constant, but np.interp keeps the integral constant there
     at_edges = at_edges + np.maximum(edges_s - times_s[-1], 0.0) * value[-1]
     widths = np.diff(edges_s)
     return np.asarray(np.divide(np.diff(at_edges), widths, out=np.zeros_like(widths), where=widths > 0))

@@ -1,5 +1,6 @@
-"""What came of requests to language models, simulated or live: TTFT, TPOT, attainment, goodput. Formulas in
-metrics.md."""
+"""Metrics of requests to language models, simulated or live: TTFT, TPOT, attainment, goodput. Formulas are in
+metrics.md.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Target:
-    """A model's promises; None: none."""
+    """The SLOs of a model; None: none."""
 
     name: str
     ttft_ms: float | None = None
@@ -23,7 +24,7 @@ class Target:
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """(n,) requests: index of the model, when it was due, first and last token in seconds (NaN: never), tokens."""
+    """(n,) requests: index of the model, due time, first and last token in seconds (NaN: never), number of tokens."""
 
     model: np.ndarray
     due_s: np.ndarray
@@ -34,19 +35,19 @@ class TokenTimes:
 
     @property
     def ttft_ms(self) -> np.ndarray:
-        """From when a request was due to its first token."""
+        """Time from when a request was due to its first token."""
         found: np.ndarray = (self.first_s - self.due_s) * 1e3
         return found
 
     @property
     def tpot_ms(self) -> np.ndarray:
-        """Mean time between tokens after the first; NaN where there is one token."""
+        """Mean time between tokens after the first; NaN for answers of one token."""
         gaps = np.where(self.output > 1, self.output - 1, np.nan)
         found: np.ndarray = (self.last_s - self.first_s) / gaps * 1e3
         return found
 
     def csv(self, names: Sequence[str]) -> str:
-        """Every request; empty cells for what never happened."""
+        """One row per request; empty cells for events that did not happen."""
         lines = ["model,due_s,first_s,last_s,prompt_tokens,output_tokens,ttft_ms,tpot_ms"]
         columns = (self.due_s, self.first_s, self.last_s, self.prompt, self.output, self.ttft_ms, self.tpot_ms)
         for model, *cells in zip(self.model, *columns, strict=True):
@@ -58,7 +59,7 @@ class TokenTimes:
         return "\n".join(lines) + "\n"
 
     def kept(self, targets: Sequence[Target]) -> np.ndarray:
-        """Whether a request was answered whole and within its model's promises."""
+        """Whether each request was answered completely and within its model's SLOs."""
         ttft, tpot = (
             np.array([np.inf if t is None else t for t in column])[self.model]
             for column in ([t.ttft_ms for t in targets], [t.tpot_ms for t in targets])
@@ -78,7 +79,7 @@ class TokenTimes:
         return found
 
     def total(self, targets: Sequence[Target], duration_s: float) -> dict[str, Any]:
-        """The same of all models together."""
+        """The same figures over all models together."""
         return self._row(np.ones(len(self.model), bool), self.kept(targets), duration_s)
 
     def _row(self, mine: np.ndarray, kept: np.ndarray, duration_s: float) -> dict[str, Any]:

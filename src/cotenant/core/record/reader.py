@@ -1,4 +1,4 @@
-"""Reads a run's record, checking that it is one and that it is whole."""
+"""Reads a run's record and checks that it is complete."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SCALARS = [name for name in EVENTS if name not in ("nodes", "node_gpus")]
 def read_record(path: str | Path) -> Record:
     """The record in folder `path`.
 
-    Raises InputError where it is missing, is not a record, was written by a newer version, or is truncated. Node
-    lists stay on disk until asked for.
+    Raises InputError if it is missing, is not a record, was written by a newer version, or is truncated. Node lists are
+    loaded on first use.
     """
     folder = Path(path)
     info = read_info(folder)
@@ -40,19 +40,21 @@ def read_record(path: str | Path) -> Record:
     frame = _table(folder / EVENTS_FILE, EVENTS, _SCALARS)
     events = Events(**{name: frame[name].to_numpy() for name in _SCALARS})
     if len(events) and not 0 <= int(events.job.min()) <= int(events.job.max()) < jobs.height:
-        raise InputError(f"names jobs that {JOBS_FILE} does not have; the record is damaged", file=folder / EVENTS_FILE)
+        raise InputError(f"names jobs that are not in {JOBS_FILE}; the record is damaged", file=folder / EVENTS_FILE)
     if not info.placements:
         return Record(info, jobs, events, rounds, folder)
     return Record(info, jobs, events, rounds, folder, lambda: _placements(folder / EVENTS_FILE))
 
 
 def is_record(path: str | Path) -> bool:
-    """Whether `path` is a folder with a run in it."""
+    """Whether `path` is the folder of a run."""
     return (Path(path) / RUN_FILE).is_file()
 
 
 def find_records(path: str | Path) -> list[Path]:
-    """Folders with a run at or below `path`, sorted by name; hidden folders are left out. InputError where none is."""
+    """Folders of runs at or below `path`, sorted by name, without hidden folders. Raises InputError if there are
+    none.
+    """
     folder = Path(path)
     if is_record(folder):
         return [folder]
@@ -64,19 +66,21 @@ def find_records(path: str | Path) -> list[Path]:
         if not any(part.startswith(".") for part in found.relative_to(folder).parts)
     )
     if not runs:
-        raise InputError(f"holds no run (a run is a folder with {RUN_FILE} in it)", file=path)
+        raise InputError(f"contains no run (a run is a folder with {RUN_FILE} in it)", file=path)
     return runs
 
 
 def read_info(path: str | Path) -> RunInfo:
-    """Only what was run (run.json); errors as in read_record."""
+    """Read only run.json; errors as in read_record."""
     folder = Path(path)
     file = folder / RUN_FILE
     if not folder.is_dir():
         raise InputError("no such folder" if not folder.exists() else "is a file; a run is a folder", file=path)
     if not file.is_file():
         within = next((found for found in sorted(folder.glob(f"*/{RUN_FILE}"))), None)
-        hint = f", but holds some; name one of them, such as {within.parent}" if within else f": it has no {RUN_FILE}"
+        hint = (
+            f", but contains some; name one of them, such as {within.parent}" if within else f": it has no {RUN_FILE}"
+        )
         raise InputError(f"is not a run{hint}", file=path)
     try:
         loaded: Any = json.loads(file.read_text(encoding="utf-8"))
@@ -87,7 +91,7 @@ def read_info(path: str | Path) -> RunInfo:
         raise InputError("is not from a run of cotenant: it has no label and schema_version", file=file)
     if version > SCHEMA_VERSION:
         raise InputError(
-            f"was written by a newer cotenant (record version {version}; this one reads up to {SCHEMA_VERSION})",
+            f"was written by a newer cotenant (record version {version}; this version reads up to {SCHEMA_VERSION})",
             file=file,
             field="schema_version",
         )
@@ -97,16 +101,16 @@ def read_info(path: str | Path) -> RunInfo:
 
 
 def _check_info(loaded: dict[str, Any], file: Path) -> None:
-    """InputError where a field of run.json is of another kind than the program writes."""
+    """Raise InputError if a field of run.json has another type than this program writes."""
     kinds: dict[str, Any] = {"options": dict, "trace": dict, "cluster": dict, "placements": bool, "seed": int | None}
     amounts = ("nodes", "gpus", "cpus", "memory_bytes")
     for name, kind in kinds.items():
         if name in loaded and not isinstance(loaded[name], kind):
-            raise InputError(f"{loaded[name]!r} cannot be right; the record is damaged", file=file, field=name)
+            raise InputError(f"{loaded[name]!r} is not a valid value; the record is damaged", file=file, field=name)
     cluster = loaded.get("cluster", {})
     node_gpus = cluster.get("node_gpus", [])
     if not isinstance(node_gpus, list) or not all(isinstance(n, int | float) for n in node_gpus):
-        raise InputError("is no list of numbers; the record is damaged", file=file, field="cluster.node_gpus")
+        raise InputError("is not a list of numbers; the record is damaged", file=file, field="cluster.node_gpus")
     for name in amounts:
         if not isinstance(cluster.get(name, 0), int | float):
             raise InputError(f"{cluster[name]!r} is not a number", file=file, field=f"cluster.{name}")
@@ -114,17 +118,17 @@ def _check_info(loaded: dict[str, Any], file: Path) -> None:
 
 def _table(file: Path, schema: dict[str, pl.DataType], columns: list[str] | None = None) -> pl.DataFrame:
     if not file.is_file():
-        raise InputError("is missing; the record is not whole", file=file)
+        raise InputError("is missing; the record is incomplete", file=file)
     try:
         found = pl.read_parquet_schema(file)
         for name, dtype in schema.items():
             if found.get(name) != dtype:
                 have = f"is {found[name]}" if name in found else "is missing"
-                raise InputError(f"column {have}, it should be {dtype}", file=file, field=name)
-        # memory_map would keep the file open under a folder that the next run replaces
+                raise InputError(f"column {have}, expected {dtype}", file=file, field=name)
+        # memory_map would keep the file open in a folder that the next run replaces
         return pl.read_parquet(file, columns=columns or list(schema), memory_map=False)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"is not a whole Parquet file: {str(error).splitlines()[0]}", file=file) from error
+        raise InputError(f"is not a complete Parquet file: {str(error).splitlines()[0]}", file=file) from error
 
 
 def _placements(file: Path) -> Placements:

@@ -21,27 +21,30 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Placements:
-    """Where jobs ran: event i holds nodes[offset[i]:offset[i+1]] and, beside each, the GPUs it has there."""
+    """Where jobs ran: event i holds the nodes nodes[offset[i]:offset[i+1]], with the GPUs held on each in a parallel
+    array.
+    """
 
     offset: NDArray[np.int64]  #: length events + 1
     nodes: NDArray[np.int32]
     gpus: NDArray[np.float32]
 
     def at(self, event: int) -> list[tuple[int, float]]:
-        """(node, GPUs held there) of one event, in the order recorded."""
+        """(node, GPUs held there) of one event, in recorded order."""
         low, high = int(self.offset[event]), int(self.offset[event + 1])
         return [(int(n), float(g)) for n, g in zip(self.nodes[low:high], self.gpus[low:high], strict=True)]
 
     def gpus_held(self) -> Floats:
-        """GPUs held from each event on, over all nodes."""
+        """GPUs held after each event, over all nodes."""
         sums = np.concatenate(([0.0], np.cumsum(self.gpus, dtype=np.float64)))
-        # differences of a long running sum carry rounding; shares finer than a millionth of a GPU are not recorded
+        # differences of a long cumulative sum carry rounding errors; recorded shares are multiples of a millionth of a
+        # GPU
         return np.asarray(np.round(sums[self.offset[1:]] - sums[self.offset[:-1]], 6))
 
 
 @dataclass(frozen=True)
 class Events:
-    """What happened to jobs, n rows in time order; the columns are those of schema.EVENTS without the node lists."""
+    """Events of jobs, n rows in time order; the columns are those of schema.EVENTS without the node lists."""
 
     time_s: Floats
     job: NDArray[np.int32]
@@ -61,10 +64,10 @@ class Events:
 
 @dataclass
 class Record:
-    """One run: what was run, its jobs, events and rounds.
+    """The record of one run: its description, jobs, events and rounds.
 
-    `path` is the folder it was read from, None for a run that was never written. Node lists are loaded when first
-    asked for, since most metrics need none of them.
+    `path` is the folder it was read from, None if the run was never written. Node lists are loaded on first use, since
+    most metrics do not need them.
     """
 
     info: RunInfo
@@ -76,7 +79,7 @@ class Record:
 
     @cached_property
     def placements(self) -> Placements | None:
-        """Where jobs ran, or None where the record leaves placements out."""
+        """Where jobs ran, or None if the record has no placements."""
         return self.load_placements()
 
     def job(self, column: str) -> NDArray[Any]:
@@ -85,7 +88,7 @@ class Record:
 
     @property
     def end_s(self) -> float:
-        """Time of the last thing recorded, seconds from the start of the trace; 0 for an empty record."""
+        """Time of the last event or round, seconds from the start of the trace; 0 for an empty record."""
         ends = [float(times[-1]) for times in (self.events.time_s, self.rounds["time_s"].to_numpy()) if len(times)]
         return max(ends, default=0.0)
 
@@ -98,10 +101,10 @@ def jobs_table(
     ideal_cpus: Floats | None = None,
     ideal_memory_bytes: Floats | None = None,
 ) -> pl.DataFrame:
-    """The jobs table of a record from a trace's jobs and what their profiles say.
+    """The jobs table of a record, from a trace's jobs and their profiles.
 
-    Arrays have the length of `jobs`. `isolated_s` defaults to the trace's durations; `ideal_s` to `isolated_s`; the
-    ideal CPU (cores) and memory (bytes) to what the job asks for. NaN stays "not known".
+    Arrays have the length of `jobs`. `isolated_s` defaults to the trace's durations; `ideal_s` to `isolated_s`; ideal
+    CPU (cores) and memory (bytes) to the job's demands. NaN means unknown.
     """
     alone = np.asarray(jobs.duration_s if isolated_s is None else isolated_s, dtype=np.float64)
     columns: dict[str, Any] = {
@@ -121,8 +124,9 @@ def jobs_table(
 
 
 def cluster_info(cluster: Cluster) -> dict[str, Any]:
-    """What a record says of its cluster: totals, and the GPUs of each node that has any, with their model as an index
-    into `gpu_models`, in the order that node ids count them."""
+    """The cluster as stored in a record: totals, and the GPUs of each node that has any, with their model as an index
+    into `gpu_models`, in the order of node ids.
+    """
     return {
         "description": cluster.describe(),
         "nodes": cluster.total_nodes,

@@ -1,8 +1,8 @@
-"""The schema of a run's record: one for simulated and real runs.
+"""The schema of a run's record, the same for simulated and real runs.
 
 A record is a folder:
 
-    run.json         what was run (RunInfo): policy, cluster, trace, seed, options, schema version; no wall times
+    run.json         the run (RunInfo): policy, cluster, trace, seed, options, schema version; no wall times
     jobs.parquet     one row per job, row i is job index i of the events
     events.parquet   what happened to jobs, in time order; equal times in the order decided
     rounds.parquet   one row per decision: what the cluster looked like after it
@@ -32,7 +32,7 @@ JOBS: dict[str, pl.DataType] = {
     "priority": pl.Int64(),
     "isolated_s": pl.Float64(),  # run time alone at the GPU-proportional share on the reference GPU
     "ideal_s": pl.Float64(),  # run time alone with ideal CPU and memory
-    "ideal_cpus": pl.Float64(),  # cores the job can put to use, in all
+    "ideal_cpus": pl.Float64(),  # total cores that the job can use
     "ideal_memory_bytes": pl.Float64(),
     "deadline_s": pl.Float64(),
 }
@@ -45,7 +45,7 @@ EVENTS: dict[str, pl.DataType] = {
     "cpu_milli": pl.Int64(),  # thousandths of a core held from now on, over all nodes; 0 when not running
     "memory_mb": pl.Int64(),  # 10^6 bytes held from now on, over all nodes
     "speed": pl.Float64(),  # work per second against the proportional share on the reference GPU; 0 when not running
-    # where it runs from now on; null where the record leaves placements out, empty when not running
+    # nodes it runs on from now on; null if the record has no placements, empty when not running
     "nodes": pl.List(pl.Int32()),
     "node_gpus": pl.List(pl.Float32()),  # GPUs held on each of those nodes
 }
@@ -56,7 +56,7 @@ ROUNDS: dict[str, pl.DataType] = {
     "waiting": pl.Int32(),  # jobs
     "gpus_held": pl.Float64(),
     "gpus_wanted": pl.Float64(),  # by running and waiting jobs
-    "gpus_free_whole_nodes": pl.Float64(),  # free GPUs on nodes that nobody uses
+    "gpus_free_whole_nodes": pl.Float64(),  # free GPUs on nodes without jobs
     "cpu_milli_held": pl.Int64(),
     "memory_mb_held": pl.Int64(),
 }
@@ -64,10 +64,10 @@ ROUNDS: dict[str, pl.DataType] = {
 
 @dataclass
 class RunInfo:
-    """What was run, as run.json holds it. Everything here is the same for the same input and seed."""
+    """Description of a run, stored as run.json. Depends only on input and seed."""
 
     label: str  #: short name for tables and legends, such as "fifo + tune"
-    kind: str = "training"  #: training | serving
+    kind: str = "training"  # : training | serving
     executor: str = "sim"  #: sim | node | fleet
     seed: int | None = None
     options: dict[str, Any] = field(default_factory=dict)  #: policy and engine options by their command-line names

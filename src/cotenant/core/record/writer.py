@@ -1,4 +1,4 @@
-"""Writes a run's record, in memory or into a folder that appears whole when closed."""
+"""Writes a run's record, in memory or into a folder that appears complete when closed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cotenant.core.record.schema import (
 )
 
 ROW_GROUP = 1 << 18
-_SPILL_ROWS = 1 << 19  # events kept in memory before they go to disk: some 40 MB
+_SPILL_ROWS = 1 << 19  # events buffered in memory before they are written to disk: some 40 MB
 _NUMPY: dict[str, Any] = {
     "time_s": np.float64, "job": np.int32, "kind": np.int8, "reason": np.int8,
     "cpu_milli": np.int64, "memory_mb": np.int64, "speed": np.float64,
@@ -47,8 +47,8 @@ class RecordWriter:
     the jobs table (see record.jobs_table), whole or in pieces. `info` may be changed until close(). What comes goes to
     disk piece by piece, so memory does not grow with the run. The same calls with the same data write the same bytes.
 
-    Use it as a context manager: leaving with an error discards everything, leaving without one closes.
-    Raises InputError at once where the folder cannot be written, WorkError where the disk fails later.
+    Use it as a context manager: it is closed when the block ends, and discarded if the block raises. Raises InputError
+    at once if the folder cannot be written, WorkError if the disk fails later.
     """
 
     def __init__(self, path: str | Path | None, info: RunInfo, jobs: pl.DataFrame | Iterable[pl.DataFrame]) -> None:
@@ -91,9 +91,9 @@ class RecordWriter:
     ) -> None:
         """Append n events; arrays of length n, units as in schema.EVENTS. They are copied: buffers may be reused.
 
-        With placements, event i holds node_ids[node_offset[i]:node_offset[i+1]] and as many node_gpus; node_offset
-        has length n + 1 and may start anywhere. Without info.placements leave the three out.
-        Times must not run backwards, within the chunk and against earlier ones (ValueError).
+        With placements, event i holds node_ids[node_offset[i]:node_offset[i+1]] and as many node_gpus; node_offset has
+        length n + 1 and may start anywhere. Without info.placements leave the three out. Times must not decrease,
+        within the chunk and from earlier chunks (ValueError).
         """
         given = {
             "time_s": time_s, "job": job, "kind": kind, "reason": reason,
@@ -130,7 +130,7 @@ class RecordWriter:
         cpu_milli_held: ArrayLike,
         memory_mb_held: ArrayLike,
     ) -> None:
-        """Append n decisions: what the cluster looked like after each; arrays of length n as in schema.ROUNDS."""
+        """Append n decisions: the state of the cluster after each; arrays of length n as in schema.ROUNDS."""
         given = {
             "time_s": time_s, "running": running, "waiting": waiting, "gpus_held": gpus_held,
             "gpus_wanted": gpus_wanted, "gpus_free_whole_nodes": gpus_free_whole_nodes,
@@ -141,7 +141,7 @@ class RecordWriter:
             self._put(ROUNDS_FILE, self._take_rounds())
 
     def close(self) -> Record:
-        """Finish; the folder, if any, is in its place when this returns. Returns the record; again on a second call."""
+        """Finish and return the record; the folder, if any, is then at its destination. May be called again."""
         if self._record is not None:
             return self._record
         if self._folder is None:
@@ -153,7 +153,7 @@ class RecordWriter:
         return self._record
 
     def discard(self) -> None:
-        """Forget everything; nothing appears on disk."""
+        """Discard everything; nothing appears on disk."""
         self._events = []
         self._rounds = []
         if self._folder is not None:
@@ -252,7 +252,7 @@ def _copied(given: dict[str, ArrayLike]) -> Columns:
 
 
 def _joined(chunks: list[Columns], names: tuple[str, ...]) -> Columns:
-    """The chunks end to end; each column is let go from them once joined, to hold it twice only for a moment."""
+    """Concatenate the chunks; each column is removed from the chunks once joined, to limit the peak memory."""
     whole: Columns = {}
     for name in names:
         pieces = [chunk.pop(name) for chunk in chunks]
@@ -300,7 +300,7 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{value!r} cannot go into {RUN_FILE}")
+    raise TypeError(f"{value!r} cannot be stored in {RUN_FILE}")
 
 
 def _failed(path: Path, error: Exception) -> WorkError:

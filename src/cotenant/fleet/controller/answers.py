@@ -1,4 +1,4 @@
-"""What the fleet tells of itself: status, queue, one job; plain data, as --json prints it."""
+"""Descriptions of the fleet as plain data, as --json prints them: status, queue, one job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_DECIDED = "the next round decides"
 
 
 def status(controller: Controller) -> dict[str, Any]:
-    """The controller, its nodes and what is on them."""
+    """The controller, its nodes and what runs on them."""
     book, options = controller.book, controller.options
     held: dict[str, float] = {}
     jobs_on: dict[str, int] = {}
@@ -74,7 +74,7 @@ def status(controller: Controller) -> dict[str, Any]:
 
 
 def queue(controller: Controller, *, everything: bool = False) -> list[dict[str, Any]]:
-    """Open jobs: those that run, then those that wait, by arrival. `everything`: those that are over, too."""
+    """Unfinished jobs: the running ones, then the waiting ones by arrival. `everything`: also finished ones."""
     now_s = controller.clock.now_s()
     jobs = sorted(controller.book.jobs.values(), key=lambda j: (j.attempt is None, j.arrival_s, j.row))
     rows = [job_row(job, now_s) for job in jobs[:MOST_LISTED]]
@@ -129,14 +129,14 @@ def job_row(job: Job, now_s: float) -> dict[str, Any]:
 
 
 def _state(job: Job) -> str:
-    """One word: as the job is, and what its attempt is about to do."""
+    """State in one word: the job's, or what is about to happen to its attempt."""
     if job.attempt is None:
         return job.state if job.arrived or job.finished_s is not None else "to come"
     return "cancelling" if job.cancel and job.attempt.phase == STOPPING else job.attempt.phase
 
 
 def _done(job: Job) -> float | None:
-    """Fraction of its work; None for a job that ran and told nothing, and whose length is not known either."""
+    """Fraction of its work that is done; None if the job ran without reporting progress and its length is unknown."""
     progress = None if job.attempt is None else job.attempt.progress
     if job.done == 0 and job.attained_s > 0 and job.isolated_s is None and progress is None:
         return None
@@ -151,11 +151,11 @@ def _why(job: Job) -> str:
 
 
 def _error(job: Job) -> str:
-    """What went wrong last, in a few words."""
+    """The last error, in a few words."""
     exit_ = job.exit or {}
     code = int(exit_.get("code", 0))
     if exit_.get("oom"):
-        return "ran out of the memory it was given"
+        return "exceeded its memory limit"
     if exit_.get("error"):
         return str(exit_["error"])
     if code == 0 or exit_.get("asked"):
@@ -164,17 +164,17 @@ def _error(job: Job) -> str:
 
 
 def log_place(controller: Controller, job_id: str, attempt: int | None, rank: int) -> dict[str, Any]:
-    """Where a log is: path, node to read it from, number of the attempt, and whether more may come."""
+    """Location of a log: path, node to read it from, number of the attempt, and whether it may still grow."""
     found = controller.store.rows("SELECT row, id, spec, arrival_s, n, state FROM jobs WHERE id=?", (job_id,))
     if not found:
-        raise InputError(f"job {job_id!r} is not known here", field="ID")
+        raise InputError(f"there is no job {job_id!r}", field="ID")
     row, id_, spec, arrival_s, n, state = found[0]
     live = controller.book.jobs.get(job_id)
     job = live or Job(row, id_, spec_from_dict(json.loads(spec)), arrival_s, state)
     last = (live.n if live is not None else n) - 1
     number = last if attempt is None else attempt
     if attempt is not None and not 0 <= attempt <= last:
-        raise InputError(f"job {job_id} was started {last + 1} times; attempts count from 0", field="attempt")
+        raise InputError(f"job {job_id} has {last + 1} attempts, counted from 0", field="attempt")
     placed = controller.store.rows("SELECT assignment FROM attempts WHERE job=? AND n=?", (row, max(0, number)))
     nodes = [p["node"] for p in json.loads(placed[0][0])["places"]] if placed else []
     return {
@@ -187,10 +187,10 @@ def log_place(controller: Controller, job_id: str, attempt: int | None, rank: in
 
 
 def story(controller: Controller, job_id: str) -> dict[str, Any]:
-    """One job with everything that happened to it."""
+    """A job with all its events."""
     found = controller.store.rows("SELECT row FROM jobs WHERE id=?", (job_id,))
     if not found:
-        raise InputError(f"job {job_id!r} is not known here", field="ID")
+        raise InputError(f"there is no job {job_id!r}", field="ID")
     row = found[0][0]
     events = controller.store.rows(
         "SELECT time_s, kind, reason, cpu_milli, memory_mb, speed, places FROM events WHERE job=? ORDER BY number",

@@ -1,4 +1,4 @@
-"""A plan becomes orders: who stops, who is resized, who is parked, who starts once its GPUs are free."""
+"""Turns plans into orders: which attempts stop, are resized or parked, and which start when their GPUs are free."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cotenant.fleet.nodes import NodeSpec
 from cotenant.fleet.state import PARKED, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
 
 EPSILON = 1e-6
-MOST_STARTS = 64  # in one step: hundreds at once would hold up everything else
+MOST_STARTS = 64  # per step, since hundreds at once would delay everything else
 
 
 class Applier:
-    """Makes plans true, as far as GPUs are free; what must wait keeps its target until the next plan."""
+    """Applies plans as far as GPUs are free; jobs that must wait keep their target until the next plan."""
 
     def __init__(self, book: Book, absorber: Absorber, folder: Path, parks: Mapping[str, bool]) -> None:
         self.book, self.absorber, self.folder, self.parks = book, absorber, folder, parks
@@ -31,7 +31,7 @@ class Applier:
     # -- a new plan ------------------------------------------------------------------------------------------------
 
     def plan(self, plan: FleetPlan, jobs: Iterable[Job], now_s: float, *, early: bool) -> None:
-        """Take a plan about `jobs` as what is wanted from now on. An early one only starts jobs."""
+        """Set the targets of `jobs` from a plan. An early plan only starts jobs."""
         for job in jobs:
             target = plan.assign.get(job.id)
             reason = int(plan.reasons.get(job.id, Reason.IN_ORDER))
@@ -49,7 +49,7 @@ class Applier:
                 self._attempt(job, job.attempt, target, plan, now_s)
 
     def _attempt(self, job: Job, attempt: Attempt, target: Assignment | None, plan: FleetPlan, now_s: float) -> None:
-        """What the plan means for a job that has processes."""
+        """Apply the plan to a job with processes."""
         job.target = None
         if attempt.phase == STOPPING:
             job.target = target
@@ -66,14 +66,14 @@ class Applier:
             self._resize(job, attempt, target, now_s)
 
     def _leave(self, job: Job, attempt: Attempt, now_s: float, reason: Reason) -> None:
-        """Preempt: park where the GPU agent can and the job cannot save itself, else ask it to leave."""
+        """Preempt: park if the GPU's agent can and the job cannot save its own state, otherwise stop it gracefully."""
         if attempt.phase == PARKED:
             return
         can = attempt.phase == UP and attempt.progress is None and all(self.parks.get(n) for n in attempt.nodes)
         if not can:
             ask_stop(self.book, job, "preempt", now_s, self.absorber.grace_of(job), int(reason))
             return
-        # it holds its GPUs until the agent has taken its memory off them
+        # it holds its GPUs until the agent has moved its memory off them
         attempt.phase, attempt.stop_why, attempt.stop_s = STOPPING, "park", now_s
         job.target_reason = int(reason)
         self.book.touch(job)
@@ -81,7 +81,7 @@ class Applier:
             self.book.orders[node].append({"do": "park", "attempt": job.attempt_id()})
 
     def _resize(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:
-        """Other CPU and memory on the same GPUs: no restart."""
+        """Change CPU and memory on the same GPUs, without a restart."""
         from cotenant.policy.jobs.arrays import IDEAL
 
         attempt.assignment = target
@@ -98,7 +98,7 @@ class Applier:
 
     def start_ready(self, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int], leases: Leases,
                     now_s: float, port_of: Any) -> None:  # fmt: skip
-        """Start (or resume) every job whose target's GPUs, CPU and memory nobody holds any more."""
+        """Start (or resume) every job whose target's GPUs, CPU and memory are free."""
         wanting = [job for job in self.book.jobs.values() if job.target is not None]
         if not wanting:
             return
@@ -169,7 +169,7 @@ class Applier:
 
 
 class _Room:
-    """What nobody holds, as this step goes on handing it out."""
+    """Free resources, reduced as this step assigns them."""
 
     def __init__(self, nodes: Mapping[str, NodeSpec], running: list[Job]) -> None:
         self.gpus = GpuChooser(nodes.values())
@@ -182,7 +182,7 @@ class _Room:
                 self._subtract(attempt.assignment)
 
     def take(self, target: Assignment) -> bool:
-        """Everything of the target, or nothing."""
+        """Take everything of the target, or nothing."""
         need: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for place in target.places:
             need[place.node][0] += place.cpus
@@ -207,7 +207,7 @@ def _amounts(assignment: Assignment) -> list[tuple[str, float, int]]:
 
 
 def _ranks(job: Job, place: Place) -> int:
-    """Processes on a node."""
+    """Number of processes on a node."""
     return 1 if job.spec.processes == "node" or job.spec.shared else max(1, len(place.gpus))
 
 
@@ -218,7 +218,7 @@ def _processes(job: Job, target: Assignment) -> int:
 def _rank_environment(
     rank: int, local: int, world: int, here: int, node: int, target: Assignment, address: str, port: int
 ) -> dict[str, str]:
-    """What torchrun would say; of a job of one process nothing but its number."""
+    """Environment as set by torchrun; for a job of one process only its number."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(here)}
     if world > 1:
         own |= {
@@ -233,6 +233,6 @@ def _rank_environment(
 
 
 def log_path(folder: Path, job: Job, n: int, rank: int) -> str:
-    """Where the output of a rank goes."""
+    """Path of the output of a rank."""
     own = Path(job.spec.job_dir) if job.spec.job_dir else job_folder(folder, job.id)
     return str(own / f"log-{n}-{rank}.txt")

@@ -1,4 +1,6 @@
-"""Fleet time: seconds since the fleet began, on a clock that no change of the date moves; it outlives controllers."""
+"""Fleet time: seconds since the fleet began, independent of changes to the system's date and kept across
+controllers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ Monotonic = Callable[[], int]
 
 
 def _boot() -> str:
-    """Identity of this run of the machine, and of the time namespace: the monotonic clock counts from there."""
+    """Identity of the current boot and time namespace, in which monotonic clocks are comparable."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/time")
     except OSError:
@@ -21,8 +23,9 @@ def _boot() -> str:
 
 
 class FleetClock:
-    """`now_s()`; stands at its last value until `begin()`. After a reboot, or on
-    another machine, it goes on from the last time recorded."""
+    """Clock with `now_s()`, which stands at its last value until `begin()`. After a reboot or on another machine it
+    continues from the last recorded time.
+    """
 
     def __init__(self, store: Store, monotonic_ns: Monotonic = time.monotonic_ns, boot: str | None = None) -> None:
         self._store, self._monotonic_ns, self._boot = store, monotonic_ns, boot or _boot()
@@ -34,22 +37,22 @@ class FleetClock:
 
     @property
     def runs(self) -> bool:
-        """Whether time passes."""
+        """Whether the clock is running."""
         return self._origin_ns is not None
 
     def begin(self) -> None:
-        """Let time pass from now on, if it does not yet. Written with the next commit."""
+        """Start the clock if it does not run. Saved with the next commit."""
         if self._origin_ns is None:
             self._origin_ns = self._monotonic_ns() - round(self.last_s * 1e9)
             self._store.set_meta("origin_ns", str(self._origin_ns))
             self._store.set_meta("boot", self._boot)
 
     def now_s(self) -> float:
-        """Fleet time; never runs backwards."""
+        """Fleet time; never decreases."""
         if self._origin_ns is not None:
             self.last_s = max(self.last_s, (self._monotonic_ns() - self._origin_ns) / 1e9)
         return self.last_s
 
     def save(self) -> None:
-        """Write the time down, for the day after a reboot."""
+        """Save the time, for after a reboot."""
         self._store.set_meta("time_s", repr(self.now_s()))

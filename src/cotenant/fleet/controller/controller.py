@@ -1,8 +1,8 @@
-"""The controller: observe, snapshot, policy, plan, apply. One thread; every transition durable before it is acted on.
+"""The controller's loop, in a single thread: observe, snapshot, policy, plan, apply. Transitions are durable first.
 
-A step sends the orders of the step before together with a question for reports, takes the answers into the book,
-decides where a round begins, writes down what changed, and only then hands out new orders. Killed anywhere, the next
-controller finds the book in the store and the jobs on their nodes.
+A step sends the previous step's orders together with a request for reports, records the answers in the job table,
+decides if a round begins, commits the changes, and only then creates new orders. If it is killed at any point, the next
+controller finds the job table in the store and the jobs on their nodes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from cotenant.fleet.store.sqlite import StoreError
 LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-POLL_S = 0.05  # a short fleet
-POLL_MANY_S = 0.2  # from MANY attempts on
+POLL_S = 0.05  # interval between polls with few attempts
+POLL_MANY_S = 0.2  # the same from MANY attempts on
 POLL_IDLE_S = 1.0
 MANY = 64
 FAULT_PAUSE_S = 1.0
@@ -50,10 +50,10 @@ MOST_QUEUED = 1_000_000
 
 @dataclass(frozen=True)
 class ControllerOptions:
-    """How to run. Times in seconds (docs/howto/fleet.md).
+    """Options of the controller. Times in seconds (docs/howto/fleet.md).
 
-    `lease_s`: length of a round; `keep_s`: how long jobs go on without a controller, and how long it waits for a node
-    that does not answer; `early`: GPUs that become free are given away between rounds.
+    `lease_s`: length of a round; `keep_s`: how long jobs continue without a controller, and how long the controller
+    waits for an unresponsive node; `early`: GPUs that become free are also assigned between rounds.
     """
 
     folder: Path
@@ -71,7 +71,7 @@ class Controller:
     def __init__(
         self, options: ControllerOptions, executor: Executor, planner: Planner, lock: Lock | None = None
     ) -> None:
-        """Take the folder (`lock` if the caller has it already) and load its book. WorkError where another has it."""
+        """Take the folder's lock, unless given, and load its job table. WorkError if another controller holds it."""
         self.options, self.executor, self.planner = options, executor, planner
         self.lock = lock or take_lock(options.folder)
         try:
@@ -90,8 +90,8 @@ class Controller:
         self.can_park = can_park
         self.applier = Applier(self.book, self.absorber, options.folder, self.parks)
         self.nodes: dict[str, NodeSpec] = {}
-        self.known: dict[str, NodeSpec] = {}  # every node seen in this run
-        self.node_ns: dict[str, int] = {}  # its monotonic clock, as told last
+        self.known: dict[str, NodeSpec] = {}  # every node seen by this controller
+        self.node_ns: dict[str, int] = {}  # each node's monotonic clock, as last reported
         self.leases = Leases(options.lease_s, options.keep_s)
         self.fault, self.planner_fault = "", ""
         self._next_tick = 0
@@ -103,7 +103,7 @@ class Controller:
     # -- for other threads -----------------------------------------------------------------------------------------
 
     def call(self, work: Callable[[], T], timeout_s: float = 60.0) -> T:
-        """Have `work` done in the controller's thread, between two steps, and return what it gave."""
+        """Execute `work` in the controller's thread, between two steps, and return its result."""
         future: Future[T] = Future()
         self._inbox.put((work, future))
         if self._ended:
@@ -114,18 +114,18 @@ class Controller:
             raise WorkError("the controller is busy and did not answer") from None
 
     def stop(self) -> None:
-        """End the run soon; jobs go on until their leases end."""
+        """End the loop soon; jobs continue until their leases end."""
         self._stopping = True
         self._inbox.put((lambda: None, Future()))
 
     # -- orders of users (in the controller's thread) --------------------------------------------------------------
 
     def submit(self, specs: list[JobSpec], arrivals_s: list[float] | None = None) -> list[str]:
-        """Take jobs into the queue; returns their ids once that is durable. `arrivals_s`: fleet times, None: now."""
+        """Queue jobs; returns their ids when they are durable. `arrivals_s`: fleet times, None: now."""
         if len(self.book.jobs) + len(specs) > MOST_QUEUED:
             raise WorkError(f"the queue is full: it holds {len(self.book.jobs):,} jobs")
         if self._draining_until is not None:
-            raise WorkError("the fleet is being taken down")
+            raise WorkError("the fleet is being stopped")
         now_s = self.clock.now_s()
         specs = admit(specs, self.book.jobs.values(), self.planner, self.known.values(), self.options.folder, now_s)
         arrivals = arrivals_s or [now_s] * len(specs)
@@ -134,8 +134,7 @@ class Controller:
         return [job.id for job in jobs]
 
     def cancel(self, job_id: str, *, flush: bool = True) -> str:
-        """Take a job back; returns its state: cancelled, or stopping while its processes leave. Without `flush` it is
-        for the caller to make it durable."""
+        """Cancel a job; returns its state, cancelled or stopping. Without `flush` the caller makes it durable."""
         job = self.find(job_id)
         now_s = self.clock.now_s()
         job.cancel, job.target = True, None
@@ -154,21 +153,21 @@ class Controller:
         return state
 
     def find(self, job_id: str) -> Job:
-        """An open job; InputError where there is none."""
+        """The unfinished job of that id. Raises InputError if there is none."""
         job = self.book.jobs.get(job_id)
         if job is None:
             found = self.store.rows("SELECT state FROM jobs WHERE id=?", (job_id,))
-            what = f"is {found[0][0]} already" if found else "is not known here"
+            what = f"is {found[0][0]} already" if found else "is not the id of a job"
             raise InputError(f"job {job_id!r} {what}", field="ID")
         return job
 
     def begin(self) -> None:
-        """Let fleet time pass."""
+        """Start fleet time."""
         self.clock.begin()
         self.store.commit()
 
     def drain(self, within_s: float) -> None:
-        """Stop every job with its checkpoint, then end the run; they go on when the fleet is up again."""
+        """Checkpoint and stop every job, then end the loop; the jobs continue when the fleet is started again."""
         self._draining_until = self.options.monotonic_ns() / 1e9 + within_s
         now_s = self.clock.now_s()
         for job in self.book.running():
@@ -181,7 +180,7 @@ class Controller:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until told to stop."""
+        """Serve until stopped."""
         try:
             self.step()
             ready()
@@ -196,7 +195,7 @@ class Controller:
             self.close()
 
     def close(self) -> None:
-        """Let go of everything; jobs go on. What the nodes are reached by is another controller's if that leads."""
+        """Release all resources; jobs continue. A new leader keeps the connections to nodes."""
         self._ended = True
         self._refuse_inbox()
         try:
@@ -209,14 +208,14 @@ class Controller:
         self.lock.release()
 
     def _refuse_inbox(self) -> None:
-        """Nobody waits for a controller that is no more."""
+        """Refuse pending calls from other threads."""
         while not self._inbox.empty():
             future = self._inbox.get()[1]
             if not future.done():
                 future.set_exception(WorkError("the controller has ended"))
 
     def _serve_inbox(self, patience_s: float) -> None:
-        """Work of other threads; waits so long for the first piece."""
+        """Execute work from other threads; waits up to `patience_s` for the first piece."""
         try:
             while True:
                 work, future = self._inbox.get(timeout=max(0.0, patience_s))
@@ -244,10 +243,10 @@ class Controller:
         return max(0.0, wait_s)
 
     def step(self) -> None:
-        """One turn of the loop. A store that cannot be written stops nothing that runs: leases go on."""
+        """One iteration of the loop. If the store cannot be written, running jobs continue and leases are extended."""
         try:
             self._observe()
-            if self.fault:  # whether the disk takes a write again
+            if self.fault:  # test whether the disk accepts writes again
                 self.clock.save()
                 self.store.commit()
             if self.clock.runs:
@@ -262,7 +261,7 @@ class Controller:
             self.fault = ""
         except StoreError as error:
             if not self.fault:
-                LOG.error(f"{error}; running jobs go on, nothing is started or taken in until it can")
+                LOG.error(f"{error}; running jobs continue, but no job is started or accepted until it can")
             self.fault = str(error)
             self.book.load()
 
@@ -290,20 +289,20 @@ class Controller:
                 self.node_ns.pop(name, None)
             elif answer["refused"] is not None:
                 self._replaced = True
-                raise WorkError(f"node {name} obeys a newer controller: this one stops")
+                raise WorkError(f"node {name} follows a newer controller: this one stops")
             else:
                 self.node_ns[name] = answer["now_ns"]
                 self.absorber.answer(name, orders[name], answer, here[name], now_s)
         for name, jobs in here.items():
             if name not in self.nodes:
                 self._unreachable(name, jobs, now_s)
-        # a job that crashed frees its round at once, whatever else waits for the next one
+        # a crashed job starts a decision at once, even if other jobs wait for the next round
         if self.absorber.failed or (self.absorber.freed and self.options.early):
             self._fill = True
         self.absorber.failed = self.absorber.freed = False
 
     def _unreachable(self, name: str, jobs: list[Job], now_s: float) -> None:
-        """Jobs of a node that does not answer may run there still: until no lease of theirs can."""
+        """Handle jobs of an unresponsive node: they may still run there until all their leases have ended."""
         for job in jobs:
             if self.leases.surely_over(name, self.absorber.grace_of(job), now_s):
                 self.absorber.lost_node(name, job, now_s)
@@ -311,13 +310,13 @@ class Controller:
     # -- decide ----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Jobs whose time has come. Without early rounds a job is known from the round after its arrival."""
+        """Admit jobs whose arrival time has come; without early rounds, at the first round after it."""
         now_s = self.clock.now_s()
         for job in self.book.jobs.values():
             if job.arrived:
                 continue
             if job.arrival_s > now_s:
-                break  # they are in order of arrival
+                break  # the list is ordered by arrival
             self._arrive(job, job.arrival_s)
             self._fill = self._fill or self.options.early
 
@@ -364,8 +363,8 @@ class Controller:
         try:
             plan = self.planner.plan(view)
             self.planner_fault = ""
-        except Exception as error:  # whatever a policy does, jobs go on as they are
-            text = f"the policy could not decide: {str(error) or repr(error)}; allocations stay as they are"
+        except Exception as error:  # an exception in a policy must not affect running jobs
+            text = f"planner failed: {str(error) or repr(error)}; allocations unchanged"
             if text != self.planner_fault:
                 LOG.error(text)
             self.planner_fault = text
@@ -374,8 +373,9 @@ class Controller:
         self._apply(plan, view, now_s, early)
 
     def _is_pinned(self, job: Job, now_s: float) -> bool:
-        """Whether a job that cannot save its work and has lost it r times has run for less than 2^r rounds: jobs that
-        take turns would otherwise start over for ever."""
+        """Whether a job that cannot save its work, and has lost it r times, has run for less than 2^r rounds. Such jobs
+        are kept running; otherwise, taking turns, they would start over for ever.
+        """
         attempt = job.attempt
         if attempt is None or attempt.progress is not None or attempt.started_s is None:
             return False
@@ -388,12 +388,12 @@ class Controller:
             return
         self.applier.plan(plan, view.jobs, now_s, early=early)
         for job in self.book.running():
-            self.book.touch(job)  # how far it is by now
+            self.book.touch(job)  # update its progress
         self.store.add_round(round_row(view, plan, self.counts.last_decision_s))
         self.clock.save()
 
     def _port(self, node: str) -> int:
-        """A free port on a node, for a gang to meet at; 0 when it does not answer."""
+        """A free port on a node, for a gang's rendezvous; 0 if the node does not answer."""
         answer = self.executor.exchange(self.epoch, {node: [{"do": "port"}]}).get(node)
         if not answer or answer["refused"] is not None:
             return 0

@@ -1,4 +1,4 @@
-"""What a controller counts for its metrics, since it started."""
+"""Counters of a controller for its metrics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from cotenant.observability.metrics import FLEET_DECISION, FLEET_WAIT
 
 
 class Counts:
-    """Decisions of the policy with how long they took, and waits of jobs until their processes ran for the first time;
-    both in seconds."""
+    """Number and duration of the policy's decisions, and waiting times of jobs until their processes first ran; in
+    seconds.
+    """
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -17,7 +18,7 @@ class Counts:
         self.waits = Histogram(FLEET_WAIT.buckets)
 
     def decided(self, took_s: float) -> None:
-        """A decision was made."""
+        """Record a decision."""
         self.rounds += 1
         self.last_decision_s = took_s
         self.decisions.observe(took_s)

@@ -1,4 +1,6 @@
-"""Which GPUs of a node a job gets: the policy counts them, this names them. No GPU is given twice."""
+"""Chooses the particular GPUs for a job, of which the policy only gives the number per node. No GPU is assigned
+twice.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,16 @@ EPSILON = 1e-6
 
 
 class GpuChooser:
-    """GPUs taken so far, in one plan or by all that runs."""
+    """Assigned GPUs, in one plan or of all running jobs."""
 
     def __init__(self, nodes: Iterable[NodeSpec]) -> None:
         self._gpus = {node.name: node.gpus for node in nodes}
         self._plain = {name: [gpu.uuid for gpu in gpus if not gpu.instances] for name, gpus in self._gpus.items()}
-        self._taken: dict[str, float] = {}  # uuid of a GPU or instance -> fraction given
+        self._taken: dict[str, float] = {}  # uuid of a GPU or instance -> assigned fraction
         self._mechanism: dict[str, str] = {}
 
     def free(self, share: GpuShare) -> bool:
-        """Whether this very share is there to be had."""
+        """Whether exactly this share is free."""
         if share.instance is not None:
             return share.instance not in self._taken
         taken = self._taken.get(share.uuid, 0.0)
@@ -31,13 +33,13 @@ class GpuChooser:
         return taken + share.fraction <= 1 + EPSILON
 
     def hold(self, assignment: Assignment) -> None:
-        """Take all GPUs of what runs, also where one of its nodes does not answer."""
+        """Mark all GPUs of a running job as taken, also on unresponsive nodes."""
         for place in assignment.places:
             for share in place.gpus:
                 self._take(share)
 
     def keep(self, assignment: Assignment) -> bool:
-        """Take all GPUs of an assignment, or none; whether they were free and exist."""
+        """Take all GPUs of an assignment, or none; returns whether they exist and were free."""
         shares = [(place.node, share) for place in assignment.places for share in place.gpus]
         for node, share in shares:
             known = any(gpu.uuid == share.uuid for gpu in self._gpus.get(node, ()))
@@ -48,10 +50,12 @@ class GpuChooser:
         return True
 
     def choose(self, node: str, gpus: float, mechanism: str) -> tuple[GpuShare, ...] | None:
-        """Whole GPUs, lowest first, or a part of one: beside other parts if there is room. None: there are none."""
+        """Whole GPUs, lowest first, or a fraction of one, preferably of a GPU already shared. None if there are
+        none.
+        """
         plain = self._plain.get(node, [])
         if gpus < 1:
-            for uuid in sorted(plain, key=lambda u: u not in self._taken):  # those in use first; sorting is stable
+            for uuid in sorted(plain, key=lambda u: u not in self._taken):  # shared GPUs first; sorting is stable
                 share = GpuShare(uuid, gpus, mechanism)
                 if self.free(share):
                     self._take(share)
@@ -76,7 +80,7 @@ class GpuChooser:
         return None
 
     def give_back(self, chosen: Iterable[tuple[GpuShare, ...]]) -> None:
-        """Undo choices."""
+        """Release chosen GPUs."""
         for shares in chosen:
             for share in shares:
                 left = self._taken[share.uuid] - share.fraction

@@ -1,4 +1,4 @@
-"""What a job must pass before it is taken in: it could run here, and nobody else has its folder."""
+"""Job admission: checks that a job could run on this fleet and that no other job uses its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def admit(
     specs: Sequence[JobSpec], open_jobs: Collection[Job], planner: Planner, nodes: Iterable[NodeSpec], folder: Path,
     now_s: float,
 ) -> list[JobSpec]:  # fmt: skip
-    """The jobs as they are kept. InputError names the field of the first that cannot be taken."""
+    """The admitted jobs as they are stored. InputError names the field of the first job that cannot be admitted."""
     nodes = tuple(nodes)
     for spec in specs:
         check_spec(spec)
@@ -32,13 +32,13 @@ def admit(
 
 
 def _check_folders(specs: Sequence[JobSpec], open_jobs: Collection[Job]) -> None:
-    """Two jobs in one folder would take each other's leases and overwrite each other's checkpoints."""
+    """Refuse two jobs in one folder, which would mix up leases and overwrite each other's checkpoints."""
     own = [os.path.realpath(spec.job_dir) for spec in specs if spec.job_dir is not None]
     if not own:
         return
     taken = {os.path.realpath(job.spec.job_dir): job.id for job in open_jobs if job.spec.job_dir is not None}
     for path in own:
         if path in taken:
-            whose = f"job {taken[path]}, which is not over" if taken[path] else "another of these jobs"
+            whose = f"job {taken[path]}, which has not ended" if taken[path] else "another of these jobs"
             raise InputError(f"{path} is the folder of {whose}", field="job_dir")
         taken[path] = ""

@@ -1,4 +1,6 @@
-"""The controller's books: open jobs in memory, every change also in the store, orders held back until it is durable."""
+"""The controller's job table: unfinished jobs in memory, every change also in the store; orders wait until changes are
+durable.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from cotenant.fleet.store.sqlite import StoreError
 
 
 class Book:
-    """Open jobs by id, in order of arrival. Change a job, then `touch` it; `flush` makes all durable or undoes all."""
+    """Unfinished jobs by id, in order of arrival. Change a job, then call `touch`; `flush` makes all changes durable or
+    undoes all.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -42,7 +46,7 @@ class Book:
         self.load()
 
     def load(self) -> None:
-        """Everything from the store: at start, and after a commit that failed."""
+        """Load everything from the store: at start, and after a failed commit."""
         self.jobs = {job.id: job for job in self.store.open_jobs()}
         self._next_row = self.store.next_row()
         self._ids = {str(row[0]) for row in self.store.rows("SELECT id FROM jobs")}
@@ -54,7 +58,9 @@ class Book:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def add(self, specs: Iterable[tuple[JobSpec, float]]) -> list[Job]:
-        """New jobs with their arrival (fleet seconds); durable when this returns. StoreError when the disk is full."""
+        """Add jobs with their arrivals (fleet seconds); durable when this returns. Raises StoreError if the disk is
+        full.
+        """
         found = []
         for spec, arrival_s in specs:
             job = Job(self._next_row, self._free_id(spec.name), spec, arrival_s, last_run_s=arrival_s)
@@ -74,20 +80,20 @@ class Book:
         return found
 
     def _free_id(self, name: str) -> str:
-        """The name, with the job's number where another has it."""
+        """The name, followed by the job's number if another job has that name."""
         wanted, number = name, self._next_row + 1
         while wanted in self._ids:
             wanted, number = f"{name}-{number}", number + 1
         return wanted
 
     def touch(self, job: Job) -> None:
-        """The job, and its attempt if it has one, changed."""
+        """Mark a job and its current attempt as changed."""
         self._changed[job.id] = job
         if job.attempt is not None:
             self._attempts[job.row, job.attempt.n] = job.attempt
 
     def tell(self, time_s: float, job: Job, kind: Kind, reason: int, held: Assignment | None = None) -> None:
-        """One event; `held`: what the job holds from now on."""
+        """Record one event; `held`: what the job holds from now on."""
         if held is None:
             self._events.append((time_s, job.row, int(kind), int(reason), 0, 0, 0.0, []))
         else:
@@ -97,7 +103,7 @@ class Book:
             )  # fmt: skip
 
     def over_with(self, job: Job, state: str, time_s: float) -> None:
-        """The job is over."""
+        """Move the job to a final state."""
         job.state, job.finished_s = state, time_s
         job.target = None
         self.touch(job)
@@ -105,7 +111,7 @@ class Book:
         self.jobs.pop(job.id, None)
 
     def flush(self) -> None:
-        """Write what changed and commit. StoreError: everything since the last flush is undone, orders included."""
+        """Write changes and commit. On StoreError everything since the last flush is undone, including orders."""
         try:
             if self._changed:
                 self.store.save_jobs(self._changed.values())
@@ -129,24 +135,24 @@ class Book:
         return [job for job in self.jobs.values() if job.attempt is not None]
 
     def waiting(self) -> list[Job]:
-        """Arrived jobs without one."""
+        """Arrived jobs without an attempt."""
         return [j for j in self.jobs.values() if j.attempt is None and j.arrived and j.state == WAITING]
 
 
 def holds_gpus(attempt: Attempt) -> bool:
-    """Whether its GPUs are not free."""
+    """Whether the attempt's GPUs are still taken."""
     return attempt.phase in (STARTING, UP, STOPPING) and not attempt.off
 
 
 def ask_stop(book: Book, job: Job, why: str, now_s: float, grace_s: float, reason: int = int(Reason.OUTRANKED)) -> None:
-    """Ask a job's attempt to leave; the order goes out once that is durable."""
+    """Ask a job's attempt to stop; the order is sent once this is durable."""
     attempt = job.attempt
     if attempt is None or attempt.phase == ENDED:
         return
     if attempt.phase == STOPPING and why not in ("cancel", "lost"):
         return
     if attempt.phase == PARKED:
-        grace_s = min(grace_s, 1.0)  # nothing of it runs that could save anything
+        grace_s = min(grace_s, 1.0)  # no running process could save anything
     attempt.phase, attempt.stop_why = STOPPING, why
     attempt.stop_s = now_s if attempt.stop_s is None else attempt.stop_s
     job.target_reason = reason

@@ -1,4 +1,4 @@
-"""Leases of what runs: extended well before they end, and remembered, for a node that falls silent."""
+"""Leases of running attempts: extended well before they end, and remembered for nodes that stop responding."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ LOST_MARGIN_S = 1.0
 
 
 class Leases:
-    """`keep_s`: how long a lease runs. Ends are written in the node's own monotonic clock, as it told it last: an order
-    that comes late grants no more than it would have in time."""
+    """`keep_s`: length of a lease. Ends are given in the node's own monotonic clock as last reported, so that a delayed
+    order does not grant more time than a prompt one.
+    """
 
     def __init__(self, lease_s: float, keep_s: float) -> None:
         self.keep_s = keep_s
         self.every_s = min(lease_s, keep_s / 4)
-        self._extended_s: dict[str, float] = {}  # when, by node: one that was silent is not kept waiting
-        self._ends_s: dict[str, float] = {}  # fleet time by which every lease that a node ever got has ended
+        # by node: time of the last extension; a node that reconnects is served at once
+        self._extended_s: dict[str, float] = {}
+        self._ends_s: dict[str, float] = {}  # by node: fleet time by which all leases ever granted there have ended
 
     def extend(
         self, orders: Mapping[str, list[dict[str, Any]]], here: Mapping[str, list[Job]], clocks_ns: Mapping[str, int],
         fleet_s: float, monotonic_s: float, may_extend: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """Add what is due to the orders: `here` names the jobs on each node, `clocks_ns` what its clock said before
-        `may_extend` was asked."""
+        """Add due extensions to the orders. `here`: jobs on each node; `clocks_ns`: nodes' clocks read before
+        `may_extend` was asked.
+        """
         for name in here:
             self._ends_s.setdefault(name, fleet_s + self.keep_s)
         due = [
@@ -45,9 +48,11 @@ class Leases:
                 self._ends_s[name] = fleet_s + self.keep_s
 
     def granted(self, node: str, fleet_s: float) -> None:
-        """A new attempt got a lease with its start."""
+        """A new attempt received a lease with its start."""
         self._ends_s[node] = fleet_s + self.keep_s
 
     def surely_over(self, node: str, grace_s: float, fleet_s: float) -> bool:
-        """Whether nothing can run on a silent node any more: all leases ended, and the grace after them."""
+        """Whether nothing can run on an unresponsive node any more: all leases and the grace time after them have
+        ended.
+        """
         return fleet_s > self._ends_s.get(node, fleet_s + self.keep_s) + grace_s + LOST_MARGIN_S

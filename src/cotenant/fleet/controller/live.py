@@ -1,4 +1,4 @@
-"""The controller's part of the live page and of the metrics, and its port."""
+"""The controller's rows of the live page, its metrics, and the server for both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cotenant.observability.http import LiveServer, parse_address
 if TYPE_CHECKING:
     from cotenant.fleet.controller.controller import Controller
 
-MOST_JOBS = 500  # on the page: those that run, then those that wait longest
+MOST_JOBS = 500  # on the page: running jobs, then those that have waited longest
 MOST_DECISIONS = 40
 START_WITHIN_S = 10.0
 WORDS = {
@@ -39,15 +39,15 @@ WORDS = {
     Kind.REJECT: "cannot run",
 }
 WAITS = {
-    Reason.GPUS_FULL: "jobs before it hold every GPU",
+    Reason.GPUS_FULL: "earlier jobs hold all GPUs",
     Reason.GANG_TOO_LARGE_NOW: "fewer GPUs are free than it needs together",
-    Reason.NO_CPU_OR_MEMORY: "GPUs are free, but no node has its CPU and memory beside them",
+    Reason.NO_CPU_OR_MEMORY: "GPUs are free, but no node with free GPUs has the CPU and memory it needs",
     Reason.NO_GPU_OF_MODEL: "no GPU of a model it accepts is free",
-    Reason.RESERVED: "free GPUs are kept for a job that has waited longer",
-    Reason.OUTRANKED: "jobs before it took its GPUs",
-    Reason.BELOW_FLOOR: "no free slice keeps its QoS floor",
-    Reason.FAILED: "its processes failed; it is started again",
-    Reason.LOST: "its node, or what ran it there, was lost",
+    Reason.RESERVED: "free GPUs are reserved for a job that has waited longer",
+    Reason.OUTRANKED: "earlier jobs took its GPUs",
+    Reason.BELOW_FLOOR: "no free slice satisfies its QoS minimum",
+    Reason.FAILED: "its processes failed; it is restarted",
+    Reason.LOST: "its node, or the process that ran it there, was lost",
 }
 
 
@@ -60,7 +60,7 @@ SENTENCES = {short(reason): text for reason, text in WAITS.items()}
 
 
 class LivePort:
-    """Serves the page in a thread of its own; every look at the controller happens in the controller's thread."""
+    """Serves the page in a thread of its own; the controller's data is only accessed in the controller's thread."""
 
     def __init__(self, controller: Controller, address: str, token: str | None = None) -> None:
         host, port = parse_address(address, "--http")
@@ -107,7 +107,7 @@ async def _stream(controller: Controller) -> AsyncIterator[Row]:
 
 
 def rows(controller: Controller) -> list[Row]:
-    """Rows of the live page: nodes' GPUs, who holds them, jobs with reasons, the last events."""
+    """Rows of the live page: nodes' GPUs and their jobs, jobs with reasons, the latest events."""
     status = answers.status(controller)
     note = "; ".join(status["faults"])
     found: list[Row] = [
@@ -134,12 +134,12 @@ def rows(controller: Controller) -> list[Row]:
 def _share(job: Any, share: Any) -> dict[str, Any]:
     return {
         "gpu": share.uuid,
-        "tenant": job.id,  # names repeat, and a bar must be one job's
+        "tenant": job.id,  # names may repeat, ids do not
         "kind": "job",
         "mechanism": f"mig {share.slice}" if share.slice else share.mechanism,
         "granted": share.fraction,
         "limit": share.fraction if share.limit is None else share.limit,
-        "got": None,  # the node's agent measures that
+        "got": None,  # measured by the node's agent
         "state": job.attempt.phase,
     }
 

@@ -1,9 +1,9 @@
-"""MISO for the fleet: GPUs partitioned by speeds that are predicted from a measurement under MPS, as jobs come and go.
+"""MISO for the fleet: partitions GPUs by speeds that are predicted from a measurement under MPS, as jobs come and go.
 
 The decisions are those of the simulator (policy.mig): which GPU admits a job, which slices a GPU's jobs get, and
-whether a move pays. This planner keeps what was measured, turns decisions into shares, and reads steps off progress
-reports. Slices are MIG instances where MIG is on; elsewhere their parts of the SMs, as MPS percentages (or turns, on
-the software GPU). Jobs move between them by the checkpoint of `cotenant.loop`.
+whether a move pays. This planner stores measurements, turns decisions into shares, and takes steps from progress
+reports. Slices are MIG instances where MIG is on; elsewhere the same fractions of the SMs as MPS percentages (or turns,
+on the software GPU). Jobs move between them by the checkpoint of `cotenant.loop`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from cotenant.fleet.state import Assignment, GpuShare, Job, Place
 from cotenant.policy.mig.decide import PartitionRules, Tenancy, choose_gpu, cost_table, fit_mask, replan, warm_up
 from cotenant.profiles.mig.mps_mig import MpsMigModel
 
-STANDS_IN = "A100-40GB"  # geometry for GPUs without MIG: the predictor was trained on it
+STANDS_IN = "A100-40GB"  # geometry for GPUs without MIG: that of the predictor's training data
 
 
 class MisoPlanner:
-    """A planner that partitions GPUs; one job has one slice of one GPU, and gangs have whole ones.
+    """A planner that partitions GPUs; a job has one slice of one GPU, a gang has whole GPUs.
 
     `rules`: those of the simulator, policy miso. `mechanism`: how slices are made: mig, mps or time. `measure_s`:
-    seconds of steady steps at each of the three levels. `restart_s`: what a move costs a job, against which it must
-    pay.
+    seconds of steady steps at each of the three levels. `restart_s`: cost of a move to a job, which the move must
+    outweigh.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class MisoPlanner:
     ) -> None:  # fmt: skip
         self.rules = rules or PartitionRules("miso", profile_after_s=0.0)
         if not self.rules.repartitions:
-            raise InputError(f"policy {self.rules.policy} does not repartition; use miso", field="policy")
+            raise InputError(f"policy {self.rules.policy} does not repartition; only miso does", field="policy")
         self.mechanism, self.measure_s, self.restart_s = mechanism, measure_s, restart_s
         self._model = model
         self.gpus: dict[str, MisoGpu] = {}  # by UUID
-        self._speeds: dict[str, np.ndarray] = {}  # job -> speeds by kind, measured
-        self._gangs: dict[str, tuple[str, ...]] = {}  # job -> UUIDs it holds whole
+        self._speeds: dict[str, np.ndarray] = {}  # job -> measured speeds by kind
+        self._gangs: dict[str, tuple[str, ...]] = {}  # job -> UUIDs of its whole GPUs
         self.measurements = self.repartitions = 0
 
     # ---- Planner
@@ -77,10 +77,10 @@ class MisoPlanner:
             kind_of(_geometry_of(found[0].gpus[0]), job.spec.slice)
         most = max((len(node.gpus) for node in found), default=0)
         if found and job.spec.gpus > most:
-            raise InputError(f"{job.spec.gpus:g} GPUs are asked for and no node has more than {most}", field="gpus")
+            raise InputError(f"{job.spec.gpus:g} GPUs are requested and no node has more than {most}", field="gpus")
 
     def plan(self, view: View) -> FleetPlan:
-        """See Planner. It remembers what it measured; a controller that comes back measures again."""
+        """See Planner. Measurements are kept in memory; a restarted controller measures again."""
         nodes = {gpu.uuid: node for node in view.nodes for gpu in node.gpus}
         jobs = {job.id: job for job in view.jobs}
         plan = FleetPlan()
@@ -98,10 +98,10 @@ class MisoPlanner:
         self._assign(jobs, nodes, plan)
         return plan
 
-    # ---- what is known
+    # ---- knowledge
 
     def _adopt(self, view: View, nodes: dict[str, NodeSpec]) -> None:
-        """GPUs that are new, and jobs that run without our knowing: an earlier controller started them."""
+        """Adopt new GPUs, and jobs started by an earlier controller."""
         for node in view.nodes:
             for device in node.gpus:
                 if device.uuid not in self.gpus:
@@ -118,7 +118,7 @@ class MisoPlanner:
                 gpu.place[job.id] = _placement(shares[0].slice)
 
     def _forget(self, jobs: dict[str, Job], nodes: dict[str, NodeSpec]) -> list[str]:
-        """Jobs that are over and GPUs that are gone; UUIDs of GPUs that jobs left."""
+        """Forget finished jobs and vanished GPUs; returns UUIDs of GPUs that jobs left."""
         for uuid in [uuid for uuid in self.gpus if uuid not in nodes]:
             del self.gpus[uuid]
         self._gangs = {
@@ -143,7 +143,9 @@ class MisoPlanner:
                     gpu.see(name, int(told.get("attempt") or 0), told["step"], told["written_unix_s"])
 
     def _believed(self, gpu: MisoGpu, names: list[str], jobs: dict[str, Job]) -> np.ndarray:
-        """(jobs, kinds) speeds: measured, else the square root of the part of the SMs; 0 below a stated slice."""
+        """(jobs, kinds) estimated speeds: measured, else the square root of the fraction of SMs; 0 for slices below the
+        job's minimum.
+        """
         prior = np.sqrt([p.compute / gpu.geo.compute_slices for p in gpu.geo.profiles.values()])
         rows = []
         for name in names:
@@ -155,7 +157,7 @@ class MisoPlanner:
     # ---- measuring
 
     def _advance(self, gpu: MisoGpu, jobs: dict[str, Job], now_s: float) -> None:
-        """One GPU's measurement, and the layout that follows from it."""
+        """Advance one GPU's measurement, and choose the layout that follows from it."""
         was = gpu.measurement
         found = gpu.advance(_attempts(gpu, jobs), now_s, lambda x: self._predict(x, gpu.geo))
         if found is None:
@@ -171,7 +173,9 @@ class MisoPlanner:
         return np.asarray(self._model.predict_speeds(latencies[None], geo)[0])
 
     def _layout(self, gpu: MisoGpu, jobs: dict[str, Job], *, keep: bool) -> bool:
-        """Give every job of the GPU its slice by what is believed; `keep`: a move must pay. False: they do not fit."""
+        """Assign every job of the GPU its slice by estimated speeds; `keep`: only if moves pay. False: they do
+        not fit.
+        """
         names = gpu.jobs
         before = tuple(gpu.place[name] for name in names)
         if len(names) == 1:
@@ -192,10 +196,10 @@ class MisoPlanner:
         self.repartitions += before != wanted
         return True
 
-    # ---- coming and going
+    # ---- arrivals and departures
 
     def _admit(self, view: View, jobs: dict[str, Job], plan: FleetPlan, *, idle_only: bool) -> None:
-        """Waiting jobs, first come first served; a gang that finds no GPUs lets nobody pass."""
+        """Admit waiting jobs first come, first served; a gang without enough GPUs blocks later jobs."""
         placed = {name for gpu in self.gpus.values() for name in gpu.place} | set(self._gangs)
         for job in view.jobs:
             if job.id in placed:
@@ -245,7 +249,7 @@ class MisoPlanner:
         return False
 
     def _choose(self, job: Job, jobs: dict[str, Job], open_: dict[str, MisoGpu]) -> str | None:
-        """The GPU that suffers least from the job, among those of one geometry at a time; the first of equals."""
+        """The GPU that loses least by the job, among GPUs of one geometry at a time; ties go to the first."""
         by_geometry: dict[str, list[str]] = {}
         for uuid, gpu in open_.items():
             by_geometry.setdefault(gpu.geo.gpu, []).append(uuid)
@@ -262,11 +266,11 @@ class MisoPlanner:
         return None
 
     def _after_departure(self, gpu: MisoGpu, jobs: dict[str, Job]) -> None:
-        """The part that became free goes to those who stay, where that pays. Nothing is measured again."""
+        """Redistribute the slice that became free among the remaining jobs, if that pays, without a new measurement."""
         if gpu.measurement is None and gpu.place:
             self._layout(gpu, jobs, keep=True)
 
-    # ---- the answer
+    # ---- output
 
     def _gpu_of(self, job: str) -> str | None:
         return next((uuid for uuid, gpu in self.gpus.items() if job in gpu.place), None)
@@ -290,7 +294,7 @@ class MisoPlanner:
 
     def _place(self, node: NodeSpec, uuid: str, wish: Wish) -> Place:
         if mechanisms.find(self.mechanism).capabilities.instances:
-            # alone or measured: on the instance that takes everything, in the latter case with others under MPS
+            # alone or being measured: on the instance of the whole GPU, in the latter case with others under MPS
             whole = self.gpus[uuid].geo.whole[0]
             limit = wish.limit if wish.measuring else None
             share = GpuShare(uuid, wish.share, self.mechanism, wish.slice or f"{whole.kind}@{whole.start}", None, limit)
@@ -299,11 +303,11 @@ class MisoPlanner:
         else:
             share = GpuShare(uuid, wish.share, self.mechanism, wish.slice, None, wish.limit)
         part = wish.share / len(node.gpus)
-        cpus = math.floor(node.cpus * part * 1000) / 1000  # never rounded up: three thirds must not be more than all
+        cpus = math.floor(node.cpus * part * 1000) / 1000  # rounded down: the sum over jobs must not exceed the node
         return Place(node.name, (share,), cpus, int(node.memory_bytes * part))
 
     def _speed(self, gpu: MisoGpu, name: str, jobs: dict[str, Job]) -> float:
-        """Speed against the whole GPU as believed; while it is measured, an equal share."""
+        """Estimated speed relative to the whole GPU; an equal share during the measurement."""
         place = gpu.place[name]
         if gpu.measurement is not None:
             return round(1 / len(gpu.place), 6)
@@ -313,7 +317,7 @@ class MisoPlanner:
 
 
 def _attempts(gpu: MisoGpu, jobs: dict[str, Job]) -> dict[str, int]:
-    """The start each job is at; -1 where it does not run."""
+    """Number of the current start of each job; -1 if it does not run."""
     found = {}
     for name in gpu.jobs:
         attempt = jobs[name].attempt
@@ -334,7 +338,7 @@ def _placement(text: str | None) -> Placement | None:
 
 
 def _allowed(geo: Geometry, spec: JobSpec) -> np.ndarray:
-    """Kinds with at least the compute and memory of the slice that a job states as its least."""
+    """Kinds with at least the compute and memory of the smallest slice that the job accepts."""
     if spec.slice is None:
         return np.ones(len(geo.kinds), dtype=bool)
     least = geo.profiles[kind_of(geo, spec.slice)]

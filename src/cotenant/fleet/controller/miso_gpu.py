@@ -1,6 +1,6 @@
-"""One GPU under MISO as a state machine: who is on it with which slice, or how far its measurement under MPS is. Pure.
+"""State machine of one GPU under MISO: its jobs with their slices, or the progress of its measurement under MPS. Pure.
 
-Events go in (jobs that come and go, how many steps they have done), wishes come out: what each job should have now.
+Input: events (arrivals, departures, numbers of steps). Output: what each job should have now.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from cotenant.core.mig import Geometry, Placement
 from cotenant.profiles.mig.mps_columns import LEVELS, predictor_input
 from cotenant.profiles.mig.speeds import compute_fraction
 
-Predict = Callable[[np.ndarray], np.ndarray]  # (3, 7) latencies -> (7, kinds) speeds against the whole GPU
+Predict = Callable[[np.ndarray], np.ndarray]  # (3, 7) latencies -> (7, kinds) speeds relative to the whole GPU
 LEAST_STEPS = 3
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a job should have: at most `limit` of the SMs, `share` of the GPU being accounted to it. `slice`: the kind
-    of its slice and where it begins, None while it is measured or alone on the GPU."""
+    """What a job should have: at most `limit` of the SMs, with `share` of the GPU accounted to it. `slice`: kind and
+    start of its slice, None during a measurement or alone on the GPU.
+    """
 
     share: float
     limit: float
@@ -32,14 +33,14 @@ class Wish:
 
 @dataclass
 class Steps:
-    """Steps of a job at one level, from the first report that counts: (attempt, steps, moment in seconds)."""
+    """Steps of a job at one level, from the first valid report: (attempt, steps, time in seconds)."""
 
     attempt: int
     first: tuple[int, float] | None = None
     last: tuple[int, float] | None = None
 
     def see(self, attempt: int, step: int, at_s: float) -> None:
-        """A report. Those of an earlier attempt are of the level before."""
+        """Handle a report. Those of an earlier attempt belong to the previous level."""
         if attempt < self.attempt:
             return
         if attempt > self.attempt or self.first is None:
@@ -47,7 +48,7 @@ class Steps:
         self.last = (step, at_s)
 
     def latency_s(self, least_s: float) -> float | None:
-        """Seconds per step, once enough was seen."""
+        """Seconds per step, once observed for long enough."""
         if self.first is None or self.last is None:
             return None
         steps, taken_s = self.last[0] - self.first[0], self.last[1] - self.first[1]
@@ -56,7 +57,7 @@ class Steps:
 
 @dataclass
 class Measurement:
-    """A measurement under way. `seen`: per job, at the level `level`; `found`: latencies of the levels before."""
+    """A measurement in progress. `seen`: steps per job at level `level`; `found`: latencies of the previous levels."""
 
     began_s: float
     level: int = 0
@@ -66,8 +67,9 @@ class Measurement:
 
 @dataclass
 class MisoGpu:
-    """State of one GPU. `place`: slice of each job, None: the whole GPU or not placed yet; `attempts`: the start that
-    each job was at when it was last told to change."""
+    """State of one GPU. `place`: slice of each job, None: the whole GPU or not placed yet; `attempts`: each job's start
+    number when it was last told to change.
+    """
 
     geo: Geometry
     measure_s: float = 10.0
@@ -77,11 +79,11 @@ class MisoGpu:
 
     @property
     def jobs(self) -> list[str]:
-        """Jobs on it, in the order they came."""
+        """Jobs on the GPU, in order of arrival."""
         return list(self.place)
 
     def begin(self, job: str | None, attempts: Mapping[str, int], now_s: float) -> None:
-        """Measure everybody, and a newcomer with them. `attempts`: the running start of each job, -1 for none."""
+        """Start measuring all jobs, with `job` as newcomer. `attempts`: the running start of each job, -1 for none."""
         if job is not None:
             self.place[job] = None
         for name in self.place:
@@ -91,36 +93,37 @@ class MisoGpu:
 
     def _next_level(self, attempts: Mapping[str, int]) -> None:
         assert self.measurement is not None
-        # every job is started anew with another percentage: what counts is the start after the present one
+        # every job is restarted with another percentage: only the start after the present one counts
         self.measurement.seen = {job: Steps(attempts.get(job, -1) + 1) for job in self.place}
 
     def see(self, job: str, attempt: int, step: int, at_s: float) -> None:
-        """A report of progress."""
+        """Handle a progress report."""
         if self.measurement is not None and job in self.measurement.seen:
             self.measurement.seen[job].see(attempt, step, at_s)
 
     def stays(self, job: str, attempt: int) -> None:
-        """It has already what it should have at this level, from a measurement that was broken off: it is not started
-        anew, and its present start counts."""
+        """The job already runs at this level, from an aborted measurement: it is not restarted, and its present start
+        counts.
+        """
         if self.measurement is not None and job in self.measurement.seen:
             steps = self.measurement.seen[job]
             steps.attempt = min(steps.attempt, attempt)
 
     def leave(self, job: str) -> None:
-        """It has ended, or goes elsewhere."""
+        """The job has ended or moves to another GPU."""
         del self.place[job]
         if self.measurement is not None:
             self.measurement.seen.pop(job, None)
             for level in self.measurement.found:
                 level.pop(job, None)
             if len(self.place) < 2:
-                self.measurement = None  # whoever is left has the GPU to itself
+                self.measurement = None  # a single remaining job has the GPU for itself
 
     def advance(self, attempts: Mapping[str, int], now_s: float, predict: Predict) -> dict[str, np.ndarray] | None:
-        """Go on with the measurement; once it is complete, the speeds by kind of every job that were predicted from it.
+        """Continue the measurement; once it is complete, returns the predicted speeds by kind of every job.
 
-        A job that shows no steps within `patience_s` of a level is taken to be as slow as the slowest other: it must
-        not hold up the rest.
+        A job without steps within `patience_s` of a level counts as slow as the slowest other job, so that it does not
+        delay the rest.
         """
         m = self.measurement
         if m is None:
@@ -129,7 +132,7 @@ class MisoGpu:
         known = [value for value in latencies.values() if value is not None]
         if len(known) < len(latencies) and (not known or now_s - m.began_s < self.patience_s):
             if not known and now_s - m.began_s >= 3 * self.patience_s:
-                self.measurement = None  # nobody makes steps that can be seen
+                self.measurement = None  # no job reports steps
                 return {}
             return None
         m.found.append({job: max(known) if value is None else value for job, value in latencies.items()})
@@ -143,7 +146,7 @@ class MisoGpu:
         return {job: speeds[column] for column, job in enumerate(self.place)}
 
     def wishes(self) -> dict[str, Wish]:
-        """What everybody should have now."""
+        """What each job should have now."""
         if self.measurement is not None:
             share = _part(1 / len(self.place))
             limit = LEVELS[self.measurement.level]
@@ -160,5 +163,5 @@ class MisoGpu:
 
 
 def _part(fraction: float) -> float:
-    """To a millionth, never up: parts that fill a GPU must not be more than it."""
+    """Rounded down to a millionth: fractions that fill a GPU must not exceed it."""
     return math.floor(float(fraction) * 1e6) / 1e6

@@ -1,4 +1,4 @@
-"""Planners: from what the controller sees to who runs where on which GPUs. Pure."""
+"""Planners: from the controller's view to jobs on GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.policy.jobs.demand import runnable_jobs
 from cotenant.policy.jobs.plan import plan_jobs
 
-ABOVE_ALL = 2 * 10**9 + 1  # priorities of users are between -10^9 and 10^9
+ABOVE_ALL = 2 * 10**9 + 1  # above users' priorities, which are between -10^9 and 10^9
 
 
 @dataclass(frozen=True)
 class View:
-    """What a planner is given: time (fleet seconds), nodes that answer, jobs that have arrived and are not over.
+    """Input of a planner: time (fleet seconds), responsive nodes, arrived and unfinished jobs.
 
-    Jobs are the controller's own: to be read during the call only. `early`: between two rounds, only what is free may
-    be given away, so a plan should keep everybody who runs. `pinned`: ids of jobs that would lose all their work if
-    they were stopped now, and have lost it before. `held`: what jobs have that are not to be planned, since a node of
-    theirs does not answer.
+    Jobs are the controller's own objects, to be read only during the call. `early`: between two rounds, only free
+    resources may be assigned, so a plan should keep all running jobs. `pinned`: ids of jobs that would lose all their
+    work if they were stopped now, and have lost it before. `held`: resources of jobs that cannot be planned because one
+    of their nodes does not answer.
     """
 
     now_s: float
@@ -49,8 +49,9 @@ class View:
 
 @dataclass
 class FleetPlan:
-    """Who runs where; a job not named stops if it runs. `waiting`: why the others wait. `reasons`: why those that run
-    do."""
+    """Jobs to run with their assignments; a running job that is not named stops. `waiting`: why the others wait.
+    `reasons`: why these run.
+    """
 
     assign: dict[str, Assignment] = field(default_factory=dict)
     waiting: dict[str, Reason] = field(default_factory=dict)
@@ -61,26 +62,26 @@ class Planner(Protocol):
     """A policy for the fleet."""
 
     def plan(self, view: View) -> FleetPlan:
-        """The complete answer for this moment. The same view gives the same plan."""
+        """The complete plan for this moment. The same view gives the same plan."""
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
-        """InputError when such a job could never be planned on these nodes."""
+        """Raise InputError if such a job could never be planned on these nodes."""
 
     def describe(self) -> dict[str, Any]:
         """Its name and options, for status and records (`label` and those of RunInfo.options)."""
 
     def trouble(self) -> str:
-        """What it cannot see of the jobs it plans, in one sentence; "" when nothing."""
+        """What the planner is missing about its jobs, in one sentence; "" if nothing."""
 
     def warm_up(self) -> None:
-        """Compile, or load, what decisions need, before time begins."""
+        """Compile or load everything that decisions need, before fleet time starts."""
 
 
 class JobPlanner:
-    """The job policies of the simulator: ordering + allotment + placement, through the very same functions.
+    """The simulator's job policies: ordering + allotment + placement, by the same functions.
 
-    `lease_s`: attained service counts in whole leases, as it is granted. To the millisecond it would be chance who of
-    two jobs that ran equally often is behind: the policy would turn on how long their programs took to start.
+    `lease_s`: attained service is counted in whole leases, as it is granted. To the millisecond, the order of jobs that
+    ran equally often would depend on how long their programs took to start.
     """
 
     def __init__(self, policy: JobPolicy, profiles: ProfileBook, lease_s: float = 0.0) -> None:
@@ -119,7 +120,7 @@ class JobPlanner:
             return
         total = sum(len(_plain_gpus(node)) for node in found)
         if found and job.spec.gpus > total:
-            raise InputError(f"{job.spec.gpus:g} GPUs are asked for and the fleet has {total}", field="gpus")
+            raise InputError(f"{job.spec.gpus:g} GPUs are requested and the fleet has {total}", field="gpus")
 
     def plan(self, view: View) -> FleetPlan:
         """See Planner."""
@@ -137,7 +138,7 @@ class JobPlanner:
             return plan
         cluster, base = _cluster(nodes), _reference_share(nodes)
         jobs = jobs_of(whole, self.profiles)
-        if view.pinned:  # before all others, so that a policy that keeps running jobs' GPUs keeps theirs
+        if view.pinned:  # first of all, so that a sticky policy lets them keep their GPUs
             jobs.priority[[job.id in view.pinned for job in whole]] += ABOVE_ALL
         fits = runnable_jobs(jobs, cluster)
         for row in np.flatnonzero(~fits).tolist():
@@ -168,13 +169,13 @@ class JobPlanner:
         self, grants: tuple[Grant, ...], by_id: dict[str, Job], nodes: tuple[NodeSpec, ...], chooser: GpuChooser,
         plan: FleetPlan,
     ) -> None:  # fmt: skip
-        """Choose GPUs: first those who stay where they are keep theirs, then the rest in order."""
+        """Choose GPUs: jobs that stay keep theirs, then the rest in order."""
         moved: list[Grant] = []
         for grant in sorted(grants, key=lambda g: _parked(by_id[g.job])):
             job = by_id[grant.job]
             current = _current(job)
             wanted = {nodes[n].name: g for n, g in zip(grant.nodes, grant.node_gpus, strict=True)}
-            # one that is parked can go on only where it is, whatever equal node the policy named
+            # a parked job can only continue where it is, even if the policy named another, equal node
             stays = current is not None and (_parked(job) or dict(current.gpus_by_node()) == _rounded(wanted))
             if current is not None and stays and chooser.keep(current):
                 plan.assign[grant.job] = _with(grant, current)
@@ -190,7 +191,9 @@ class JobPlanner:
     def _choose(
         self, grant: Grant, mechanism: str, nodes: tuple[NodeSpec, ...], chooser: GpuChooser
     ) -> tuple[Place, ...] | None:
-        """GPUs on the nodes named, all or none; for one node also on an equal one, where a parked job took its GPUs."""
+        """GPUs on the named nodes, all or none; for a single node also on an equal one, if a parked job took its
+        GPUs.
+        """
         asked = [nodes[n] for n in grant.nodes]
         equal = ([n] for n in nodes if len(asked) == 1 and n is not asked[0] and _kind(n) == _kind(asked[0]))
         for way in itertools.chain([asked], equal):
@@ -201,7 +204,7 @@ class JobPlanner:
         return None
 
     def _slice(self, job: Job, view: View, chooser: GpuChooser, plan: FleetPlan) -> None:
-        """A job on a MIG instance that exists: keeps its own, else the first free one in order of arrival."""
+        """Assign an existing MIG instance to a job: its own, else the first free one in order of arrival."""
         current = _current(job)
         if current is not None and chooser.keep(current):
             plan.assign[job.id] = current
@@ -219,7 +222,7 @@ class JobPlanner:
 
 
 def _current(job: Job) -> Assignment | None:
-    """What a job holds, or held when it was parked: it can go on only there."""
+    """What a job holds, or held when it was parked, since it can only continue there."""
     return job.attempt.assignment if job.attempt is not None else None
 
 
@@ -228,13 +231,13 @@ def _parked(job: Job) -> bool:
 
 
 def _kind(node: NodeSpec) -> tuple[object, ...]:
-    """What a policy sees of a node: two with the same are one to it."""
+    """The properties of a node that a policy sees: nodes with equal ones are interchangeable."""
     gpus = _plain_gpus(node)
     return len(gpus), gpus[0].model, node.cpus, node.memory_bytes
 
 
 def _with(grant: Grant, places: Assignment) -> Assignment:
-    """The places with the grant's CPU and memory, split over nodes by their GPUs."""
+    """The places with the grant's CPU and memory, divided among nodes by their GPUs."""
     total = sum(grant.node_gpus)
     split = dict(places.gpus_by_node())
     return Assignment(
@@ -258,7 +261,7 @@ def _rounded(wanted: dict[str, float]) -> dict[str, float]:
 
 
 def _grant(job: Job, names: dict[str, int]) -> Grant | None:
-    """A running job's share as the policy knows it; none for one whose node is gone or who is on its way out."""
+    """A running job's grant; None if its node is gone or the job is stopping."""
     attempt = job.attempt
     if attempt is None or attempt.phase in (PARKED, STOPPING) or any(node not in names for node in attempt.nodes):
         return None
@@ -277,7 +280,7 @@ def _grant(job: Job, names: dict[str, int]) -> Grant | None:
 
 
 def _plain_gpus(node: NodeSpec) -> list[Any]:
-    """GPUs that are handed out whole or in shares: those without MIG instances."""
+    """GPUs that are assigned whole or in shares: those without MIG instances."""
     return [gpu for gpu in node.gpus if not gpu.instances]
 
 
@@ -286,14 +289,14 @@ def _instances(node: NodeSpec, wanted: str) -> list[Any]:
 
 
 def _reference_share(nodes: tuple[NodeSpec, ...]) -> tuple[float, float]:
-    """Cores and GB per GPU of the first node: what a job without a profile asks for."""
+    """Cores and GB per GPU of the first node: the demand of a job without a profile."""
     node = nodes[0]
     gpus = len(_plain_gpus(node))
     return node.cpus / gpus, node.memory_bytes / gpus / 1e9
 
 
 def _cluster(nodes: tuple[NodeSpec, ...]) -> Cluster:
-    """The nodes as policies know them; equal ones in a row are one group."""
+    """The nodes as a Cluster for policies; consecutive equal nodes form one group."""
     groups: list[NodeGroup] = []
     for node in nodes:
         gpus = _plain_gpus(node)
@@ -306,19 +309,19 @@ def _cluster(nodes: tuple[NodeSpec, ...]) -> Cluster:
 
 
 def cluster_of(nodes: Iterable[NodeSpec]) -> Cluster:
-    """The nodes that have GPUs, as a Cluster; InputError where none has."""
+    """The nodes that have GPUs, as a Cluster; InputError if there are none."""
     return _cluster(tuple(node for node in nodes if _plain_gpus(node)))
 
 
 def _catalogued(model: str, memory_bytes: int) -> Gpu:
     try:
         return find_gpu(model)
-    except InputError:  # one that the catalog does not know is as fast as itself
+    except InputError:  # a model unknown to the catalog has relative speed 1
         return Gpu(model, 1, memory_bytes, 1555, 312)
 
 
 def jobs_of(jobs: Sequence[Job], profiles: ProfileBook) -> Jobs:
-    """The jobs as arrays. One that states neither duration nor iterations counts as profiles.UNKNOWN_LENGTH_S long."""
+    """The jobs as arrays. A job without duration and iterations counts as profiles.UNKNOWN_LENGTH_S long."""
     specs = [job.spec for job in jobs]
     nan = float("nan")
     length = [profiles.length(spec) for spec in specs]

@@ -1,4 +1,4 @@
-"""Profiles of the fleet's jobs: shipped ones by name, those of profile files, and none at all."""
+"""Profiles of the fleet's jobs: built-in ones by name, profile files, or a neutral one for jobs without a profile."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cotenant.fleet.jobs import JobSpec
 from cotenant.profiles.training.tables import ModelProfile, Profiles, load_profiles
 
 PLAIN = "(no profile)"
-UNKNOWN_LENGTH_S = 3600.0  # what orderings take for a job that states no duration
+UNKNOWN_LENGTH_S = 3600.0  # duration assumed by orderings for a job that states none
 
 
 class ProfileBook:
-    """Finds the profile of a job and reads each file once. `shared`: those that jobs name by model alone."""
+    """Finds the profile of a job; reads each file once. `shared`: profiles that jobs name by model alone."""
 
     def __init__(self, shared: Profiles | None = None, default: str | None = None) -> None:
         self.shared = shared or load_profiles()
@@ -36,15 +36,16 @@ class ProfileBook:
         self._missing: dict[tuple[str | None, str], str] = {}
 
     def key(self, spec: JobSpec) -> str:
-        """Name under which the job's profile is in `merged`; InputError when it has none of that name."""
+        """Name of the job's profile in `merged`; InputError if there is no profile of that name."""
         wanted = (spec.profile, spec.model)
         if wanted not in self._keys:
             self._keys[wanted] = self._find(spec)
         return self._keys[wanted]
 
     def key_or_plain(self, spec: JobSpec) -> str:
-        """As `key`, for a job that was taken in before: one whose profile is gone since is planned without, and the
-        others never notice. `trouble` tells."""
+        """As `key`, but a job admitted earlier whose profile has since disappeared gets the neutral one, without
+        affecting other jobs. `trouble` reports it.
+        """
         wanted = (spec.profile, spec.model)
         if wanted in self._missing:
             return PLAIN
@@ -55,7 +56,7 @@ class ProfileBook:
             return PLAIN
 
     def trouble(self) -> str:
-        """Which profiles of queued jobs are gone, in one sentence; "" when all are there."""
+        """Which profiles of queued jobs have disappeared, in one sentence; "" if none."""
         return "planned without their profiles: " + "; ".join(self._missing.values()) if self._missing else ""
 
     def _find(self, spec: JobSpec) -> str:
@@ -67,8 +68,8 @@ class ProfileBook:
             if self.default is not None:
                 return self.default
             raise InputError(
-                f"{spec.model!r} has no profile; known: {', '.join(self.shared.models)}; or give a profile file, or "
-                "leave the model out",
+                f"{spec.model!r} has no profile; known: {', '.join(self.shared.models)}; or give a profile "
+                "file, or leave the model out",
                 field="model",
             )
         found = load_profiles(spec.profile)
@@ -81,7 +82,7 @@ class ProfileBook:
         return key
 
     def length(self, spec: JobSpec) -> tuple[float, float]:
-        """(duration in seconds, iterations) of a job; NaN for the one that is not stated."""
+        """(duration in seconds, iterations) of a job; NaN for what is not stated."""
         if spec.duration_s is not None:
             return spec.duration_s, math.nan if spec.iterations is None else spec.iterations
         if spec.iterations is not None:
@@ -89,7 +90,7 @@ class ProfileBook:
         return UNKNOWN_LENGTH_S, math.nan
 
     def merged(self, base: tuple[float, float]) -> Profiles:
-        """All profiles in one set. `base`: cores and GB per GPU that a job without a profile is best off with."""
+        """All profiles in one set. `base`: cores and GB per GPU for jobs without a profile."""
         if self._merged is None or self._merged[0] != base:
             models = self._models | {PLAIN: _plain(*base)}
             self._merged = (base, Profiles("fleet", "fleet", models))
@@ -97,9 +98,9 @@ class ProfileBook:
 
 
 def keep_profiles(specs: Iterable[JobSpec], folder: Path) -> list[JobSpec]:
-    """The jobs with copies, in `folder`, of the profile files they name: a job waits for longer than a file may live.
+    """The jobs with copies, in `folder`, of their profile files, since a job may wait longer than a file exists.
 
-    InputError for a file that cannot be read, WorkError when the folder cannot be written.
+    Raises InputError for a file that cannot be read, WorkError if the folder cannot be written.
     """
     copies: dict[str, str] = {}
     found = []
@@ -114,7 +115,7 @@ def keep_profiles(specs: Iterable[JobSpec], folder: Path) -> list[JobSpec]:
 
 
 def _copy(file: Path, folder: Path) -> Path:
-    """A copy named by file and content; made once."""
+    """A copy named by file name and content; written once."""
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -135,7 +136,7 @@ def _copy(file: Path, folder: Path) -> Path:
 
 
 def _plain(cpus: float, memory_gb: float) -> ModelProfile:
-    """A job of which nothing is known: as fast with any CPU and memory."""
+    """Neutral profile: the same speed with any CPU and memory."""
     return ModelProfile(
         name=PLAIN,
         family="other",

@@ -1,4 +1,4 @@
-"""The record of a fleet's run, out of its store: the schema of simulated runs."""
+"""Exports a fleet's store as a record, in the same schema as simulated runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 def record_of(folder: Path, out: Path | None = None, profiles: ProfileBook | None = None) -> Record:
-    """The record so far, in memory or written to `out`. The fleet may be up or down. WorkError where there is none."""
+    """The record so far, in memory or written to `out`, whether or not the fleet runs. Raises WorkError if there is
+    none.
+    """
     store = Store(folder, read_only=True)
     try:
         return _record(store, out, profiles)
@@ -69,7 +71,7 @@ def _record(store: Store, out: Path | None, profiles: ProfileBook | None) -> Rec
 
 
 def _events(store: Store, writer: RecordWriter, index: dict[str, int]) -> None:
-    """All events in order of time; equal times in the order in which they became known."""
+    """All events in order of time; equal times in the order in which they were recorded."""
     rows = store.rows(
         "SELECT time_s, job, kind, reason, cpu_milli, memory_mb, speed, places FROM events ORDER BY time_s, number"
     )
@@ -96,8 +98,9 @@ def _profiles(run: dict[str, Any]) -> ProfileBook:
 
 
 def _table(arrays: Jobs, cluster: Cluster, book: ProfileBook, nodes: list[NodeSpec], stated: Bools) -> Any:
-    """The jobs table with what the profiles say of each job that stated its length; without, where a job no longer
-    fits the cluster."""
+    """The jobs table, with profile figures of each job that stated its length; without them if a job no longer fits the
+    cluster.
+    """
     gpus = max(1, len(nodes[0].gpus))
     base = (nodes[0].cpus / gpus, nodes[0].memory_bytes / gpus / 1e9)
     try:

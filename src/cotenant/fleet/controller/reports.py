@@ -1,4 +1,4 @@
-"""What nodes report becomes what the controller knows: starts, progress, ends, and what an end means for the job."""
+"""Report ingest: applies nodes' reports to the job table: starts, progress, ends, and their consequences."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ BACK_OFF_MOST_S = 60.0
 
 
 class Absorber:
-    """Takes answers of nodes into the book. `freed`: GPUs were let go, `failed`: because a job failed or was lost."""
+    """Applies nodes' answers to the job table. `freed`: GPUs were released; `failed`: because a job failed or was
+    lost.
+    """
 
     def __init__(self, book: Book, grace_s: float, counts: Counts) -> None:
         self.book, self.grace_s, self.counts = book, grace_s, counts
         self.freed = self.failed = False
-        self.held_until_s: dict[str, float] = {}  # jobs that were lost are not started again at once
+        self.held_until_s: dict[str, float] = {}  # lost jobs are not restarted before this time
 
     def answer(
         self, node: str, sent: list[dict[str, Any]], answer: dict[str, Any], here: list[Job], now_s: float
     ) -> None:
-        """One node's answer to the orders `sent`; `here`: jobs with processes on it by the book."""
+        """Apply one node's answer to the orders `sent`; `here`: jobs with processes on it by the job table."""
         for order, result in zip(sent, answer["results"], strict=False):
             if "error" in result:
                 self._refused(node, order, str(result["error"]), now_s)
@@ -58,12 +60,12 @@ class Absorber:
         for job in here:
             attempt = job.attempt
             if attempt is not None and node in attempt.nodes and job.id not in seen and node not in attempt.ended:
-                # its orders have gone out before this answer was given, so it is not there
+                # its orders were sent before this answer, so it does not exist there
                 error = "the node does not know it" if node in attempt.up else "it was never started"
                 self._part_ended(node, job, attempt, {"code": 1, "lost": True, "asked": "", "error": error}, now_s)
 
     def _stranger(self, node: str, report: dict[str, Any], forget: list[str]) -> None:
-        """An attempt that the book does not know, or no longer."""
+        """Handle an attempt that the job table does not know, or no longer knows."""
         if report["phase"] == pages.ENDED:
             forget.append(report["attempt"])
         elif report["phase"] != pages.STOPPING:
@@ -71,7 +73,7 @@ class Absorber:
             self.book.orders[node].append(order)
 
     def _refused(self, node: str, order: dict[str, Any], error: str, now_s: float) -> None:
-        """An order failed."""
+        """Handle a failed order."""
         job_id, _, n = str(order.get("attempt", "")).rpartition(".")
         job = self.book.jobs.get(job_id)
         if job is None or job.attempt is None or str(job.attempt.n) != n:
@@ -80,14 +82,14 @@ class Absorber:
             exit_ = {"code": 1, "lost": True, "asked": "", "error": error}
             self._part_ended(node, job, job.attempt, exit_, now_s)
         elif order["do"] in ("park", "resume"):
-            # what cannot be parked is stopped, what cannot be taken back is started anew
+            # a job that cannot be parked is stopped, one that cannot be resumed is restarted
             job.attempt.phase, job.attempt.stop_why = UP, ""
             ask_stop(self.book, job, "preempt", now_s, self.grace_of(job), job.target_reason)
 
     def _report(
         self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], node_ns: int, now_s: float
     ) -> None:
-        # fleet time stands while no controller runs on another machine: nothing of an attempt is before what is known
+        # fleet time stands still without a controller, and nothing of an attempt can precede what is known
         known_s = max(attempt.created_s, attempt.counted_s, attempt.started_s or 0.0)
 
         def fleet_s(at_ns: int) -> float:
@@ -105,7 +107,7 @@ class Absorber:
         if report["phase"] == pages.ENDED and node not in attempt.ended:
             self._part_ended(node, job, attempt, report["exit"] or {}, fleet_s(report["ended_ns"]))
         elif report["phase"] == pages.STOPPING and attempt.phase in (STARTING, UP, PARKED):
-            attempt.phase, attempt.stop_s = STOPPING, now_s  # its lease ran out before it was extended
+            attempt.phase, attempt.stop_s = STOPPING, now_s  # its lease ended before it was extended
             attempt.stop_why = "lease"
             self.book.touch(job)
         else:
@@ -113,7 +115,7 @@ class Absorber:
         self._credit(job, attempt, now_s)
 
     def _repeat(self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], now_s: float) -> None:
-        """Orders that a node cannot have had, because it or the controller was gone, are given again."""
+        """Repeat orders that a node cannot have received because it or the controller was down."""
         orders = self.book.orders[node]
         if report["phase"] == pages.ENDED:
             return
@@ -133,7 +135,7 @@ class Absorber:
                 )  # fmt: skip
 
     def _parking(self, node: str, job: Job, attempt: Attempt, parked: bool, now_s: float) -> None:
-        if not parked:  # the controller was killed between writing this down and the order
+        if not parked:  # the controller was killed between committing this and sending the order
             self.book.orders[node].append({"do": "park", "attempt": job.attempt_id()})
             return
         attempt.off_on.add(node)
@@ -157,7 +159,7 @@ class Absorber:
         self.book.touch(job)
 
     def _credit(self, job: Job, attempt: Attempt, now_s: float) -> None:
-        """Time run since it was last counted."""
+        """Add the run time since the last update."""
         if attempt.started_s is None or attempt.off or attempt.ended_s is not None:
             return
         passed_s = max(0.0, now_s - attempt.counted_s)
@@ -171,7 +173,7 @@ class Absorber:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def _part_ended(self, node: str, job: Job, attempt: Attempt, exit_: dict[str, Any], at_s: float) -> None:
-        """The processes on one node have ended; the rest of a gang goes with them."""
+        """The processes on one node have ended; the rest of a gang is stopped."""
         attempt.ended[node] = exit_
         attempt.ended_s = at_s if attempt.ended_s is None else max(attempt.ended_s, at_s)
         self.book.touch(job)
@@ -181,13 +183,13 @@ class Absorber:
             ask_stop(self.book, job, "gang", at_s, min(5.0, self.grace_of(job)))
 
     def lost_node(self, node: str, job: Job, now_s: float) -> None:
-        """A node is gone and every lease it was ever given has run out."""
+        """A node is gone and all leases ever granted there have ended."""
         if job.attempt is not None and node not in job.attempt.ended:
             exit_ = {"code": 1, "lost": True, "asked": "", "error": f"node {node} was lost"}
             self._part_ended(node, job, job.attempt, exit_, now_s)
 
     def conclude(self, job: Job, attempt: Attempt) -> None:
-        """All of an attempt has ended: what that means."""
+        """All processes of an attempt have ended: decide what follows."""
         end_s = attempt.ended_s or 0.0
         was_up = attempt.started_s is not None and not attempt.off
         if was_up:
@@ -228,7 +230,7 @@ class Absorber:
         self.book.over_with(job, state, end_s)
 
     def _again(self, job: Job, attempt: Attempt, end_s: float, reason: Reason, was_up: bool) -> None:
-        """Back into the queue, with what its last checkpoint holds."""
+        """Requeue the job with the progress of its last checkpoint."""
         if was_up:
             self.book.tell(end_s, job, Kind.PREEMPT, reason)
         if reason == Reason.LOST:
@@ -240,12 +242,12 @@ class Absorber:
         job.attempt = None
 
     def grace_of(self, job: Job) -> float:
-        """How long a job may take to leave, seconds."""
+        """Grace time of a job in seconds."""
         return self.grace_s if job.spec.grace_s is None else job.spec.grace_s
 
 
 def _decisive(attempt: Attempt) -> dict[str, Any]:
-    """The exit that decides: a failure nobody asked for, then a loss, then any that is not 0, then any."""
+    """The exit that decides: an unrequested failure, then a loss, then any nonzero exit, then any."""
 
     def rank(exit_: dict[str, Any]) -> int:
         code, asked = int(exit_.get("code", 1)), bool(exit_.get("asked"))
@@ -259,7 +261,7 @@ def _decisive(attempt: Attempt) -> dict[str, Any]:
 
 
 def _saved(attempt: Attempt) -> float:
-    """Fraction of the work that its checkpoint holds; a job that tells nothing starts over."""
+    """Fraction of the work in its checkpoint; 0 for a job that reports none."""
     told = attempt.progress or {}
     step, total = told.get("checkpoint_step"), told.get("total_steps")
     if isinstance(step, int) and isinstance(total, int) and total > 0:
@@ -268,6 +270,6 @@ def _saved(attempt: Attempt) -> float:
 
 
 def begun(job: Job, attempt: Attempt) -> None:
-    """A new attempt is the job's."""
+    """Set a job's new attempt."""
     job.attempt, job.n, job.state = attempt, attempt.n + 1, RUNNING
     job.target = None

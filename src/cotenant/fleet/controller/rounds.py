@@ -1,4 +1,4 @@
-"""What the cluster looks like after a decision: one row of a record's rounds."""
+"""The state of the cluster after a decision, as a row of a record's rounds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from cotenant.fleet.controller.planners import FleetPlan, View
 
 
 def round_row(view: View, plan: FleetPlan, decide_s: float) -> tuple[Any, ...]:
-    """Columns of record.schema.ROUNDS in their order, then the seconds it took to decide and whether it was early."""
+    """Columns of record.schema.ROUNDS in order, then the duration of the decision in s and whether it was early."""
     held: dict[str, float] = {}
     cpus, memory = 0.0, 0
     running = dict(plan.assign)
-    if view.early:  # it says only who starts; the others keep what they have
+    if view.early:  # an early plan only names starting jobs; the others keep what they have
         running |= {job.id: job.attempt.assignment for job in view.jobs if job.attempt is not None}
     for assignment in running.values():
         cpus += assignment.cpus

@@ -1,4 +1,4 @@
-"""The fleet's door: JSON lines over a unix socket, or over loopback with a token."""
+"""The fleet's listener: JSON lines over a unix socket, or over loopback with a token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cotenant.fleet.jobs import spec_from_dict
 SOCKET_FILE = "fleet.sock"
 TOKEN_FILE = "token"
 PORT_FILE = "port"
-MAX_LINE = 32 << 20  # ten thousand jobs at once
+MAX_LINE = 32 << 20  # enough for ten thousand jobs
 MOST_CALLERS = 256
 IDLE_S = 3600.0
 TOKEN_S, MAX_TOKEN = 10.0, 4096
@@ -35,7 +35,8 @@ Known = Callable[[socket.socket, Lines], Awaitable[bool]]
 
 class Door:
     """Accepts client connections for the controller on a unix socket and, with `port`, on 127.0.0.1 (0: any free
-    port)."""
+    port).
+    """
 
     def __init__(self, controller: Controller, *, port: int | None = None) -> None:
         self.controller = controller
@@ -50,7 +51,7 @@ class Door:
             if port is not None:
                 self.port = self._do(self._listen(self._bearer, lambda server: server.listen_loopback(port)))
                 self._write_port()
-            # last: who is answered here is told the port, and finds the files
+            # last: clients of this socket learn the port and expect the files to exist
             self._do(self._listen(self._owner, lambda server: server.listen(self.folder / SOCKET_FILE, 0o600)))
             self._inode = (self.folder / SOCKET_FILE).stat().st_ino
         except WorkError:
@@ -67,11 +68,12 @@ class Door:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _listen(self, known: Known, opened: Callable[[LineServer[Any]], Awaitable[T]]) -> T:
-        slots = asyncio.Semaphore(MOST_CALLERS)  # each its own: strangers on the port do not lock the owner out
+        # one per listener, so that clients of the port cannot lock out the owner
+        slots = asyncio.Semaphore(MOST_CALLERS)
 
         async def admit(connection: socket.socket, lines: Lines) -> None:
             if slots.locked():
-                raise WorkError(f"{MOST_CALLERS} connections are open already")
+                raise WorkError(f"there are already {MOST_CALLERS} open connections")
             await slots.acquire()
             try:
                 if not await known(connection, lines):
@@ -88,7 +90,7 @@ class Door:
         return peer_of(connection).uid in (0, os.geteuid())
 
     async def _bearer(self, connection: socket.socket, lines: Lines) -> bool:
-        """Who shows the token in its first line; however slowly it comes, the caller has so long in all."""
+        """Check the token in the first line, for which the caller has a fixed total time."""
         try:
             given = await asyncio.wait_for(lines.next(MAX_TOKEN), TOKEN_S)
         except TimeoutError:
@@ -96,7 +98,9 @@ class Door:
         return hmac.compare_digest(given.strip(), self.token.encode())
 
     async def _answer(self, _: object, line: bytes) -> bytes:
-        """In a thread of its own, which waits for the controller's; a daemon, so that the process can end meanwhile."""
+        """Answer in a separate thread that waits for the controller's; a daemon thread, so that the process can end
+        meanwhile.
+        """
         done: asyncio.Future[bytes] = self._loop.create_future()
 
         def carry_out() -> None:
@@ -113,19 +117,19 @@ class Door:
         self._loop.call_soon(self._loop.stop)
 
     def close(self) -> None:
-        """Stop listening. Answers that are under way still go out."""
+        """Stop listening. Answers in progress are still sent."""
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(LAST_ANSWERS_S)
         with contextlib.suppress(OSError):
             if (self.folder / SOCKET_FILE).stat().st_ino != self._inode:
-                return  # of the controller that took over
+                return  # the socket belongs to the controller that took over
         for name in (SOCKET_FILE, TOKEN_FILE, PORT_FILE):
             (self.folder / name).unlink(missing_ok=True)
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def answer(self, line: bytes) -> bytes:
-        """Carry out one order; whatever is wrong with it is the answer."""
+        """Execute one order; errors become the answer."""
         try:
             order = order_of(line)
             operation: Callable[[dict[str, Any]], dict[str, Any]] | None = getattr(self, f"_op_{order['op']}", None)
@@ -164,7 +168,7 @@ class Door:
         return {"id": job, "state": self.controller.call(lambda: self.controller.cancel(job))}
 
     def _cancel_all(self, ids: list[str]) -> list[dict[str, Any]]:
-        """Many at once, in one transition: each has a state, or an error of its own."""
+        """Cancel many jobs in one transition: each result has a state or an error."""
         found: list[dict[str, Any]] = []
         for job in dict.fromkeys(ids):
             try:
@@ -201,16 +205,16 @@ class Door:
             self.controller.stop()
         else:
             if isinstance(within_s, bool) or not isinstance(within_s, int | float) or not 0 <= within_s <= 86400:
-                raise InputError("must be a time of 0 s to a day", field="within")
+                raise InputError("must be a time of 0 s to one day", field="within")
             self.controller.call(lambda: self.controller.drain(float(within_s)))
         return {"ok": True, "pid": os.getpid()}
 
 
 def _whole_characters(raw: bytes) -> int:
-    """Length of `raw` without a character of UTF-8 that is cut off at its end."""
+    """Length of `raw` without an incomplete UTF-8 character at its end."""
     for back in range(1, min(4, len(raw)) + 1):
         byte = raw[-back]
-        if byte & 0xC0 != 0x80:  # the first byte of a character says how long that is
+        if byte & 0xC0 != 0x80:  # the first byte of a character gives its length
             length = {0b110: 2, 0b1110: 3, 0b1111: 4}.get(byte >> 5 if byte < 0xE0 else byte >> 4, 1)
             return len(raw) - back if length > back else len(raw)
     return len(raw)

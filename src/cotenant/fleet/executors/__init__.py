@@ -1,1 +1,1 @@
-"""How the controller reaches nodes: local processes or Ray."""
+"""Executors: how the controller reaches nodes, by local processes or Ray."""

@@ -1,4 +1,4 @@
-"""The contract of executors: who is a member, and one exchange of orders and reports with all of them."""
+"""Interface of executors: membership, and one exchange of orders and reports with all nodes."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ Orders = Mapping[str, list[dict[str, Any]]]
 
 
 class Executor(ABC):
-    """Carries orders to the nodes' `NodeJobs` and their answers back. It decides nothing and remembers nothing that
-    matters: after a restart another one finds the same nodes and jobs. One test suite runs over all of them.
+    """Carries orders to the nodes' `NodeJobs` and their answers back. It makes no decisions and keeps no state of
+    importance: a new one finds the same nodes and jobs. One test suite covers all executors.
     """
 
     name: str
 
     @abstractmethod
     def members(self) -> dict[str, NodeSpec]:
-        """Nodes that could be reached last, by name. Cheap; called at every poll."""
+        """Nodes reachable at the last contact, by name. Cheap; called at every poll."""
 
     @abstractmethod
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
-        """Send its orders to every node named and return the answers (`NodeJobs.exchange`); None: no answer came, and
-        whether the orders arrived is not known. Never raises for a node that is gone."""
+        """Send each named node its orders and return the answers (`NodeJobs.exchange`). None: no answer came, and it is
+        unknown whether the orders arrived. Never raises for a vanished node.
+        """
 
     @abstractmethod
     def read_log(self, node: str, path: str, offset: int) -> tuple[bytes, int]:
-        """A piece of a job's log (`nodejobs.read_log`); called from other threads. Nothing where the node is gone."""
+        """A piece of a job's log (`nodejobs.read_log`); called from other threads. Empty if the node is gone."""
 
     def trouble(self) -> str:
-        """What is wrong with the executor itself, for people; empty: nothing."""
+        """Fault of the executor itself, as a sentence; empty: none."""
         return ""
 
     def shutdown(self) -> None:
-        """Let go for good: what this executor started itself, jobs apart, ends."""
+        """Release everything: ends what this executor started itself, except jobs."""
         self.close()
 
     def close(self) -> None:  # noqa: B027 not every executor holds anything
-        """Let go. Jobs go on."""
+        """Release the connection. Jobs continue."""
 
 
 def job_folder(folder: Path, job: str) -> Path:
-    """Where a job without a folder of its own keeps its checkpoint and logs."""
+    """Folder for checkpoint and logs of a job without a folder of its own."""
     return folder / "jobs" / job

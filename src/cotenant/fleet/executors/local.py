@@ -1,4 +1,4 @@
-"""The executor without Ray: every node's jobs are started on this machine, from this process."""
+"""The executor without Ray: starts every node's jobs on this machine, from this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from cotenant.fleet.nodes import NodeSpec
 
 
 class LocalExecutor(Executor):
-    """Nodes in folders below `folder`. `unreachable` names nodes that do not answer: a stand-in for a cut cable."""
+    """Nodes in folders below `folder`. `unreachable`: names of nodes that do not answer, to simulate a network
+    failure.
+    """
 
     name = "local"
 

@@ -1,4 +1,4 @@
-"""The executor over Ray. Ray itself is spoken by a process of its own (ray_bridge), which may die with its cluster."""
+"""The executor over Ray. Only a separate process (ray_bridge) uses Ray, since Ray ends a process whose cluster dies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cotenant.fleet.executors.base import Executor, Orders
 from cotenant.fleet.nodes import NodeSpec, node_from_dict
 
 CONNECT_S = 120.0
-ANSWER_S = 8.0  # more than a bridge that lives takes
+ANSWER_S = 8.0  # longer than a working bridge needs
 LOG_FILE = "ray.log"
 BRIDGE = "cotenant.fleet.executors.ray_bridge"
 
 
 class RayExecutor(Executor):
-    """Nodes of a Ray cluster. `address` None: a local cluster, started if it is not there and again when it dies;
-    `pretend`: nodes by number alone, not the machines' own GPUs; `token_folder`: where `ray_head` made the cluster.
+    """Nodes of a Ray cluster. `address` None: a local cluster, started if absent and again when it dies; `pretend`:
+    pretended nodes instead of the machines' own GPUs; `token_folder`: where `ray_head` created the cluster.
     """
 
     name = "ray"
@@ -47,8 +47,8 @@ class RayExecutor(Executor):
         }
         self._members: dict[str, NodeSpec] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._bridge: LineClient | None = None  # to the process, once it has answered
-        self._coming: LineClient | None = None  # to the process that was started last
+        self._bridge: LineClient | None = None  # to a process that has answered
+        self._coming: LineClient | None = None  # to the process started last
         self._lock = threading.Lock()
         self._trouble = ""
         self._connecting: threading.Thread | None = None
@@ -71,7 +71,7 @@ class RayExecutor(Executor):
 
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
         """See Executor."""
-        # the machine's monotonic clock numbers exchanges: it rises through every restart of the bridge
+        # exchanges are numbered by the machine's monotonic clock, which increases across restarts of the bridge
         answer = self._call("exchange", epoch=epoch, number=time.monotonic_ns(), orders=orders)
         if answer is None:
             return dict.fromkeys(orders)
@@ -106,7 +106,7 @@ class RayExecutor(Executor):
     # -- the bridge ------------------------------------------------------------------------------------------------
 
     def _call(self, op: str, **order: Any) -> dict[str, Any] | None:
-        """One order to the bridge; None when there is none, and a new one is being started."""
+        """Send one order to the bridge; None if there is none, and a new one is being started."""
         with self._lock:
             if self._bridge is None:
                 self._reconnect()

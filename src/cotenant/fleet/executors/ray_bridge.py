@@ -1,8 +1,8 @@
-"""The process that speaks Ray for the controller, JSON lines: `python -m cotenant.fleet.executors.ray_bridge`.
+"""The process that uses Ray for the controller, over JSON lines: `python -m cotenant.fleet.executors.ray_bridge`.
 
-Ray ends a driver whose cluster has gone, and takes hundreds of megabytes: both stay out of the controller this way. One
-actor per node, detached and without resources, holds that node's `NodeJobs`; Ray carries orders and reports, knows who
-is a member and who died, and schedules nothing.
+Ray ends a driver whose cluster is gone, and takes hundreds of megabytes: both stay out of the controller this way. One
+detached actor without resources per node holds that node's `NodeJobs`; Ray carries orders and reports and tracks
+membership, but schedules nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from cotenant.core import logs
 from cotenant.core.lines import serve_pipe
 
-LOG = logging.getLogger("cotenant.fleet.executors.ray_bridge")  # run with -m
+LOG = logging.getLogger("cotenant.fleet.executors.ray_bridge")  # under -m, __name__ is "__main__"
 
 ANSWER_S = 4.0
 LOOK_EVERY_S = 1.0
@@ -45,9 +45,9 @@ class Bridge:
         )
         self.actors: dict[str, Any] = {}
         self.specs: dict[str, dict[str, Any]] = {}
-        self.homes: dict[str, str] = {}  # node name -> Ray's id of the machine it is on
+        self.homes: dict[str, str] = {}  # node name -> Ray's id of its machine
         self.unanswered: dict[str, Any] = {}
-        self.coming: dict[str, tuple[Any, Any, str, float]] = {}  # actor, its facts to be, home, since
+        self.coming: dict[str, tuple[Any, Any, str, float]] = {}  # actor, its pending facts, machine, start time
         self.looked = -1e9
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -59,7 +59,7 @@ class Bridge:
     # -- membership ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Which nodes are there; new ones get an actor, dead ones lose theirs."""
+        """Update the nodes: new ones get an actor, dead ones lose theirs."""
         if time.monotonic() - self.looked < LOOK_EVERY_S:
             return
         self.looked = time.monotonic()
@@ -77,13 +77,13 @@ class Bridge:
         self._arrive()
 
     def _pretend_homes(self, alive: list[str]) -> dict[str, tuple[str, dict[str, Any] | None]]:
-        """Pretend nodes over the machines, as evenly as they go; one that has a home stays there."""
+        """Distribute pretended nodes evenly over the machines; assigned ones stay."""
         found: dict[str, tuple[str, dict[str, Any] | None]] = {}
         for i, spec in enumerate(self.pretend or ()):
             name = spec["name"]
             known = self.settings["homes"].get(name)
             if known is not None and known not in alive and len(alive) < self.settings["machines"]:
-                continue  # its machine is gone: that is what losing a node means
+                continue  # its machine is gone, which means that the node is lost
             home = (
                 self.homes.get(name) or (known if known in alive else None) or (alive[i % len(alive)] if alive else "")
             )
@@ -97,7 +97,7 @@ class Bridge:
         return {f"{address}-{home[:6]}": (home, None) for home, address in alive.items()}
 
     def _create(self, name: str, home: str, spec: dict[str, Any] | None, address: str) -> None:
-        """An actor on that very machine; one that is there already is used again."""
+        """Create an actor on exactly that machine, or reuse an existing one."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         folder = str(Path(self.settings["folder"]) / "nodes" / name)
@@ -114,7 +114,7 @@ class Bridge:
         self.coming[name] = (actor, actor.facts.remote(), home, time.monotonic())
 
     def _arrive(self) -> None:
-        """Actors that have started by now become members."""
+        """Make actors that have started members."""
         for name, (actor, ref, home, since) in list(self.coming.items()):
             if not self.ray.wait([ref], timeout=0)[0]:
                 if time.monotonic() - since > START_S:
@@ -139,7 +139,7 @@ class Bridge:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Carry out an order. Every answer has the members and where they are; `members` asks for nothing else."""
+        """Execute an order. Every answer contains the members and their machines; `members` requests only these."""
         found: dict[str, Any] = {}
         if order["op"] == "exchange":
             found["answers"] = self.exchange(order["epoch"], order["number"], order["orders"])
@@ -157,7 +157,7 @@ class Bridge:
         for name, wanted in orders.items():
             late = self.unanswered.get(name)
             if late is not None and not self.ray.wait([late], timeout=0)[0]:
-                continue  # it owes the last answer
+                continue  # its previous answer is still pending
             self.unanswered.pop(name, None)
             if name in self.actors:
                 refs[name] = self.actors[name].exchange.remote(epoch, number, json.dumps(wanted))
@@ -178,7 +178,7 @@ class Bridge:
         return answers
 
     def log(self, name: str, path: str, offset: int) -> tuple[str, int]:
-        """A piece of a log, base64; nothing where the node is gone."""
+        """A piece of a log in base64; empty if the node is gone."""
         actor = self.actors.get(name) or next(iter(self.actors.values()), None)
         if actor is None:
             return "", offset
@@ -189,7 +189,7 @@ class Bridge:
         return base64.b64encode(raw).decode(), int(end)
 
     def retire(self) -> None:
-        """End the actors; jobs are not theirs to end."""
+        """End the actors, but not the jobs."""
         for name in list(self.actors):
             self.ray.kill(self.actors[name])
             self.drop(name)
@@ -200,7 +200,7 @@ class Bridge:
 
 
 class NodeActor:
-    """One node's jobs behind Ray. Stateless: whoever comes after it finds the folder."""
+    """One node's jobs behind Ray. Stateless: a later actor finds the folder."""
 
     def __init__(self, folder: str, name: str, spec: dict[str, Any] | None, address: str) -> None:
         from cotenant.core.errors import WorkError
@@ -214,12 +214,12 @@ class NodeActor:
 
             try:
                 found = this_machine(name, address)
-            except WorkError:  # a node without GPUs takes no part
+            except WorkError:  # a node without GPUs is not a member
                 found = NodeSpec(name, 0.0, 0, ())
         self.jobs = NodeJobs(Path(folder), found, patience_s=10.0)
 
     def facts(self) -> dict[str, Any]:
-        """The node."""
+        """Description of the node."""
         return self.jobs.spec.to_dict() | {"pid": os.getpid()}
 
     def exchange(self, epoch: int, number: int, orders: str) -> str:

@@ -1,4 +1,4 @@
-"""A local Ray cluster of the fleet's own: one head, in a session of its own, found again by whoever comes next."""
+"""A local Ray cluster for the fleet: one head node, in a session of its own, reused by later controllers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ TOKEN_FILE = "ray-token"
 READY_S = 90.0
 WATCH_S = 1.0
 UNUSED_S = 120.0
-OBJECT_STORE_BYTES = 80 << 20  # nothing large travels through Ray here
+OBJECT_STORE_BYTES = 80 << 20  # nothing large passes through Ray here
 
 
 def environment(folder: Path | None = None) -> dict[str, str]:
-    """What Ray's processes are started with. `folder`: of a cluster of our own, which listens on every address of the
-    machine, as Ray does, and therefore asks everybody for the token in that folder."""
+    """Environment of Ray's processes. `folder`: of our own cluster, which like any Ray cluster listens on all addresses
+    and therefore requires the token in that folder.
+    """
     own = {}
     if folder is not None:
         own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str((folder / TOKEN_FILE).absolute())}
@@ -41,7 +42,7 @@ def environment(folder: Path | None = None) -> dict[str, str]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_METRICS_COLLECTION": "0",
             "RAY_DEDUP_LOGS": "0",
-            # jobs are in sessions of their own and must outlive the actor that started them
+            # jobs run in sessions of their own and must outlive the actor that started them
             "RAY_kill_child_processes_on_worker_exit": "0",
             "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
             "RAY_process_group_cleanup_enabled": "0",
@@ -50,7 +51,7 @@ def environment(folder: Path | None = None) -> dict[str, str]:
 
 
 def ensure(folder: Path) -> str:
-    """Address of the folder's own cluster, started if none lives. WorkError when it does not start."""
+    """Address of the folder's own cluster, started if none runs. Raises WorkError if it does not start."""
     known = _known(folder)
     if known is not None:
         return known
@@ -84,18 +85,19 @@ def ensure(folder: Path) -> str:
 
 
 def _place(folder: Path) -> Path:
-    """A folder for Ray's sockets: it adds long names, and a socket's path holds about 100 bytes. WorkError where
-    somebody else has made one of that name."""
+    """A folder for Ray's sockets, with a short path, since socket paths are limited to about 100 bytes. Raises
+    WorkError if another user owns it.
+    """
     place = Path("/tmp") / f"cotenant-ray-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:10]}"
     place.mkdir(mode=0o700, exist_ok=True)
     found = place.lstat()
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-        raise WorkError(f"{place} is not a folder of this user; remove it")
+        raise WorkError(f"{place} does not belong to this user; remove it")
     return place
 
 
 def stop(folder: Path) -> None:
-    """End the folder's own cluster, every process of it."""
+    """End all processes of the folder's own cluster."""
     key = _head(folder)
     if key is not None and alive(key):
         below = descendants({key})
@@ -111,7 +113,7 @@ def stop(folder: Path) -> None:
 
 
 def _known(folder: Path) -> str | None:
-    """The address of a cluster that lives; what is left of a dead one is cleared away."""
+    """The address of a running cluster; remains of a dead one are removed."""
     key = _head(folder)
     if key is None:
         return None
@@ -147,8 +149,9 @@ def _signal(key: ProcessKey, number: int) -> None:
 
 
 def watch(folder: Path, command: list[str]) -> int:
-    """Run the head, and end it when no controller has held the folder for UNUSED_S: one that was killed and is not
-    started again must not leave a cluster behind. Jobs do not need it."""
+    """Run the head node, and end it if no controller has held the folder for UNUSED_S, so that a killed controller
+    leaves no cluster behind. Jobs do not need it.
+    """
     child = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     unused_since: float | None = None
@@ -164,7 +167,7 @@ def watch(folder: Path, command: list[str]) -> int:
 
 
 def _held(folder: Path) -> bool:
-    """Whether the controller that took the folder last still lives."""
+    """Whether the controller that last took the folder still runs."""
     try:
         pid = int((folder / LOCK_FILE).read_text().removeprefix("pid "))
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""What runs on a fleet's node: jobs, their runner, limits."""
+"""Runtime on a fleet's node: jobs, their runners, limits."""

@@ -1,7 +1,8 @@
-"""The folder of one attempt on one node, and the page in it by which node and runner speak. Standard library only.
+"""The folder of one attempt on one node, with the memory-mapped page by which node and runner communicate. Standard
+library only.
 
-The page is a file of fixed size whose blocks are taken when it is made, so a disk that fills up later hides no exit.
-Each field has one writer; eight aligned bytes are written at once.
+The page is a file of fixed size whose blocks are allocated when it is created, so that a disk that fills up later
+cannot hide an exit. Each field has one writer; aligned fields of eight bytes are written atomically.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ORDER_FILE = "order.json"
 LIMITS_FILE = "limits.json"
 PAGE_FILE = "page"
 
-# phases, written by the runner (ENDED also by a node that finds no runner)
+# phases, written by the runner (ENDED also by a node that finds the runner dead)
 NEW, RUNNING, STOPPING, ENDED = 0, 1, 2, 3
 
 _FIELD = struct.Struct("<q")
@@ -29,11 +30,11 @@ _FIELDS = {
     for i, name in enumerate(
         (
             "created_ns",  # node
-            "until_ns",  # node: end of the lease on this machine's monotonic clock; 0: none
-            "stop",  # node: a stop was asked
+            "until_ns",  # node: end of the lease on this machine's monotonic clock; 0: no lease
+            "stop",  # node: a stop was requested
             "grace_ns",  # node: from the stop to SIGKILL
             "phase",
-            "runner_pid",  # runner, as all below
+            "runner_pid",  # runner, as all fields below
             "started_ns",  # its processes run
             "stopping_ns",
             "ended_ns",
@@ -42,12 +43,12 @@ _FIELDS = {
     )
 }
 _EXIT_AT = 1024
-_GROUPS_AT = 128  # process groups of ranks, so that a node can end what a dead runner leaves
+_GROUPS_AT = 128  # process groups of ranks, so that a node can kill what a dead runner leaves
 MOST_GROUPS = 100
 
 
 class Page:
-    """A mapped page. `lock()` tells who is alive: the runner holds it as long as it runs."""
+    """A mapped page. A running runner holds `lock()`, which shows whether it is alive."""
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
@@ -71,7 +72,7 @@ class Page:
         self._map[at : at + 8] = _FIELD.pack(value)
 
     def set_groups(self, groups: list[int]) -> None:
-        """Remember the process groups of the ranks."""
+        """Store the process groups of the ranks."""
         for i, group in enumerate([*groups, 0][:MOST_GROUPS]):
             at = _GROUPS_AT + 8 * i
             self._map[at : at + 8] = _FIELD.pack(group)
@@ -87,7 +88,7 @@ class Page:
         return found
 
     def end(self, exit_: dict[str, Any], ended_ns: int) -> None:
-        """Record the exit; the phase is written last, so whoever sees it sees all."""
+        """Record the exit; the phase is written last, so that a reader who sees it sees everything."""
         raw = json.dumps(exit_).encode()
         if len(raw) > PAGE_BYTES - _EXIT_AT:
             raw = json.dumps({**exit_, "codes": {}, "error": str(exit_.get("error", ""))[:500]}).encode()
@@ -97,7 +98,7 @@ class Page:
         self.set("phase", ENDED)
 
     def exit(self) -> dict[str, Any]:
-        """What `end` recorded; empty before."""
+        """The exit recorded by `end`; empty before."""
         length = self.get("exit_bytes")
         if not 0 < length <= PAGE_BYTES - _EXIT_AT:
             return {}
@@ -105,7 +106,7 @@ class Page:
         return found
 
     def lock(self, *, wait: bool) -> bool:
-        """Take the lock of the living runner; False when another holds it."""
+        """Take the runner's lock; False if another process holds it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -120,7 +121,7 @@ class Page:
         return True
 
     def unlock(self) -> None:
-        """Let the lock go."""
+        """Release the lock."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
@@ -130,5 +131,5 @@ class Page:
 
 
 def runner_command(folder: Path) -> list[str]:
-    """How to start the runner of an attempt: without site packages, which makes it small and quick."""
+    """Command that starts the runner of an attempt, without site packages to make it small and fast."""
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name("runner.py")), str(folder)]

@@ -1,4 +1,4 @@
-"""What nodes there are: this machine with its GPUs, a GPU agent's node, pretend nodes of a cluster."""
+"""Node descriptions: this machine with its GPUs, an agent's node, pretended nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.devices.nvidia import Nvidia
 from cotenant.devices.registry import device, device_of, discover
 from cotenant.fleet.nodes import MigInstance, NodeGpu, NodeSpec
 
-SPARE_MEMORY = 0.05  # of the machine, for the system
+SPARE_MEMORY = 0.05  # fraction of the machine's memory left to the system
 
 
 def cores_here() -> tuple[int, ...]:
@@ -21,13 +21,15 @@ def cores_here() -> tuple[int, ...]:
 
 
 def memory_here() -> int:
-    """Memory of this machine, bytes, less what the system needs."""
+    """Memory of this machine in bytes, without the part left to the system."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(pages * (1 - SPARE_MEMORY))
 
 
 def this_machine(name: str = "node-0", address: str = "127.0.0.1") -> NodeSpec:
-    """This machine, its real GPUs handed out whole or, where MIG is on, by instance. WorkError without a GPU."""
+    """This machine, with its real GPUs assigned whole or, where MIG is on, by instance. Raises WorkError without
+    a GPU.
+    """
     gpus = tuple(
         NodeGpu(gpu.uuid, gpu.name, gpu.memory_bytes, gpu.kind, _instances(gpu))
         for gpu in discover([device(Nvidia.name).word])
@@ -41,7 +43,7 @@ def _instances(gpu: Gpu) -> tuple[MigInstance, ...]:
 
 
 def agent_node(name: str, folder: Path) -> NodeSpec:
-    """The GPUs of a GPU agent on this machine; WorkError when none answers."""
+    """A node with the GPUs of an agent on this machine. Raises WorkError if none answers."""
     with ControlClient(folder, 10.0) as client:
         status = client.call("status")
     gpus = tuple(NodeGpu(gpu["uuid"], gpu["name"], int(gpu["memory_bytes"]), gpu["kind"]) for gpu in status["gpus"])
@@ -50,7 +52,7 @@ def agent_node(name: str, folder: Path) -> NodeSpec:
 
 
 def nodes_of_cluster(cluster: Cluster) -> tuple[NodeSpec, ...]:
-    """Pretend nodes of a cluster as it is written for simulations; those without GPUs are left out."""
+    """Pretended nodes of a cluster in the notation of simulations, without those that have no GPUs."""
     found: list[NodeSpec] = []
     for group in cluster.groups:
         for _ in range(group.count if group.gpus else 0):

@@ -1,4 +1,6 @@
-"""CPU and memory of a job's processes: a cgroup where one can be made, else affinity and a watch. Standard library."""
+"""CPU and memory limits of a job's processes: by cgroup if possible, else by affinity and monitoring. Standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,18 @@ PERIOD_US = 100_000
 
 
 class Cgroup:
-    """A cgroup of our own below that of this process: version 2 with memory and cpu, or the memory one of version 1."""
+    """A new cgroup below that of this process: version 2 with memory and cpu, or the memory controller of version 1."""
 
     def __init__(self, folder: Path, version: int) -> None:
         self.folder, self.version = folder, version
 
     def set_memory(self, limit_bytes: int) -> bool:
-        """Cap memory, page cache included; whether that took."""
+        """Limit memory, including page cache; returns whether that succeeded."""
         name = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
         return _write(self.folder / name, str(limit_bytes))
 
     def set_cpus(self, cpus: float) -> None:
-        """Cap CPU time; version 1 leaves that to affinity."""
+        """Limit CPU time; under version 1, affinity does that."""
         if self.version == 2:
             _write(self.folder / "cpu.max", f"{max(1000, round(cpus * PERIOD_US))} {PERIOD_US}")
 
@@ -31,7 +33,7 @@ class Cgroup:
         _write(self.folder / "cgroup.procs", str(os.getpid()))
 
     def oom_kills(self) -> int:
-        """How many of its processes the kernel killed for lack of memory."""
+        """Number of its processes killed by the kernel for lack of memory."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         with contextlib.suppress(OSError, ValueError):
             for line in (self.folder / name).read_text().splitlines():
@@ -41,13 +43,13 @@ class Cgroup:
         return 0
 
     def remove(self) -> None:
-        """Take it away once it is empty."""
+        """Remove it once it is empty."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
 
 def make_cgroup(name: str) -> Cgroup | None:
-    """A new cgroup, or None where this process may not make one."""
+    """A new cgroup, or None if this process may not create one."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -106,7 +108,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def own_memory_bytes(pids: list[int]) -> int:
-    """Memory that these processes hold for themselves: resident without what is shared."""
+    """Memory of these processes without shared pages."""
     page, total = os.sysconf("SC_PAGE_SIZE"), 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm") as file:
@@ -116,7 +118,7 @@ def own_memory_bytes(pids: list[int]) -> int:
 
 
 def pin(pids: list[int], cores: list[int]) -> None:
-    """Put every thread of the processes on the cores."""
+    """Pin every thread of the processes to the cores."""
     for pid in pids:
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):

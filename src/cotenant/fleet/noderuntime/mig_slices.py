@@ -1,7 +1,7 @@
-"""MIG instances for jobs as they start: made where they are missing, others that nobody uses giving way.
+"""Creates MIG instances for starting jobs, replacing unused ones that are in the way.
 
-A job names its slice by kind and start (`3g@4`). While jobs are measured together they share the whole instance
-(`7g@0`) under MPS, each with its own percentage of it.
+A job names its slice by kind and start (`3g@4`). Jobs that are measured together share the whole instance (`7g@0`)
+under MPS, each with its own percentage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cotenant.training.contract import read_json, write_json
 
 
 def parse_slice(text: str) -> Placement:
-    """`3g@4` as a placement; InputError for anything else."""
+    """Parse `3g@4` as a placement; InputError otherwise."""
     kind, _, start = text.partition("@")
     if not (kind and start.isdecimal()):
         raise InputError(f"{text!r} is not a slice and its start, such as 3g@4", field="slice")
@@ -29,9 +29,9 @@ def parse_slice(text: str) -> Placement:
 
 
 def ensure_instance(nvml: Nvml, gpu: str, wanted: Placement) -> str:
-    """UUID of the instance at a placement. Where there is none, those in its way are destroyed and it is created.
+    """UUID of the instance at a placement; if absent, overlapping unused instances are destroyed and it is created.
 
-    WorkError when a process runs on one in its way, or MIG is off.
+    Raises WorkError if a process runs on an overlapping instance, or if MIG is off.
     """
     device = nvml.find(gpu)
     if not nvml.mode(device)[0]:
@@ -50,14 +50,15 @@ class MigSlices:
 
     def __init__(self, folder: Path, nvml: Callable[[], Nvml] = Nvml, command: str = "nvidia-cuda-mps-control") -> None:
         self._nvml, self._mps = nvml, MpsDaemons(folder, command)
-        self._book = folder / "slices.json"  # jobs outlive this process
+        self._book = folder / "slices.json"  # on disk, since jobs outlive this process
         self._under_mps: dict[str, Gpu] = {}
         for attempt, uuid in (read_json(self._book) or {}).items():
             self._enter(attempt, str(uuid), 1.0)
 
     def environment(self, attempt: str, share: dict[str, Any]) -> dict[str, str]:
-        """What a job's processes need to be on their slice, which is there when this returns. `share`: `uuid`, `slice`,
-        and `limit` (0..1 of the slice) where several share it under MPS."""
+        """Environment with which a job's processes run on their slice, which exists when this returns. `share`: `uuid`,
+        `slice`, and `limit` (0..1 of the slice) if several jobs share it under MPS.
+        """
         with self._nvml() as nvml:
             uuid = ensure_instance(nvml, share["uuid"], parse_slice(str(share["slice"])))
         visible = {"CUDA_VISIBLE_DEVICES": uuid}
@@ -68,11 +69,11 @@ class MigSlices:
         return visible | environment
 
     def leave(self, attempt: str) -> None:
-        """Its processes have ended. The last one on an instance ends its MPS daemon, which would keep it in use."""
+        """Its processes have ended. The last job on an instance ends its MPS daemon, which would keep it in use."""
         instance = self._under_mps.pop(attempt, None)
         if instance is not None:
             self._mps.revoke(attempt)
-            self._mps.await_end(instance.uuid)  # until then the instance is in use and cannot make way for another
+            self._mps.await_end(instance.uuid)  # until then the instance is in use and cannot be replaced
             self._write()
 
     def _enter(self, attempt: str, uuid: str, limit: float) -> dict[str, str]:

@@ -1,6 +1,7 @@
-"""The jobs of one node: carries out orders, reports. All state is in a folder; whoever opens it next finds the jobs.
+"""The jobs of one node: executes orders and reports. All state is in a folder; a later process that opens it finds the
+jobs.
 
-The local executor has one of these per pretend node in its own process, the Ray executor one in an actor per node.
+The local executor has one of these per pretended node in its own process, the Ray executor one in an actor per node.
 Standard library only.
 """
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 FENCE_FILE = "fence.json"
-RUNNER_PATIENCE_NS = 10_000_000_000  # a runner that was started has taken its lock by then
+RUNNER_PATIENCE_NS = 10_000_000_000  # by then a started runner has taken its lock
 LOG_CHUNK = 1 << 18
 
 
@@ -53,17 +54,19 @@ class _Attempt:
 
 
 class NodeJobs:
-    """Orders in, reports out. Orders of an older controller, or older than ones seen, are refused."""
+    """Executes orders and returns reports. Orders of an older controller, or older than ones already seen, are
+    refused.
+    """
 
     def __init__(self, folder: Path, spec: NodeSpec, patience_s: float = 0.0) -> None:
-        """Take the node's folder; WorkError when another process has held it for `patience_s`."""
+        """Take the node's folder. Raises WorkError if another process holds it for longer than `patience_s`."""
         self.folder, self.spec = folder, spec
         (folder / "attempts").mkdir(parents=True, exist_ok=True)
         self._lock = _locked(folder / "node.lock", patience_s)
         fence = read_json(folder / FENCE_FILE) or {}
         self.epoch, self.number = int(fence.get("epoch", 0)), int(fence.get("number", 0))
         self.attempts: dict[str, _Attempt] = {}
-        self.slices: MigSlices | None = None  # made with the first job on a MIG slice that is to be made for it
+        self.slices: MigSlices | None = None  # created with the first job whose MIG slice has to be created
         for path in sorted((folder / "attempts").iterdir()):
             self._adopt(path)
 
@@ -71,20 +74,20 @@ class NodeJobs:
         try:
             self.attempts[path.name] = _Attempt(path)
         except (OSError, ValueError):
-            # made by a start that was cut short before its runner: nothing runs there
+            # left by a start that was interrupted before its runner: nothing runs there
             shutil.rmtree(path, ignore_errors=True)
 
     # -- the one entry ---------------------------------------------------------------------------------------------
 
     def exchange(self, epoch: int, number: int, orders: list[dict[str, Any]]) -> dict[str, Any]:
-        """Carry out orders of controller run `epoch` and report on every attempt.
+        """Execute orders of controller run `epoch` and report on every attempt.
 
-        `number` rises with every call of one controller. An order that comes late, after a newer one, starts nothing.
+        `number` increases with every call of one controller. An order that arrives after a newer one starts nothing.
         """
         if (epoch, number) <= (self.epoch, self.number):
             return {"refused": self.epoch, "now_ns": time.monotonic_ns(), "results": [], "reports": []}
         if orders or epoch != self.epoch:
-            # durable before it is acted on: a start that was sent before this one must find itself too late
+            # durable before it is acted on, so that an earlier order that arrives later is refused
             self.epoch, self.number = epoch, number
             with contextlib.suppress(OSError):
                 write_json(self.folder / FENCE_FILE, {"epoch": epoch, "number": number})
@@ -98,19 +101,20 @@ class NodeJobs:
             return getattr(self, f"_do_{order['do']}")(order) or {}
         except OSError as error:
             return {"error": f"{error.filename or self.folder}: {(error.strerror or str(error)).lower()}"}
-        except Exception as error:  # one bad order must not lose the others
+        except Exception as error:  # one failing order must not affect the others
             return {"error": str(error) or repr(error)}
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def _do_start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Start an attempt; nothing if it is there already. WorkError after the end of its lease: the order was so long
-        under way that the job may run elsewhere."""
+        """Start an attempt, unless it exists. Raises WorkError after the end of its lease: the order was delayed so
+        long that the job may run elsewhere.
+        """
         name = order["attempt"]
         if name in self.attempts:
             return {}
         if time.monotonic_ns() >= order["until_ns"]:
-            raise WorkError("the order to start came after the end of the lease")
+            raise WorkError("the order to start arrived after the end of the lease")
         folder = self.folder / "attempts" / name
         folder.mkdir()
         try:
@@ -145,7 +149,7 @@ class NodeJobs:
             )
 
     def _do_stop(self, order: dict[str, Any]) -> None:
-        """Ask an attempt to leave, within its grace."""
+        """Ask an attempt to stop, within its grace time."""
         attempt = self.attempts.get(order["attempt"])
         if attempt is None or attempt.page.get("phase") == ENDED:
             return
@@ -157,7 +161,7 @@ class NodeJobs:
         _wake(attempt)
 
     def _do_extend(self, order: dict[str, Any]) -> None:
-        """Leases of many attempts to a new end."""
+        """Extend the leases of many attempts."""
         for name in order["attempts"]:
             attempt = self.attempts.get(name)
             if attempt is not None and not attempt.page.get("stop") and attempt.page.get("phase") != ENDED:
@@ -165,18 +169,18 @@ class NodeJobs:
                 self._lease(attempt, attempt.limits)
 
     def _do_resize(self, order: dict[str, Any]) -> None:
-        """Other CPU and memory for a running attempt, without a restart."""
+        """Change CPU and memory of a running attempt without a restart."""
         attempt = self.attempts.get(order["attempt"])
         if attempt is None or attempt.page.get("phase") == ENDED:
             return
-        attempt.limits = {}  # its cores are free to choose among
+        attempt.limits = {}  # its own cores may be chosen again
         attempt.limits = self._limits(order["cpus"], order["memory_bytes"])
         write_json(attempt.folder / LIMITS_FILE, attempt.limits)
         self._lease(attempt, attempt.limits, stop=bool(attempt.page.get("stop")))
         _wake(attempt)
 
     def _do_park(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Take a job's memory off its GPUs and hold it there, through the GPU agent."""
+        """Park a job by the agent: move its memory off its GPUs."""
         from cotenant.fleet.noderuntime.tenancy import park
 
         attempt = self.attempts[order["attempt"]]
@@ -186,7 +190,7 @@ class NodeJobs:
         return answer
 
     def _do_resume(self, order: dict[str, Any]) -> dict[str, Any]:
-        """The reverse of park."""
+        """Undo park."""
         from cotenant.fleet.noderuntime.tenancy import resume
 
         attempt = self.attempts[order["attempt"]]
@@ -196,7 +200,7 @@ class NodeJobs:
         return answer
 
     def _do_forget(self, order: dict[str, Any]) -> None:
-        """Remove what is left of attempts that have ended and whose end the controller has written down."""
+        """Remove ended attempts whose end the controller has committed."""
         for name in order["attempts"]:
             attempt = self.attempts.get(name)
             if attempt is not None and attempt.page.get("phase") == ENDED:
@@ -207,7 +211,7 @@ class NodeJobs:
                 shutil.rmtree(attempt.folder, ignore_errors=True)
 
     def _do_port(self, order: dict[str, Any]) -> dict[str, Any]:
-        """A TCP port that is free here now, for a gang to meet at."""
+        """A free TCP port on this node, for a gang's rendezvous."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return {"port": probe.getsockname()[1]}
@@ -216,7 +220,7 @@ class NodeJobs:
 
     def _environment(self, order: dict[str, Any]) -> dict[str, str]:
         gpus, kinds = order["gpus"], {gpu.uuid: gpu.kind for gpu in self.spec.gpus}
-        kind = kinds.get(gpus[0]["uuid"], PRETEND) if gpus else PRETEND  # a node has GPUs of one kind
+        kind = kinds.get(gpus[0]["uuid"], PRETEND) if gpus else PRETEND  # all GPUs of a node are of one kind
         visible = {"CUDA_VISIBLE_DEVICES": ""}
         if kind != PRETEND:
             visible = device(kind).environment(g["instance"] or g["uuid"] for g in gpus)
@@ -233,7 +237,7 @@ class NodeJobs:
         return dict(os.environ) | own | visible | given
 
     def _slice(self, order: dict[str, Any]) -> dict[str, str]:
-        """Make the job's MIG slice, unless it is an instance that existed before; what its processes need there."""
+        """Create the job's MIG slice unless the instance existed before; returns its environment."""
         share = order["gpus"][0] if order["gpus"] else {}
         instances = bool(share) and mechanisms.find(share["mechanism"]).capabilities.instances
         if not instances or share.get("instance") is not None:
@@ -241,18 +245,18 @@ class NodeJobs:
         from cotenant.fleet.noderuntime.mig_slices import MigSlices
 
         self.slices = self.slices or MigSlices(self.folder / "mps")
-        for name, attempt in self.attempts.items():  # those that ended hold no instance any more
+        for name, attempt in self.attempts.items():  # ended attempts hold no instance
             if attempt.page.get("phase") == ENDED:
                 self.slices.leave(name)
         return self.slices.environment(order["attempt"], share)
 
     def _limits(self, cpus: float, memory_bytes: int) -> dict[str, Any]:
-        """What an attempt may use here. Cores: as many free ones as whole cores were granted, at least one."""
+        """Limits of an attempt on this node. Cores: as many free ones as whole cores were granted, at least one."""
         limits: dict[str, Any] = {"cpus": cpus, "granted_bytes": memory_bytes}
         if self.spec.cores:
             taken = {core for attempt in self.attempts.values() for core in attempt.limits.get("cores", ())}
             free = [core for core in self.spec.cores if core not in taken]
-            # a fraction of a core may have to sit beside another job
+            # a fraction of a core may have to share a core with another job
             limits["cores"] = (free or list(self.spec.cores))[: max(1, int(cpus + 1e-6))]
         if self.spec.enforce_memory and memory_bytes > 0:
             limits["memory_bytes"] = memory_bytes
@@ -295,13 +299,13 @@ class NodeJobs:
         }
 
     def _runner_gone(self, attempt: _Attempt) -> bool:
-        """Whether no runner holds the page; then what it left is killed and the attempt ends as lost."""
+        """Whether the runner has died; then what it left is killed and the attempt ends as lost."""
         page = attempt.page
         if attempt.starter is not None:
             if attempt.starter.poll() is None:
                 return False
         elif page.get("runner_pid") == 0 and 0 <= time.monotonic_ns() - page.get("created_ns") < RUNNER_PATIENCE_NS:
-            return False  # it may be about to begin; made in the future is made before a reboot
+            return False  # it may be about to start; a creation time in the future was before a reboot
         if not page.lock(wait=False):
             return False
         try:
@@ -320,7 +324,7 @@ class NodeJobs:
         return True
 
     def _read_progress(self, attempt: _Attempt) -> None:
-        """The last report of the job itself; that of another attempt is none."""
+        """Read the job's last progress report; those of other attempts are ignored."""
         if attempt.order["ranks"][0]["rank"] != 0:
             return
         path = attempt.job_dir / "progress.json"
@@ -333,7 +337,7 @@ class NodeJobs:
                 attempt.progress_mtime_ns = mtime_ns
 
     def close(self) -> None:
-        """Let go of the pages; jobs go on."""
+        """Close the pages; jobs continue."""
         for attempt in self.attempts.values():
             attempt.page.close()
         self.attempts = {}
@@ -341,7 +345,7 @@ class NodeJobs:
 
 
 def _locked(path: Path, patience_s: float) -> int:
-    """The lock of a node's folder: two that start and stop jobs there would not see each other's."""
+    """Lock of a node's folder: two processes that manage its jobs would not see each other's."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_s
     while True:
@@ -350,14 +354,14 @@ def _locked(path: Path, patience_s: float) -> int:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(descriptor)
-                raise WorkError(f"{path.parent}: another process runs this node's jobs") from None
+                raise WorkError(f"{path.parent}: another process manages this node's jobs") from None
             time.sleep(0.05)
         else:
             return descriptor
 
 
 def read_log(path: str, offset: int) -> tuple[bytes, int]:
-    """Up to LOG_CHUNK bytes of a log from `offset` (negative: that many from the end) and where the next begins."""
+    """Up to LOG_CHUNK bytes of a log from `offset` (negative: from the end), and the next offset."""
     try:
         with open(path, "rb") as file:
             if offset < 0:
@@ -371,16 +375,16 @@ def read_log(path: str, offset: int) -> tuple[bytes, int]:
 
 
 def _wake(attempt: _Attempt) -> None:
-    """Tell the runner to look at its page now."""
+    """Wake the runner to read its page."""
     pid = attempt.page.get("runner_pid")
-    # the lock is held by that very runner: a number that the system gave to another process is never signalled
+    # that very runner holds the lock, so the pid cannot have been reused
     if pid > 0 and attempt.page.runner_lives():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)
 
 
 def _write_lease(folder: Path, rank: int, lease: Lease) -> None:
-    """Write a lease file; on a full disk over the old one, whose block it has."""
+    """Write a lease file; on a full disk in place over the old one, whose block is allocated."""
     try:
         write_lease(folder, rank, lease)
     except OSError:

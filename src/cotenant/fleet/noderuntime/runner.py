@@ -1,8 +1,8 @@
-"""The runner of one attempt on one node: starts its processes, keeps its lease, stops it, records how it ended.
+"""The runner of one attempt on one node: starts its processes, enforces its lease, stops it, records its exit.
 
-Run as `python -I -S runner.py FOLDER` (see `attempt.runner_command`). It has a session of its own and needs nobody:
-the controller, a node's actor and Ray may all be killed, and it still ends its job when the lease does. If the runner
-dies, its processes die with it.
+Run as `python -I -S runner.py FOLDER` (see `attempt.runner_command`). It has a session of its own and depends on no
+other process: if the controller, a node's actor and Ray are killed, it still ends its job when the lease ends. If the
+runner dies, its processes die with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-if __name__ == "__main__":  # run as a file: find the package beside it
+if __name__ == "__main__":  # when run as a file: add the package to the path
     sys.path[0:0] = [os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))]
 
 from pathlib import Path
@@ -25,25 +25,25 @@ from cotenant.fleet.noderuntime import limits
 from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, ORDER_FILE, RUNNING, STOPPING, Page
 
 WATCH_S = 1.0
-BESIDE_A_FAILED_S = 2.0  # how long other ranks may go on after one failed
+BESIDE_A_FAILED_S = 2.0  # how long other ranks may continue after one has failed
 SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Runner:
-    """One run of the runner."""
+    """One execution of the runner."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.order: dict[str, Any] = json.loads((folder / ORDER_FILE).read_text())
         self.page = Page(folder)
         self.libc = ctypes.CDLL(None, use_errno=True)
-        self.ranks: dict[int, int] = {}  # pid -> rank; several of a rank once a wrapper has gone before its program
+        self.ranks: dict[int, int] = {}  # pid -> rank; several per rank if a wrapper ended before its program
         self.sessions: dict[int, int] = {}  # rank -> session of its processes
         self.codes: dict[int, int] = {}  # rank -> exit code, 128 + N for signal N
         self.first_failed: int | None = None
-        self.asked = ""  # why a stop was asked: "stop", "lease"
-        self.deadline_ns = 0  # SIGKILL to all that is left
+        self.asked = ""  # why a stop was requested: "stop", "lease"
+        self.deadline_ns = 0  # time of SIGKILL to everything left
         self.oom = self.killed = False
         self.error, self.lost = "", False
         self.cpu_s, self.max_rss_bytes = 0.0, 0
@@ -52,11 +52,11 @@ class Runner:
         self.limits: dict[str, Any] = {}
 
     def run(self) -> None:
-        """From start to end. Whatever goes wrong here is the attempt's end, never silence."""
+        """Run from start to end. Every error here is recorded as the attempt's end."""
         if not self.page.lock(wait=True) or self.page.get("phase") == ENDED:
-            return  # the node gave this attempt up before we came
+            return  # the node has already given this attempt up
         if os.fork():
-            os._exit(0)  # children of a Ray actor die with it; the lock goes on to the child
+            os._exit(0)  # children of a Ray actor die with it; the child inherits the lock
         self.page.set("runner_pid", os.getpid())
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -73,7 +73,7 @@ class Runner:
     # -- starting --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Register with the GPU agent, set limits, start every rank; none is left if one cannot be started."""
+        """Register with the agent, set limits, start every rank; if one cannot be started, none is left running."""
         environment = dict(self.order["environment"])
         if self.order.get("agent"):
             from cotenant.fleet.noderuntime.tenancy import enter
@@ -81,7 +81,7 @@ class Runner:
             try:
                 self.agent, environment = enter(self.order, environment)
             except Exception as error:
-                # no fault of the job: the agent is away, or has promised its GPUs to somebody who is about to leave
+                # not the job's fault: the agent is down, or has promised its GPUs to a job that is about to end
                 self.lost, self.error = True, f"the GPU agent: {error}"
                 raise
         self.limits = json.loads((self.folder / LIMITS_FILE).read_text())
@@ -101,7 +101,7 @@ class Runner:
         self.page.set("phase", RUNNING)
 
     def spawn(self, rank: dict[str, Any], environment: dict[str, str]) -> int:
-        """Start one rank; returns its pid. OSError when its program cannot be started."""
+        """Start one rank; returns its pid. Raises OSError if its program cannot be started."""
         log = os.open(rank["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         told, tell = os.pipe2(os.O_CLOEXEC)
@@ -139,7 +139,7 @@ class Runner:
         return pid
 
     def apply_limits(self) -> None:
-        """Put the limits as they stand now on everything that runs."""
+        """Apply the current limits to all running processes."""
         if self.cgroup is not None and self.limits.get("cpus"):
             self.cgroup.set_cpus(self.limits["cpus"])
         if self.limits.get("cores") and self.ranks:
@@ -148,8 +148,8 @@ class Runner:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Until every rank has ended."""
-        while self.ranks:  # signals are blocked: one that comes during the checks ends the wait below at once
+        """Run until every rank has ended."""
+        while self.ranks:  # signals are blocked: one that arrives during the checks ends the wait below at once
             now_ns = time.monotonic_ns()
             if self.page.get("stop"):
                 self.ask("stop")
@@ -167,13 +167,13 @@ class Runner:
             self.reap()
 
     def patience_s(self) -> float:
-        """How long nothing can be due."""
+        """Time until something may be due."""
         due = [ns for ns in (self.deadline_ns, 0 if self.asked else self.page.get("until_ns")) if ns]
         wait_s = min((max(0.0, (ns - time.monotonic_ns()) / 1e9) for ns in due), default=3600.0)
         return min(wait_s + 0.001, WATCH_S) if self._watches() else wait_s + 0.001
 
     def look(self) -> None:
-        """The node has changed limits."""
+        """React to changed limits."""
         with contextlib.suppress(OSError, ValueError):
             new = json.loads((self.folder / LIMITS_FILE).read_text())
             if new != self.limits:
@@ -183,8 +183,9 @@ class Runner:
                 self.apply_limits()
 
     def ask(self, why: str) -> None:
-        """Ask the job to leave: SIGTERM to each rank's first process alone, for its helpers must live until it has
-        saved its state. After the grace all is killed."""
+        """Ask the job to stop: SIGTERM only to each rank's first process, whose helpers must live until it has saved
+        its state. After the grace time everything is killed.
+        """
         if self.asked:
             return
         self.asked = why
@@ -200,7 +201,7 @@ class Runner:
             _kill(pid, signal.SIGCONT)
 
     def reap(self) -> None:
-        """Collect processes that have ended."""
+        """Collect ended processes."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -216,10 +217,11 @@ class Runner:
             code = os.waitstatus_to_exitcode(status)
             code = code if code >= 0 else 128 - code
             if self.asked and code == 128 + signal.SIGTERM and self._pass_on(rank):
-                continue  # a shell in front of the program: its exit says nothing
-            if rank not in self.codes or code != 128 + signal.SIGTERM:  # of a pipeline, the one that chose its exit
+                continue  # a shell in front of the program: its exit status is irrelevant
+            # of a pipeline, the process that chose its exit status
+            if rank not in self.codes or code != 128 + signal.SIGTERM:
                 self.codes[rank] = code
-            _kill(-pid, signal.SIGTERM)  # what a rank leaves in its group has no use without it
+            _kill(-pid, signal.SIGTERM)  # what a rank leaves in its group is useless without it
             if self.codes[rank] != 0 and self.first_failed is None:
                 self.first_failed = rank
                 if self.ranks and not self.asked:
@@ -227,8 +229,9 @@ class Runner:
                     self.deadline_ns = min(self.deadline_ns or soon, soon)
 
     def _pass_on(self, rank: int) -> bool:
-        """Ask the programs to leave that a wrapper (`sh -c`) left behind when SIGTERM ended it: they are the rank now,
-        with the rest of the grace. Their own helpers are not signalled. Returns whether there are any, or still are."""
+        """SIGTERM ended only a wrapper (`sh -c`): ask the programs that it left behind to stop, which count as the rank
+        now, with the rest of the grace time. Their own helpers are not signalled. Returns whether there are any.
+        """
         for pid in limits.children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 if pid not in self.ranks and os.getsid(pid) == self.sessions[rank]:
@@ -241,23 +244,23 @@ class Runner:
         return bool(self.limits.get("memory_bytes")) and self.cgroup is None
 
     def watch_memory(self) -> None:
-        """Where no cgroup could be made: end a job that holds more memory than it was given."""
+        """Without a cgroup: end a job that exceeds its memory limit."""
         if self._watches() and limits.own_memory_bytes(limits.descendants(os.getpid())) > self.limits["memory_bytes"]:
             self.oom = True
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to every rank and its group."""
+        """Send SIGKILL to every rank and its group."""
         self.killed = True
         for pid in self.ranks:
             _kill(-pid, signal.SIGKILL)
             _kill(pid, signal.SIGKILL)
-        self.deadline_ns = time.monotonic_ns() + 1_000_000_000  # a process in the kernel may need it again
+        self.deadline_ns = time.monotonic_ns() + 1_000_000_000  # repeat it: a process may be in the kernel
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Nothing that the job started outlives it: what became our child when its parent ended is killed as well."""
+        """Kill everything that the job started and that became a child of the runner when its parent ended."""
         for pid in self.ranks:
             _kill(-pid, signal.SIGKILL)
         grace_ends = time.monotonic() + (0.0 if self.asked or self.error else 1.0)

@@ -1,4 +1,4 @@
-"""Jobs as tenants of a node's GPU agent: shares and caps, parked and taken back. Standard library only."""
+"""Registers jobs as tenants of a node's agent: shares and limits, parking and resuming. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ PARK_TIMEOUT_S = 120.0
 
 
 def tenant_name(order: dict[str, Any]) -> str:
-    """Name of an attempt at the agent."""
+    """Tenant name of an attempt."""
     return f"job-{order['attempt']}"[:63]
 
 
 class Tenancy:
-    """A job's registration at the agent; the runner holds it as long as its processes run."""
+    """A job's registration at the agent; the runner keeps it open while its processes run."""
 
     def __init__(self, client: ControlClient, name: str, folder: Path) -> None:
         self.client, self.name, self.folder = client, name, folder
 
     def started(self, pid: int) -> None:
         """The job's first process runs."""
-        with contextlib.suppress(WorkError):  # it has ended already
+        with contextlib.suppress(WorkError):  # it has already ended
             self.client.call("started", name=self.name, pid=pid)
 
     def wake(self) -> None:
-        """A parked job cannot hear a signal: take it back first."""
+        """Resume a parked job, which otherwise could not handle a signal."""
         with contextlib.suppress(WorkError, InputError), ControlClient(self.folder, 30.0) as client:
             client.call("resume", name=self.name)
 
     def leave(self) -> None:
-        """Its processes have ended: the agent sees that by itself."""
+        """Its processes have ended, which the agent notices by itself."""
         self.client.close()
 
 
 def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, dict[str, str]]:
-    """Register an attempt; returns it and the environment that its processes start with. WorkError, InputError as the
-    agent answers."""
+    """Register an attempt; returns it and the environment of its processes. Raises WorkError or InputError as the agent
+    answers.
+    """
     from cotenant.agent.tenants.launcher import program_environment
 
     folder = Path(order["agent"])
@@ -71,14 +72,14 @@ def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, 
 
 
 def _driver_part(added: dict[str, str]) -> dict[str, str]:
-    """What the agent's environment must win over the job's: which GPUs it sees, and through what."""
+    """The variables in which the agent's values take precedence over the job's: visible GPUs and driver."""
     import os
 
     return {name: value for name, value in added.items() if os.environ.get(name) != value}
 
 
 def can_park(node: NodeSpec) -> bool:
-    """Whether the node's agent knows how to take a job's memory off its GPUs; it may refuse for one job or another."""
+    """Whether the node's agent can park jobs; it may refuse for some."""
     if node.agent is None:
         return False
     try:
@@ -90,12 +91,12 @@ def can_park(node: NodeSpec) -> bool:
 
 
 def park(order: dict[str, Any], agent: str | None) -> dict[str, Any]:
-    """Take the job's memory off its GPUs; WorkError where that does not work."""
+    """Park a job. Raises WorkError on failure."""
     return _call("park", order, agent)
 
 
 def resume(order: dict[str, Any], agent: str | None) -> dict[str, Any]:
-    """Give it back."""
+    """Resume a job."""
     return _call("resume", order, agent)
 
 

@@ -16,7 +16,7 @@ from cotenant.fleet.state import ENDED, OVER, Assignment, Attempt, Job, assignme
 from cotenant.fleet.store.sqlite import Database, Sqlite, StoreError
 
 DB_FILE = "fleet.db"
-URL_FILE = "store"  # holds the URL of a database, for a fleet whose store is not in its folder
+URL_FILE = "store"  # contains the URL of the database if the store is not in the folder
 LOCK_FILE = "fleet.lock"
 VERSION = 1
 
@@ -57,7 +57,7 @@ Event = tuple[float, int, int, int, int, int, float, list[tuple[str, float]]]
 
 
 class FleetLock:
-    """One controller per folder: a held lock is a live controller, a file alone is none."""
+    """Lock that allows one controller per folder: a held lock means a running controller."""
 
     database: Database | None = None  # the store is in the folder
 
@@ -73,29 +73,30 @@ class FleetLock:
             holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "pid unknown"
             os.close(self._fd)
             raise WorkError(f"a controller ({holder}) already runs in {folder}") from None
-        with suppress(OSError):  # on a full disk the lock holds without its label
+        with suppress(OSError):  # on a full disk the lock is held without its label
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"pid {os.getpid()}".encode(), 0)
 
     def release(self) -> None:
-        """Let another controller have the folder."""
+        """Release the folder for another controller."""
         os.close(self._fd)
 
 
 class Lock(Protocol):
-    """The right to be a fleet's controller, and the connection it belongs to, if it belongs to one."""
+    """The right to be a fleet's controller, and the database connection to which it belongs, if any."""
 
     @property
     def database(self) -> Database | None:
-        """The store, where it is not in the folder."""
+        """The store, if it is not in the folder."""
 
     def release(self) -> None:
-        """Let another controller have the fleet."""
+        """Release the fleet for another controller."""
 
 
 def take_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Lock:
-    """Become the controller of the fleet in `folder`. Where its store is in the folder and another controller runs:
-    WorkError; where it is shared: wait, and call `waiting` once."""
+    """Become the controller of the fleet in `folder`. If another controller runs: raises WorkError for a store in the
+    folder; for a shared store it calls `waiting` once and waits.
+    """
     url = store_url(folder)
     if url is None:
         return FleetLock(folder)
@@ -105,7 +106,7 @@ def take_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Lock:
 
 
 def store_url(folder: Path) -> str | None:
-    """URL of the database that holds the fleet's store; None: it is in the folder."""
+    """URL of the database with the fleet's store; None: it is in the folder."""
     try:
         return (folder / URL_FILE).read_text().strip()
     except FileNotFoundError:
@@ -115,9 +116,11 @@ def store_url(folder: Path) -> str | None:
 
 
 def keep_store_url(folder: Path, url: str) -> None:
-    """Have the fleet in `folder` keep its store there. WorkError where its jobs are in the folder already."""
+    """Configure the fleet in `folder` to use the store at `url`. Raises WorkError if the folder already contains
+    jobs.
+    """
     if (folder / DB_FILE).exists():
-        raise WorkError(f"{folder / DB_FILE} holds this fleet's jobs, which would be left behind; take another folder")
+        raise WorkError(f"{folder / DB_FILE} contains this fleet's jobs, which would be lost; use another folder")
     descriptor = os.open(folder / URL_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(url + "\n")
@@ -134,11 +137,11 @@ def open_database(folder: Path, *, read_only: bool = False) -> Database:
 
 
 class Store:
-    """One connection. Writers call `commit`; what was written before a failed commit never happened."""
+    """One connection. Writers call `commit`; a failed commit undoes everything since the last one."""
 
     def __init__(self, folder: Path, *, read_only: bool = False, database: Database | None = None) -> None:
         if read_only and not is_fleet(folder):
-            raise WorkError(f"{folder} holds no fleet")
+            raise WorkError(f"{folder} is not the folder of a fleet")
         self._db = database or open_database(folder, read_only=read_only)
         self._write, self.commit, self.rollback = self._db.write, self._db.commit, self._db.rollback
         self.rows, self.close = self._db.read, self._db.close
@@ -151,8 +154,9 @@ class Store:
             raise WorkError(f"{self._db.name} is of version {version}; this program reads version {VERSION}")
 
     def may_extend(self) -> bool:
-        """Whether leases may be extended. A shared store has to take a write of this controller first: one that was
-        replaced does not keep jobs running that its successor waits to see end."""
+        """Whether leases may be extended. With a shared store a write of this controller must succeed first: a replaced
+        controller must not keep jobs running whose end its successor waits for.
+        """
         if not self._db.shared:
             return True
         try:
@@ -165,19 +169,19 @@ class Store:
     # -- meta ------------------------------------------------------------------------------------------------------
 
     def meta(self, key: str) -> str | None:
-        """A setting of the fleet."""
+        """A value of the fleet's metadata."""
         found = self.rows("SELECT value FROM meta WHERE key=?", (key,))
         return str(found[0][0]) if found else None
 
     def set_meta(self, key: str, value: str) -> None:
-        """Change one."""
+        """Change a value of the metadata."""
         self._write("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value=excluded.value",
                     [(key, value)])  # fmt: skip
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def add_jobs(self, jobs: Iterable[Job], submitted_unix_s: float) -> None:
-        """New jobs."""
+        """Insert jobs."""
         self._write(
             "INSERT INTO jobs (row, id, spec, arrival_s, submitted_unix_s, state, n, failures, losses, done,"
             " attained_s, last_run_s, arrived, cancel, told) VALUES (?,?,?,?,?,?,0,0,0,0,0,?,0,0,-1)",
@@ -188,7 +192,7 @@ class Store:
         )
 
     def save_jobs(self, jobs: Iterable[Job]) -> None:
-        """Jobs that changed."""
+        """Update changed jobs."""
         self._write(
             _JOB_UPDATE,
             (
@@ -199,7 +203,7 @@ class Store:
         )  # fmt: skip
 
     def save_attempts(self, attempts: Iterable[tuple[int, Attempt]]) -> None:
-        """(row of the job, attempt), new or changed."""
+        """Insert or update (row of the job, attempt)."""
         self._write(
             "INSERT INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (job, n) DO UPDATE SET"
             " phase=excluded.phase, assignment=excluded.assignment, started_s=excluded.started_s,"
@@ -221,13 +225,13 @@ class Store:
         )
 
     def add_round(self, row: tuple[Any, ...]) -> None:
-        """One decision: the columns of a record's rounds, seconds it took, whether it was an early one."""
+        """Insert one decision: the columns of a record's rounds, its duration in s, whether it was early."""
         self._write("INSERT INTO rounds VALUES (?,?,?,?,?,?,?,?,?,?)", [row])
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def open_jobs(self) -> list[Job]:
-        """Jobs that are not over, with their attempt if one lives, in order of arrival."""
+        """Unfinished jobs with their current attempt, in order of arrival."""
         marks = ",".join("?" * len(OVER))
         rows = self.rows(
             f"SELECT {', '.join(_JOB_COLUMNS)} FROM jobs WHERE state NOT IN ({marks}) ORDER BY arrival_s, row", OVER
@@ -244,7 +248,7 @@ class Store:
         return 0 if found is None else int(found) + 1
 
     def last_s(self) -> float:
-        """The last moment (fleet seconds) that the store knows of."""
+        """The latest time (fleet seconds) in the store."""
         found = self.rows("SELECT MAX(time_s) FROM events")[0][0]
         return max(float(self.meta("time_s") or 0.0), float(found or 0.0))
 

@@ -1,7 +1,8 @@
-"""The job store in PostgreSQL: several controllers, of which one leads.
+"""The job store in PostgreSQL, for several controllers of which one leads.
 
-Whoever holds an advisory lock of the database leads. The lock belongs to the session that writes, so a controller that
-lost it cannot write; the server ends the session of one that is silent for SILENT_S, dead, cut off or frozen alike.
+The controller that holds an advisory lock of the database leads. The lock belongs to the session that writes, so a
+controller that lost it cannot write; the server ends a session that is silent for SILENT_S, whether its controller is
+dead, disconnected or frozen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import psycopg
 
 SILENT_S, BEAT_S, TRY_EVERY_S = 10, 2.0, 1.0
-# the client gives a server up that does not answer, so that a controller without its store ends
+# the client gives up on an unresponsive server, so that a controller without its store ends
 CONNECTION = {
     "connect_timeout": 5, "keepalives_idle": 3, "keepalives_interval": 2, "keepalives_count": 3,
     "tcp_user_timeout": 9000, "application_name": "cotenant fleet",
@@ -31,7 +32,7 @@ TYPES = (
 
 
 class LostStoreError(WorkError):
-    """The session has ended: this controller leads no more and must stop."""
+    """The session has ended: this controller no longer leads and must stop."""
 
 
 class Postgres:
@@ -40,7 +41,7 @@ class Postgres:
     shared = True
 
     def __init__(self, url: str) -> None:
-        """Connect. WorkError where that fails, InputError where the URL is none."""
+        """Connect. Raises WorkError on failure, InputError for an invalid URL."""
         with needs("postgres"):
             import psycopg
         try:
@@ -50,7 +51,7 @@ class Postgres:
         except psycopg.OperationalError as error:
             raise WorkError(f"the store cannot be reached: {_first(error)}") from None
         except psycopg.Error as error:
-            raise InputError(f"the store cannot be used: {_first(error)}; it has to be PostgreSQL 14 or newer",
+            raise InputError(f"the store cannot be used: {_first(error)}; it must be PostgreSQL 14 or newer",
                              field="store") from None  # fmt: skip
         self.errors = psycopg.Error
         info = self.connection.info
@@ -59,7 +60,7 @@ class Postgres:
         threading.Thread(target=self._beat, name="fleet store", daemon=True).start()
 
     def _beat(self) -> None:
-        """Keep the session: a decision may take longer than the server waits."""
+        """Keep the session alive: a decision may take longer than the server's timeout."""
         while not self._closed.wait(BEAT_S):
             try:
                 self.connection.execute("SELECT 1")
@@ -131,10 +132,10 @@ class Postgres:
 
 
 class PostgresLock:
-    """The lead of a fleet, waited for as long as another controller has it. `database` is the session that holds it."""
+    """The leadership of a fleet, waited for while another controller has it. `database`: the session that holds it."""
 
     def __init__(self, url: str, waiting: Callable[[], None] = lambda: None) -> None:
-        self.database = Postgres(url)  # what is wrong with the URL is said at once
+        self.database = Postgres(url)  # reports a wrong URL at once
         said = False
         while True:
             try:
@@ -149,12 +150,12 @@ class PostgresLock:
             time.sleep(TRY_EVERY_S)
 
     def release(self) -> None:
-        """Let another controller lead."""
+        """Release the leadership for another controller."""
         self.database.close()
 
 
 def _again(url: str) -> Postgres:
-    """A new session once the server answers: one that waits outlives a server that fails over."""
+    """A new session once the server answers, so that a waiting controller survives a failover of the server."""
     while True:
         try:
             return Postgres(url)

@@ -1,4 +1,4 @@
-"""What the job store needs of a database, and SQLite as one: a file in the fleet's folder."""
+"""Interface of the job store's database, and its implementation with SQLite in the fleet's folder."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ Row = tuple[Any, ...]
 
 
 class StoreError(WorkError):
-    """The database did not take a transition: nothing of it may be acted on."""
+    """The database did not accept a transition, which must not be acted on."""
 
 
 class Database(Protocol):
-    """One connection. Statements are SQLite's with `?` for values. What fails is a StoreError, and is rolled back.
+    """One connection. Statements are in SQLite's dialect with `?` for values. Failures raise StoreError and are rolled
+    back.
 
-    `name`: as errors call it. `shared`: controllers on other machines may take it over, so a lease may be extended only
-    after a write of this controller was taken.
+    `name`: for error messages. `shared`: controllers on other machines may take it over, so a lease may be extended
+    only after a write of this controller succeeded.
     """
 
     name: str
     shared: bool
 
     def create(self, schema: str) -> None:
-        """Make what is not there yet."""
+        """Create missing tables."""
 
     def write(self, statement: str, rows: Iterable[Row]) -> None:
-        """Once per row, in a transaction that lasts until `commit`."""
+        """Execute once per row, in a transaction that lasts until `commit`."""
 
     def read(self, query: str, values: Row = ()) -> list[Row]:
         """All rows of a SELECT."""
 
     def commit(self) -> None:
-        """Make durable what was written."""
+        """Make what was written durable."""
 
     def rollback(self) -> None:
-        """Forget what was written since."""
+        """Discard what was written since the last commit."""
 
     def close(self) -> None:
         """Close."""

@@ -1,1 +1,1 @@
-"""The webhook: what a pod asks for, checked and written into it; its certificates."""
+"""The admission webhook: validates a pod's request and rewrites the pod; its certificates."""

@@ -1,4 +1,6 @@
-"""Self-signed certificates in a Secret, their authority in the webhook's configuration: made, shared, renewed."""
+"""Creates, shares and renews the webhook's self-signed certificates: in a Secret, with their CA in the webhook's
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from cotenant.kube.admission.certificates import Certificates
 from cotenant.kube.client import ApiError, KubeApi
 
 MOST_TRIES = 20
-RENEW_S = 60.0  # how often the Secret and the configuration are looked at
+RENEW_S = 60.0  # interval between checks of the Secret and the configuration
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Where the certificates are kept and who has to trust them."""
+    """Where the certificates are stored, and the configuration that must trust them."""
 
     namespace: str
     service: str
@@ -27,19 +29,19 @@ class Bootstrap:
 
     @property
     def dns_names(self) -> list[str]:
-        """What the certificate must be for."""
+        """Host names for which the certificate must be valid."""
         return certificates.server_names(self.service, self.namespace)
 
     @property
     def secret_path(self) -> str:
-        """The Secret in the API."""
+        """API path of the Secret."""
         return f"/api/v1/namespaces/{self.namespace}/secrets/{self.secret}"
 
 
 def ensure(api: KubeApi, where: Bootstrap) -> Certificates:
-    """Good certificates: those of the Secret, or new ones written to it; the API server is told to trust them.
+    """Valid certificates: those of the Secret, or new ones written to it; their CA is written into the configuration.
 
-    Several replicas may do this at once: the first to write wins, the others take what is there.
+    Several replicas may do this concurrently: the first to write wins, the others use its result.
     """
     for _ in range(MOST_TRIES):
         found = api.find(where.secret_path)
@@ -55,13 +57,13 @@ def ensure(api: KubeApi, where: Bootstrap) -> Certificates:
                 continue
             raise
         return held
-    raise WorkError(f"the Secret {where.namespace}/{where.secret} changes under our hands")
+    raise WorkError(f"the Secret {where.namespace}/{where.secret} is changed by another client at the same time")
 
 
 def trust(api: KubeApi, where: Bootstrap, ca: bytes, before: bytes = b"") -> bool:
-    """Fill caBundle of every webhook in the configuration; says whether anything changed.
+    """Fill caBundle of every webhook in the configuration; returns whether anything changed.
 
-    The authority before stays in the bundle, so that a replica that still has the old certificate is believed.
+    The previous CA stays in the bundle, so that a replica which still has the old certificate is trusted.
     """
     path = f"{CONFIGURATIONS}/{where.configuration}"
     found = api.get(path)
@@ -86,7 +88,7 @@ def _store(api: KubeApi, where: Bootstrap, found: dict[str, object] | None, held
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": data}
         api.create(where.secret_path.rpartition("/")[0], secret)
     else:
-        api.replace(where.secret_path, found | {"data": data})  # with its resourceVersion: a race is a 409
+        api.replace(where.secret_path, found | {"data": data})  # includes its resourceVersion: a race gives a 409
 
 
 def _decode(secret: dict[str, object] | None) -> Certificates | None:

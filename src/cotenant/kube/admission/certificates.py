@@ -1,4 +1,4 @@
-"""Certificates of the webhook: a self-signed authority and a server certificate from it, and when to make new ones."""
+"""Certificates of the webhook: creates a self-signed CA with a server certificate, and decides when to renew them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SKEW = datetime.timedelta(minutes=5)  # clocks of a cluster differ
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM texts: the authority that the API server trusts, and the webhook's certificate and key."""
+    """PEM texts: the CA that the API server trusts, and the webhook's certificate and key."""
 
     ca: bytes
     certificate: bytes
     key: bytes
 
     def as_secret_data(self) -> dict[str, bytes]:
-        """By the keys of a kubernetes.io/tls Secret."""
+        """As data of a kubernetes.io/tls Secret."""
         return {"ca.crt": self.ca, "tls.crt": self.certificate, "tls.key": self.key}
 
 
 def server_names(service: str, namespace: str) -> list[str]:
-    """What the API server calls a webhook's Service."""
+    """Host names by which the API server calls a webhook's Service."""
     base = f"{service}.{namespace}"
     return [f"{base}.svc", base, f"{base}.svc.cluster.local"]
 
@@ -57,7 +57,7 @@ def _builder(subject: x509.Name, days: float, now: datetime.datetime) -> x509.Ce
 
 
 def make(dns_names: list[str], now: datetime.datetime | None = None, days: float = SERVER_DAYS) -> Certificates:
-    """A new authority with a new server certificate. The authority's key is forgotten at once: it signs just this."""
+    """A new CA with a new server certificate. The CA's key is discarded at once, since it signs only this one."""
     now = now or datetime.datetime.now(datetime.UTC)
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     name = _name("cotenant webhook authority")
@@ -86,7 +86,7 @@ def make(dns_names: list[str], now: datetime.datetime | None = None, days: float
 
 
 def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | None = None) -> str:
-    """Why these certificates should be replaced, in words; empty when they are good for 30 days more."""
+    """Why these certificates should be replaced, as a sentence; empty if they are valid for 30 more days."""
     now = now or datetime.datetime.now(datetime.UTC)
     try:
         ca = x509.load_pem_x509_certificate(found.ca)
@@ -99,10 +99,10 @@ def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | No
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
-        return "the certificate is not from that authority"
+        return "the certificate is not signed by that CA"
     ends = min(certificate.not_valid_after_utc, ca.not_valid_after_utc)
     if ends - now < datetime.timedelta(days=RENEW_BEFORE_DAYS):
-        return f"they end at {ends:%Y-%m-%d %H:%M} UTC"
+        return f"they expire at {ends:%Y-%m-%d %H:%M} UTC"
     try:
         held = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -112,7 +112,7 @@ def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | No
 
 
 def check_pair(certificate: bytes, key: bytes, file: str) -> None:
-    """InputError unless the PEM texts are a certificate and its key."""
+    """Raise InputError unless the PEM texts are a certificate and its key."""
     try:
         found = x509.load_pem_x509_certificate(certificate)
     except ValueError:

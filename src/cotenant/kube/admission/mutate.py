@@ -1,4 +1,6 @@
-"""mutate(pod) -> JSON patch: what the launcher does for a program, done for every container that asks. Pure."""
+"""mutate(pod) -> JSON patch that gives each requesting container its share, as the launcher does for a program.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +18,30 @@ from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 Operation = dict[str, Any]
 OWN_VARIABLES = ("COTENANT_SOCKET", "COTENANT_TOKEN", "COTENANT_DRIVER", "COTENANT_NVML")
 MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
-USER_PRELOAD = "COTENANT_USER_PRELOAD"  # where an LD_PRELOAD that is taken from elsewhere is kept
+USER_PRELOAD = "COTENANT_USER_PRELOAD"  # keeps an LD_PRELOAD that is set by reference (valueFrom)
 LIBRARY_VOLUME, SOCKET_VOLUME = "cotenant-lib", "cotenant-run"
 
 
 @dataclass(frozen=True)
 class Injection:
-    """How containers are given the shim. `mounts` False: the device plugin mounts it, and pods need no hostPath."""
+    """How containers get the shim. `mounts` False: the device plugin mounts it, and pods need no hostPath."""
 
     host_libraries: str = str(names.HOST_LIBRARIES)
     host_sockets: str = str(names.HOST_SOCKETS)
     mounts: bool = True
-    runtime_class: str | None = None  # for pods that name none
-    memory_hook: bool = False  # nodes have NVIDIA's hook that sets the driver's memory limits by two variables
+    runtime_class: str | None = None  # for pods that set none
+    memory_hook: bool = False  # nodes have NVIDIA's hook, which sets the driver's memory limits from two variables
 
 
 class Patch:
-    """A pod being changed, and the operations (RFC 6902) that do the same to the original."""
+    """A pod being changed, and the equivalent operations (RFC 6902) on the original."""
 
     def __init__(self, pod: Pod) -> None:
         self.pod: dict[str, Any] = copy.deepcopy(dict(pod))
         self.operations: list[Operation] = []
 
     def at(self, *path: str | int) -> Any:
-        """What is at a path; None where nothing is."""
+        """The value at a path; None if there is none."""
         node: Any = self.pod
         for step in path:
             try:
@@ -49,7 +51,7 @@ class Patch:
         return node
 
     def put(self, value: Any, *path: str | int) -> None:
-        """Add or replace one member of an existing map or list; missing or null maps on the way are made."""
+        """Add or replace a member of an existing map or list; missing or null maps on the path are created."""
         for end in range(1, len(path)):
             if self.at(*path[:end]) is None:
                 self._do({}, *path[:end])
@@ -57,7 +59,7 @@ class Patch:
             self._do(value, *path)
 
     def append(self, value: Any, *path: str | int) -> None:
-        """Add to the end of a list that may be missing."""
+        """Append to a list, which is created if missing."""
         if not self.at(*path):
             self.put([value], *path)
         else:
@@ -65,7 +67,7 @@ class Patch:
             self.operations.append({"op": "add", "path": pointer(*path) + "/-", "value": value})
 
     def insert(self, value: Any, *path: str | int) -> None:
-        """Put a value before what is at that place of a list."""
+        """Insert a value at that index of a list."""
         self.at(*path[:-1]).insert(path[-1], copy.deepcopy(value))
         self.operations.append({"op": "add", "path": pointer(*path), "value": value})
 
@@ -82,15 +84,16 @@ def pointer(*path: str | int) -> str:
 
 
 def mutate(pod: Pod, injection: Injection | None = None, namespace: str | None = None) -> list[Operation]:
-    """The patch that gives every container that asks its share; empty for a pod that asks for none, or is done.
+    """The patch that gives every requesting container its share; empty for a pod that requests none or is already
+    patched.
 
-    `namespace`: where the pod is created, if it does not say so itself. InputError: what is wrong with the request.
+    `namespace`: where the pod is created, if the pod does not state it. InputError says what is wrong with the request.
     """
     return _changed(pod, injection or Injection(), namespace).operations
 
 
 def change(pod: Pod, injection: Injection | None = None) -> dict[str, Any]:
-    """The pod after its patch."""
+    """The patched pod."""
     return _changed(pod, injection or Injection(), None).pod
 
 
@@ -102,7 +105,7 @@ def _changed(pod: Pod, injection: Injection, namespace: str | None) -> Patch:
     if not shares:
         return patch
     if isinstance(os_ := pod["spec"].get("os"), dict) and os_.get("name") == "windows":
-        raise InputError("a pod for Windows cannot have a share of a GPU", field="spec.os.name")
+        raise InputError("a Windows pod cannot have a share of a GPU", field="spec.os.name")
     volumes: dict[str, str] = {}
     if injection.mounts:
         volumes = {
@@ -121,7 +124,7 @@ def _changed(pod: Pod, injection: Injection, namespace: str | None) -> Patch:
 
 
 def _count(patch: Patch, here: tuple[str | int, ...], share: ContainerShare) -> None:
-    """Requests and limits of the extended resources, equal as the API wants them."""
+    """Set requests and limits of the extended resources, which the API requires to be equal."""
     for name, count in share.resources().items():
         for kind in ("limits", "requests"):
             if _number(patch.at(*here, "resources", kind, name)) != count:
@@ -134,7 +137,9 @@ def _number(value: Any) -> int | None:
 
 
 def _volume(patch: Patch, name: str, path: str) -> str:
-    """Name of the pod's volume for that folder of the node; added, under another name if the name is taken."""
+    """Name of the pod's volume for that folder of the node, which is added if missing, under another name if the name
+    is used.
+    """
     wanted = {"path": path, "type": "Directory"}
     taken = set()
     for volume in patch.at("spec", "volumes") or []:
@@ -154,12 +159,12 @@ def _mount(patch: Patch, here: tuple[str | int, ...], container: str, path: str,
             continue
         if mount.get("name") == volume and mount.get("readOnly") is True:
             return
-        raise InputError(f"container {container} mounts something of its own at {path}, where Cotenant's libraries go")
+        raise InputError(f"container {container} has a mount of its own at {path}, where Cotenant's libraries must be")
     patch.append(wanted, *here, "volumeMounts")
 
 
 def environment(container: str) -> dict[str, str]:
-    """Cotenant's own variables for processes of a container: where things are, never what is allowed."""
+    """Cotenant's variables for processes of a container: locations only, no permissions."""
     places = names.LIBRARY_PLACES
     return {
         "COTENANT_SOCKET": str(names.SOCKETS / names.SOCKET_FILE),
@@ -176,7 +181,9 @@ def preload() -> str:
 
 
 def memory_variables(share: ContainerShare) -> dict[str, str]:
-    """What NVIDIA's hook reads from a container: its memory on every GPU it has, in whole MiB. It wants both."""
+    """The variables that NVIDIA's hook reads from a container: its memory on each of its GPUs, in whole MiB; it
+    requires both.
+    """
     if share.memory_bytes is None:
         return {}
     return dict.fromkeys(MEMORY_VARIABLES, str(max(1, share.memory_bytes >> 20)))
@@ -186,18 +193,18 @@ def _environment(patch: Patch, here: tuple[str | int, ...], share: ContainerShar
     container = share.container
     wanted = environment(container) | (memory_variables(share) if injection.memory_hook else {})
     entries = [e for e in patch.at(*here, "env") or [] if isinstance(e, dict)]
-    known = {entry.get("name"): entry for entry in entries}  # the last of a name counts, as for the kubelet
+    known = {entry.get("name"): entry for entry in entries}  # the last entry of a name counts, as for the kubelet
     for name, value in wanted.items():
         entry = known.get(name)
         if entry is None:
             patch.append({"name": name, "value": value}, *here, "env")
         elif entry.get("value") != value or "valueFrom" in entry:
-            raise InputError(f"container {container} sets {name} itself, which Cotenant sets: leave it out")
+            raise InputError(f"container {container} sets {name}, which is set by Cotenant: leave it out")
     _preload(patch, here)
 
 
 def _preload(patch: Patch, here: tuple[str | int, ...]) -> None:
-    """Ours first, then what was there."""
+    """Put the shims first, followed by the previous value."""
     entries = patch.at(*here, "env") or []
     index = max(
         (i for i, e in enumerate(entries) if isinstance(e, dict) and e.get("name") == "LD_PRELOAD"), default=None

@@ -1,4 +1,4 @@
-"""AdmissionReview in, AdmissionReview out. Pure: bytes of a request to the status and bytes of an answer."""
+"""Answers AdmissionReviews. Pure: from the bytes of a request to the status and bytes of an answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cotenant.kube.shares import annotations_of, containers_of, shares_of
 LOG = logging.getLogger(__name__)
 
 API_VERSION = "admission.k8s.io/v1"
-MAX_BODY_BYTES = 8 << 20  # the API server's own objects stay under 3 MiB
+MAX_BODY_BYTES = 8 << 20  # the API server's own objects are smaller than 3 MiB
 MOST_SAID = 1000
 
 
 @dataclass(frozen=True)
 class WebhookSettings:
-    """`fail_open`: what cannot be handled is let through unchanged, with a warning; else it is refused."""
+    """`fail_open`: pods that cannot be handled are admitted unchanged with a warning; otherwise they are refused."""
 
     injection: Injection = field(default_factory=Injection)
     fail_open: bool = False
@@ -31,7 +31,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer. `outcome` is what the metrics count."""
+    """An HTTP answer. `outcome`: label in the metrics."""
 
     status: int
     body: bytes
@@ -40,7 +40,7 @@ class Answer:
 
 
 def answer(body: bytes, settings: WebhookSettings) -> Answer:
-    """Answer one review. What is no review is an HTTP error with one sentence; nothing raises."""
+    """Answer one review. Anything else is an HTTP error with one sentence; never raises."""
     try:
         review = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -48,7 +48,7 @@ def answer(body: bytes, settings: WebhookSettings) -> Answer:
     if not isinstance(review, dict) or review.get("kind") != "AdmissionReview":
         return refuse(400, "the body is not an AdmissionReview")
     if review.get("apiVersion") != API_VERSION:
-        return refuse(400, f"{review.get('apiVersion')!r:.80} is not handled; send AdmissionReview of {API_VERSION}")
+        return refuse(400, f"{review.get('apiVersion')!r:.80} is not supported; send AdmissionReview of {API_VERSION}")
     request = review.get("request")
     uid = request.get("uid") if isinstance(request, dict) else None
     if not isinstance(request, dict) or not isinstance(uid, str) or not uid or len(uid) > 256:
@@ -57,7 +57,7 @@ def answer(body: bytes, settings: WebhookSettings) -> Answer:
         return _decide(uid, request, settings)
     except InputError as error:
         return _response(uid, "denied", message=str(error))
-    except Exception as error:  # a fault of ours: the user's pod is not to blame, and the server goes on
+    except Exception as error:  # our fault, not the user's: the server continues
         LOG.exception("review %s failed", uid)
         return _unhandled(uid, f"cotenant failed on this pod ({type(error).__name__})", settings)
 
@@ -75,8 +75,8 @@ def _decide(uid: str, request: dict[str, Any], settings: WebhookSettings) -> Ans
         return _response(uid, "unchanged")
     pod = request.get("object")
     if not isinstance(pod, dict):
-        raise InputError("the review holds no pod", field="request.object")
-    if request["operation"] == "UPDATE":  # what a pod was given stays; changed annotations must be right
+        raise InputError("the review contains no pod", field="request.object")
+    if request["operation"] == "UPDATE":  # a running pod keeps its share; changed annotations must be valid
         if _own_annotations(pod) != _own_annotations(request.get("oldObject")):
             shares_of(pod)
         return _response(uid, "unchanged")
@@ -87,7 +87,7 @@ def _decide(uid: str, request: dict[str, Any], settings: WebhookSettings) -> Ans
 
 
 def _warnings(pod: dict[str, Any], namespace: str | None) -> list[str]:
-    """What a user should know and need not correct."""
+    """Warnings for the user about a valid pod."""
     if namespace in names.SKIPPED_NAMESPACES:
         asks = _own_annotations(pod)
         return [f"pods in {namespace} get no share of a GPU; {', '.join(asks)} is ignored"] if asks else []
@@ -96,14 +96,14 @@ def _warnings(pod: dict[str, Any], namespace: str | None) -> list[str]:
     said = []
     regular = [c["name"] for kind, _, c in containers_of(pod) if kind == "containers"]
     if len(shares) == 1 and len(regular) > 1 and names.CONTAINERS not in annotations and names.REQUEST in annotations:
-        said.append(f"container {shares[0].container} gets the share; {names.CONTAINERS} names others")
+        said.append(f"container {shares[0].container} gets the share; {names.CONTAINERS} selects others")
     if shares and not any(share.whole or share.memory_bytes for share in shares):
-        said.append(f"no {names.MEMORY} is given: the pod may take all memory of its GPU")
+        said.append(f"{names.MEMORY} is not set: the pod may use all memory of its GPU")
     return said
 
 
 def _own_annotations(pod: Any) -> dict[str, Any]:
-    """Annotations under our domain, right or wrong."""
+    """Annotations in our domain, valid or not."""
     try:
         return {key: value for key, value in pod["metadata"]["annotations"].items() if names.in_domain(key)}
     except (TypeError, KeyError, AttributeError):
@@ -112,7 +112,7 @@ def _own_annotations(pod: Any) -> dict[str, Any]:
 
 def _unhandled(uid: str, text: str, settings: WebhookSettings) -> Answer:
     if settings.fail_open:
-        return _response(uid, "failed", warnings=[f"{text}; it is left as it was"])
+        return _response(uid, "failed", warnings=[f"{text}; it was left unchanged"])
     return _response(uid, "failed", message=text, code=500)
 
 
@@ -139,11 +139,11 @@ def _response(
 
 
 def refuse(status: int, sentence: str) -> Answer:
-    """What is no review at all: an HTTP error whose body is one sentence."""
+    """An HTTP error with one sentence, for requests that are not reviews."""
     return Answer(status, clean(sentence).encode() + b"\n", "rejected", "text/plain; charset=utf-8")
 
 
 def clean(text: str) -> str:
-    """One line that a terminal can show, of bounded length: what it quotes may be anything."""
+    """One printable line of bounded length, since quoted text may contain anything."""
     line = " ".join("".join(c if c.isprintable() else "\ufffd" for c in word) for word in text.split())
     return line if len(line) <= MOST_SAID else line[: MOST_SAID - 3] + "..."

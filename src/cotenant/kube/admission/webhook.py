@@ -1,4 +1,4 @@
-"""The webhook as a server: HTTPS with certificates that can change while it runs; one ASGI function, no framework."""
+"""The webhook's HTTPS server, whose certificates can change at run time; one ASGI function without a framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cotenant.kube.metrics import WebhookMetrics
 
 LOG = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # how often the files of the certificates are looked at
+LOOK_S = 1.0  # interval between checks of the certificate files
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -31,7 +31,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Listening:
-    """Where the webhook listens. `client_ca`: callers need a certificate from it; None: they need none."""
+    """Where the webhook listens. `client_ca`: CA that must have signed callers' certificates; None: no check."""
 
     host: str = "127.0.0.1"
     port: int = 8443
@@ -66,7 +66,7 @@ class WebhookApp:
         if path == "/metrics":
             return Answer(200, self.metrics.text().encode(), "", self.metrics.content_type)
         if path != "/mutate":
-            return refuse(404, f"there is nothing at {path:.80}; reviews go to /mutate")
+            return refuse(404, f"there is nothing at {path:.80}; send reviews to /mutate")
         if method != "POST":
             return refuse(405, f"reviews are sent with POST, not {method}")
         began = time.perf_counter()
@@ -81,7 +81,9 @@ class WebhookApp:
         return answer(body, self.settings)
 
     def _unwelcome(self, scope: Message) -> Answer | None:
-        """An error for a caller who has to show a token and does not. The file is read anew: it may be replaced."""
+        """An error for a caller without the required token. The token file is read each time, since it may be
+        replaced.
+        """
         if self._token_file is None:
             return None
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -93,7 +95,7 @@ class WebhookApp:
 
 
 async def read_body(scope: Message, receive: Receive) -> bytes | None:
-    """The body of a request; None when it is larger than a review may be."""
+    """The body of a request; None if it is larger than a review may be."""
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if not declared.isdigit() or int(declared) > MAX_BODY_BYTES:
         return None
@@ -123,7 +125,7 @@ async def _lifespan(receive: Receive, send: Send) -> None:
 
 
 class LiveContext:
-    """A TLS context whose certificate can be replaced: new connections get the new one, old ones go on."""
+    """A TLS context whose certificate can be replaced: new connections use the new one, existing ones continue."""
 
     def __init__(self, client_ca: Path | None = None) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -132,11 +134,11 @@ class LiveContext:
             try:
                 self.context.load_verify_locations(str(client_ca))
             except (OSError, ssl.SSLError):
-                raise InputError("not a certificate authority in PEM form", file=client_ca) from None
+                raise InputError("not a CA certificate in PEM form", file=client_ca) from None
             self.context.verify_mode = ssl.CERT_REQUIRED
 
     def use(self, certificate: bytes, key: bytes, file: str) -> None:
-        """Take a certificate and its key (PEM). InputError leaves the old ones in use."""
+        """Use a certificate and its key (PEM). On InputError the old ones stay in use."""
         certificates.check_pair(certificate, key, file)
         with tempfile.TemporaryDirectory() as folder:
             paths = [os.path.join(folder, name) for name in ("tls.crt", "tls.key")]
@@ -148,7 +150,7 @@ class LiveContext:
 
 @dataclass
 class FilePair:
-    """A certificate and key in files, as a mounted Secret has them; `refresh` says whether they are new."""
+    """A certificate and key in files, as in a mounted Secret; `refresh` returns whether they changed."""
 
     certificate: Path
     key: Path
@@ -165,7 +167,7 @@ class FilePair:
         return texts[0], texts[1]
 
     def refresh(self, context: LiveContext) -> bool:
-        """Use the files if they have changed. InputError: they are wrong, and what was in use stays."""
+        """Use the files if they have changed. On InputError the old ones stay in use."""
         texts = self.read()
         if texts == self._seen:
             return False
@@ -178,7 +180,7 @@ Refresh = Callable[[LiveContext], bool]
 
 
 async def keep_fresh(refresh: Refresh, context: LiveContext, every_s: float) -> None:
-    """Look for new certificates for ever. What is wrong is said once and changes nothing."""
+    """Check for new certificates for ever. A fault is logged once and changes nothing."""
     said = ""
     while True:
         await asyncio.sleep(every_s)
@@ -188,7 +190,7 @@ async def keep_fresh(refresh: Refresh, context: LiveContext, every_s: float) -> 
             said = ""
         except (InputError, WorkError) as error:
             if str(error) != said:
-                LOG.warning("the certificates are not replaced: %s", error)
+                LOG.warning("the certificates were not replaced: %s", error)
             said = str(error)
 
 
@@ -231,11 +233,11 @@ async def serve(
 
 
 def _bind(config: Any) -> Any:
-    """The listening socket. WorkError instead of uvicorn's own exit."""
+    """The listening socket. Raises WorkError, where uvicorn would exit."""
     import socket
 
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # by this protocol number the event loop knows that it should not wait for acknowledgements between head and body
+    # with this protocol number the event loop sets TCP_NODELAY, which avoids delays between header and body
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

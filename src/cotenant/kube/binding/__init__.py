@@ -1,1 +1,1 @@
-"""The agent's tenants kept equal to the pods that the kubelet has given devices to."""
+"""Keeps the agent's tenants equal to the pods to which the kubelet has allocated devices."""

@@ -1,4 +1,4 @@
-"""Keeps the agent's tenants equal to the pods that the kubelet has given devices to."""
+"""Keeps the agent's tenants equal to the pods to which the kubelet has allocated devices."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from cotenant.kube.shares import shares_of
 
 LOG = logging.getLogger(__name__)
 
-LIST_EVERY_S = 5.0  # pods are listed at least so often: a process of a pod waits 8 s for the news of it
-MISSED_BEFORE_GONE = 10  # rounds without the pod, when the API server cannot say whether it has ended
+LIST_EVERY_S = 5.0  # longest interval between listings of pods: a process waits 8 s until its pod is announced
+MISSED_BEFORE_GONE = 10  # rounds without the pod, if the API server cannot tell whether it has ended
 MOST_RESOURCES_BYTES = 64 << 20
-Held = dict[tuple[str, str], dict[str, Any]]  # (pod's UID, container) -> what the agent holds
+Held = dict[tuple[str, str], dict[str, Any]]  # (pod's UID, container) -> tenant held by the agent
 
 
 class Agent(Protocol):
     """Orders to the node's agent: `call("hold", ...)`. Raises InputError or WorkError as the agent answers."""
 
     def call(self, op: str, **order: Any) -> dict[str, Any]:
-        """One order, one answer."""
+        """Send one order and return the answer."""
         ...
 
 
 class Binder:
-    """One node. `round()` brings the agent up to date."""
+    """Binder of one node. `round()` updates the agent."""
 
     def __init__(
         self,
@@ -74,12 +74,13 @@ class Binder:
         self._listed_s = self._api_failed_s = -1e9
         self._missed: dict[tuple[str, str], int] = {}
         self._faults: dict[str, str] = {}
-        self._known: set[PodKey] = set()  # pods that PodResources lists with devices
+        self._known: set[PodKey] = set()  # pods with devices in PodResources
         desk.pending = self.pending
 
     def pending(self, anew: bool) -> list[tuple[int, int]]:
-        """(share units, memory units) of containers that wait for their devices; `anew`: as the API has them now."""
-        if anew and time.monotonic() - self._api_failed_s > LIST_EVERY_S:  # the kubelet waits for our answer meanwhile
+        """(share units, memory units) of containers that wait for devices; `anew`: read from the API server now."""
+        # limited, since the kubelet waits for our answer meanwhile
+        if anew and time.monotonic() - self._api_failed_s > LIST_EVERY_S:
             self._list_pods({}, force=True)
         found = []
         for key, pod in self._pods.items():
@@ -90,7 +91,7 @@ class Binder:
         return found
 
     def round(self) -> None:
-        """Look at the kubelet and the API, and tell the agent. Whoever does not answer leaves things as they are."""
+        """Read kubelet and API server, and update the agent. If one of them does not answer, nothing is changed."""
         devices = self._devices()
         if devices is None:
             return
@@ -111,18 +112,16 @@ class Binder:
         self._hold(held, orders)
 
     def escaped(self, found: list[Escape]) -> None:
-        """Say it to the pods whose processes nothing holds to a share."""
+        """Report processes without a limit on their share to their pods, as events."""
         for one in found:
             for pod in self._pods.values():
                 if pod["metadata"]["uid"] == one.uid:
                     where = self._desk.inventory.index_of(one.gpu)
-                    text = (
-                        f"a process uses {where} past the shim: nothing holds it to a share (musl, or LD_PRELOAD lost?)"
-                    )
+                    text = f"a process uses {where} without the shim: no share limits it (musl, or LD_PRELOAD lost?)"
                     self._events.say(pod, "ShareNotEnforced", text, warning=True)
 
     def not_enforced(self, tenants: list[dict[str, Any]]) -> None:
-        """Say it to the pods whose tenants have more than their share, as the agent has found."""
+        """Report tenants that are not limited to their share, as the agent found, to their pods."""
         pods = {pod["metadata"]["uid"]: pod for pod in self._pods.values()}
         for row in tenants:
             pod = pods.get(row["holder"]["id"]) if row["holder"] else None
@@ -133,7 +132,7 @@ class Binder:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def _devices(self) -> dict[PodKey, Devices] | None:
-        """What the kubelet has given out, by pod; None when it does not answer."""
+        """Devices allocated by the kubelet, by pod; None if it does not answer."""
         try:
             with open_channel(self._socket) as channel:
                 answer = caller(channel, POD_RESOURCES, "List")(pod_resources.ListPodResourcesRequest(), timeout=5.0)
@@ -150,7 +149,7 @@ class Binder:
         return dict(devices_by_pod(rows))
 
     def _remember(self, devices: dict[PodKey, Devices]) -> None:
-        """What is taken, for the plugins; allocations too new to be listed count as well."""
+        """Record allocated devices for the plugins, including allocations too recent to be listed."""
         taken: dict[str, set[str]] = {}
         for containers in devices.values():
             for resources in containers.values():
@@ -166,13 +165,13 @@ class Binder:
                 self._desk.inventory.wake()
 
     def _list_pods(self, devices: dict[PodKey, Devices], *, force: bool = False) -> bool:
-        """List the node's pods when somebody is not known or it is time. Says whether the list is fresh."""
+        """List the node's pods if one is unknown or the list is old. Returns whether the list is fresh."""
         known = all(key in self._pods for key in devices)
         if known and not force and time.monotonic() - self._listed_s < self._list_every_s:
             return False
         try:
             mine = {"fieldSelector": f"spec.nodeName={self._node}"}
-            # from the API server's cache, but not when a pod that came just now must be in it
+            # from the API server's cache, unless a pod that has just arrived must be included
             answer = self._api.get("/api/v1/pods", **mine, **({} if force else {"resourceVersion": "0"}))
         except ApiError as error:
             self._api_failed_s = time.monotonic()
@@ -186,7 +185,7 @@ class Binder:
     # -- deciding --------------------------------------------------------------------------------------------------
 
     def _orders(self, devices: dict[PodKey, Devices]) -> tuple[list[Order], set[str]]:
-        """Orders for all pods, and UIDs of pods whose annotations cannot be read now: what they have stays."""
+        """Orders for all pods, and UIDs of pods whose annotations are invalid now, which keep what they have."""
         orders: list[Order] = []
         unclear: set[str] = set()
         for key, containers in devices.items():
@@ -202,7 +201,7 @@ class Binder:
         return orders, unclear
 
     def _claimed(self) -> tuple[dict[PodKey, Devices], set[str]]:
-        """Devices of pods that are placed by claims, and UIDs of pods whose claims cannot be read now."""
+        """Devices of pods placed by claims, and UIDs of pods whose claims cannot be read now."""
         found: dict[PodKey, Devices] = {}
         unclear: set[str] = set()
         for key, pod in self._pods.items() if self._claims is not None else ():
@@ -220,7 +219,9 @@ class Binder:
         return found, unclear
 
     def _init_orders(self, devices: dict[PodKey, Devices], held: Held, ordered: set[tuple[str, str]]) -> list[Order]:
-        """Orders for init containers whose devices went to no other container: where they are, Allocate has shown."""
+        """Orders for init containers whose devices went to no other container; Allocate has shown on which GPU they
+        are.
+        """
         found = []
         for pod in self._pods.values():
             share = None if ended(pod) else init_share(pod)
@@ -233,14 +234,14 @@ class Binder:
                 found.append(init_order(pod, share, gpus))
             elif started(pod, share.container):
                 text = (
-                    f"init container {share.container}: which GPU it was given is not known, for the plugin was started"
-                    " after it; its processes are not let in. Delete the pod to have it placed again"
+                    f"init container {share.container}: its GPU is unknown, since the plugin was started after "
+                    "it; its processes are refused. Delete the pod to have it placed again"
                 )
                 self._events.say(pod, "ShareRefused", text, warning=True)
         return found
 
     def _let_go(self, held: Held, keep: set[tuple[str, str]], unclear: set[str], fresh: bool) -> None:
-        """Free the shares of containers that the kubelet lists no more and whose pod has ended."""
+        """Release the shares of containers that the kubelet no longer lists and whose pod has ended."""
         running = {(pod["metadata"]["uid"], name) for pod in self._pods.values() for name in containers_left(pod)}
         for key, row in list(held.items()):
             if key in keep or key[0] in unclear:
@@ -248,7 +249,7 @@ class Binder:
                 continue
             missed = self._missed[key] = self._missed.get(key, 0) + 1
             if missed == 1 and not fresh:
-                self._listed_s = -1e9  # ask the API about it in the next round
+                self._listed_s = -1e9  # ask the API server about it in the next round
             if key in running and missed < MISSED_BEFORE_GONE:
                 continue
             if not fresh and self._faults.get("api") and missed < MISSED_BEFORE_GONE:
@@ -279,9 +280,9 @@ class Binder:
         try:
             self._agent.call("hold", tenant=tenant, **place)
         except InputError as error:
-            if "is there already" not in error.message or before is not None:
+            if "already exists" not in error.message or before is not None:
                 raise
-            # a pod of that name came before, and its processes have not ended yet
+            # a previous pod of that name still has running processes
             self._agent.call("hold", tenant=tenant | {"name": other_name(tenant["name"], order.uid)}, **place)
         where = " and ".join(self._desk.inventory.index_of(uuid) for uuid in tenant["gpus"])
         self._tell(order, "ShareBound", f"container {order.container} {described(tenant, f'{where} of {self._node}')}")

@@ -1,4 +1,6 @@
-"""Processes of pods that use the agent's GPUs and have not come to it: LD_PRELOAD lost, another C library, a bypass."""
+"""Detects processes of pods that use the agent's GPUs without having connected: LD_PRELOAD lost, another C library, a
+bypass.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from cotenant.agent.tenants.places import Place, place_of
 from cotenant.devices.nvidia import Nvidia
 from cotenant.devices.registry import device
 
-GpuProcesses = Mapping[str, Iterable[int]]  # GPU's UUID -> process numbers on the host
+GpuProcesses = Mapping[str, Iterable[int]]  # GPU's UUID -> pids on the host
 
 
 class Escape(NamedTuple):
-    """A process that nothing holds to a share."""
+    """A process without a limit on its share."""
 
     uid: str
     pid: int
@@ -21,14 +23,14 @@ class Escape(NamedTuple):
 
 
 class EscapeWatch:
-    """Remembers who was there the last time: a process that has just started may still be on its way to the agent."""
+    """Compares two consecutive checks, since a process that has just started may still be connecting to the agent."""
 
     def __init__(self, locate: Callable[[int], Place | None] = place_of) -> None:
         self._locate = locate
         self._before: set[Escape] = set()
 
     def look(self, running: GpuProcesses, tenants: Iterable[Mapping[str, Any]]) -> list[Escape]:
-        """Processes on the GPUs, twice in a row, that are in a pod and in no tenant's list."""
+        """Processes on the GPUs, found twice in a row, that belong to a pod and to no tenant."""
         connected = {pid for tenant in tenants for pid in tenant["pids"]}
         seen = set()
         for gpu, pids in running.items():
@@ -42,5 +44,5 @@ class EscapeWatch:
 
 
 def nvml_processes(uuids: Iterable[str]) -> GpuProcesses:
-    """The processes on these cards."""
+    """The processes on these GPUs, by NVML."""
     return device(Nvidia.name).processes(uuids)

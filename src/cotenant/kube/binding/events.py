@@ -1,4 +1,4 @@
-"""Events on a pod: what its owner should know, said once."""
+"""Kubernetes events for pods' owners, each written once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_SAID = 1000
 
 
 class PodEvents:
-    """Writes core/v1 Events. The same words about the same pod are written once; a failure to write is logged."""
+    """Writes core/v1 Events. The same message about the same pod is written once; write failures are logged."""
 
     def __init__(self, api: KubeApi, node: str) -> None:
         self._api = api
@@ -27,7 +27,7 @@ class PodEvents:
         self._said: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def say(self, pod: dict[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
-        """Say something about a pod."""
+        """Write an event about a pod."""
         metadata = pod["metadata"]
         key = (metadata["uid"], f"{reason}: {message}")
         if key in self._said:
@@ -37,7 +37,7 @@ class PodEvents:
             event = pod_event(pod, self._node, reason, message, warning=warning)
             self._api.create(f"/api/v1/namespaces/{namespace}/events", event)
         except ApiError as error:
-            if error.status != 409:  # the plugin before us has said it
+            if error.status != 409:  # a previous plugin has already written it
                 LOG.warning(f"pod {metadata['namespace']}/{metadata['name']}: {reason}: {message} (no event: {error})")
                 return
         self._said[key] = None
@@ -47,7 +47,9 @@ class PodEvents:
 
 
 def pod_event(pod: dict[str, Any], node: str, reason: str, message: str, *, warning: bool) -> dict[str, Any]:
-    """The Event. Its name follows from what it says, so that saying it twice is a conflict and no second event."""
+    """The Event. Its name is derived from its content, so that writing it again is a conflict instead of a second
+    event.
+    """
     metadata = pod["metadata"]
     digest = hashlib.sha256(f"{metadata['uid']}\0{reason}\0{message}".encode()).hexdigest()[:16]
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

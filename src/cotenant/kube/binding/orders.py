@@ -1,4 +1,4 @@
-"""Which tenants the pods of a node should have: PodResources and pods in, orders for the agent out. Pure."""
+"""Derives the tenants of a node's pods: from PodResources and pods to orders for the agent. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PodKey = tuple[str, str]  # namespace, name
 
 @dataclass(frozen=True)
 class Order:
-    """A container's tenant as the agent should have it."""
+    """The intended tenant of a container."""
 
     uid: str
     container: str
@@ -37,7 +37,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Remark:
-    """Something to say about a pod."""
+    """A remark about a pod, for an event."""
 
     reason: str
     message: str
@@ -46,28 +46,28 @@ class Remark:
 
 @dataclass
 class Wanted:
-    """What one pod should have, and what to say about it."""
+    """Intended tenants of one pod, and remarks about it."""
 
     orders: list[Order] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
 
 
 def ended(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod will not run any more."""
+    """Whether a pod has ended."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
-    """Tenants of a pod whose containers have those devices, and run now.
+    """Tenants of a pod's running containers with those devices.
 
-    What the kubelet gave out bounds the request, whatever the annotations say now; limit and memory are the pod's.
+    The kubelet's allocation bounds the request, whatever the annotations say now; limit and memory are the pod's.
     """
     found = Wanted()
     try:
         asked = shares_of(pod)
         shares = {share.container: share for share in present(asked, _finished_inits(pod))}
     except InputError as error:
-        # annotations of a running pod can be edited: what it has stays, and its owner is told
+        # annotations of a running pod can be edited: it keeps what it has, and its owner is told
         found.remarks.append(Remark("ShareUnclear", str(error)))
         return found
     for container, resources in sorted(devices.items()):
@@ -87,7 +87,8 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
             found.remarks.append(
                 Remark(
                     "ShareNotEnforced",
-                    f"container {container} has a share and Cotenant's webhook did not see it: nothing holds it to it",
+                    f"container {container} has a share, but Cotenant's webhook has not patched it: its share is "
+                    "not enforced",
                 )
             )
     for share in shares.values():
@@ -98,8 +99,9 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
 
 
 def _handed_on(share: ContainerShare, asked: list[ContainerShare], devices: Devices) -> list[str]:
-    """GPUs of an init container, which PodResources does not list: the next one that takes the same resource has got
-    its devices. Empty where there is none."""
+    """GPUs of an init container, which PodResources does not list: they are those of the next container with the same
+    resource. Empty if there is none.
+    """
     resource = names.GPU_RESOURCE if share.whole else names.SHARE_RESOURCE
     for other in asked[asked.index(share) + 1 :]:
         if ids := devices.get(other.container, {}).get(resource):
@@ -108,7 +110,7 @@ def _handed_on(share: ContainerShare, asked: list[ContainerShare], devices: Devi
 
 
 def containers_left(pod: Mapping[str, Any]) -> set[str]:
-    """Containers of a pod that run, or will run once its init containers have ended; none once the pod has ended."""
+    """Containers of a pod that run, or will run after its init containers; empty once the pod has ended."""
     if ended(pod):
         return set()
     finished = _finished_inits(pod)
@@ -121,7 +123,7 @@ def containers_left(pod: Mapping[str, Any]) -> set[str]:
 
 
 def _finished_inits(pod: Mapping[str, Any]) -> set[str]:
-    """Init containers that have ended, all of them once the pod is initialized."""
+    """Init containers that have ended; all of them once the pod is initialized."""
     status = pod.get("status") or {}
     conditions = {row.get("type"): row.get("status") for row in status.get("conditions") or []}
     if conditions.get("Initialized") == "True":
@@ -137,7 +139,7 @@ def _finished_inits(pod: Mapping[str, Any]) -> set[str]:
 
 
 def init_share(pod: Mapping[str, Any]) -> ContainerShare | None:
-    """The share of the init container that runs now, or is next."""
+    """The share of the init container that runs now or is next."""
     try:
         return next((share for share in present(shares_of(pod), _finished_inits(pod)) if share.ends), None)
     except InputError:
@@ -151,7 +153,7 @@ def started(pod: Mapping[str, Any], container: str) -> bool:
 
 
 def init_order(pod: Mapping[str, Any], share: ContainerShare, gpus: list[str]) -> Order:
-    """The order for such a share, on the GPUs that were given out for it."""
+    """The order for such a share, on its allocated GPUs."""
     count = share.units or share.gpus
     return _order(pod, share, [gpus[0]] * count, gpus)
 
@@ -173,7 +175,7 @@ def _order(pod: Mapping[str, Any], share: ContainerShare, ids: list[str], gpus: 
 
 
 def tenant_name(namespace: str, pod: str, container: str, uid: str) -> str:
-    """namespace/pod/container; what is too long is cut, and a hash of the pod's UID keeps it unique."""
+    """namespace/pod/container; long names are truncated, with a hash of the pod's UID to keep them unique."""
     whole = f"{namespace}/{pod}/{container}"
     if len(whole) <= MOST_NAME:
         return whole
@@ -182,13 +184,13 @@ def tenant_name(namespace: str, pod: str, container: str, uid: str) -> str:
 
 
 def other_name(name: str, uid: str) -> str:
-    """Another name for a pod whose predecessor of the same name has not gone yet."""
+    """Another name for a pod while a previous pod of the same name still exists."""
     digest = hashlib.sha256(uid.encode()).hexdigest()[:10]
     return f"{name[: MOST_NAME - 11]}-{digest}"
 
 
 def container_id(pod: Mapping[str, Any], container: str) -> str:
-    """The runtime's id of a container; empty until the pod's status has it."""
+    """The runtime's id of a container; empty until the pod's status contains it."""
     status = pod.get("status") or {}
     for kind in ("containerStatuses", "initContainerStatuses"):
         for row in status.get(kind) or []:
@@ -198,14 +200,14 @@ def container_id(pod: Mapping[str, Any], container: str) -> str:
 
 
 def injected(pod: Mapping[str, Any], share: ContainerShare) -> bool:
-    """Whether the webhook has seen this container."""
+    """Whether the webhook has patched this container."""
     container = pod["spec"][share.list_name][share.index]
     found = [e.get("value") or "" for e in container.get("env") or [] if e.get("name") == "LD_PRELOAD"]
     return bool(found) and str(found[-1]).startswith(preload())
 
 
 def described(tenant: Mapping[str, Any], where: str) -> str:
-    """A tenant's share for people."""
+    """A tenant's share in words."""
     if tenant["mechanism"] == mechanisms.EXCLUSIVE:
         return f"has all of {where}"
     memory = tenant["memory_bytes"]
@@ -216,7 +218,7 @@ def described(tenant: Mapping[str, Any], where: str) -> str:
 def devices_by_pod(
     listed: Iterable[tuple[PodKey, str, str, list[str]]],
 ) -> dict[PodKey, dict[str, dict[str, list[str]]]]:
-    """Rows of PodResources (pod, container, resource, ids) that concern us, nested."""
+    """Rows of PodResources (pod, container, resource, ids) with our resources, nested."""
     found: dict[PodKey, dict[str, dict[str, list[str]]]] = {}
     for pod, container, resource, ids in listed:
         if names.in_domain(resource) and ids:

@@ -1,4 +1,4 @@
-"""Dynamic resource allocation: claims from the same shares as everything else, and what was allocated for them."""
+"""Resource claims (DRA) derived from pods' shares, and the devices allocated for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARE_CLASS, GPU_CLASS = f"share.{names.DOMAIN}", f"gpu.{names.DOMAIN}"
 
 
 def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes: tuple[int, int]) -> Thing:
-    """A ResourceClaimTemplate for one container's share; request and limit go to the driver as opaque parameters."""
+    """A ResourceClaimTemplate for one container's share; request and limit are opaque parameters for the driver."""
     exact: Thing = {"deviceClassName": GPU_CLASS if share.whole else SHARE_CLASS}
     if share.whole:
         exact["count"] = share.gpus
@@ -27,7 +27,7 @@ def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes:
             wanted["memory"] = f"{-(-share.memory_bytes // 2**20)}Mi"
         exact["capacity"] = {"requests": wanted}
     else:
-        raise InputError("a share of a GPU by a claim needs consumable capacity, in Kubernetes 1.34 or newer")
+        raise InputError("a claim for a share of a GPU needs consumable capacity, in Kubernetes 1.34 or newer")
     flat = api_version(kubernetes).endswith("/v1beta1")
     request = {"name": "gpu"} | (exact if flat else {"exactly": exact})
     return {
@@ -39,10 +39,10 @@ def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes:
 
 
 def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
-    """Claim templates for every container of a pod that asks, and the pod with claims in place of units.
+    """Claim templates for every requesting container of a pod, and the pod with claims instead of units.
 
-    The pod says by annotations what it asks for, so that its limits are found as for any pod. InputError: containers
-    that ask for different things by resources, which annotations cannot say.
+    The pod's annotations state the request, so that limits are found as for any pod. Raises InputError if containers
+    request different things by resources, which annotations cannot express.
     """
     changed: Thing = copy.deepcopy(dict(pod))
     shares = shares_of(pod)
@@ -50,7 +50,7 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
         return [changed]
     if len({(s.request, s.limit, s.memory_bytes, s.gpus) for s in shares}) > 1:
         raise InputError(
-            "containers ask for different shares by resources; claims are for pods whose annotations say it"
+            "containers request different shares by resources; claims need pods whose annotations state the share"
         )
     metadata, spec = changed["metadata"], changed["spec"]
     name, namespace = metadata.get("name") or "pod", metadata.get("namespace") or "default"
@@ -71,7 +71,7 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
 
 
 def _terms(shares: list[ContainerShare]) -> dict[str, str]:
-    """Annotations that say the same as the shares."""
+    """Annotations equivalent to the shares."""
     first = shares[0]
     found = {
         names.REQUEST: percent(first.request),
@@ -83,26 +83,26 @@ def _terms(shares: list[ContainerShare]) -> dict[str, str]:
 
 
 def _with_unit(count: int) -> str:
-    """Bytes, exactly, as an annotation has them: 2048Mi, or 500000.001k."""
+    """Bytes in exact notation for an annotation: 2048Mi, or 500000.001k."""
     mib, rest = divmod(count, 1 << 20)
     return f"{count // 1000}.{count % 1000:03}k" if rest else f"{mib}Mi"
 
 
 def allocated(claim: Mapping[str, Any], node: str) -> list[Thing]:
-    """The devices of a claim that are this driver's, on this node."""
+    """The devices of a claim that belong to this driver and node."""
     status = claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
     return [one for one in results if one.get("driver") == DRIVER and one.get("pool") == node]
 
 
 def units_of_result(result: Mapping[str, Any]) -> int:
-    """Share units that an allocated device gives: what of it was consumed, or all."""
+    """Share units of an allocated device: what was consumed of it, or all."""
     consumed = (result.get("consumedCapacity") or {}).get("share")
     return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
 
 
 def claims_of_container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
-    """Names of the ResourceClaims that a container of a pod uses, as far as they have been made."""
+    """Names of the ResourceClaims of a container that have been created."""
     wanted = {one.get("name") for one in (container.get("resources") or {}).get("claims") or []}
     made = {
         one.get("name"): one.get("resourceClaimName")

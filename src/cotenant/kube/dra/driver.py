@@ -1,7 +1,7 @@
-"""The driver of dynamic resource allocation on a node: registers with the kubelet, prepares claims, offers the GPUs.
+"""The DRA driver of a node: registers with the kubelet, prepares claims, publishes the GPUs.
 
-Where a pod's claim has been allocated, the API server says; so nothing has to be remembered here, and a driver that was
-killed goes on where it was. Which tenant the pod's processes have, the binder decides as for any pod.
+Allocations of claims are read from the API server, so the driver is stateless and can be restarted. The binder decides
+on tenants as for any pod.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEALTH_EVERY_S, LOOK_EVERY_S = 10.0, 1.0
 
 @dataclass(frozen=True)
 class ClaimSettings:
-    """Where the kubelet looks, and how devices are named to the runtime."""
+    """The kubelet's folders, and how devices are named to the runtime."""
 
     node: str
     registry: Path = Path(str(names.PLUGINS_REGISTRY))
@@ -50,7 +50,7 @@ class _Service:
         self._driver, self._package = driver, package
 
     def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 names of the protocol
-        """What the containers of a claim need to see their GPU; for a claim that cannot be prepared, why."""
+        """What a claim's containers need to see their GPU; for a claim that cannot be prepared, the reason."""
         answer = self._package.NodePrepareResourcesResponse()
         for claim in request.claims:
             found = answer.claims[claim.uid]
@@ -62,7 +62,7 @@ class _Service:
         return answer
 
     def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Nothing was put anywhere; the share is let go when the pod has ended."""
+        """Nothing to undo; the share is released when the pod has ended."""
         answer = self._package.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             answer.claims[claim.uid].error = ""
@@ -71,7 +71,9 @@ class _Service:
 
 
 class _Health:
-    """Which devices can be used, for the status of pods: now, on a change, and before the kubelet's 30 s are over."""
+    """Health of devices, for the status of pods: sent at once, on a change, and before the kubelet's timeout of
+    30 s.
+    """
 
     def __init__(self, driver: ClaimDriver, inventory: Inventory) -> None:
         self._driver, self._inventory = driver, inventory
@@ -92,7 +94,7 @@ class _Health:
 
 
 class ClaimDriver:
-    """One node's driver."""
+    """The driver of one node."""
 
     def __init__(self, settings: ClaimSettings, api: KubeApi, inventory: Inventory, kick: Callable[[], None]) -> None:
         self.settings = settings
@@ -102,7 +104,7 @@ class ClaimDriver:
         self._inventory = inventory
         self._servers: list[grpc.Server] = []
         self._offered: tuple[int, frozenset[str]] | None = None
-        self._counters: bool | None = None  # whether the API server keeps shared counters
+        self._counters: bool | None = None  # whether the API server supports shared counters
         self._version: tuple[int, int] | None = None
         self._claims: dict[tuple[str, str], dict[str, Any]] = {}  # (namespace, name) -> allocated claim
 
@@ -110,16 +112,16 @@ class ClaimDriver:
 
     @property
     def socket(self) -> Path:
-        """Where claims are prepared."""
+        """Socket for preparing claims."""
         return self.settings.folder / SOCKET
 
     @property
     def registration_socket(self) -> Path:
-        """Where the kubelet, which watches that folder, finds us."""
+        """Socket in the folder that the kubelet watches for registrations."""
         return self.settings.registry / f"{offer.DRIVER}-reg.sock"
 
     def start(self) -> None:
-        """Listen. WorkError when the sockets cannot be made."""
+        """Listen. Raises WorkError if the sockets cannot be created."""
         services = [handler(name, _Service(self, package)) for name, package in DRA_PLUGINS.values()]
         services.append(handler(DRA_HEALTH, _Health(self, self._inventory)))
         self.serving = True
@@ -149,23 +151,23 @@ class ClaimDriver:
             path.unlink(missing_ok=True)
 
     def GetInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Who we are, and which versions of the interface we speak."""
+        """Name of the driver, and supported versions of the interface."""
         versions = [*DRA_PLUGINS, DRA_HEALTH]
         return registration.PluginInfo(
             type="DRAPlugin", name=offer.DRIVER, endpoint=str(self.socket), supported_versions=versions
         )
 
     def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Whether the kubelet took us. It tries again by itself."""
+        """Result of the registration. The kubelet itself retries."""
         return registration.RegistrationStatusResponse()
 
     # -- claims ----------------------------------------------------------------------------------------------------
 
     def prepare(self, namespace: str, name: str, uid: str) -> list[dict[str, Any]]:
-        """Devices of an allocated claim for the kubelet. InputError or WorkError: why there are none."""
+        """Devices of an allocated claim for the kubelet. InputError or WorkError say why there are none."""
         claim = self._claim(namespace, name, anew=True)
         if claim["metadata"].get("uid") != uid:
-            raise InputError(f"claim {namespace}/{name} is another one by now")
+            raise InputError(f"claim {namespace}/{name} has been replaced by another one")
         devices = []
         for result in claims.allocated(claim, self.settings.node):
             device: dict[str, Any] = {
@@ -183,7 +185,7 @@ class ClaimDriver:
         return devices
 
     def known(self) -> list[tuple[str, str, str]]:
-        """Devices of this node: name, UUID, what is wrong with it."""
+        """Devices of this node: name, UUID, fault."""
         found = [
             (name, gpu.uuid, gpu.fault)
             for gpu in self._inventory.gpus
@@ -200,7 +202,7 @@ class ClaimDriver:
         raise InputError(f"there is no {device} on this node")
 
     def _claim(self, namespace: str, name: str, *, anew: bool = False) -> dict[str, Any]:
-        """A claim; one that was allocated does not change while a pod uses it. ApiError."""
+        """A claim; an allocated one does not change while a pod uses it. Raises ApiError."""
         key = (namespace, name)
         if anew or key not in self._claims:
             group = offer.api_version(self.kubernetes())
@@ -211,7 +213,7 @@ class ClaimDriver:
         return self._claims[key]
 
     def devices(self, pod: Mapping[str, Any]) -> dict[str, dict[str, list[str]]]:
-        """What a pod's containers have by their claims, in units as PodResources has them. ApiError, InputError."""
+        """Devices of a pod's containers by their claims, in units as in PodResources. Raises ApiError, InputError."""
         found: dict[str, dict[str, list[str]]] = {}
         instances = {piece.uuid for piece in self._inventory.slices}
         for share in shares_of(pod):
@@ -219,20 +221,20 @@ class ClaimDriver:
             for name in claims.claims_of_container(pod, container) if share.claimed else ():
                 for result in claims.allocated(self._claim(pod["metadata"]["namespace"], name), self.settings.node):
                     uuid = self._uuid(result["device"])
-                    if uuid in instances:  # the hardware keeps it apart
+                    if uuid in instances:  # isolated by the hardware
                         continue
                     ids = [f"{uuid}::claim{n:04d}" for n in range(claims.units_of_result(result))]
                     found.setdefault(share.container, {}).setdefault(names.SHARE_RESOURCE, []).extend(ids)
         return found
 
     def forget(self, live: set[tuple[str, str]]) -> None:
-        """Keep only claims of namespaces and names that pods still use."""
+        """Keep only claims (namespace, name) that pods still use."""
         self._claims = {key: claim for key, claim in self._claims.items() if key in live}
 
     # -- the offer -------------------------------------------------------------------------------------------------
 
     def kubernetes(self) -> tuple[int, int]:
-        """Version of the cluster. ApiError."""
+        """Version of the cluster. Raises ApiError."""
         if self._version is None:
             found = self._api.get("/version")
             minor = "".join(c for c in str(found.get("minor", "")) if c in "0123456789")
@@ -240,8 +242,9 @@ class ClaimDriver:
         return self._version
 
     def offer(self) -> bool:
-        """Write the node's ResourceSlices when what it has, or what claims hold of it, has changed; says whether it
-        did. ApiError, InputError."""
+        """Write the node's ResourceSlices if its devices, or what claims hold of them, have changed; returns whether
+        they have. Raises ApiError, InputError.
+        """
         held = frozenset(
             result["device"]
             for claim in self._claims.values()
@@ -258,8 +261,9 @@ class ClaimDriver:
         return changed
 
     def _write(self, held: frozenset[str], kubernetes: tuple[int, int]) -> bool:
-        """Make the slices as they should be. Those of counters, the last of them, first: whether the API server keeps
-        them is known before any device that needs them is offered."""
+        """Write the slices. Those with counters first, the last of them before the others: whether the API server
+        supports counters must be known before devices that need them are published.
+        """
         node, counters = self.settings.node, self._counters is True
         path = f"/apis/{offer.api_version(kubernetes)}/resourceslices"
         wanted = offer.devices(self._inventory.gpus, self._inventory.slices, kubernetes, counters)
@@ -280,8 +284,8 @@ class ClaimDriver:
                 written = self._api.create(path, one)
             if counters and _counting(written) != _counting(one):
                 LOG.warning(
-                    "the API server keeps no shared counters (feature DRAPartitionableDevices): a GPU is offered as"
-                    " shares or whole, not as both"
+                    "the API server has no shared counters (feature DRAPartitionableDevices): a GPU is offered "
+                    "either as shares or as a whole"
                 )
                 self._counters = False
                 return self._write(held, kubernetes)
@@ -290,7 +294,7 @@ class ClaimDriver:
         return True
 
     def _slices(self, path: str, least: int) -> dict[int, dict[str, Any]]:
-        """The slices of this node that are there, by number; a driver that was killed may have left out the first."""
+        """The existing slices of this node, by number; a killed driver may have skipped the first."""
         found: dict[int, dict[str, Any]] = {}
         for number in itertools.count():
             one = self._api.find(f"{path}/{offer.slice_name(self.settings.node, number)}")
@@ -302,12 +306,12 @@ class ClaimDriver:
 
 
 def _content(one: Mapping[str, Any]) -> list[Any]:
-    """What a slice offers, as far as another version of it would have to differ."""
+    """The content of a slice by which versions of it are compared."""
     spec = one["spec"]
     return [spec["pool"]["resourceSliceCount"], spec.get("devices") or [], spec.get("sharedCounters") or []]
 
 
 def _counting(one: Mapping[str, Any]) -> list[bool]:
-    """Whether a slice has counters, and which of its devices draw on some."""
+    """Whether a slice has counters, and which of its devices consume them."""
     spec = one["spec"]
     return [bool(spec.get("sharedCounters")), *(bool(d.get("consumesCounters")) for d in spec.get("devices") or ())]

@@ -1,10 +1,10 @@
-"""What a node offers to claims: its GPUs and MIG instances as devices of ResourceSlices. Pure.
+"""A node's GPUs and MIG instances as devices of ResourceSlices. Pure.
 
 With consumable capacity (KEP-5075, alpha in Kubernetes 1.34, on by default from 1.36) several claims are allocated on
-one device and each consumes some of its `share` and `memory`, so the scheduler itself keeps a share on one GPU. With
-shared counters (KEP-4815, on by default from 1.36) the devices of one GPU exclude each other: its shares, the whole of
-it and its MIG instances draw on the same compute slices. A device that allows several allocations draws on them once,
-however many there are. Fields are those of the public API group resource.k8s.io.
+one device and each consumes part of its `share` and `memory`, so the scheduler itself keeps a share on one GPU. With
+shared counters (KEP-4815, on by default from 1.36) the devices of one GPU exclude each other: its shares, the whole GPU
+and its MIG instances consume the same compute slices. A device that allows several allocations consumes them once.
+Fields are those of the public API group resource.k8s.io.
 """
 
 from __future__ import annotations
@@ -22,35 +22,37 @@ Version = tuple[int, int]
 DRIVER = f"gpu.{names.DOMAIN}"
 VERSIONS = {(1, 32): "v1beta1", (1, 33): "v1beta2", (1, 34): "v1"}
 CONSUMABLE_SINCE, COUNTERS_SINCE = (1, 34), (1, 36)
-MOST_DEVICES, MOST_COUNTING, MOST_SETS = 128, 64, 8  # in one slice: devices, those that draw on counters, counter sets
-COMPUTE_SLICES = 7  # of a GPU, the most that MIG divides it into
-SHARE, WHOLE, MIG, GONE = "share", "gpu", "mig", "gone"  # the attribute `type`; a device class for each but the last
+# limits per slice: devices, devices that consume counters, counter sets
+MOST_DEVICES, MOST_COUNTING, MOST_SETS = 128, 64, 8
+COMPUTE_SLICES = 7  # of a GPU, the most into which MIG divides it
+# values of the attribute `type`; each but the last has a device class
+SHARE, WHOLE, MIG, GONE = "share", "gpu", "mig", "gone"
 
 
 def api_version(kubernetes: Version) -> str:
-    """The version of resource.k8s.io that a Kubernetes version serves. InputError before 1.32."""
+    """The version of resource.k8s.io that a Kubernetes version serves. Raises InputError before 1.32."""
     known = [version for since, version in VERSIONS.items() if since <= kubernetes]
     if not known:
         raise InputError(
-            f"Kubernetes {kubernetes[0]}.{kubernetes[1]} serves no resource.k8s.io for claims; use 1.32 or newer"
+            f"Kubernetes {kubernetes[0]}.{kubernetes[1]} has no resource.k8s.io for claims; use 1.32 or newer"
         )
     return f"resource.k8s.io/{known[-1]}"
 
 
 def device_names(gpu: NodeGpu, kubernetes: Version, counters: bool) -> dict[str, str]:
-    """The devices that a GPU is offered as: type -> name. Both only where they exclude each other."""
+    """The devices as which a GPU is offered: type -> name. Both types only with counters that make them exclusive."""
     shares = kubernetes >= CONSUMABLE_SINCE and not gpu.whole
     found = {SHARE: f"gpu-{gpu.index}"} if shares else {}
     return found | ({WHOLE: f"gpu-{gpu.index}-whole"} if counters or not shares else {})
 
 
 def mig_name(piece: MigSlice) -> str:
-    """The name of a MIG instance's device."""
+    """Device name of a MIG instance."""
     return piece.uuid.lower()
 
 
 def devices(gpus: Iterable[NodeGpu], pieces: Iterable[MigSlice], kubernetes: Version, counters: bool) -> list[Thing]:
-    """The devices that can be used now. A GPU with a fault is left out."""
+    """The usable devices, without GPUs that have a fault."""
     found = []
     for gpu in gpus:
         for kind, name in device_names(gpu, kubernetes, counters).items() if not gpu.fault else ():
@@ -66,8 +68,9 @@ def devices(gpus: Iterable[NodeGpu], pieces: Iterable[MigSlice], kubernetes: Ver
 
 
 def kept(before: Iterable[Thing], now: Iterable[Thing], held: Iterable[str]) -> list[Thing]:
-    """Devices that claims still hold and that cannot be used now (a GPU divided since): no class finds them, and what
-    they draw on stays taken."""
+    """Devices that claims hold although they are not usable now (such as a GPU divided since): no class matches them,
+    and what they consume stays taken.
+    """
     gone = set(held) - {device["name"] for device in now}
     return [
         {
@@ -81,7 +84,7 @@ def kept(before: Iterable[Thing], now: Iterable[Thing], held: Iterable[str]) -> 
 
 
 def resource_slices(node: str, offered: Sequence[Thing], kubernetes: Version, generation: int = 1) -> list[Thing]:
-    """The slices of a node's pool: one of devices at least, and one of counters where devices draw on some."""
+    """The slices of a node's pool: at least one with devices, and one with counters if devices consume any."""
     drawn = sorted({draw["counterSet"] for device in offered for draw in device.get("consumesCounters", ())})
     most = MOST_COUNTING if drawn else MOST_DEVICES
     flat = [_of_version(device, kubernetes) for device in offered]
@@ -101,7 +104,7 @@ def resource_slices(node: str, offered: Sequence[Thing], kubernetes: Version, ge
 
 
 def slice_name(node: str, number: int) -> str:
-    """The name of a pool's slice."""
+    """Name of a pool's slice."""
     return f"{f'{node}-{DRIVER}'[:248]}{f'-{number}' if number else ''}"
 
 
@@ -126,7 +129,7 @@ def _gpu(gpu: NodeGpu, kind: str) -> Thing:
 
 
 def _attributes(kind: str, uuid: str, index: int, profile: str = "") -> Thing:
-    """The same of every device: a class that names one a device lacks would fail for all."""
+    """Attributes, the same for every device: a class that names an attribute that a device lacks would fail for all."""
     texts = {"type": kind, "uuid": uuid, "profile": profile}
     return {key: {"string": value} for key, value in texts.items()} | {"index": {"int": index}}
 

@@ -1,4 +1,4 @@
-"""Wait for sockets that come and go in a folder: inotify, or a poll where the kernel has none left to give."""
+"""Waits for sockets to appear or disappear in a folder: by inotify, or by polling if inotify is exhausted."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ _EVENT = struct.Struct("iIII")
 
 
 class FolderWatch:
-    """Wakes its one waiter when a file *.sock of the folder appears or goes, or by `wake` from another thread."""
+    """Wakes its single waiter when a file *.sock of the folder appears or disappears, or by `wake` from another
+    thread.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._inotify: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)  # -1: too many, or not permitted
+        # -1: the limit is reached, or it is not permitted
+        self._inotify: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._watching = False
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._add()
 
     def _add(self) -> None:
-        """Watch the folder; one that was replaced is another one."""
+        """Watch the folder, again if it was replaced."""
         if self._inotify >= 0:
             mask = MOVED_FROM | MOVED_TO | CREATED | DELETED
             self._watching = self._libc.inotify_add_watch(self._inotify, os.fsencode(self._folder), mask) >= 0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long at most; whether something came."""
+        """Wait for at most `seconds`; returns whether something happened."""
         if not self._watching:
             self._add()
         poll = select.poll()
@@ -49,7 +52,7 @@ class FolderWatch:
         return False
 
     def _read(self) -> bool:
-        """Take what inotify has; whether it was about a socket, or the folder itself."""
+        """Read inotify events; returns whether one was about a socket or the folder itself."""
         data, offset, found = os.read(self._inotify, 1 << 16), 0, False
         while offset < len(data):
             _, mask, _, length = _EVENT.unpack_from(data, offset)
@@ -62,11 +65,11 @@ class FolderWatch:
         return found
 
     def wake(self) -> None:
-        """Let the waiter go on."""
+        """Wake the waiter."""
         os.eventfd_write(self._woken, 1)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         for number in (self._inotify, self._woken):
             if number >= 0:
                 os.close(number)

@@ -1,7 +1,7 @@
-"""Registration of the node's resources with the kubelet, in a thread of its own.
+"""Registers the node's resources with the kubelet, in a thread of its own.
 
-A kubelet that starts offers no units until they are registered again, and refuses running pods that it has to admit
-meanwhile; so registration waits neither for the agent nor for the API server.
+A restarted kubelet offers no units until they are registered again, and meanwhile refuses running pods that it
+re-admits; so registration waits neither for the agent nor for the API server.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from cotenant.kube.plugin.folderwatch import FolderWatch
 from cotenant.kube.plugin.resource import KUBELET_SOCKET, Desk, ResourcePlugin
 
 LOG = logging.getLogger(__name__)
-LOOK_EVERY_S = 1.0  # beside the watch
-RETRY_S = 0.2  # a socket is there before its kubelet listens on it, and no further event follows
+LOOK_EVERY_S = 1.0  # poll interval in addition to the watch
+RETRY_S = 0.2  # the socket exists before the kubelet listens on it, and no further event follows
 
 
 class Registrar:
-    """`met`: the node's resources that a kubelet has now (None: there is none), `fault`: why it has not all.
+    """`met`: resources registered with the kubelet (None: no kubelet), `fault`: why some are not.
 
-    `by_claims`: only MIG instances are offered as units."""
+    `by_claims`: only MIG instances are offered as units.
+    """
 
     def __init__(self, folder: Path, desk: Desk, *, by_claims: bool, every_s: float = LOOK_EVERY_S) -> None:
         self.fault = ""
         self.met: list[str] | None = None
         self._folder, self._desk, self._by_claims, self._every_s = folder, desk, by_claims, every_s
         self._plugins: dict[str, ResourcePlugin] = {}
-        self._kubelet: tuple[int, int, int] | None = None  # the socket we are registered at
+        self._kubelet: tuple[int, int, int] | None = None  # identity of the socket at which we are registered
         self._watch = FolderWatch(folder)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
@@ -39,7 +40,7 @@ class Registrar:
         self._thread.start()
 
     def look(self) -> None:
-        """Look again now: the node's resources have changed."""
+        """Check again now, since the node's resources have changed."""
         self._watch.wake()
 
     def stop(self) -> None:
@@ -62,9 +63,9 @@ class Registrar:
             self._watch.wait(min(self._every_s, RETRY_S) if self.fault else self._every_s)
 
     def _meet(self) -> None:
-        """Serve every resource there is, and register with a kubelet that does not know us yet.
+        """Serve all resources, and register with a kubelet that does not know us yet.
 
-        A kubelet that starts empties the folder: its socket is another one, and ours are gone.
+        A starting kubelet empties the folder: its socket is a new one, and ours are gone.
         """
         kubelet = self._folder / KUBELET_SOCKET
         try:
@@ -79,7 +80,7 @@ class Registrar:
             self._plugins.clear()
             self._kubelet = self.met = None
         resources = self._desk.inventory.resources()
-        for resource in () if self._by_claims else resources:  # no GPU is offered in two ways
+        for resource in () if self._by_claims else resources:  # a GPU is not offered in two ways
             plugin = self._plugins.get(resource)
             if plugin is not None and plugin.path.exists():
                 continue

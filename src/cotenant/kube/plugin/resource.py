@@ -1,4 +1,4 @@
-"""One resource's device plugin: the kubelet's questions answered, and registration with the kubelet."""
+"""The device plugin of one resource: answers the kubelet's calls, and registers with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cotenant.kube.metrics import PluginMetrics
 
 API = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
-TOGETHER_S = 2.0  # the kubelet asks for a container's resources one right after the other
+TOGETHER_S = 2.0  # time within which the kubelet asks for a container's other resource
 ALIVE_S = 1.0
 REGISTER_S = 5.0
 KUBELET_SOCKET = "kubelet.sock"
@@ -32,10 +32,10 @@ OTHER = {names.SHARE_RESOURCE: names.MEMORY_RESOURCE, names.MEMORY_RESOURCE: nam
 
 @dataclass(frozen=True)
 class Grant:
-    """What a container is given with its devices."""
+    """What a container gets together with its devices."""
 
-    mounts: bool = False  # True: the libraries and the socket are mounted here, not by the webhook
-    cdi_kind: str | None = None  # nvidia.com/gpu: name devices for the runtime by CDI instead of a variable
+    mounts: bool = False  # True: the plugin mounts the libraries and the socket, not the webhook
+    cdi_kind: str | None = None  # nvidia.com/gpu: name devices by CDI instead of a variable
     host_libraries: str = str(names.HOST_LIBRARIES)
     host_sockets: str = str(names.HOST_SOCKETS)
 
@@ -51,21 +51,21 @@ class Allocation:
 
 @dataclass
 class Desk:
-    """What the plugins of a node's resources share: the inventory, and what was given away last."""
+    """Shared state of the plugins of a node's resources: the inventory, and the latest allocations."""
 
     inventory: Inventory
     grant: Grant = field(default_factory=Grant)
-    one_gpu: bool = True  # never show more free units than one GPU has
+    one_gpu: bool = True  # advertise at most the free units of one GPU
     metrics: PluginMetrics = field(default_factory=PluginMetrics)
-    taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> ids, as PodResources has them
+    taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> allocated ids, by PodResources
     log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
     kick: threading.Event = field(default_factory=threading.Event)
-    # (share units, memory units) of containers on this node that have no devices yet; True: ask the API server anew
+    # (share units, memory units) of containers on this node without devices; True: ask the API server again
     pending: Callable[[bool], list[tuple[int, int]]] = lambda anew: []
-    _half: Allocation | None = None  # given out just now, and its container's other resource is still to come
+    _half: Allocation | None = None  # the last allocation, if its container's other resource is still to come
 
     def note(self, resource: str, ids: list[str]) -> None:
-        """Units were given to a container just now; who that is, PodResources will say."""
+        """Record an allocation; PodResources will show its container later."""
         allocation = Allocation(time.monotonic(), resource, frozenset(ids))
         if resource in OTHER:
             alone = self._needs(resource, len(ids)) == {0}
@@ -77,14 +77,14 @@ class Desk:
             self.inventory.wake()
 
     def shown(self) -> str | None:
-        """The one GPU whose free units are shown, of share and memory alike; None: all are."""
+        """The one GPU whose free units are advertised, of share and memory alike; None: all GPUs."""
         if not self.one_gpu:
             return None
         found = {resource: self.inventory.of(resource) for resource in OTHER}
         return units.roomiest(list(found.values()), [set(self.taken.get(resource, ())) for resource in found])
 
     def _needs(self, resource: str, size: int) -> set[int]:
-        """What waiting containers that take so many units take of the other resource."""
+        """Numbers of units of the other resource, of waiting containers that take `size` units of this one."""
         mine = int(resource == names.MEMORY_RESOURCE)
         for anew in (False, True):
             found = {pair[1 - mine] for pair in self.pending(anew) if pair[mine] == size}
@@ -93,7 +93,7 @@ class Desk:
         return found
 
     def _other_half(self, resource: str) -> Allocation | None:
-        """The allocation just now that waits for units of this resource beside it."""
+        """The last allocation, if its container still needs units of this resource."""
         half = self._half
         if half is None or half.resource != OTHER[resource] or time.monotonic() - half.at_s > TOGETHER_S:
             return None
@@ -102,7 +102,9 @@ class Desk:
     def unclaimed(
         self, resource: str, count: int, listed: Mapping[Any, Mapping[str, Mapping[str, list[str]]]]
     ) -> list[str]:
-        """GPUs of the last allocation of so many devices that PodResources lists for nobody; empty if there is none."""
+        """GPUs of the last allocation of so many devices that PodResources lists for no container; empty if there is
+        none.
+        """
         claimed = {one for pod in listed.values() for mine in pod.values() for ids in mine.values() for one in ids}
         for allocation in reversed(self.log):
             if allocation.resource == resource and len(allocation.ids) == count and not allocation.ids & claimed:
@@ -110,7 +112,7 @@ class Desk:
         return []
 
     def check_together(self, resource: str, size: int, gpu: str) -> None:
-        """InputError when a container's other resource was placed on another GPU just now: no GPU had room for both."""
+        """Raise InputError if a container's other resource was placed on another GPU: no GPU had room for both."""
         half = self._other_half(resource) if resource in OTHER else None
         if half is None or len(half.ids) not in self._needs(resource, size):
             return
@@ -123,11 +125,11 @@ class Desk:
             )
 
     def beside(self, resource: str, size: int) -> tuple[str, set[str] | None]:
-        """Where a container's units of one resource should go, as its other resource has it.
+        """Where a container's units of one resource should go, given its other resource.
 
-        The kubelet does not say whose units it asks for; but the pods that wait on this node are known, and with them
-        what a container that takes so many units takes beside them. The GPU where that was placed just now, else the
-        GPUs that have room for it (None: any).
+        The kubelet does not tell for which container it asks. The pods that wait on this node are known, and thus how
+        many units of the other resource such a container takes. Returns the GPU where those were just placed, otherwise
+        the GPUs that have room for both (None: any).
         """
         needs, half, other = self._needs(resource, size), self._other_half(resource), OTHER[resource]
         if half is not None and (not needs or len(half.ids) in needs):
@@ -158,7 +160,7 @@ class ResourcePlugin:
         return self.folder / self.endpoint
 
     def start(self) -> None:
-        """Listen. A socket that an earlier plugin left behind is replaced."""
+        """Listen, replacing a socket that an earlier plugin left."""
         self.stop()
         self.path.unlink(missing_ok=True)
         self._ended = threading.Event()
@@ -170,7 +172,7 @@ class ResourcePlugin:
         try:
             if self._server.add_insecure_port(f"unix://{self.path}") == 0:
                 raise RuntimeError("no port")
-            os.chmod(self.path, 0o600)  # OSError: a kubelet that starts has just emptied the folder
+            os.chmod(self.path, 0o600)  # may raise OSError, if a starting kubelet has just emptied the folder
         except (RuntimeError, OSError):
             raise WorkError(f"{self.path}: cannot listen") from None
         self._server.start()
@@ -185,7 +187,7 @@ class ResourcePlugin:
         self.path.unlink(missing_ok=True)
 
     def register(self, kubelet: Path) -> None:
-        """Tell the kubelet. WorkError: what it said."""
+        """Register with the kubelet. Raises WorkError with its answer."""
         request = device_plugin.RegisterRequest(
             version=API, endpoint=self.endpoint, resource_name=self.resource, options=self._options()
         )
@@ -193,7 +195,7 @@ class ResourcePlugin:
             try:
                 caller(channel, REGISTRATION, "Register")(request, timeout=REGISTER_S, wait_for_ready=True)
             except grpc.RpcError as error:
-                raise WorkError(f"the kubelet does not take {self.resource}: {said(error)}") from None
+                raise WorkError(f"the kubelet refuses {self.resource}: {said(error)}") from None
         self.desk.metrics.registration(self.resource)
 
     # -- the service -----------------------------------------------------------------------------------------------
@@ -202,11 +204,11 @@ class ResourcePlugin:
         return device_plugin.DevicePluginOptions(get_preferred_allocation_available=True)
 
     def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:  # noqa: N802 names of the protocol
-        """Preferred allocations are available; nothing is done before a container starts."""
+        """Preferred allocations are supported; no call before containers start."""
         return self._options()
 
     def ListAndWatch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        """The devices with their health, now and whenever they change."""
+        """The devices with their health, sent now and on every change."""
         ended, sent, version = self._ended, None, -1
         while context.is_active() and not ended.is_set():
             health = self._health()
@@ -228,7 +230,7 @@ class ResourcePlugin:
         return found
 
     def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Units of one GPU, beside the container's other resource."""
+        """Units of one GPU, the one with the container's other resource."""
         answers = []
         for asked in request.container_requests:
             available, must = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)
@@ -241,7 +243,7 @@ class ResourcePlugin:
         return device_plugin.PreferredAllocationResponse(container_responses=answers)
 
     def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """What a container needs to see its GPU. Units of two GPUs are refused; the sentence is in the pod's events."""
+        """What a container needs to see its GPU. Units of two GPUs are refused, with a sentence in the pod's events."""
         answers, asked = [], [list(one.devices_ids) for one in request.container_requests]
         known = self.desk.inventory.of(self.resource)
         try:
@@ -260,7 +262,7 @@ class ResourcePlugin:
     def _grant(self, gpus: list[str]) -> Any:
         answer = device_plugin.ContainerAllocateResponse()
         if self.resource == names.MEMORY_RESOURCE:
-            return answer  # the GPU comes with the share
+            return answer  # the GPU itself is passed with the share
         grant = self.desk.grant
         if grant.cdi_kind:
             answer.cdi_devices.extend(device_plugin.CDIDevice(name=f"{grant.cdi_kind}={uuid}") for uuid in gpus)
@@ -275,12 +277,12 @@ class ResourcePlugin:
         return answer
 
     def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Nothing is done: it is not asked for."""
+        """Does nothing; GetDevicePluginOptions does not request it."""
         return device_plugin.PreStartContainerResponse()
 
 
 def said(error: grpc.RpcError) -> str:
-    """What a peer said, in words."""
+    """The error message of a peer."""
     with contextlib.suppress(AttributeError):
         return str(error.details() or error.code().name)
     return str(error)

@@ -1,4 +1,4 @@
-"""What runs a model inside a worker: one module per runtime, one list of them in base.py."""
+"""Backends: what runs a model inside a worker. One module per runtime; the registry is serving/config/backends.py."""
 
 from cotenant.core.extras import require
 

@@ -1,4 +1,4 @@
-"""What a backend is. `serving/config/backends.py` is the list of them."""
+"""The interface of a backend. `serving/config/backends.py` lists them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Share:
-    """What a backend may use: `cores` where CPU cores stand for SMs, else (`on_gpu`) a `fraction` of the GPU it sees.
-    `resizes`: the backend keeps to the share itself, by green contexts, from the fraction `start` of the SMs on."""
+    """What a backend may use: `cores` if CPU cores stand in for SMs, else (`on_gpu`) a `fraction` of the visible GPU.
+    `resizes`: the backend enforces the share itself, by green contexts, starting with the fraction `start` of the SMs.
+    """
 
     fraction: float
     cores: tuple[int, ...] = ()
@@ -28,26 +29,28 @@ class Share:
 
 
 class Backend(Protocol):
-    """One loaded model on one share. Made by its module's `open_model(spec, share)`."""
+    """One loaded model on one share. Created by its module's `open_model(spec, share)`."""
 
     info: ModelInfo
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
-        """Outputs for inputs, both in the order of `info`. Stacked along a first dimension of `count` where the model
-        is batchable, else one item without that dimension. Any exception is an answer: its text."""
+        """Outputs for inputs, both in the order of `info`. Stacked along a first dimension of `count` if the model is
+        batchable, else one item without that dimension. The text of any exception is sent as the answer.
+        """
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
         """Called once per batch of `count` items before its results are sent, with the monotonic time of its submission
-        and what it should take."""
+        and its expected duration.
+        """
 
     def resize(self, fraction: float) -> None:
-        """Use another share from the next batch on; NotImplementedError where a new process is needed."""
+        """Use another share from the next batch on. Raises NotImplementedError if that needs a new process."""
 
     def lost(self) -> bool:
-        """Whether the device has failed for good: nothing will run in this process any more. Asked after a failure."""
+        """Whether the device has failed permanently for this process. Called after a failure."""
 
     def close(self) -> None:
-        """Free what the model holds."""
+        """Free the model's resources."""
 
 
 def open_backend(spec: ModelSpec, share: Share) -> Backend:

@@ -1,4 +1,4 @@
-"""Models run by ONNX Runtime: on the share's CPU cores, or by its CUDA provider where that is installed."""
+"""Backend onnx: models run by ONNX Runtime, on the share's CPU cores or by its CUDA provider if installed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ TYPES = {
 
 
 class OnnxModel:
-    """One session. A model is batchable when the first dimension of every input and output is free, or its
-    configuration says so (max_batch_size)."""
+    """One session. A model is batchable if the first dimension of every input and output is free, or if its
+    configuration says so (max_batch_size).
+    """
 
     def __init__(self, spec: ModelSpec, share: Share) -> None:
         import onnxruntime as ort
@@ -38,7 +39,7 @@ class OnnxModel:
         if share.cores:
             options.intra_op_num_threads = len(share.cores)
             options.inter_op_num_threads = 1
-            # idle threads that spin would take the cores of the neighbours
+            # spinning idle threads would take the cores of neighbours
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         elif "CUDAExecutionProvider" in ort.get_available_providers():
             providers.insert(0, "CUDAExecutionProvider")
@@ -47,7 +48,7 @@ class OnnxModel:
         ins, outs = self._session.get_inputs(), self._session.get_outputs()
         unknown = next((x for x in (*ins, *outs) if x.type not in TYPES), None)
         if unknown is not None:
-            raise ValueError(f"{unknown.name} is a {unknown.type}, which no tensor of the protocol is")
+            raise ValueError(f"{unknown.name} is a {unknown.type}, a type that the protocol does not have")
         limit = spec.config.get("max_batch_size")
         free = all(x.shape and not isinstance(x.shape[0], int) for x in (*ins, *outs))
         batchable = free if limit is None else limit > 0
@@ -60,7 +61,7 @@ class OnnxModel:
         self.info = ModelInfo(inputs, outputs, batchable, PLATFORM, time.monotonic() - began, text=True)
 
     def _warm(self, batch: int) -> None:
-        """Run the smallest and the largest batch once, so that no request pays for the first."""
+        """Warm-up: run the smallest and the largest batch once."""
         for count in sorted({1, batch}):
             inputs = []
             for x in self.info.inputs:
@@ -70,7 +71,7 @@ class OnnxModel:
                 inputs.append(np.full(shape, fill, DTYPES[x.datatype]))
             try:
                 self.run(inputs, count)
-            except Exception:  # sizes that are free to the type may not be to the model: then nothing is warmed
+            except Exception:  # sizes allowed by the type may not be allowed by the model: skip the warm-up then
                 return
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
@@ -81,14 +82,14 @@ class OnnxModel:
         return found
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """See Backend: the model takes the time it takes."""
+        """See Backend: does nothing."""
 
     def resize(self, fraction: float) -> None:
-        """See Backend: threads are made with the session."""
+        """See Backend: not possible, since threads are created with the session."""
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """See Backend: there is no device to lose."""
+        """See Backend: there is no device."""
         return False
 
     def close(self) -> None:
@@ -97,7 +98,7 @@ class OnnxModel:
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """Strings as ONNX Runtime takes them: text, not bytes."""
+    """Strings as ONNX Runtime takes them: str, not bytes."""
     out = np.empty(array.size, object)
     out[:] = [x.decode() if isinstance(x, bytes) else x for x in array.ravel().tolist()]
     return out.reshape(array.shape)

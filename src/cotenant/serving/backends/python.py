@@ -1,12 +1,12 @@
-"""Models that are Python files: model.py with INPUTS, OUTPUTS and a function run.
+"""Backend python: models that are Python files, model.py with INPUTS, OUTPUTS and a function run.
 
-    INPUTS = [("X", "FP32", [4])]        # name, type, shape of one item; -1 where any size goes
+    INPUTS = [("X", "FP32", [4])]        # name, type, shape of one item; -1: any size
     OUTPUTS = [("SUM", "FP32", [1])]
 
-    def run(x):                          # arrays in the order of INPUTS, the batch first
+    def run(x):                          # arrays in the order of INPUTS, batch dimension first
         return x.sum(axis=1, keepdims=True)
 
-BATCHABLE = False has it called item by item. The file is run by the worker, with the server's rights.
+With BATCHABLE = False it is called for each item. The worker executes the file with the server's permissions.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class PythonModel:
         found = self._run(*inputs)
         given = list(found) if isinstance(found, list | tuple) else [found]
         if len(given) != len(self.info.outputs):
-            raise ValueError(f"run gave {len(given)} arrays, OUTPUTS has {len(self.info.outputs)}")
+            raise ValueError(f"run returned {len(given)} arrays, but OUTPUTS has {len(self.info.outputs)}")
         return [np.asarray(x, DTYPES[s.datatype]) for x, s in zip(given, self.info.outputs, strict=True)]
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """See Backend: it takes what it takes."""
+        """See Backend: does nothing."""
 
     def resize(self, fraction: float) -> None:
-        """See Backend: what the file set up for its share would stay."""
+        """See Backend: not possible, since the file may have been set up for its share."""
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """See Backend: not known."""
+        """See Backend: unknown."""
         return False
 
     def close(self) -> None:

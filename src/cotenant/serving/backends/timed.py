@@ -1,12 +1,12 @@
-"""A model that only takes time: each batch takes what the profile says, on partitions of any size, without a GPU.
+"""Backend timed: a model that only sleeps as long as its profile says, on partitions of any size, without a GPU.
 
-OUTPUT is INPUT plus a number that belongs to the model (`offset`), so an answer by a wrong model can be told. The
-file timed.json of a version may name other inputs and outputs, and faults for drills:
+OUTPUT is INPUT plus a number derived from the model's name (`offset`), so that answers of a wrong model are detected.
+The file timed.json of a version may define other inputs and outputs, and faults for drills:
 
     {"inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [4]}], "latency_ms": {"1": 2.0, "8": 5.0},
      "faults": {"on_load": "crash|hang|memory|error", "on_value": {"666": "crash|hang|memory|error|lost"}}}
 
-lost: that batch fails, and whatever the process runs after it, as on a device whose MPS server died.
+lost: that batch and all later ones of the process fail, as on a device whose MPS server died.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cotenant.serving.worker import ModelSpec
 
 DEFAULT_INPUT = {"name": "INPUT", "datatype": "FP32", "shape": [-1]}
-SPIN_S = 0.0003  # a sleeping process wakes up to this late
+SPIN_S = 0.0003  # how late a sleeping process may wake up
 
 
 def offset(model: str) -> float:
@@ -60,13 +60,13 @@ class TimedModel:
                 self._lost = self._lost or kind == "lost"
                 _fault(kind)
         if self._lost:
-            raise RuntimeError("the device is lost, as the drill asked for")
+            raise RuntimeError("the device is lost, as the drill requested")
         if data.dtype not in NAMES or data.dtype.kind == "b":
             return [data]
         return [(data + self._offset).astype(data.dtype)]
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """Return when the batch should be done. The time counts from its submission, so that hand-over is in it."""
+        """Sleep until the batch should be done. The time counts from its submission, so it includes the hand-over."""
         own = self._ms[min(count, len(self._ms)) - 1] if self._ms else expected_ms
         until = submitted_s + own / 1000.0
         left = until - time.monotonic()
@@ -76,11 +76,11 @@ class TimedModel:
             time.sleep(0)
 
     def resize(self, fraction: float) -> None:
-        """See Backend: times belong to a partition."""
+        """See Backend: not possible, since times belong to a partition."""
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """See Backend: only a drill loses it."""
+        """See Backend: only a drill loses the device."""
         return self._lost
 
     def close(self) -> None:
@@ -88,25 +88,25 @@ class TimedModel:
 
 
 def _times(spec: ModelSpec) -> list[float]:
-    """Milliseconds by batch size of the file's own table, linear between its batches; empty: as long as planned."""
+    """Milliseconds by batch size from the file's own table, interpolated linearly; empty: as planned."""
     own = {int(k): float(v) for k, v in dict(spec.config.get("latency_ms", {})).items()}
     sizes = sorted(own)
     return np.interp(range(1, spec.batch + 1), sizes, [own[b] for b in sizes]).tolist() if own else []
 
 
 def _fault(kind: str | None) -> None:
-    """Fail as a drill asks for."""
+    """Fail as a drill requests."""
     if kind == "crash":
         os.abort()
     if kind == "hang":
         time.sleep(3600)
     if kind == "memory":
-        raise MemoryError("as the drill asked for")
+        raise MemoryError("as the drill requested")
     if kind == "error":
-        raise RuntimeError("failed, as the drill asked for")
+        raise RuntimeError("failed, as the drill requested")
 
 
 def open_model(spec: ModelSpec, share: Share) -> TimedModel:
-    """Make a timed model; the share is in its times."""
+    """Create a timed model; the share is part of its times."""
     del share
     return TimedModel(spec)

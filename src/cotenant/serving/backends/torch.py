@@ -1,8 +1,8 @@
-"""Models run by PyTorch: exported programs (model.pt2) and TorchScript (model.pt), on a GPU's share or on CPU cores.
+"""Backend torch: exported programs (model.pt2) and TorchScript (model.pt), on a GPU's share or on CPU cores.
 
-On a GPU every batch size of a ladder has a CUDA graph with fixed buffers; a batch runs the smallest graph that holds
-it. Where the share is the backend's to keep (mechanism `green`), graphs are captured on a green context of the share's
-size, and another share is another context: a switch between two batches. Other mechanisms act from outside the process.
+On a GPU every batch size of GRAPH_SIZES has a CUDA graph with fixed buffers; a batch runs the smallest graph that holds
+it. If the backend itself enforces the share (mechanism `green`), graphs are captured on a green context of the share's
+size, and another share uses another context from the next batch on. Other mechanisms act from outside the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cotenant.serving.backends.base import Share
     from cotenant.serving.worker import ModelSpec
 
-# batch sizes that get a graph: steps of at most a third, so that little is computed for nothing
+# batch sizes with a graph: steps of at most a third, so that little padding is computed
 GRAPH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 WARM_RUNS = 3
 TORCH_NAMES = {
@@ -29,7 +29,7 @@ TORCH_NAMES = {
 
 
 class _Graph:
-    """One captured batch size: buffers of the device that it reads and writes, and pinned ones of the host."""
+    """One captured batch size: the device buffers that it reads and writes, and pinned host buffers."""
 
     def __init__(self, graph: Any, inputs: list[Any], outputs: list[Any], torch: Any) -> None:
         self.graph, self.inputs, self.outputs = graph, inputs, outputs
@@ -47,7 +47,7 @@ class TorchModel:
         self._torch, self._share = torch, share
         on_gpu = torch.cuda.is_available() and share.on_gpu
         self._device = torch.device("cuda" if on_gpu else "cpu")
-        # beside a GPU threads only copy batches: more than one of them wait for each other longer than that takes
+        # with a GPU, threads only copy batches: several would wait for each other longer than that takes
         torch.set_num_threads(len(share.cores) if share.cores else 1)
         self._contexts: Any = None
         self._stream: Any = torch.cuda.Stream() if on_gpu else None
@@ -71,7 +71,7 @@ class TorchModel:
     # ---- loading ----
 
     def _probe(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        """Run one item: what comes out, named by the configuration where it names outputs."""
+        """Run one item to find the outputs, named by the configuration if it names outputs."""
         shapes = [tuple(1 if size < 0 else size for size in x.shape) for x in self.info.inputs]
         zeros = [np.zeros((1, *s) if self.info.batchable else s, DTYPES[x.datatype])
                  for s, x in zip(shapes, self.info.inputs, strict=True)]  # fmt: skip
@@ -91,7 +91,7 @@ class TorchModel:
         return tuple(out)
 
     def _tensor(self, array: np.ndarray, spec: TensorSpec) -> Any:
-        """An array (perhaps over memory that may not be written) as a tensor of the input's type on the device."""
+        """An array (possibly read-only) as a tensor of the input's type on the device."""
         torch = self._torch
         with np.errstate(all="ignore"):
             tensor = torch.from_numpy(np.array(array))
@@ -108,7 +108,7 @@ class TorchModel:
     # ---- shares ----
 
     def resize(self, fraction: float) -> None:
-        """See Backend. Graphs for so many SMs are captured when they are first used."""
+        """See Backend. Graphs for a number of SMs are captured on first use."""
         if self._share.resizes and self._device.type == "cuda":
             if self._contexts is None:
                 from cotenant.devices.green import GreenContexts
@@ -179,10 +179,10 @@ class TorchModel:
         return self._torch.from_numpy(np.array(array))
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """See Backend: the model takes the time it takes."""
+        """See Backend: does nothing."""
 
     def lost(self) -> bool:
-        """See Backend: an error that stays with the context comes back from a wait."""
+        """See Backend: a sticky error of the context is returned by synchronisation."""
         if self._device.type != "cuda":
             return False
         try:
@@ -198,7 +198,7 @@ class TorchModel:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """A tensor of the host as an array; BF16 as its words."""
+    """A host tensor as an array; BF16 as 16-bit words."""
     if str(tensor.dtype) == "torch.bfloat16":
         import torch
 
@@ -213,7 +213,7 @@ def _set(spec: ModelSpec, name: str) -> bool:
 
 
 def _load(torch: Any, spec: ModelSpec, device: Any) -> tuple[Any, tuple[TensorSpec, ...], bool]:
-    """(what can be called, its inputs, whether its batch is free) of a version's folder."""
+    """(callable, its inputs, whether the batch dimension is free) of a version's folder."""
     assert spec.path is not None
     exported, script = Path(spec.path) / "model.pt2", Path(spec.path) / "model.pt"
     configured = tuple(_from_config(entry) for entry in spec.config.get("input", []))
@@ -226,7 +226,9 @@ def _load(torch: Any, spec: ModelSpec, device: Any) -> tuple[Any, tuple[TensorSp
             program = move_to_device_pass(program, str(device))
         return program.module(), configured or found, free
     if not configured:
-        raise ValueError("TorchScript does not say what it takes: config.pbtxt must have input { name data_type dims }")
+        raise ValueError(
+            "TorchScript does not describe its inputs: config.pbtxt must have input { name data_type dims }"
+        )
     module = torch.jit.load(str(script), map_location=device).eval()
     return module, configured, int(spec.config.get("max_batch_size", 0)) > 0
 

@@ -1,4 +1,4 @@
-"""The one list of backends. Modules are imported by the worker that needs them."""
+"""The registry of backends. Workers import only the modules that they need."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 from cotenant.core.errors import InputError
 
-AUTO = "auto"  # the first backend whose file a version's folder has
+AUTO = "auto"  # the first backend for which a version's folder has a file
 
 
 class BackendRow(NamedTuple):
-    """One backend: a module with `open_model(spec, share)`, and which files of a version's folder it runs.
+    """One backend: a module with `open_model(spec, share)`, and the files of a version's folder that it runs.
 
-    `pretends`: it only takes time, so it needs neither device nor file. `settings`: a JSON file of the folder, which
-    joins the model's configuration."""
+    `pretends`: it only sleeps, so it needs neither device nor file. `settings`: a JSON file of the folder that extends
+    the model's configuration.
+    """
 
     module: str
     files: tuple[str, ...]
@@ -30,22 +31,22 @@ BACKENDS: dict[str, BackendRow] = {
 
 
 def names() -> tuple[str, ...]:
-    """What may be named."""
+    """All names of backends."""
     return (AUTO, *BACKENDS)
 
 
 def check(name: str, field: str = "backend") -> str:
-    """The name; InputError where there is no such backend."""
+    """Check the name of a backend; InputError if unknown."""
     if name not in names():
         raise InputError(f"{name[:40]!r} is not one of {', '.join(names())}", field=field)
     return name
 
 
 def files() -> str:
-    """All files that some backend runs, for people."""
+    """All files that backends run, as text."""
     return ", ".join(file for row in BACKENDS.values() for file in row.files)
 
 
 def pretends(name: str) -> bool:
-    """Whether a backend only takes time."""
+    """Whether a backend only sleeps."""
     return name in BACKENDS and BACKENDS[name].pretends

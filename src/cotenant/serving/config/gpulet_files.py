@@ -1,9 +1,10 @@
-"""The files of the public gpulet scheduler: task CSV, sim-config.json, device-config.json, ModelList.txt; both ways.
+"""Reading and writing of the public gpulet scheduler's files: task CSV, sim-config.json, device-config.json,
+ModelList.txt.
 
 Task CSV: a count, then `id,rate,SLO ms,` per task. sim-config.json: GPUs [{Type, Num}], Max Model, Part, Latency Ratio,
 Interference, Self Tuning, Avail_Parts. device-config.json: device_specs [{type, mem_mb, latency_prof_file, ...}], paths
-relative to it. ModelList.txt: `gpu,partition %,dedup,model,batch,duty ms` per model, `reserved` where a partition is
-empty, or the word EMPTY for a plan of nothing.
+relative to it. ModelList.txt: `gpu,partition %,dedup,model,batch,duty ms` per model, `reserved` for an empty partition,
+or the word EMPTY for an empty plan.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MODEL_IDS = (
     *(f"lenet{i}" for i in range(1, 7)), "googlenet", "resnet50", "ssd-mobilenetv1", "vgg16", "mnasnet1_0",
     "mobilenet_v2", "densenet161", "bert",
 )  # fmt: skip
-TWINS = 2  # gpulets of one GPU
+TWINS = 2  # most gpulets of one GPU
 _PLANNERS = {(1, 0): "gpulet", (1, 1): "gpulet-interference"}
 
 
@@ -60,7 +61,7 @@ def read_tasks(path: str | Path) -> list[Service]:
     if not head.isdigit():
         raise InputError(f"{first!r} is not the number of tasks", file=where, line=line)
     if int(head) != len(lines) - 1:
-        raise InputError(f"says {head} tasks and has {len(lines) - 1}", file=where, line=line)
+        raise InputError(f"announces {head} tasks but has {len(lines) - 1}", file=where, line=line)
     out = []
     for line, text in lines[1:]:
         cells = [c.strip() for c in text.split(",")]
@@ -97,7 +98,7 @@ def _id(model: str) -> str:
 
 
 def _profile(spec: Mapping[str, Any], folder: Path, file: Path) -> ServingProfile:
-    """The profile that a device spec names, else the shipped one of that GPU."""
+    """The profile that a device spec names, otherwise the built-in one of that GPU."""
     gpu = str(spec.get("type", ""))
     named = spec.get("latency_prof_file")
     table = folder / str(named) if named else None
@@ -114,7 +115,7 @@ def _profile(spec: Mapping[str, Any], folder: Path, file: Path) -> ServingProfil
 
 
 def read_problem(tasks: str | Path, sim_config: str | Path, device_config: str | Path | None) -> tuple[Problem, str]:
-    """The planning problem of a set of files, and the planner that the configuration asks for."""
+    """The planning problem of a set of files, and the planner that the configuration selects."""
     services = read_tasks(tasks)
     where = Path(sim_config)
     config = _json(where)
@@ -180,7 +181,7 @@ def sim_config(problem: Problem, planner: str) -> dict[str, Any]:
 
 
 def device_config(problem: Problem) -> dict[str, Any]:
-    """A problem's GPU types as device-config.json; the file names are the customary ones."""
+    """A problem's GPU types as device-config.json, with the usual file names."""
     return {
         "device_specs": [
             {
@@ -196,8 +197,9 @@ def device_config(problem: Problem) -> dict[str, Any]:
 
 
 def write_modellist(plan: ServingPlan) -> str:
-    """A plan as ModelList.txt. `dedup` tells two gpulets of one size on one GPU apart; what a GPU has left over beside
-    one gpulet is a `reserved` row."""
+    """A plan as ModelList.txt. `dedup` distinguishes two gpulets of equal size on one GPU; the rest of a GPU beside a
+    single gpulet is a `reserved` row.
+    """
     rows: list[str] = []
     by_gpu: dict[int, list[Gpulet]] = {}
     for let in plan.gpulets:
@@ -233,7 +235,7 @@ def read_modellist(path: str | Path, problem: Problem) -> ServingPlan:
             key = int(cells[0]), float(cells[1]), int(cells[2])
             batch, duty = int(cells[4]), float(cells[5])
         except ValueError:
-            raise InputError("has a number that is none", file=where, line=line) from None
+            raise InputError("contains a number that is invalid", file=where, line=line) from None
         if batch < 1 or not math.isfinite(duty) or duty <= 0:
             raise InputError("batch and duty must be positive", file=where, line=line)
         service = by_model[cells[3]]

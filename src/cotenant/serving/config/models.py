@@ -1,4 +1,6 @@
-"""models.yaml: language models behind one door, each a program that speaks OpenAI's API, and the GPUs they share."""
+"""Reading of models.yaml: language models behind one endpoint, each a program with OpenAI's API, and their shared
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from cotenant.policy.residency import ModelFacts
 from cotenant.serving.config.server import ListenEntry
 from cotenant.serving.config.services import MOST_PRIORITY
 
-CPU = "cpu"  # for gpus.model: programs without a GPU, which are stopped where they have to make way
+CPU = "cpu"  # value of gpus.model: programs without a GPU, which are stopped when they must make room
 MOST_MODELS = 10_000
 PORT = "{port}"
 
@@ -43,7 +45,7 @@ class ModelEntry(Strict):
     command: str = Field(min_length=1)
     """The program; `{port}` becomes a free port of 127.0.0.1. It is run without a shell."""
     memory: Memory
-    """GPU memory it may take in all: weights, KV cache, workspaces."""
+    """GPU memory it may use in total: weights, KV cache, workspaces."""
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
     """Best-effort models wait for the work of the others on their GPU, and are evicted first."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
@@ -51,19 +53,23 @@ class ModelEntry(Strict):
     ttft_ms: float = Field(default=1000.0, allow_inf_nan=False, gt=0)
     """Target for the time to the first token; first requests are ordered by when they would miss it."""
     tpot_ms: float = Field(default=100.0, allow_inf_nan=False, gt=0)
-    """Target for the time per token after the first."""
+    """Target for the time to the first token; models' first requests are ordered by the time at which they would miss
+    it.
+    """
     keep: int = Field(default=0, ge=0)
     """1: start with the server and never evict."""
     served_as: str | None = Field(default=None, min_length=1)
-    """What the program calls the model; by default `name`, else the first of its `/v1/models`."""
+    """What the program calls the model; by default `name` if the program has it, else the first of its `/v1/models`."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
     """Requests that may wait; one more is refused."""
     max_concurrency: int = Field(default=256, ge=1, le=1_000_000)
-    """Requests that the program is given at once."""
+    """Largest number of requests that the program processes at once."""
 
 
 class ModelsFile(BaseModel):
-    """The whole of models.yaml. Keys of a services file may stand beside `models`: they are kept for its reader."""
+    """The whole of models.yaml. It may also contain the keys of a services file, which are passed to that file's
+    reader.
+    """
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
     gpus: ModelGpusEntry = ModelGpusEntry()
@@ -71,7 +77,7 @@ class ModelsFile(BaseModel):
     models: list[ModelEntry] = Field(min_length=1, max_length=MOST_MODELS)
     """The models, each a program that speaks OpenAI's API."""
     listen: ListenEntry = ListenEntry()
-    """Address and limits of the door."""
+    """Address and limits of the endpoint."""
     host_memory: Memory | None = None
     """Host memory for evicted models, together; by default the agent's bound."""
     load_timeout: Seconds = Field(default=600.0, gt=0)
@@ -82,7 +88,7 @@ class ModelsFile(BaseModel):
 
 @dataclass(frozen=True)
 class ModelsConfig:
-    """models.yaml, checked. `services`: the rest of the file, where it has services too."""
+    """models.yaml, validated. `services`: the part of the file about services, if it has one."""
 
     file: str
     raw: ModelsFile
@@ -92,11 +98,11 @@ class ModelsConfig:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether there is neither GPU nor agent."""
+        """Whether the models run without GPU and agent."""
         return self.raw.gpus.model == CPU
 
     def facts(self) -> list[ModelFacts]:
-        """What the policy is told of each model."""
+        """Each model as the policy sees it."""
         return [
             ModelFacts(m.name, m.memory, m.class_ == "best-effort", m.priority, kept=m.keep > 0, late_s=m.ttft_ms / 1e3)
             for m in self.models
@@ -104,7 +110,9 @@ class ModelsConfig:
 
 
 def is_models_file(content: Any) -> bool:
-    """Whether a file describes language models: `models` is a list there, a folder's name in a services file."""
+    """Whether a file describes language models: there `models` is a list, in a services file it is the name of a
+    folder.
+    """
     return isinstance(content, Mapping) and isinstance(content.get("models"), list)
 
 
@@ -116,7 +124,7 @@ def read_models(path: str | Path) -> ModelsConfig:
 
 
 def parse_models(content: Any, path: str | Path = "models", source: YamlFile | None = None) -> ModelsConfig:
-    """Check the content of models.yaml."""
+    """Validate the content of models.yaml."""
     if not is_models_file(content):
         raise InputError("needs a list of models", field="models")
     services = _services(content) if "services" in content else None
@@ -126,20 +134,20 @@ def parse_models(content: Any, path: str | Path = "models", source: YamlFile | N
         raise InputError(f"unknown setting; known: {known}", field=next(iter(raw.model_extra)))
     address = raw.listen.http
     if address in (None, "", "none"):
-        raise InputError("the models have no other door than HTTP", field="listen.http")
+        raise InputError("language models are served over HTTP only", field="listen.http")
     parse_address(str(address), "listen.http")
     seen: set[str] = set()
     for i, model in enumerate(raw.models):
         _check_model(model, f"models[{i}]")
         if model.name in seen:
-            raise InputError(f"{model.name} is there twice", field=f"models[{i}].name")
+            raise InputError(f"{model.name} is declared twice", field=f"models[{i}].name")
         seen.add(model.name)
     _check_memory(raw)
     return ModelsConfig(str(path), raw, tuple(raw.models), services, source)
 
 
 def _services(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the file that describes services, as their own reader wants it."""
+    """The part of the file about services, as its own reader expects it."""
     own = ModelsFile.model_fields.keys() - {"gpus", "listen"}
     found = {key: value for key, value in content.items() if key not in own}
     if isinstance(found.get("gpus"), Mapping):
@@ -154,31 +162,33 @@ def _check_model(model: ModelEntry, where: str) -> None:
     try:
         words = shlex.split(model.command)
     except ValueError as error:
-        raise InputError(f"is no command line: {str(error).lower()}", field=f"{where}.command") from None
+        raise InputError(f"is not a valid command line: {str(error).lower()}", field=f"{where}.command") from None
     if not any(PORT in word for word in words):
-        raise InputError(f"must say with {PORT} which port the program listens on", field=f"{where}.command")
+        raise InputError(f"must contain {PORT}, for the port on which the program listens", field=f"{where}.command")
     if PORT in words[0]:
-        raise InputError(f"{PORT} is not the name of a program", field=f"{where}.command")
+        raise InputError(f"{PORT} cannot be the program's name", field=f"{where}.command")
 
 
 def _check_memory(raw: ModelsFile) -> None:
-    """What can be seen without looking at the GPUs."""
+    """Check memory as far as possible without knowing the GPUs."""
     each = raw.gpus.memory
     if each is None:
         if raw.gpus.model == CPU:
-            raise InputError("say with memory how much the programs may take together", field="gpus")
+            raise InputError("memory must be set: how much the programs may use together", field="gpus")
         return
     for i, model in enumerate(raw.models):
         if model.memory > each:
             raise InputError(
-                f"{model.name} needs {model.memory / 2**30:.2f} GiB and the models may take {each / 2**30:.2f} GiB of"
-                " each GPU",
+                f"{model.name} needs {model.memory / 2**30:.2f} GiB, but the models may use only "
+                f"{each / 2**30:.2f} GiB of each GPU",
                 field=f"models[{i}].memory",
             )
 
 
 def check_kept(models: tuple[ModelEntry, ...], gpu_bytes: list[int]) -> None:
-    """InputError where the kept models have no room together, or one model has none (first fit, largest first)."""
+    """Raise InputError if the models to keep do not fit together, or if a model fits on no GPU (first fit, largest
+    first).
+    """
     free = sorted(gpu_bytes, reverse=True)
     for i, model in enumerate(models):
         if model.memory > free[0]:
@@ -189,5 +199,7 @@ def check_kept(models: tuple[ModelEntry, ...], gpu_bytes: list[int]) -> None:
     for model in sorted((m for m in models if m.keep), key=lambda m: -m.memory):
         place = next((g for g, left in enumerate(free) if left >= model.memory), None)
         if place is None:
-            raise InputError(f"the models to keep do not fit together: {model.name} has no room", field="models")
+            raise InputError(
+                f"the models to keep do not fit together: there is no room for {model.name}", field="models"
+            )
         free[place] -= model.memory

@@ -1,4 +1,4 @@
-"""From files to a planning problem: profiles with the chosen partitions, GPUs, services, stages; what-if changes."""
+"""Builds planning problems from files: profiles with the chosen partitions, GPUs, services, stages; what-if changes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from cotenant.serving.config.services import MAX_GPUS, Deployment
 
 @dataclass(frozen=True)
 class Problem:
-    """What is planned: `services` (stages of applications last), the GPUs, profiles by GPU model, applications with
-    their stages, and the factor on rates to plan for. `apart`: no gpulet holds services of both classes; `max_models`:
-    services that one holds at most."""
+    """A planning problem: `services` (stages of applications last), GPUs, profiles by GPU model, applications with
+    their stages, and the factor on rates. `apart`: no gpulet holds services of both classes; `max_models`: most
+    services of a gpulet.
+    """
 
     gpus: Gpus
     services: tuple[Service, ...]
@@ -33,7 +34,7 @@ class Problem:
     max_models: int = MOST_MODELS
 
     def planner(self, name: str | None = None) -> Spec:
-        """The planner of a name (default: the usual one) for this problem; InputError lists the known ones."""
+        """The planner of that name (default: the usual one) for this problem; InputError lists the known ones."""
         spec = find_planner(name or DEFAULT_PLANNER)
         rules = replace(spec.rules, seats=min(spec.rules.seats, self.max_models), crowd=self.max_models)
         spec = replace(spec, rules=rules)
@@ -41,7 +42,7 @@ class Problem:
 
     @property
     def own_services(self) -> tuple[Service, ...]:
-        """Services that are no stage of an application."""
+        """Services that are not stages of an application."""
         staged = {stage.service.name for _, found in self.applications for stage in found}
         return tuple(s for s in self.services if s.name not in staged)
 
@@ -49,7 +50,9 @@ class Problem:
 def restrict(
     profile: ServingProfile, labels: Sequence[str] | None, max_gpulets: int | None, *, instances: bool
 ) -> ServingProfile:
-    """A profile with only these partitions; InputError where one is not profiled or, with `instances`, no MIG slice."""
+    """A profile restricted to these partitions. Raises InputError if one is not profiled or, with `instances`, not a
+    MIG slice.
+    """
     chosen = profile.partitions
     if labels is not None:
         known = {p.label: p for p in profile.partitions}
@@ -65,7 +68,7 @@ def restrict(
     if instances and (not profile.slots or any(not p.slots for p in chosen)):
         raise InputError(f"the {profile.gpu} profile has no MIG slices (partitions with slots)", field="mechanism")
     if not chosen:
-        raise InputError("there are no partitions to choose from", field="partitions")
+        raise InputError("no partition is left to choose from", field="partitions")
     return replace(
         profile, partitions=tuple(sorted(chosen)), max_gpulets=max_gpulets or profile.max_gpulets,
     )  # fmt: skip
@@ -96,9 +99,9 @@ def build_problem(
     models = deployment.gpu_models
     if gpus is not None:
         if gpus < 1:
-            raise InputError(f"{gpus} GPUs serve nothing", field="gpus")
+            raise InputError(f"the number of GPUs must be at least 1, not {gpus}", field="gpus")
         if gpus > MAX_GPUS:
-            raise InputError(f"{gpus} GPUs are over {MAX_GPUS}", field="gpus")
+            raise InputError(f"the number of GPUs must be at most {MAX_GPUS}, not {gpus}", field="gpus")
         models = models[:gpus] if gpus <= len(models) else models + (models[0],) * (gpus - len(models))
     loaded: dict[str, ServingProfile] = {}
     for model in dict.fromkeys(models):
@@ -123,7 +126,9 @@ def build_problem(
 
 
 def what_if(deployment: Deployment, changes: Sequence[str]) -> Deployment:
-    """A deployment changed by KEY=x1.5 (times) or KEY=120 (to); KEY: rate, slo, headroom, rate.SERVICE, slo.SERVICE."""
+    """A deployment with changes of the form KEY=x1.5 (factor) or KEY=120 (value); KEY: rate, slo, headroom,
+    rate.SERVICE, slo.SERVICE.
+    """
     for change in changes:
         key, equals, text = change.partition("=")
         kind, _, who = key.strip().partition(".")
@@ -134,7 +139,8 @@ def what_if(deployment: Deployment, changes: Sequence[str]) -> Deployment:
             number = math.nan
         if not equals or kind not in ("rate", "slo", "headroom") or not math.isfinite(number) or number <= 0:
             raise InputError(
-                f"{change!r} is no change; write rate=x1.5, slo=x0.8, rate.NAME=120 or headroom=1.5", field="what-if"
+                f"{change!r} is not a change such as rate=x1.5, slo=x0.8, rate.NAME=120 or headroom=1.5",
+                field="what-if",
             )
         times = text.startswith("x")
         if kind == "headroom":
@@ -143,7 +149,7 @@ def what_if(deployment: Deployment, changes: Sequence[str]) -> Deployment:
             continue
         names = [s.name for s in deployment.services] + [a.name for a in deployment.applications]
         if who and who not in names:
-            raise InputError(f"{who!r} is no service; there are {', '.join(names)}", field="what-if")
+            raise InputError(f"{who!r} is not a service; the services are {', '.join(names)}", field="what-if")
         attribute = "rate_rps" if kind == "rate" else "slo_ms"
         deployment = replace(
             deployment,

@@ -1,4 +1,4 @@
-"""The keys of services.yaml that only a server reads: where it listens, its limits, backends and models."""
+"""The keys of services.yaml for the server: addresses, limits, backends and models."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from cotenant.serving.config.services import Deployment
 
 
 class ListenEntry(Strict):
-    """`listen`: addresses, who may ask, and how much and how long."""
+    """`listen`: addresses, authentication, and limits on sizes and times."""
 
     http: str | None = "127.0.0.1:8000"
-    """HOST:PORT of the HTTP door; port 0 is any that is free, `none` keeps the door shut."""
+    """HOST:PORT of the HTTP endpoint; port 0 chooses a free one, `none` disables it."""
     grpc: str | None = "127.0.0.1:8001"
-    """HOST:PORT of the gRPC door."""
+    """HOST:PORT of the gRPC endpoint."""
     tls_certificate: str | None = None
-    """Certificate for both doors, relative to this file."""
+    """Certificate for both endpoints, relative to this file."""
     tls_key: str | None = None
     """Its key."""
     tokens: str | None = None
-    """File with a bearer token a line that clients must show; without it no token is needed."""
+    """File with a bearer token per line, one of which clients must send; without it no token is required."""
     max_body: Bytes = Field(default=64 << 20, ge=1024, le=1 << 33)
     """Largest request."""
     max_in_flight: int = Field(default=10_000, ge=1, le=1_000_000)
-    """Most requests in the server; near it those of low priority are refused."""
+    """Most requests in the server; close to it, requests of low priority are refused."""
     max_connections: int = Field(default=20_000, ge=1, le=1_000_000)
     """Most connections of clients."""
     read_timeout: Seconds = Field(default=30.0, gt=0)
@@ -75,8 +75,9 @@ class ServingEntry(Strict):
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """Where a service's model comes from: `path` of its folder in a repository (None: nothing is named). `sample`: a
-    file with an inference request to measure it with."""
+    """Source of a service's model: `path` of its folder in a repository (None: not named). `sample`: a file with an
+    inference request for measurements.
+    """
 
     service: str
     model: str
@@ -88,7 +89,7 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class ServingConfig:
-    """All that a server is started with, beside the planning problem."""
+    """Everything that a server needs besides the planning problem."""
 
     deployment: Deployment
     entry: ServingEntry
@@ -133,14 +134,14 @@ def _read_serving(deployment: Deployment) -> ServingConfig:
 
 
 def _path(model: str | None, name: str, base: Path, folder: Path | None) -> Path | None:
-    """A model with a slash is a path beside the file, any other a name in `models`."""
+    """A model with a slash is a path relative to the file, any other a name in `models`."""
     if model is not None and "/" in model:
         return base / model
     return None if folder is None else folder / (model or name)
 
 
 def tls_context(entry: ListenEntry, alpn: str, file: str) -> ssl.SSLContext | None:
-    """The server's TLS, None where no certificate is given."""
+    """The server's TLS context, None without a certificate."""
     if entry.tls_certificate is None:
         if entry.tls_key is not None:
             raise InputError("tls_key needs tls_certificate", file=file, field="listen.tls_key")
@@ -159,7 +160,7 @@ def tls_context(entry: ListenEntry, alpn: str, file: str) -> ssl.SSLContext | No
 
 
 def read_tokens(entry: ListenEntry, file: str) -> tuple[str, ...]:
-    """Bearer tokens, one a line of the file that `tokens` names; none: everybody may ask."""
+    """Bearer tokens, one per line of the file `tokens`; empty: no authentication."""
     if entry.tokens is None:
         return ()
     path = Path(file).parent / entry.tokens

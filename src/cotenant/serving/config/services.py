@@ -1,4 +1,4 @@
-"""services.yaml: the models of the file, with every default, and what planning and simulation are given from it."""
+"""Reading of services.yaml: models, GPUs and defaults, for planning, simulation and the server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ServiceEntry(Strict):
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
     """Time within which an answer must arrive."""
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
-    """A best-effort service has no deadlines and, under a co-location scheme, waits for the others."""
+    """A best-effort service has no deadlines and, under a co-location scheme, yields to the others."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     """The larger goes first where not everything fits."""
     memory: Memory | None = None
@@ -63,7 +63,7 @@ class ServiceEntry(Strict):
     copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Weight of its worker's copies over the PCIe link."""
     work_class: Literal["unknown", "memory", "compute"] = "unknown"
-    """What its kernels need most, for the scheme orion."""
+    """Resource that limits its kernels, for scheme orion."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
     """Requests that may wait; one more is refused."""
     arrivals: str | None = None
@@ -132,9 +132,10 @@ class ServicesFile(BaseModel):
 
 @dataclass(frozen=True)
 class Deployment:
-    """services.yaml, checked: GPU model names in order, services, applications and how plans are made. `raw` is the
-    file's own content, with what only a server reads; `source` says where in the file things stand. `colocation`: the
-    scheme that latency-sensitive and best-effort services are served under, None: they are served alike."""
+    """services.yaml, validated: GPU model names in order, services, applications, planning settings. `raw`: the file's
+    content, with the server's keys; `source`: positions in the file. `colocation`: the scheme for latency-sensitive and
+    best-effort services, None: no difference is made.
+    """
 
     file: str
     gpu_models: tuple[str, ...]
@@ -155,11 +156,11 @@ class Deployment:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What holds under its mechanism."""
+        """Capabilities of its mechanism."""
         return mechanisms.find(self.mechanism).capabilities
 
     def located(self) -> AbstractContextManager[None]:
-        """Complaints about what the file says, raised inside without a line or a file, get those of the file."""
+        """Context that adds the file and line to InputErrors that lack them."""
         return nullcontext() if self.source is None else self.source.located()
 
 
@@ -173,7 +174,7 @@ def read_services(path: str | Path) -> Deployment:
 
 
 def with_scheme(deployment: Deployment, scheme: str | None) -> Deployment:
-    """A deployment under the co-location scheme of an option, `none` for none; without the option as the file says."""
+    """The deployment with the co-location scheme of an option (`none`: without); without the option, the file's."""
     return deployment if scheme is None else replace(deployment, colocation=_scheme(scheme))
 
 
@@ -186,7 +187,7 @@ def _scheme(name: str | None) -> str | None:
 
 
 def parse_services(data: Mapping[str, Any], path: str | Path = "services") -> Deployment:
-    """Check the content of services.yaml."""
+    """Validate the content of services.yaml."""
     raw = check(ServicesFile, data, path)
     try:
         return _deployment(raw, path)
@@ -198,11 +199,11 @@ def parse_services(data: Mapping[str, Any], path: str | Path = "services") -> De
 
 def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
     if not raw.services and not raw.applications:
-        raise InputError("there are no services and no applications", field="services")
+        raise InputError("declares neither services nor applications", field="services")
     names = [s.name for s in raw.services] + [a.name for a in raw.applications]
     if len(set(names)) < len(names):
         twice = next(n for i, n in enumerate(names) if n in names[:i])
-        raise InputError(f"{twice} is there twice", field="services")
+        raise InputError(f"{twice} is declared twice", field="services")
     services = tuple(
         Service(
             s.name, s.profile_model, s.rate_rps, s.slo_ms, s.priority, s.class_ == "latency-sensitive", s.memory,
@@ -223,7 +224,7 @@ def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
         applications=tuple(_application(a, i) for i, a in enumerate(raw.applications)),
         mechanism=raw.mechanism,
         partitions=partitions,
-        # relative to the file, as people expect of a path inside it
+        # relative to the file, as usual for paths in a file
         profiles={gpu: str(p if Path(p).is_absolute() else base / p) for gpu, p in profiles.items()},
         headroom=raw.replan.headroom,
         period_s=raw.replan.period,
@@ -249,12 +250,12 @@ def _gpu_models(raw: ServicesFile) -> tuple[str, ...]:
     assert raw.cluster is not None
     cluster = parse_cluster(raw.cluster)
     if cluster.total_gpus > MAX_GPUS:
-        raise InputError(f"{cluster.total_gpus} GPUs are over {MAX_GPUS}", field="cluster")
+        raise InputError(f"the cluster has {cluster.total_gpus} GPUs, more than {MAX_GPUS}", field="cluster")
     return tuple(g.gpu.name for g in cluster.groups for _ in range(g.count * g.gpus))
 
 
 def gpu_name(name: str) -> str:
-    """A catalog name where the catalog has it; any other name stands as it is (CPU cores, or a profile's own)."""
+    """The catalog's name if it has one; any other name is kept (CPU cores, or a profile's own)."""
     try:
         return find_gpu(name).name
     except InputError:

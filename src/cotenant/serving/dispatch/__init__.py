@@ -1,4 +1,4 @@
-"""From requests to batches: the live state of the server."""
+"""Dispatch: from requests to batches; the live state of the server."""
 
 from cotenant.core.extras import require
 

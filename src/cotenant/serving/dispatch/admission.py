@@ -1,4 +1,4 @@
-"""Into the queue of a service, or refused: whether it is ready, what it takes, how much of it is under way."""
+"""Request admission: checks that a service is ready and the request valid, and puts its items into the queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_ROWS = 1024
 
 
 class Admission:
-    """`state`: why a known service is not ready, "" when it is. `concurrency`: most items at once by service."""
+    """`state`: why a known service is not ready, "" if it is. `concurrency`: most items at once, by service."""
 
     def __init__(
         self, pool: Pool, stats: Stats, state: Callable[[str], str], concurrency: Mapping[str, int] | None = None
@@ -27,24 +27,26 @@ class Admission:
         self._concurrency = dict(concurrency or {})
 
     def full(self, name: str) -> None:
-        """Count a request that never got into a queue."""
+        """Count a request that was refused before the queue."""
         if name in self.stats.services:
             self.stats.services[name].received += 1
             self.stats.unit(name, self.pool.now_ms(), 0.0, 0, "", 0.0, Outcome.FULL, 0.0)
 
     def ready(self, name: str, version: str = "") -> Loaded:
-        """What is loaded for a service; Refusal when it is unknown, not ready, or of another version."""
+        """What is loaded for a service. Raises Refusal if it is unknown, not ready, or of another version."""
         loaded = self.pool.loaded.get(name)
         if loaded is None or self._state(name):
             if name not in self.pool.service:
                 raise Refusal(Kind.UNKNOWN, f"there is no model {name[:200]!r}")
             raise Refusal(Kind.UNAVAILABLE, f"model {name!r} is not ready: {self._state(name) or 'loading'}", 1.0)
         if version and version != loaded.version:
-            raise Refusal(Kind.UNKNOWN, f"model {name!r} has no version {version[:50]!r}; {loaded.version} is served")
+            raise Refusal(
+                Kind.UNKNOWN, f"model {name!r} has no version {version[:50]!r}; the served version is {loaded.version}"
+            )
         return loaded
 
     def submit(self, request: InferRequest, reply: Reply, deadline_ms: float | None = None) -> Withdraw:
-        """A request to a service (or a stage of an application) joins its queue, item by item."""
+        """Put a request to a service (or a stage of an application) into its queue, item by item."""
         name = request.model
         loaded = self.ready(name, request.version)
         try:
@@ -58,11 +60,11 @@ class Admission:
                 raise Refusal(Kind.WRONG, f"model {name!r} has no output {unknown[:200]!r}; it has {', '.join(known)}")
         most = min(MOST_ROWS, self.pool.service[name].max_queue)
         if rows > most:
-            raise Refusal(Kind.WRONG, f"a request of {rows} items; {most} is the most")
+            raise Refusal(Kind.WRONG, f"a request may have at most {most} items, not {rows}")
         limit = self._concurrency.get(name)
         if limit is not None and self.pool.in_flight[name] + rows > limit:
             self.full(name)
-            what = f"{name} has {self.pool.in_flight[name]} requests already"
+            what = f"{name} already has {self.pool.in_flight[name]} requests"
             raise Refusal(Kind.FULL, what, self.pool.retry_s(name))
         self.stats.services[name].received += rows
         call = Call(request, name, loaded.version, rows, reply)
@@ -72,7 +74,7 @@ class Admission:
             deadline_ms = request.timeout_ms
         offer = self.pool.offer
         for row, tensors in enumerate(split(inputs, rows, loaded.info.batchable)):
-            if call.done:  # an item was refused: the rest need not be run
+            if call.done:  # an item was refused, so the others need not run
                 break
             offer(call, tensors, row, deadline_ms)
         return partial(self.pool.withdraw, call)

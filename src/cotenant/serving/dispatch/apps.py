@@ -1,8 +1,8 @@
-"""Applications: one request that runs through a graph of services.
+"""Applications: requests that pass through a graph of services.
 
-A stage starts when all stages before it are done. Each of its inputs comes, in this order, from what `inputs` in the
-services file says, from an output of that name of a stage before it, or from the request's input of that name. The
-answer has the outputs of the last stages, called STAGE.OUTPUT.
+A stage starts when all its predecessors are done. Each of its inputs is taken, in this order, from what `inputs` in the
+services file says, from the output of that name of a predecessor, or from the request's input of that name. The answer
+contains the outputs of the last stages, named STAGE.OUTPUT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Wiring = Mapping[str, Mapping[str, str]]  # stage -> its input -> "INPUT" of the
 
 @dataclass
 class _Graph:
-    """An application with its stages by short name, and who waits for whom."""
+    """An application: its stages by short name, with predecessors and successors."""
 
     app: Application
     stages: dict[str, Stage]
@@ -33,7 +33,7 @@ class _Graph:
 
 @dataclass
 class _Run:
-    """One request on its way through a graph."""
+    """One request in progress through a graph."""
 
     graph: _Graph
     request: InferRequest
@@ -46,7 +46,7 @@ class _Run:
     done: bool = False
 
     def withdraw(self) -> None:
-        """The client has gone: the first stage that is withdrawn ends the whole."""
+        """The client has disconnected: the first withdrawn stage ends the whole run."""
         for withdraw in list(self.withdraws.values()):
             withdraw()
 
@@ -71,12 +71,12 @@ class Applications:
             self._graphs[app.name] = _Graph(app, short, parents, leaves, (wiring or {}).get(app.name, {}))
 
     def first_stage(self, name: str) -> str:
-        """The service of a stage that every request of an application begins with."""
+        """The service of the first stage of an application."""
         graph = self._graphs[name]
         return graph.stages[graph.app.order()[0]].service.name
 
     def application_of(self, service: str) -> str | None:
-        """The application that a service is a stage of, None for a service of its own."""
+        """The application of which a service is a stage, None for a service of its own."""
         return self._whose.get(service)
 
     @property
@@ -93,11 +93,11 @@ class Applications:
         known = [spec.name for spec in _outputs(graph, infos)]
         unknown = next((x for x in request.outputs or () if x not in known), None)
         if unknown is not None:
-            raise Refusal(Kind.WRONG, f"no output {unknown[:200]!r}; there are {', '.join(known)}")
+            raise Refusal(Kind.WRONG, f"there is no output {unknown[:200]!r}; the outputs are {', '.join(known)}")
         needed = {spec.name for spec in _inputs(graph, infos)}
         given = {tensor.name for tensor in request.inputs}
         if given != needed:
-            raise Refusal(Kind.WRONG, f"takes the inputs {', '.join(sorted(needed))}; got {', '.join(sorted(given))}")
+            raise Refusal(Kind.WRONG, f"the inputs must be {', '.join(sorted(needed))}, not {', '.join(sorted(given))}")
         waits = {name: len(parents) for name, parents in graph.parents.items()}
         run = _Run(graph, request, reply, self.admission.pool.now_ms(), len(graph.stages), waits)
         self.admission.stats.services[request.model].received += 1
@@ -165,7 +165,7 @@ class Applications:
         run.reply(InferAnswer(app.name, "1", outputs, 0.0, took, 1))
 
     def info(self, name: str) -> ModelInfo:
-        """Inputs and outputs of an application as if it were a model; Refusal when a stage is not ready."""
+        """Inputs and outputs of an application as of a model. Raises Refusal if a stage is not ready."""
         graph = self._graphs[name]
         infos = {short: self.admission.ready(stage.service.name).info for short, stage in graph.stages.items()}
         return ModelInfo(_inputs(graph, infos), _outputs(graph, infos), True, "cotenant_application")
@@ -184,7 +184,7 @@ def _parent_output(graph: _Graph, stage: str, wanted: str, infos: Mapping[str, M
 
 
 def _inputs(graph: _Graph, infos: Mapping[str, ModelInfo]) -> tuple[TensorSpec, ...]:
-    """What the request must bring."""
+    """Inputs that the request must supply."""
     needed: dict[str, TensorSpec] = {}
     for stage, info in infos.items():
         for spec in info.inputs:
@@ -217,5 +217,5 @@ def _source(
         if found is None:
             found = next((t for t in request.inputs if t.name == name), None)
     if found is None:
-        raise Refusal(Kind.WRONG, f"stage {stage} finds no tensor for its input {name!r}")
+        raise Refusal(Kind.WRONG, f"no tensor matches input {name!r} of stage {stage}")
     return found

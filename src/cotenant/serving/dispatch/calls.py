@@ -1,4 +1,4 @@
-"""What is on its way through the server: a call (one request), cut into units (its items) that join batches."""
+"""Requests in the server: a call is one request, divided into units (its items) that join batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.serving.protocol.tensors import Tensor, TensorError
 
 
 class Outcome(Enum):
-    """What became of a unit or a call; the values are those of request logs."""
+    """Outcome of a unit or a call; values as in request logs."""
 
     OK = "ok"
     LATE = "late"
@@ -22,7 +22,7 @@ class Outcome(Enum):
 
 
 class Kind(Enum):
-    """Why a request is not answered: (HTTP status, gRPC status number, word for the `cotenant-outcome` header)."""
+    """Reasons for not answering a request: (HTTP status, gRPC status code, value of the `cotenant-outcome` header)."""
 
     WRONG = (400, 3, "wrong")
     UNAUTHENTICATED = (401, 16, "unauthenticated")
@@ -36,7 +36,7 @@ class Kind(Enum):
 
 
 class Refusal(Exception):  # noqa: N818 - most of them are no errors of anybody
-    """A request that gets an error instead of an answer; `retry_s`: when trying again makes sense."""
+    """A request that is answered by an error; `retry_s`: time after which a retry makes sense."""
 
     def __init__(self, kind: Kind, message: str, retry_s: float | None = None) -> None:
         super().__init__(message)
@@ -44,11 +44,11 @@ class Refusal(Exception):  # noqa: N818 - most of them are no errors of anybody
 
 
 Reply = Callable[["InferAnswer | Refusal"], None]
-Withdraw = Callable[[], None]  # the client has gone: what is not under way need not be done
+Withdraw = Callable[[], None]  # called when the client has disconnected: cancels what is not yet running
 
 
 def nothing() -> None:
-    """There is nothing to withdraw."""
+    """Does nothing."""
 
 
 class Unit:
@@ -64,7 +64,7 @@ class Unit:
 
 
 class Call:
-    """One request to a service: joins the answers of its units and replies once."""
+    """One request to a service: collects the answers of its units and replies once."""
 
     __slots__ = ("answers", "batch", "done", "executed_ms", "left", "queued_ms", "reply", "request", "service",
                  "unstacked", "version")  # fmt: skip
@@ -76,10 +76,10 @@ class Call:
         self.queued_ms = self.executed_ms = 0.0
         self.batch = 0
         self.done = False
-        self.unstacked = False  # the model takes one item without a batch dimension
+        self.unstacked = False  # the model takes one item, without a batch dimension
 
     def answered(self, row: int, tensors: list[Tensor], queued_ms: float, executed_ms: float, batch: int) -> None:
-        """A unit has its outputs; with the last one the call is answered."""
+        """A unit has its outputs; the last unit completes the call."""
         if self.done:
             return
         self.answers[row] = tensors
@@ -92,7 +92,7 @@ class Call:
             self.reply(self._answer())
 
     def refused(self, refusal: Refusal) -> None:
-        """A unit gets no answer, so the call gets none."""
+        """A unit was refused, and so is the call."""
         if not self.done:
             self.done = True
             self.reply(refusal)

@@ -1,4 +1,4 @@
-"""A gpulet as it is served: its worker and what runs on it; and what is loaded for a service."""
+"""A gpulet at run time: its worker and its current batch; and the loaded model of a service."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from cotenant.serving.worker import Job, Worker
 
 @dataclass(eq=False)
 class Let:
-    """A gpulet with its worker. `index` is its place in the plan in force, -1 once it is drained; `running` the units
-    of the job out there, `parts` those of the same batch that run after it; `free` is set when nothing runs."""
+    """A gpulet with its worker. `index`: position in the current plan, -1 once it is being drained; `running`: units of
+    the current job, `parts`: those of the same batch that run after it; `free` is set when nothing runs.
+    """
 
     spec: Gpulet
     worker: Worker | None
@@ -39,7 +40,7 @@ class Let:
 
 @dataclass
 class Loaded:
-    """A service that has been loaded: what its model is, and which version."""
+    """The loaded model of a service: description and version."""
 
     info: ModelInfo
     version: str

@@ -1,7 +1,7 @@
-"""The live state of a server: a plan, the dispatcher over it, and a worker for every gpulet. Owns no network.
+"""The live state of a server: a plan, its dispatcher, and a worker for every gpulet. No networking.
 
-Everything happens on one event loop, so there are no locks. The dispatcher decides; this module keeps what it must not
-know: the requests themselves, the workers, what is lost with a worker, and the change from one plan to the next.
+Everything runs in one event loop, so there are no locks. The dispatcher decides; this module holds what the dispatcher
+does not know: the requests themselves, the workers, failures of workers, and the switch from one plan to the next.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cotenant.serving.worker import Job, Result, Worker
 
 TICK_S = 0.02
 HUNG_FACTOR, HUNG_SLOS, HUNG_LEAST_MS = 10.0, 2.0, 1000.0
-HUNG_BEST_EFFORT_MS = 60_000.0  # a batch that is held off by latency-sensitive work does not hang
-MOST_SPARE = 0.1  # part of a deadline
-OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02  # how fast what batches took too long is learned, and forgotten
+HUNG_BEST_EFFORT_MS = 60_000.0  # a best-effort batch that waits for latency-sensitive work is not hung
+MOST_SPARE = 0.1  # fraction of a deadline
+OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02  # rates at which the overrun of batches is learned, and forgotten
 
 
 class Pool:
-    """See the module. `lost` is called with a gpulet whose worker is gone, and the reason."""
+    """See the module. `lost` is called with a gpulet whose worker has ended, and the reason."""
 
     def __init__(
         self, services: Sequence[Service], profiles: Mapping[str, ServingProfile], stats: Stats,
@@ -55,17 +55,17 @@ class Pool:
         self._wake_at = math.inf
 
     def now_ms(self) -> float:
-        """Milliseconds since the server began."""
+        """Milliseconds since the server started."""
         return (time.monotonic() - self._began) * 1e3
 
     # ---- requests ----
 
     def serves(self, service: str) -> bool:
-        """Whether the plan in force has a place for a service."""
+        """Whether the current plan serves a service."""
         return service in self._placed
 
     def offer(self, call: Call, tensors: list[Tensor], row: int, deadline_ms: float | None) -> None:
-        """An item of a call joins the queue of its service; `deadline_ms` from now, None for the service's SLO."""
+        """Put an item of a call into the queue of its service; `deadline_ms` from now, None: the service's SLO."""
         name = call.service
         now = self.now_ms()
         service = self.service[name]
@@ -75,7 +75,7 @@ class Pool:
             deadline = now + deadline_ms
         unit = Unit(call, row, tensors, now, deadline)
         self.in_flight[name] += 1
-        # what batches took beyond the profile is kept free: at the edge of a deadline all would be late
+        # reserve the time by which batches exceed the profile: otherwise, near the deadline, all would be late
         spare = min(self._overrun_ms[name], MOST_SPARE * (deadline - now))
         number, instructions = self.desk.request(name, now, deadline - spare)
         if number < 0:
@@ -102,7 +102,7 @@ class Pool:
         waiting = self._waiting[start.service]
         units = [waiting.pop(number) for number in start.requests]
         if any(unit.alone for unit in units):
-            # each may be what killed a worker: it must not take others with it
+            # each of these may have killed a worker: it runs alone, so that no other item fails with it
             together = [unit for unit in units if not unit.alone]
             let.parts.extend([together] if together else [])
             let.parts.extend([unit] for unit in units if unit.alone)
@@ -172,13 +172,13 @@ class Pool:
         if outcome is Outcome.FULL:
             unit.call.refused(Refusal(Kind.FULL, f"the queue of {service} is full", retry))
         elif outcome is Outcome.CANCELLED:
-            unit.call.refused(Refusal(Kind.CANCELLED, "the client has gone"))
+            unit.call.refused(Refusal(Kind.CANCELLED, "the client has disconnected"))
         else:
             why = f"dropped: {service} could not answer within {unit.deadline_ms - unit.arrived_ms:.4g} ms"
             unit.call.refused(Refusal(Kind.LATE, why, retry))
 
     def withdraw(self, call: Call) -> None:
-        """A call's client has gone: take what has not been batched yet out of the queue."""
+        """A call's client has disconnected: remove its items that are not in a batch yet."""
         if call.done:
             return
         waiting = self._waiting[call.service]
@@ -203,7 +203,7 @@ class Pool:
             self.stats.services[unit.call.service].requests.times["fail"].add(took_ms)
 
     def retry_s(self, service: str) -> float:
-        """Seconds after which the requests that wait now will have been served, by the plan's capacity."""
+        """Seconds until the requests waiting now will have been served, by the plan's capacity."""
         capacity = sum(
             let.spec.capacity_rps(seat) for let in self.lets for seat in let.spec.seats if seat.service == service
         )
@@ -216,7 +216,7 @@ class Pool:
     # ---- time ----
 
     def tick(self) -> None:
-        """What time alone brings about: deadlines that pass in a queue, workers that hang. Called every TICK_S."""
+        """Handle deadlines that pass in a queue, and hung workers. Called every TICK_S."""
         now = self.now_ms()
         late = now - self._ticked_ms - 2e3 * TICK_S
         self._ticked_ms = now
@@ -225,14 +225,14 @@ class Pool:
             self._carry_out(drops, now)
         for let in [*self.lets, *self.leaving]:
             if late > 0:
-                let.hung_ms += late  # the machine did not even run this loop: no fault of a worker
+                let.hung_ms += late  # this loop itself was delayed, which is not the worker's fault
             if now > let.hung_ms and let.worker is not None:
                 worker = let.worker
                 self.died(worker, f"hung for {now - let.started_ms:.0f} ms on a batch of {len(let.running)}")
                 worker.kill()
 
     def _arm(self) -> None:
-        """Have held batches looked at when they are due."""
+        """Set the timer for held batches."""
         at = self.desk.next_wake_ms
         if at == self._wake_at:
             return
@@ -251,10 +251,12 @@ class Pool:
     # ---- workers ----
 
     def died(self, worker: Worker, why: str) -> None:
-        """See WorkerListener. What it ran goes back into the queue once, to be run alone; what it had not begun too."""
+        """See WorkerListener. The items it was running go back into the queue once, to be run alone, as do those not
+        yet begun.
+        """
         let = self._of.pop(worker, None)
         if let is None:
-            self._early.add(worker)  # perhaps it was to be attached in a moment
+            self._early.add(worker)  # it may be about to be attached
             return
         now = self.now_ms()
         let.worker, let.job, let.hung_ms = None, None, math.inf
@@ -285,7 +287,7 @@ class Pool:
         self._carry_out(instructions, now)
 
     def attach(self, let: Let, worker: Worker) -> None:
-        """A gpulet has a (new) worker that is ready."""
+        """A gpulet's (new) worker is ready."""
         if worker in self._early:
             self._stillborn(let, worker)
             return
@@ -296,7 +298,7 @@ class Pool:
             self._carry_out(self.desk.done(let.index, now), now)
 
     def adjust(self, plan: ServingPlan) -> bool:
-        """Take over a plan that has other rates and duty cycles than the one in force, no more; False when it has."""
+        """Apply a plan that differs from the current one only in rates and duty cycles; False if it differs in more."""
         if [_what(x) for x in plan.gpulets] != [_what(x) for x in self.plan.gpulets]:
             return False
         self.plan = plan
@@ -305,9 +307,10 @@ class Pool:
         return True
 
     def switch(self, plan: ServingPlan, lets: Sequence[Let], desk: Dispatcher | None = None) -> list[Let]:
-        """Put a plan in force, with a gpulet (and a worker that is ready) for each of the plan's. Waiting requests keep
-        their order and deadlines. Returns the old gpulets that have no place any more; they may still run a batch.
-        `desk`: the plan's dispatcher, where it has been made beforehand."""
+        """Apply a plan, with a gpulet and a ready worker for each of the plan's. Waiting requests keep their order and
+        deadlines. Returns the old gpulets that are no longer needed; they may still run a batch. `desk`: the plan's
+        dispatcher, if already constructed.
+        """
         now = self.now_ms()
         old, waiting = self.lets, self._waiting
         keep = set(lets)
@@ -340,7 +343,7 @@ class Pool:
         return gone
 
     def _stillborn(self, let: Let, worker: Worker | None) -> None:
-        """A worker died between being ready and being used."""
+        """A worker died between being ready and its first use."""
         assert worker is not None
         self._early.discard(worker)
         self._of.pop(worker, None)
@@ -348,19 +351,19 @@ class Pool:
         self.lost(let, "ended before its first batch")
 
     async def drained(self, let: Let) -> None:
-        """Until a gpulet that has left the plan runs nothing any more."""
+        """Wait until a removed gpulet runs nothing."""
         await let.free.wait()
         self.leaving.discard(let)
         if let.worker is not None:
             self._of.pop(let.worker, None)
 
     def abandon(self, why: str) -> None:
-        """Refuse everything that waits: the server ends, or a service has gone."""
+        """Refuse all waiting requests: the server ends, or a service was removed."""
         for name in self._waiting:
             self.abandon_service(name, why)
 
     def abandon_service(self, name: str, why: str) -> None:
-        """Refuse what waits for a service that will not be served."""
+        """Refuse the requests waiting for a service that will not be served."""
         units, self._waiting[name] = list(self._waiting[name].values()), {}
         self.desk.clear(name)
         now = self.now_ms()
@@ -373,5 +376,5 @@ class Pool:
 
 
 def _what(let: Gpulet) -> tuple[object, ...]:
-    """What the dispatcher and the workers know of a gpulet."""
+    """The properties of a gpulet that the dispatcher and the workers know."""
     return let.gpu, let.partition, let.slot, [(seat.service, seat.batch) for seat in let.seats]

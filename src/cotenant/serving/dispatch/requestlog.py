@@ -1,4 +1,4 @@
-"""The logs of a server as CSV: one row per request of a service, and the GPUs in use over time."""
+"""Logs of a server as CSV: one row per request of a service, and the GPUs in use over time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ LOG = logging.getLogger(__name__)
 
 REQUEST_COLUMNS = "service,received_s,queued_ms,batch,gpulet,executed_ms,outcome\n"
 GPU_COLUMNS = "time_s,gpus_in_use,gpus_held,gpulets,allocated\n"
-MOST_ROWS = 2000  # written at once, so that a crash loses little and a row costs little
+MOST_ROWS = 2000  # rows written at once: a crash loses few, and rows are cheap
 
 
 class CsvLog:
-    """Rows of text, written in bunches. A full disk ends the rows, not the server. InputError
-    for a file that cannot be written or that a running server writes."""
+    """Buffered text rows. A full disk ends the log, not the server. Raises InputError for a file that cannot be written
+    or that another running server writes.
+    """
 
     def __init__(self, path: Path, heading: str) -> None:
         self.path = path
@@ -36,13 +37,13 @@ class CsvLog:
             raise cannot_write(path, error) from None
 
     def add(self, row: str) -> None:
-        """One row, with its end of line."""
+        """Add one row, including its newline."""
         self._rows.append(row)
         if len(self._rows) >= MOST_ROWS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has come together."""
+        """Write the buffer."""
         if self._file is None:
             self._rows.clear()
             return
@@ -71,8 +72,9 @@ class CsvLog:
 
 
 def _emptied(path: Path) -> TextIOWrapper:
-    """The file, empty. It is locked before it is emptied: a second server started by mistake must not cost the first
-    one its log."""
+    """Open the file and truncate it, after locking it: a second server started by mistake must not destroy the first
+    one's log.
+    """
     try:
         file = path.open("a", encoding="utf-8", newline="")
     except OSError as error:
@@ -82,9 +84,9 @@ def _emptied(path: Path) -> TextIOWrapper:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise InputError("a running server writes this log", file=path) from None
+            raise InputError("another running server writes this log", file=path) from None
         except OSError:
-            pass  # a file system without locks
+            pass  # the file system has no locks
         file.truncate(0)
     return file
 

@@ -1,6 +1,6 @@
-"""What a server counts: plain numbers that the request path can afford, and its request log.
+"""Counters of a server, cheap enough for the request path, and its request log.
 
-Names, units and formulas: docs/metrics.md; how they are shown: live_rows.py.
+Names, units and formulas: docs/metrics.md; presentation: live_rows.py.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from cotenant.observability.metrics import SERVER_BATCH, SERVER_SECONDS
 from cotenant.serving.dispatch.calls import Outcome
 from cotenant.serving.dispatch.requestlog import CsvLog, quoted
 
-RECENT = 512  # latencies kept per service for the percentiles of `top`
+RECENT = 512  # latencies kept per service for percentiles in `top`
 PARTS = ("compute_input", "compute_infer", "compute_output")
 
 
 class Duration:
-    """How often something happened, and how long it took in all."""
+    """Count and total duration of an event."""
 
     __slots__ = ("count", "ms")
 
@@ -26,18 +26,19 @@ class Duration:
         self.count, self.ms = 0, 0.0
 
     def add(self, ms: float) -> None:
-        """Once more."""
+        """Add one event."""
         self.count += 1
         self.ms += ms
 
     def shown(self) -> dict[str, int]:
-        """As the statistics extension has it."""
+        """In the form of the statistics extension."""
         return {"count": self.count, "ns": round(self.ms * 1e6)}
 
 
 class Requests:
-    """What the statistics extension tells of a service: of its requests (not their items), and of its batches by
-    size. A batch's time counts for each request that it answers, as Triton counts it."""
+    """Statistics of a service for the statistics extension: of its requests (not their items), and of its batches by
+    size. As in Triton, a batch's time counts for each request that it answers.
+    """
 
     def __init__(self) -> None:
         self.times = {name: Duration() for name in ("success", "fail", "queue", *PARTS)}
@@ -46,13 +47,13 @@ class Requests:
         self.last_s = 0.0
 
     def answered(self, took_ms: float, queued_ms: float, parts_ms: Sequence[float]) -> None:
-        """A request has its answer."""
+        """Count an answered request."""
         self.last_s = time.time()
         for name, ms in zip(("success", "queue", *PARTS), (took_ms, queued_ms, *parts_ms), strict=True):
             self.times[name].add(ms)
 
     def batch(self, size: int, parts_ms: Sequence[float]) -> None:
-        """A batch has been run."""
+        """Count a batch."""
         self.items += size
         self.executions += 1
         known = self.batches.get(size)
@@ -62,8 +63,8 @@ class Requests:
             known[name].add(ms)
 
     def shown(self) -> dict[str, object]:
-        """As the statistics extension has it."""
-        nothing = Duration().shown()  # there is no cache of answers
+        """In the form of the statistics extension."""
+        nothing = Duration().shown()  # there is no response cache
         return {
             "last_inference": round(self.last_s * 1e3), "inference_count": self.items,
             "execution_count": self.executions,
@@ -77,7 +78,7 @@ class Requests:
 
 
 class ServiceStats:
-    """Counts of one service (or application)."""
+    """Counters of one service (or application)."""
 
     def __init__(self, slo_ms: float) -> None:
         self.slo_ms = slo_ms
@@ -99,7 +100,7 @@ class ServiceStats:
             self._at = (self._at + 1) % RECENT
 
     def percentile(self, q: float) -> float | None:
-        """Of the latest answers, ms."""
+        """Percentile of the recent answers, ms."""
         if not self.recent:
             return None
         ordered = sorted(self.recent)
@@ -107,7 +108,7 @@ class ServiceStats:
 
 
 class Stats:
-    """All counts of a server, and its request log."""
+    """All counters of a server, and its request log."""
 
     def __init__(self, slos_ms: dict[str, float], log: CsvLog | None = None) -> None:
         self.services = {name: ServiceStats(slo) for name, slo in slos_ms.items()}
@@ -132,11 +133,11 @@ class Stats:
             )
 
     def batch(self, service: str, size: int, parts_ms: Sequence[float]) -> None:
-        """A batch has been run; `parts_ms`: its inputs handed over, executed, its outputs taken over."""
+        """Count a batch; `parts_ms`: input transfer, execution, output transfer."""
         own = self.services[service]
         own.batch.observe(size)
         own.requests.batch(size, parts_ms)
 
     def worker_died(self) -> None:
-        """A worker has gone without being asked to."""
+        """A worker has ended unexpectedly."""
         self.worker_deaths += 1

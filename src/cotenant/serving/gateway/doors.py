@@ -1,5 +1,6 @@
-"""Where a server listens. Addresses are taken before anything is loaded, so that one in use is found at once; they
-refuse connections until the server is ready."""
+"""Listening sockets of a server. Addresses are bound before anything is loaded, so that conflicts are found at once;
+until the server is ready, connections are refused.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ Address = tuple[str, int]
 
 
 def take(addresses: Mapping[str, Address | None]) -> dict[str, list[socket.socket]]:
-    """A bound socket for each way to reach each door; a port of 0 is any that is free. WorkError names an address that
-    cannot be had."""
+    """Bound sockets for each endpoint; port 0 chooses a free one. Raises WorkError that names the address which cannot
+    be bound.
+    """
     taken: dict[str, list[socket.socket]] = {}
     try:
         for door, address in addresses.items():
@@ -30,18 +32,19 @@ def take(addresses: Mapping[str, Address | None]) -> dict[str, list[socket.socke
 
 
 def _take(host: str, port: int, taken: list[socket.socket]) -> None:
-    """Bind every address that a name has, all with one port."""
+    """Bind all addresses of a host name, with the same port."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, protocol, _, where in dict.fromkeys(found):
         try:
             door = socket.socket(family, kind, protocol)
-        except OSError:  # a kernel without IPv6 knows the name's IPv4 address
+        except OSError:  # without IPv6 in the kernel, the name's IPv4 address remains
             if len(found) > 1:
                 continue
             raise
         taken.append(door)
         door.setblocking(False)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server that ended are no reason
+        # sockets of an ended server in TIME_WAIT do not matter
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         own = taken[0].getsockname()[1] if len(taken) > 1 else port
@@ -50,13 +53,13 @@ def _take(host: str, port: int, taken: list[socket.socket]) -> None:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL or len(found) == 1:
                 raise
-            taken.pop().close()  # a name may have an address that this machine has switched off
+            taken.pop().close()  # a name may resolve to an address that is disabled on this machine
     if not taken:
         raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
 
 
 def let_go(taken: Mapping[str, list[socket.socket]]) -> None:
-    """Give addresses back that no server listens on."""
+    """Close sockets on which no server listens."""
     for sockets in taken.values():
         for door in sockets:
             door.close()

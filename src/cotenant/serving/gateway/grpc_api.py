@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: messages to requests and back."""
+"""The Open Inference Protocol over gRPC: decodes requests and encodes answers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from cotenant.serving.protocol.oip import (
 )
 from cotenant.serving.protocol.tensors import DTYPES, Tensor, TensorError, check_size, packed
 
-# data type -> field of typed contents that holds it
+# data type -> field of typed contents
 _CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
 INVALID = 3
-MOST_HEADS, MOST_HEAD = 1024, 4096  # kept, and bytes of one
+MOST_HEADS, MOST_HEAD = 1024, 4096  # decoded headers kept, and largest size in bytes
 
 
 class GrpcApi:
@@ -72,7 +72,7 @@ class GrpcApi:
         paths = {f"{SERVICE}{name}".encode(): handler for name, handler in found.items()}
         return paths | reflection.handlers(found, lambda: not self.api.not_ready())
 
-    # ---- all but inference ----
+    # ---- everything except inference ----
 
     def _simple(self, name: str, answer: Callable[[Any], dict[str, Any]]) -> Callable[[Slot, bytes], None]:
         request, response = self.messages[f"{name}Request"], self.messages[f"{name}Response"]
@@ -95,7 +95,7 @@ class GrpcApi:
     def _model_ready(self, message: Any) -> dict[str, Any]:
         try:
             self.api.model_info(message.name, message.version)
-        except Refusal:  # unknown ones included: clients ask whether, and take an error for a broken server
+        except Refusal:  # also for unknown models: clients poll this, and would take an error for a broken server
             return {"ready": False}
         return {"ready": True}
 
@@ -160,7 +160,7 @@ class GrpcApi:
         slot.withdraw = self.api.gateway.infer(request, reply)
 
     def _stream_infer(self, slot: Slot, data: bytes) -> None:
-        """A message of a stream: what goes wrong with it is said in its answer, and the stream goes on."""
+        """Handle a message of a stream: errors are reported in its answer, and the stream continues."""
         answered = self.messages["ModelStreamInferResponse"]
         try:
             request = self._decoded(data)
@@ -181,14 +181,13 @@ class GrpcApi:
         slot.withdraw = self.api.gateway.infer(request, reply)
 
     def _decoded(self, data: bytes) -> InferRequest:
-        """A request. What comes before its raw contents is the same each time a client asks for the same thing, and
-        then it is understood once."""
+        """Decode a request. The part before its raw contents is identical for repeated requests, and is cached."""
         parts = split_raw(data)
         if parts is None:
             return self._parsed(data, None)
         end, spans = parts
         head = data[:end]
-        if b"shared_memory_region" in head:  # what it stands for may change
+        if b"shared_memory_region" in head:  # depends on registered regions, so it is not cached
             return self._parsed(data, None)
         known = self._heads.get(head)
         if known is None:
@@ -212,7 +211,9 @@ class GrpcApi:
         )  # fmt: skip
 
     def _parsed(self, data: bytes, raws: int | None) -> InferRequest:
-        """A whole request; or, with the number of raw contents behind it, its head: tensors without data."""
+        """Decode a whole request; or, given the number of raw contents that follow, its header: tensors without
+        data.
+        """
         from google.protobuf.message import DecodeError
 
         try:
@@ -248,7 +249,7 @@ class GrpcApi:
         return request
 
     def _encoded(self, request: InferRequest, answer: InferAnswer) -> bytes:
-        """A ModelInferResponse; its head too is made once for each shape of answer."""
+        """Encode a ModelInferResponse; its header is cached per shape of answer."""
         if request.places:
             return self._with_places(request, answer)
         outputs = answer.outputs
@@ -269,7 +270,7 @@ class GrpcApi:
         return b"".join(parts)
 
     def _with_places(self, request: InferRequest, answer: InferAnswer) -> bytes:
-        """An answer of which some outputs go to shared memory. Those have raw contents, too, which are empty."""
+        """An answer with some outputs in shared memory, which have empty raw contents."""
         response = self._response(model_name=answer.model, model_version=answer.version, id=request.id)
         for tensor in answer.outputs:
             entry = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
@@ -285,8 +286,9 @@ RAW = 0x3A  # field 7, raw_input_contents
 
 
 def split_raw(data: bytes) -> tuple[int, list[tuple[int, int]]] | None:
-    """(end of what comes before the raw contents, where each of them is) of a ModelInferRequest; None unless it ends
-    with raw contents and all before them is fields with a length."""
+    """(end of the part before the raw contents, positions of the raw contents) of a ModelInferRequest; None unless it
+    ends with raw contents and consists of length-delimited fields before them.
+    """
     at, total = 0, len(data)
     end = -1
     spans = []
@@ -327,7 +329,7 @@ def _varint(value: int) -> bytes:
 
 
 def _tensor(entry: Any, raw: bytes | None, whole: bool) -> Tensor:
-    """An input with raw or typed contents, checked where it is `whole`."""
+    """An input with raw or typed contents, validated if `whole`."""
     name, datatype = entry.name, entry.datatype
     shape = _shape(entry)
     if datatype not in DTYPES:
@@ -335,10 +337,10 @@ def _tensor(entry: Any, raw: bytes | None, whole: bool) -> Tensor:
     if raw is None:
         field = _CONTENTS.get(datatype)
         if field is None:
-            raise WireError(f"input {name!r}: {datatype} travels as raw contents only")
+            raise WireError(f"input {name!r}: {datatype} is possible as raw contents only")
         other = next((x.name for x, _ in entry.contents.ListFields() if x.name != field), None)
         if other is not None:
-            raise WireError(f"input {name!r} is {datatype}: its contents are in {field}, not in {other}")
+            raise WireError(f"input {name!r} is {datatype}: its contents must be in {field}, not in {other}")
         raw = packed(name, datatype, getattr(entry.contents, field))
     elif entry.HasField("contents"):
         raise WireError(f"input {name!r} has typed contents beside raw ones")
@@ -351,7 +353,7 @@ def _tensor(entry: Any, raw: bytes | None, whole: bool) -> Tensor:
 def _shape(entry: Any) -> tuple[int, ...]:
     shape = tuple(entry.shape)
     if len(shape) > 32 or any(size < 0 for size in shape) or math.prod(shape) > 1 << 40:
-        raise WireError(f"input {entry.name!r} has a shape that is none")
+        raise WireError(f"input {entry.name!r} has an invalid shape")
     return shape
 
 

@@ -1,7 +1,7 @@
-"""HTTP/1.1 on an event loop with as little between socket and request as can be: parser in C, one object per request.
+"""HTTP/1.1 on an event loop with minimal overhead: a parser in C and one object per request.
 
-Why not an ASGI server: decision 0080. Pipelined requests are answered in their order. Every wait has a limit: a request
-that does not arrive, an answer that is not read, a connection that is not used.
+Decision 0080 says why it is not an ASGI server. Pipelined requests are answered in order. All waits are limited: for a
+request to arrive, for an answer to be read, for an idle connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JSON = b"content-type: application/json\r\n"
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """Bytes of a body, and seconds: for a request to arrive, for an answer to be read, without any request."""
+    """Limits: bytes of a body; seconds for a request to arrive, for an answer to be read, and of idleness."""
 
     body_bytes: int = 64 << 20
     read_s: float = 30.0
@@ -34,22 +34,22 @@ class HttpLimits:
 
 
 def _nothing() -> None:
-    """There is nothing to withdraw."""
+    """Does nothing."""
 
 
 def _ignored(full: bool) -> None:
-    """The writer of a short answer need not know that the client is slow."""
+    """Does nothing: the writer of a short answer need not know that the client is slow."""
 
 
 def head_of(status: int) -> bytes:
-    """The first line of an answer."""
+    """The status line of an answer."""
     return _HEADS.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 class Exchange:
-    """One request and its answer. Header names are lower case. `withdraw` is called when the client goes before its
-    answer, or before the end of it; `slow` when it reads a streamed answer too slowly (True), and when it has caught
-    up."""
+    """One request and its answer. Header names are lower case. `withdraw` is called if the client disconnects before
+    the end of its answer; `slow` if it reads a streamed answer too slowly (True), and when it has caught up (False).
+    """
 
     __slots__ = (
         "body", "chunked", "connection", "headers", "keep_alive", "method", "output", "slow", "streaming", "url",
@@ -68,7 +68,7 @@ class Exchange:
         self.streaming = self.chunked = False
 
     def respond(self, status: int, body: bytes = b"", headers: bytes = JSON) -> None:
-        """Answer; `headers` are lines with their ends. A second answer is ignored."""
+        """Send the answer; `headers` are lines including their ends. A second answer is ignored."""
         if self.output is not None or self.streaming:
             return
         ending = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
@@ -77,8 +77,9 @@ class Exchange:
         self.connection.flush()
 
     def begin(self, status: int, headers: bytes) -> bool:
-        """Answer in pieces, by `send` and then `end` or `cut`. False where other answers of a pipeline are due first,
-        or one was given: nothing has been written."""
+        """Start a streamed answer, continued by `send` and finished by `end` or `cut`. False, with nothing written, if
+        earlier answers of a pipeline are due first, or if there already is an answer.
+        """
         connection = self.connection
         if self.output is not None or not connection.queue or connection.queue[0] is not self:
             return False
@@ -92,26 +93,27 @@ class Exchange:
         return True
 
     def send(self, data: bytes) -> None:
-        """A piece of a streamed answer, not empty."""
+        """Send a non-empty piece of a streamed answer."""
         if self.streaming:
             self.connection.transport.write(b"%x\r\n%s\r\n" % (len(data), data) if self.chunked else data)
 
     def end(self) -> None:
-        """The streamed answer is whole."""
+        """The streamed answer is complete."""
         if self.streaming:
             self.streaming = False
             self.output = (b"0\r\n\r\n" if self.chunked else b"", b"")
             self.connection.flush()
 
     def cut(self) -> None:
-        """The streamed answer cannot be made whole: its client sees the connection break."""
+        """Abort a streamed answer that cannot be completed: the client sees the connection break."""
         if self.streaming:
             self.streaming = False
             self.connection.transport.abort()
 
     def stream(self, headers: bytes) -> asyncio.Transport | None:
-        """Answer with what is written to the transport from now on, until it is closed; None unless it is this one's
-        turn."""
+        """Answer with whatever is written to the transport until it is closed; None unless this request is the next to
+        be answered.
+        """
         connection = self.connection
         if self.output is not None or not connection.queue or connection.queue[0] is not self:
             return None
@@ -124,7 +126,7 @@ Handler = Callable[[Exchange], None]
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. `deadline` is when it is cut off, inf while the server is to act."""
+    """One client connection. `deadline`: when it is closed, inf while the server must act."""
 
     __slots__ = (
         "_bytes", "_chunks", "_current", "_header_bytes", "_over", "_paused", "deadline", "front", "parser", "queue",
@@ -155,7 +157,7 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + self.front.limits.idle_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol. What runs for this client goes on, its answer is dropped."""
+        """See asyncio.Protocol. Running requests of this client continue; their answers are dropped."""
         self._over = True
         gone = list(self.queue)
         self.queue.clear()
@@ -180,8 +182,9 @@ class Connection(asyncio.Protocol):
             self._bad(400, b"not HTTP/1.1")
 
     def eof_received(self) -> bool:
-        """A client that gives up closes its side, and nothing tells it from one that has sent all and waits. So what
-        still waits here is given up, with an answer that says so; what runs is answered."""
+        """Half-close by the client, which may have given up or may still wait. Requests that are still queued here are
+        refused; running ones are answered.
+        """
         if not self.queue or self._over:
             return False
         self._over = True
@@ -192,7 +195,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol. The client does not read: take no more from it, and wait only so long."""
+        """See asyncio.Protocol. The client does not read: stop reading from it, for a limited time."""
         self._paused = True
         self.deadline = time.monotonic() + self.front.limits.write_s
         self.transport.pause_reading()
@@ -304,7 +307,7 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def leave(self) -> None:
-        """The answer is a stream: nothing more is read, and time is its writer's concern."""
+        """The answer is a stream: read nothing more, and leave timeouts to its writer."""
         self.queue.clear()
         self._over = True
         self.deadline = float("inf")
@@ -316,7 +319,7 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + (limits.idle_s if self._current is None else limits.read_s)
 
     def _bad(self, status: int, why: bytes) -> None:
-        """Answer what cannot be read any further, and close."""
+        """Answer an unparsable request, and close."""
         current = self._current or Exchange(self, b"")
         self._current = None
         if self._over:
@@ -330,7 +333,7 @@ class Connection(asyncio.Protocol):
         self._bad(413, b"the body is over the limit of %d bytes" % self.front.limits.body_bytes)
 
     def expire(self) -> None:
-        """The deadline has passed: say so to a client that is still sending, cut off one that does not read."""
+        """The deadline has passed: answer a client that is still sending, disconnect one that does not read."""
         if self._paused or self._current is None or self.queue:
             self.transport.abort() if self._paused else self.transport.close()
             return
@@ -338,7 +341,7 @@ class Connection(asyncio.Protocol):
 
 
 class HttpFront:
-    """All connections of a server, whoever they came by."""
+    """All HTTP connections of a server."""
 
     def __init__(self, handler: Handler, limits: HttpLimits, failed: Callable[[BaseException], None]) -> None:
         self.handler, self.limits, self.failed = handler, limits, failed
@@ -351,13 +354,13 @@ class HttpFront:
         return Connection(self)
 
     def sweep(self) -> None:
-        """Cut off connections whose time is over. Called about once a second."""
+        """Close connections past their deadline. Called about once a second."""
         now = time.monotonic()
         for connection in [c for c in self.connections if c.deadline < now]:
             connection.expire()
 
     def drain(self) -> None:
-        """Close what is idle; answers on their way close their connections."""
+        """Close idle connections; others close after their answers."""
         self.draining = True
         for connection in list(self.connections):
             if connection.queue:
@@ -367,6 +370,6 @@ class HttpFront:
                 connection.transport.close()
 
     def abort(self) -> None:
-        """Cut off everybody."""
+        """Close all connections."""
         for connection in list(self.connections):
             connection.transport.abort()

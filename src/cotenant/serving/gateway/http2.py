@@ -1,7 +1,7 @@
-"""HTTP/2 as gRPC uses it, on an event loop: unary calls and bidirectional streams, nothing else of HTTP/2.
+"""HTTP/2 for gRPC on an event loop: unary calls and bidirectional streams, nothing else of HTTP/2.
 
-Why not grpcio's server: decision 0081. Answers that fit the windows leave in one write; header blocks that a client
-repeats are decoded once. RFC 9113 (frames), RFC 7541 (headers, decoded by the hpack package).
+Decision 0081 says why it is not grpcio's server. Answers that fit the windows are sent in one write; repeated header
+blocks are decoded once. RFC 9113 (frames), RFC 7541 (headers, decoded by the hpack package).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MOST_RESETS = 2 * STREAMS  # calls that a client took back beyond those that wer
 
 
 class _Table(HeaderTable):
-    """A header table that counts its changes, so that decoded blocks can be kept between them."""
+    """A header table that counts its changes, so that decoded blocks can be cached between changes."""
 
     changes = 0
 
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, front: Http2Front) -> None:
         self.front = front
         self.streams: dict[int, Stream] = {}
-        self.window = 65535  # what may be sent to the client on all streams together
+        self.window = 65535  # bytes that may be sent to the client on all streams together
         self.initial_window = 65535
         self.most_frame = 16384
         self.deadline = time.monotonic() + front.limits.read_s
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._greeted = False
         self._last = 0
-        self._credit = 0  # received and not given back to the client's connection window
+        self._credit = 0  # bytes received and not yet returned to the client's connection window
         self._block: tuple[int, int, bytearray] | None = None
         self._decoder = Decoder()
         self._table = self._decoder.header_table = _Table()
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and kind != CONTINUATION:
-            raise ProtocolError(PROTOCOL_ERROR, "headers are interrupted")
+            raise ProtocolError(PROTOCOL_ERROR, "headers are interrupted by another frame")
         if kind == DATA:
             self._data(flags, number, payload)
         elif kind == HEADERS:
@@ -185,25 +185,25 @@ class Connection(asyncio.Protocol):
             self._settings(flags, payload)
         elif kind == PING:
             if len(payload) != 8:
-                raise ProtocolError(FRAME_SIZE_ERROR, "a ping has 8 bytes")
+                raise ProtocolError(FRAME_SIZE_ERROR, "a ping must have 8 bytes")
             if not flags & ACK:
                 self._controlled()
                 self.transport.write(frame(PING, ACK, 0, payload))
         elif kind == PUSH_PROMISE:
-            raise ProtocolError(PROTOCOL_ERROR, "clients push nothing")
+            raise ProtocolError(PROTOCOL_ERROR, "a client must not push")
 
     def _reset(self, stream: Stream | None) -> None:
-        """Calls that a client takes back are counted against those that were answered."""
+        """Count a cancelled call against the answered ones."""
         if stream is None:
             self._controlled()
             return
         stream.cancelled()
         self._resets += 1
         if self._resets > MOST_RESETS:
-            raise ProtocolError(ENHANCE_YOUR_CALM, "too many calls are taken back")
+            raise ProtocolError(ENHANCE_YOUR_CALM, "too many cancelled calls")
 
     def _controlled(self) -> None:
-        """Frames that ask for work but bring no request are counted."""
+        """Count frames that cause work but carry no request."""
         self._control += 1
         if self._control > MOST_CONTROL:
             raise ProtocolError(ENHANCE_YOUR_CALM, "too many control frames")
@@ -216,7 +216,7 @@ class Connection(asyncio.Protocol):
 
     def _continued(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None or self._block[0] != number:
-            raise ProtocolError(PROTOCOL_ERROR, "a continuation of nothing")
+            raise ProtocolError(PROTOCOL_ERROR, "a continuation without headers")
         self._controlled()
         _, first, block = self._block
         block += payload
@@ -238,11 +238,11 @@ class Connection(asyncio.Protocol):
                 self._known.clear()
             elif len(self._known) < KNOWN_BLOCKS and len(block) <= KNOWN_BYTES:
                 self._known[block] = known
-        if number in self.streams:  # trailers of a client: they say nothing that is needed
+        if number in self.streams:  # a client's trailers, which are not needed
             self.streams[number].received(b"", True)
             return
         if number % 2 == 0 or number <= self._last:
-            raise ProtocolError(PROTOCOL_ERROR, "a stream's number is wrong")
+            raise ProtocolError(PROTOCOL_ERROR, "a stream number is wrong")
         self._last = number
         self._control = 0
         if len(self.streams) >= STREAMS or self.front.draining:
@@ -252,7 +252,7 @@ class Connection(asyncio.Protocol):
         self.streams[number] = stream
         handler = self.front.handlers.get(known.get(b":path", b""))
         if known.get(b":method") != b"POST" or not known.get(b"content-type", b"").startswith(b"application/grpc"):
-            self.transport.write(header_frame(number, b"\x8d", True))  # 404: this is a place for gRPC
+            self.transport.write(header_frame(number, b"\x8d", True))  # 404: only gRPC is served here
             self.streams.pop(number).gone = True
             return
         stream.begin(handler)
@@ -268,7 +268,7 @@ class Connection(asyncio.Protocol):
         stream = self.streams.get(number)
         if stream is None:
             if number > self._last:
-                raise ProtocolError(PROTOCOL_ERROR, "data of no stream")
+                raise ProtocolError(PROTOCOL_ERROR, "data for an unknown stream")
             return
         ended = bool(flags & END_STREAM)
         if not size and not ended:
@@ -326,7 +326,7 @@ class Connection(asyncio.Protocol):
                 self.end(NO_ERROR, "")
 
     def end(self, code: int, why: str) -> None:
-        """Say why, and close."""
+        """Send the reason, and close."""
         if self.closing:
             return
         self.closing = True
@@ -334,7 +334,7 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def expire(self, now: float) -> None:
-        """Cut off who is too slow."""
+        """Close if the client is too slow."""
         if self._paused and self.deadline < now:
             self.transport.abort()
         elif self.deadline < now and not self.streams:
@@ -344,7 +344,7 @@ class Connection(asyncio.Protocol):
             stream.fail(4, "the request did not arrive in time")
 
     def drain(self) -> None:
-        """Take no new calls; close when those on their way are answered."""
+        """Accept no new calls; close when running ones are answered."""
         if not self.streams:
             self.end(NO_ERROR, "the server is shutting down")
         elif not self.closing:
@@ -355,8 +355,9 @@ class Connection(asyncio.Protocol):
 
 
 class Http2Front:
-    """All gRPC connections of a server. `handlers` by path; `guard` gives the status for who may not ask, None for who
-    may."""
+    """All gRPC connections of a server. `handlers` by path; `guard` returns the status for an unauthorised caller, None
+    otherwise.
+    """
 
     def __init__(
         self, handlers: Mapping[bytes, Handler], limits: HttpLimits, failed: Callable[[BaseException], None],
@@ -384,6 +385,6 @@ class Http2Front:
             connection.drain()
 
     def abort(self) -> None:
-        """Cut off everybody."""
+        """Close all connections."""
         for connection in list(self.connections):
             connection.transport.abort()

@@ -1,4 +1,4 @@
-"""One gRPC call on an HTTP/2 connection: messages in, messages out in their order, a status at the end."""
+"""One gRPC call on an HTTP/2 connection: messages in, answers in their order, a status at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trailers(status: int, message: str, extra: bytes = b"") -> bytes:
 
 
 class Front(Protocol):
-    """What a stream needs of the port that its connection came in by."""
+    """What a stream needs of the server whose port accepted its connection."""
 
     @property
     def limits(self) -> HttpLimits:
@@ -48,7 +48,7 @@ class Front(Protocol):
 
     @property
     def failed(self) -> Callable[[BaseException], None]:
-        """Takes errors that a handler did not expect."""
+        """Handles unexpected exceptions of handlers."""
 
 
 class Connection(Protocol):
@@ -60,18 +60,20 @@ class Connection(Protocol):
 
     @property
     def front(self) -> Front:
-        """The port."""
+        """The server."""
 
     def forget(self, stream: Stream) -> None:
         """The stream has ended."""
 
 
 def _nothing() -> None:
-    """There is nothing to withdraw."""
+    """Does nothing."""
 
 
 class Slot:
-    """The place of one message's answer in the order of a stream. `withdraw` is called when its client goes before."""
+    """Position of one message's answer in the order of a stream. `withdraw` is called if the client disconnects
+    before.
+    """
 
     __slots__ = ("data", "filled", "stream", "withdraw")
 
@@ -82,27 +84,27 @@ class Slot:
         self.withdraw = _nothing
 
     def reply(self, message: bytes) -> None:
-        """The answer."""
+        """Send the answer."""
         if not self.filled:
             self.data, self.filled = message, True
             self.stream.advance()
 
     def fail(self, status: int, message: str, retry_s: float | None = None) -> None:
-        """No answer: the call ends with a status."""
+        """No answer: end the call with a status."""
         if not self.filled:
             self.filled = True
             self.stream.fail(status, message, retry_s)
 
 
 class Handler:
-    """What answers a method: `serve(slot, message)`, now or later. `streaming`: many messages on one call."""
+    """Answers a method: `serve(slot, message)`, now or later. `streaming`: several messages per call."""
 
     def __init__(self, serve: Callable[[Slot, bytes], None], streaming: bool = False, guarded: bool = True) -> None:
         self.serve, self.streaming, self.guarded = serve, streaming, guarded
 
 
 class Stream:
-    """See the module. `window` is what may be sent, `credit` what was received and not given back."""
+    """See the module. `window`: bytes that may be sent; `credit`: bytes received and not yet returned."""
 
     def __init__(self, connection: Connection, number: int, headers: dict[bytes, bytes], window: int) -> None:
         self.connection, self.number, self.headers, self.window = connection, number, headers, window
@@ -117,7 +119,7 @@ class Stream:
         self._ending: bytes | None = None
 
     def begin(self, handler: Handler | None) -> None:
-        """The headers are here."""
+        """The headers have arrived."""
         if handler is None:
             self.fail(UNIMPLEMENTED, "there is no such method")
             return
@@ -128,14 +130,14 @@ class Stream:
                 self.fail(*refused)
 
     def cancelled(self) -> None:
-        """The client does not want the answer any more."""
+        """The client has cancelled the call."""
         self.gone = True
         for slot in self._slots:
             if not slot.filled:
                 slot.withdraw()
 
     def received(self, data: bytes, ended: bool) -> None:
-        """Bytes of messages."""
+        """Handle received bytes of messages."""
         if self.gone or self.complete:
             return
         whole = self._input
@@ -172,13 +174,13 @@ class Stream:
     def _inflated(self, message: bytes, limit: int) -> bytes | None:
         encoding = self.headers.get(b"grpc-encoding", b"")
         if encoding not in (b"gzip", b"deflate"):
-            self.fail(UNIMPLEMENTED, "messages are compressed by gzip, deflate or not at all")
+            self.fail(UNIMPLEMENTED, "messages must be compressed by gzip, deflate or not at all")
             return None
         inflater = zlib.decompressobj(wbits=47)
         try:
             out = inflater.decompress(message, limit + 1)
         except zlib.error:
-            self.fail(INTERNAL, "a message is not what its encoding says")
+            self.fail(INTERNAL, "a message does not match its encoding")
             return None
         if len(out) > limit:
             self.fail(EXHAUSTED, f"the message is over the limit of {limit} bytes")
@@ -188,7 +190,7 @@ class Stream:
     def _message(self, message: bytes) -> None:
         assert self._handler is not None
         if not self.streaming and self._slots:
-            self.fail(INTERNAL, "a unary call has one message")
+            self.fail(INTERNAL, "a unary call must have one message")
             return
         slot = Slot(self)
         self._slots.append(slot)
@@ -201,7 +203,7 @@ class Stream:
     # ---- out ----
 
     def advance(self) -> None:
-        """Send the answers that are next in order, and the end after the last."""
+        """Send the answers that are next in order, and the status after the last."""
         if self.gone:
             return
         slots = self._slots
@@ -226,7 +228,7 @@ class Stream:
             self.connection.transport.write(header_frame(self.number, START, False))
 
     def _whole(self, data: bytes) -> None:
-        """The answer of a unary call: in one write where the windows allow."""
+        """Send the answer of a unary call, in one write if the windows allow it."""
         connection = self.connection
         size = len(data) + 5
         if size <= connection.most_frame and size <= self.window and size <= connection.window and not self._started:

@@ -1,4 +1,4 @@
-"""The server's part of the live page and of the metrics."""
+"""The server's rows of the live page, and its metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WINDOW_MS = 10_000.0
 
 
 def exposition(api: Api, doors: Mapping[str, tuple[int, int]]) -> str:
-    """The page for Prometheus; `doors`: connections that are open and that were refused, by door."""
+    """The metrics page for Prometheus; `doors`: open and refused connections by endpoint."""
     out = Exposition()
     out.declare(names.SERVER)
     stats, pool, plan = api.stats, api.pool, api.pool.plan
@@ -55,13 +55,13 @@ def exposition(api: Api, doors: Mapping[str, tuple[int, int]]) -> str:
 
 
 class Got:
-    """GPU time that gpulets got, from one look at the page to later ones, over about WINDOW_MS."""
+    """GPU time of gpulets between calls, over about WINDOW_MS."""
 
     def __init__(self) -> None:
         self._seen: WeakKeyDictionary[Let, deque[tuple[float, float]]] = WeakKeyDictionary()
 
     def share(self, let: Let, now_ms: float) -> float | None:
-        """Busy part of the window times the gpulet's size, 0..1 of its GPU; None at the first look."""
+        """Busy fraction of the window times the gpulet's size, 0..1 of its GPU; None at the first call."""
         busy_ms = let.busy_ms + (now_ms - let.started_ms if let.job is not None else 0.0)
         seen = self._seen.setdefault(let, deque())
         while seen and now_ms - seen[0][0] > WINDOW_MS:
@@ -74,7 +74,7 @@ class Got:
 
 
 async def rows(api: Api, address: str, got: Got) -> AsyncIterator[Row]:
-    """Rows of the live page (observability/feed.py says which fields they have)."""
+    """Rows of the live page (fields: observability/feed.py)."""
     status = api.status()
     node = socket.gethostname()
     yield "sources", "server", {

@@ -1,4 +1,4 @@
-"""What the server can be asked beside inference, whatever it is asked by: metadata, repository, status, metrics."""
+"""Management operations of the server, independent of the protocol: metadata, repository, status, metrics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Api:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def guard(self, authorization: bytes) -> tuple[int, str] | None:
-        """gRPC status for a caller that may not ask, None for one that may."""
+        """gRPC status for an unauthorised caller, None otherwise."""
         try:
             self.tokens.check(authorization)
         except Refusal as refusal:
@@ -57,7 +57,7 @@ class Api:
         return None
 
     def decided(self, text: str) -> None:
-        """Something was decided or found out: a sentence for people."""
+        """Record a decision or finding as a sentence."""
         number = self.decisions[-1][0] + 1 if self.decisions else 0
         self.decisions.append((number, time.time(), text))
 
@@ -68,11 +68,11 @@ class Api:
         return {"name": "cotenant", "version": version("cotenant"), "extensions": EXTENSIONS}
 
     def names(self) -> list[str]:
-        """Everything that can be asked by name."""
+        """All names of models and applications."""
         return [*self.pool.service, *self.gateway.applications.names]
 
     def not_ready(self) -> str:
-        """Why the server is not ready to serve all it should, "" when it is."""
+        """Why the server is not ready to serve everything it should; "" if it is."""
         if self.gateway.draining:
             return "the server is shutting down"
         for name in self.pool.service:
@@ -82,7 +82,7 @@ class Api:
         return ""
 
     def model_info(self, name: str, wanted: str) -> tuple[ModelInfo, str]:
-        """(what a model is, its version); Refusal when it is unknown or not ready."""
+        """(description of a model, its version). Raises Refusal if it is unknown or not ready."""
         if name in self.gateway.applications.names:
             if wanted not in ("", "1"):
                 raise Refusal(Kind.UNKNOWN, f"application {name!r} has no versions")
@@ -104,7 +104,7 @@ class Api:
         }  # fmt: skip
 
     def model_config(self, name: str, wanted: str) -> dict[str, Any]:
-        """The configuration as Triton has it, as far as it says something here."""
+        """The configuration in Triton's form, as far as it applies here."""
         info, _ = self.model_info(name, wanted)
         batch = 1 if name in self.gateway.applications.names else self.crew.max_batch(name)
 
@@ -118,7 +118,7 @@ class Api:
         }  # fmt: skip
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
-        """All that can be asked by name, with its state: models, and applications as models of version 1."""
+        """All models with their state, and applications as models of version 1."""
         known = []
         for name in self.pool.service:
             loaded = self.pool.loaded.get(name)
@@ -135,7 +135,7 @@ class Api:
         ]  # fmt: skip
 
     def statistics(self, name: str, wanted: str) -> dict[str, Any]:
-        """Counts and times as Triton's statistics extension names them."""
+        """Counts and times under the names of Triton's statistics extension."""
         if name:
             self.model_info(name, wanted)
         rows = []
@@ -149,7 +149,7 @@ class Api:
     # ---- shared memory ----
 
     def register_memory(self, name: str, key: Any, offset: Any, byte_size: Any) -> None:
-        """Take a region of the system's shared memory into use."""
+        """Register a region of the system's shared memory."""
         try:
             self.regions.register(name, key, offset, byte_size)
         except TensorError as error:
@@ -163,13 +163,14 @@ class Api:
             raise Refusal(Kind.UNKNOWN, str(error)) from None
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Load (or load again) a model's newest files, and have a plan with it. Parameter `config` (JSON) stands for
-        the files' configuration until the next load."""
+        """Load (or reload) a model's newest files, and replan with it. Parameter `config` (JSON) overrides the files'
+        configuration until the next load.
+        """
         self._known(name)
         config = None
         for key, value in parameters.items():
             if key.startswith("file:"):
-                what = "files are not taken over the network, since loading one may run its code"
+                what = "files are not accepted over the network, since loading them may execute code"
                 raise Refusal(Kind.WRONG, f"{key}: {what}; put it into the model's folder and load again")
             if key != "config" or not isinstance(value, str):
                 raise Refusal(Kind.WRONG, f"load takes one parameter, config: JSON in a string; got {key[:200]!r}")
@@ -185,9 +186,9 @@ class Api:
             raise Refusal(Kind.WRONG, f"{name} cannot be loaded: {model.fault or model.why}")
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Take a model out of service and free what it holds."""
+        """Stop serving a model and free its resources."""
         self._known(name)
-        # nothing that can be unloaded has dependents of its own
+        # nothing that can be unloaded has dependents
         wrong = next((k for k, v in parameters.items() if k != "unload_dependents" or not isinstance(v, bool)), None)
         if wrong is not None:
             raise Refusal(Kind.WRONG, f"unload takes one parameter, unload_dependents: a boolean; got {wrong[:200]!r}")
@@ -196,9 +197,12 @@ class Api:
 
     def _known(self, name: str) -> None:
         if name in self.gateway.applications.names:
-            raise Refusal(Kind.WRONG, f"{name!r} is an application, which has no files: name its stages, {name}:STAGE")
+            raise Refusal(
+                Kind.WRONG,
+                f"{name!r} is an application, which has no files of its own: unload its stages, {name}:STAGE",
+            )
         if name not in self.pool.service:
-            raise Refusal(Kind.UNKNOWN, f"{name[:200]!r} is no service of this server's file")
+            raise Refusal(Kind.UNKNOWN, f"{name[:200]!r} is not a service of this server's file")
 
     async def _replan(self) -> None:
         try:
@@ -207,7 +211,7 @@ class Api:
             raise Refusal(Kind.UNAVAILABLE, f"no new plan: {error}") from None
 
     def later(self, work: Coroutine[Any, Any, None], done: Callable[[Refusal | None], None]) -> None:
-        """Run slow work beside requests; `done` hears how it ended."""
+        """Run slow work in parallel to requests; `done` gets its outcome."""
 
         async def run() -> None:
             try:
@@ -227,11 +231,11 @@ class Api:
     # ---- the server's own ----
 
     def plan(self) -> dict[str, Any]:
-        """The plan in force, as `cotenant plan --json` writes it."""
+        """The current plan, as written by `cotenant plan --json`."""
         return self.pool.plan.to_dict()
 
     def status(self) -> dict[str, Any]:
-        """All that `cotenant top` shows."""
+        """Everything that `cotenant top` shows."""
         plan, now = self.pool.plan, self.pool.now_ms()
         capacities = plan.capacities()
         services = []

@@ -1,4 +1,4 @@
-"""The live page on a server's own door: the page, its rows once, and the stream of their changes."""
+"""The live page on the server's own port: the page, its rows, and the stream of their changes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ MOST_BEHIND = 4 << 20  # bytes that a viewer may leave unread
 
 
 class Pages:
-    """What people look at. `address` is the door's own URL."""
+    """The live page. `address`: the URL of this endpoint."""
 
     def __init__(self, feed: Feed, address: Callable[[], str]) -> None:
         self._feed, self._address = feed, address
         self._viewers: set[asyncio.Task[None]] = set()
 
     def may_see(self, x: Exchange) -> bool:
-        """A site elsewhere whose name was made to point to this machine must not read the server's pages."""
+        """Protects from DNS rebinding: a foreign page whose host name resolves to this machine must not read the
+        server's pages.
+        """
         if not is_loopback(urlsplit(self._address()).hostname or ""):
             return True
         host = x.headers.get(b"host", b"localhost").decode("latin-1")
         try:
             return is_loopback(urlsplit("//" + host).hostname or "")
-        except ValueError:  # a bracket that is not closed
+        except ValueError:  # unbalanced bracket
             return False
 
     def page(self, x: Exchange) -> None:
@@ -61,7 +63,7 @@ class Pages:
         task.add_done_callback(self._viewers.discard)
 
     async def close(self) -> None:
-        """Let all viewers go."""
+        """Disconnect all viewers."""
         for task in self._viewers:
             task.cancel()
         await asyncio.gather(*self._viewers, return_exceptions=True)
@@ -69,6 +71,8 @@ class Pages:
 
 
 def token_in(url: bytes) -> bytes:
-    """What a browser shows, which cannot send a header: `?token=` of a page's address, as a header's value."""
+    """Token of `?token=` in a page's address, in the form of a header's value, since browsers cannot send the
+    header.
+    """
     query = url.partition(b"?")[2].decode("latin-1").replace("+", "%2B")
     return b"Bearer " + "".join(parse_qs(query).get("token", [])).encode()

@@ -1,4 +1,4 @@
-"""Two services that gRPC's tools know: health (grpc.health.v1) and server reflection (v1 and v1alpha)."""
+"""The standard gRPC services health (grpc.health.v1) and server reflection (v1 and v1alpha)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _REFLECTION = {
 }
 _CHOICES = ("file_by_filename", "file_containing_symbol", "file_containing_extension", "all_extension_numbers_of_type",
             "list_services")  # fmt: skip
-# methods whose messages are not called after them
+# methods whose messages have other names
 _SIGNATURES = {"ModelStreamInfer": ("ModelInferRequest", "ModelStreamInferResponse")}
 
 
 def handlers(methods: Mapping[str, Handler], ready: Callable[[], bool]) -> dict[bytes, Handler]:
-    """Handlers by path. `methods`: those of the inference service, by name; `ready`: whether the server is."""
+    """Handlers by path. `methods`: those of the inference service, by name; `ready`: whether the server is ready."""
     health = protobuf.classes(HEALTH, _HEALTH, _STATUS)
     inference = SERVICE.strip("/")
     known = {"", inference, f"{HEALTH}.Health"}
@@ -78,7 +78,7 @@ def handlers(methods: Mapping[str, Handler], ready: Callable[[], bool]) -> dict[
 
 
 def _file(own: Mapping[str, Any], service: str, methods: Mapping[str, bool], prefix: str = "") -> Any:
-    """The descriptor of a table's messages with their service. `methods`: whether each is a stream."""
+    """The descriptor of a table's messages with their service. `methods`: name -> whether it is a stream."""
     from google.protobuf import descriptor_pb2
 
     file = descriptor_pb2.FileDescriptorProto()
@@ -95,7 +95,7 @@ def _file(own: Mapping[str, Any], service: str, methods: Mapping[str, bool], pre
 
 
 class _Reflection:
-    """Answers what a client asks of the descriptors."""
+    """Answers clients' questions about the descriptors."""
 
     def __init__(self, own: Mapping[str, Any], files: list[Any]) -> None:
         self.own = own

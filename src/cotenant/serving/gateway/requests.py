@@ -1,4 +1,4 @@
-"""One request, whatever it came by: what it is for, whether it may go on, its items, its answer."""
+"""Protocol-independent handling of a request: its target, admission, its items, its answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.serving.protocol.tensors import TensorError
 
 
 class Gateway:
-    """Checks requests and hands them on. `limit`: requests in the server at once, of all services."""
+    """Validates requests and passes them on. `limit`: most requests in the server, of all services."""
 
     def __init__(self, admission: Admission, applications: Applications, limit: int = 10_000) -> None:
         self.admission, self.applications, self.limit = admission, applications, limit
@@ -19,8 +19,9 @@ class Gateway:
         self.open = 0
 
     def infer(self, request: InferRequest, reply: Reply) -> Withdraw:
-        """Serve a request: `reply` gets the answer or the refusal, once, now or later. What is returned is for a client
-        that goes before."""
+        """Serve a request: `reply` gets the answer or refusal once, now or later. Returns a function for the case that
+        the client disconnects.
+        """
         self.open += 1
 
         def counted(answer: InferAnswer | Refusal) -> None:
@@ -41,7 +42,7 @@ class Gateway:
             return nothing
 
     def _classified(self, request: InferRequest, answer: InferAnswer) -> InferAnswer | Refusal:
-        """An answer whose outputs are classes where they were asked for."""
+        """The answer with classes in place of outputs for which they were requested."""
         loaded = self.admission.pool.loaded.get(request.model)
         labels = {} if loaded is None else loaded.info.labels
         batchable = loaded is None or loaded.info.batchable
@@ -55,10 +56,10 @@ class Gateway:
         return answer
 
     def _room(self, request: InferRequest) -> None:
-        """Refuse beyond the server's limit; the lower a request's priority, the earlier."""
+        """Refuse requests beyond the server's limit; those of lower priority earlier."""
         service = self.admission.pool.service.get(request.model)
         priority = request.priority or (service.priority if service is not None else 0)
         most = self.limit
         if self.open > (most if priority > 0 else most * 9 // 10 if priority == 0 else most // 2):
             self.admission.full(request.model)
-            raise Refusal(Kind.FULL, f"the server has {self.open} requests already", 0.5)
+            raise Refusal(Kind.FULL, f"the server already has {self.open} requests", 0.5)

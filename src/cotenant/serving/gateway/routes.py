@@ -1,4 +1,4 @@
-"""The endpoints over HTTP: Open Inference Protocol v2, Triton's repository extension, metrics, the server's own."""
+"""The HTTP endpoints: Open Inference Protocol v2, Triton's repository extension, metrics, the server's own."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from cotenant.serving.protocol.openapi import document
 TEXT = f"content-type: {CONTENT_TYPE}\r\n".encode()
 BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 TIMES = b"cotenant-queued-ms: %.3f\r\ncotenant-executed-ms: %.3f\r\ncotenant-batch: %d\r\n"
-OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # asked by probes, which have no token
+OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # used by probes, which have no token
 KNOWN_PATHS, KNOWN_BYTES = 2048, 512
 LOCAL_PAGES = frozenset({"/", "/state.json", "/events", "/metrics", "/cotenant/status", "/cotenant/plan"})
 
 Endpoint = Callable[[Exchange, str, str], None]
-Found = tuple[dict[bytes, Endpoint], str, str, bool, bool]  # by method, model, version, asks for a token, is a page
+# by method, model, version, whether it needs a token, whether it is a page
+Found = tuple[dict[bytes, Endpoint], str, str, bool, bool]
 
 
 def error_body(message: str) -> bytes:
-    """An error as the protocol has it."""
+    """An error in the protocol's form."""
     return orjson.dumps({"error": message})
 
 
 class Routes:
-    """Finds what a request is for."""
+    """Finds the endpoint of a request."""
 
     def __init__(
         self, api: Api, connections: Callable[[], Mapping[str, tuple[int, int]]], address: Callable[[], str]
     ) -> None:
-        """`connections` by door, and the `address` of this one, for the live page and the metrics."""
+        """`connections` by endpoint, and the `address` of this one, for the live page and the metrics."""
         self.api = api
         self._connections = connections
         self._address = address
@@ -95,10 +96,10 @@ class Routes:
             endpoint = methods.get(x.method) or (methods.get(b"GET") if x.method == b"HEAD" else None)
             if endpoint is None:
                 allowed = b"allow: %s\r\n" % b", ".join(methods)
-                x.respond(405, error_body("this is asked with another method"), JSON + allowed)
+                x.respond(405, error_body("wrong method"), JSON + allowed)
                 return
             if b"origin" in x.headers and x.method == b"POST" and endpoint != self.infer:
-                raise Refusal(Kind.WRONG, "this is not for pages of other sites")
+                raise Refusal(Kind.WRONG, "pages of other sites may not use this")
             endpoint(x, name, version)
         except Refusal as refusal:
             self._refuse(x, refusal)
@@ -135,7 +136,7 @@ class Routes:
     # ---- the one that matters ----
 
     def infer(self, x: Exchange, name: str, version: str) -> None:
-        """An inference."""
+        """Handle an inference request."""
         headers = x.headers
         length = headers.get(b"inference-header-content-length")
         body = x.body
@@ -182,7 +183,7 @@ class Routes:
     # ---- the live page ----
 
     def metrics(self) -> str:
-        """The page for Prometheus."""
+        """The metrics page for Prometheus."""
         return exposition(self.api, self._connections())
 
     def _later(self, x: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
@@ -192,7 +193,7 @@ class Routes:
         self.api.later(run(), lambda refusal: None if refusal is None else self._refuse(x, refusal))
 
     async def close(self) -> None:
-        """Let all viewers go."""
+        """Disconnect all viewers."""
         await self.pages.close()
 
     # ---- the rest ----
@@ -232,7 +233,7 @@ class Routes:
 
 
 def _object(x: Exchange) -> dict[str, Any] | None:
-    """A body that is a JSON object, {} without one; None for anything else."""
+    """A body that is a JSON object, {} if empty; None otherwise."""
     try:
         content = orjson.loads(x.body) if x.body else {}
     except orjson.JSONDecodeError:
@@ -241,12 +242,12 @@ def _object(x: Exchange) -> dict[str, Any] | None:
 
 
 def _parameters(x: Exchange) -> dict[str, Any]:
-    """Of a request to load or unload a model."""
+    """Parameters of a request to load or unload a model."""
     content = _object(x)
     found = None if content is None else content.get("parameters", {})
     unknown = (content or {}).keys() - {"parameters"}
     if not isinstance(found, dict) or unknown:
-        raise Refusal(Kind.WRONG, 'the body is {} or {"parameters": {...}}')
+        raise Refusal(Kind.WRONG, 'the body must be {} or {"parameters": {...}}')
     return found
 
 
@@ -256,17 +257,17 @@ def _milliseconds(text: bytes) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e9:
-        raise WireError("cotenant-deadline-ms is a number of milliseconds")
+        raise WireError("cotenant-deadline-ms must be a number of milliseconds")
     return value
 
 
 def _inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
-    """A compressed body; never more than `limit` bytes of it."""
+    """Decompress a body, to at most `limit` bytes."""
     kind = encoding.strip().lower()
     if kind == b"identity":
         return body
     if kind not in (b"gzip", b"deflate"):
-        raise WireError("content-encoding is gzip, deflate or none")
+        raise WireError("content-encoding must be gzip, deflate or absent")
     inflater = zlib.decompressobj(wbits=47 if kind == b"gzip" else 15)
     try:
         out = inflater.decompress(body, limit + 1)
@@ -275,5 +276,5 @@ def _inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
     if len(out) > limit:
         raise Refusal(Kind.TOO_LARGE, f"the body is over the limit of {limit} bytes")
     if not inflater.eof:
-        raise WireError(f"the body is not whole {kind.decode()}")
+        raise WireError(f"the body is truncated {kind.decode()}")
     return out

@@ -1,4 +1,4 @@
-"""Who may ask: bearer tokens."""
+"""Authentication by bearer tokens."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from cotenant.serving.dispatch.calls import Kind, Refusal
 
 
 class Tokens:
-    """Bearer tokens that may ask; none: everybody may. Kept and compared as digests, in constant time."""
+    """Accepted bearer tokens; empty: no authentication. Stored and compared as digests, in constant time."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
 
     @property
     def any(self) -> bool:
-        """Whether tokens are asked for."""
+        """Whether a token is required."""
         return bool(self._digests)
 
     def check(self, authorization: bytes) -> None:
-        """Refusal unless the header's value carries a known token."""
+        """Raise Refusal unless the header's value contains a valid token."""
         if not self._digests:
             return
         scheme, _, token = authorization.partition(b" ")
         digest = hashlib.sha256(token.strip()).digest()
         known = [hmac.compare_digest(digest, own) for own in self._digests]
         if scheme.lower() != b"bearer" or not any(known):
-            raise Refusal(Kind.UNAUTHENTICATED, "needs a bearer token that this server knows")
+            raise Refusal(Kind.UNAUTHENTICATED, "a valid bearer token is required")

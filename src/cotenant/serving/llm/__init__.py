@@ -1,4 +1,4 @@
-"""Language models behind one door: programs that speak OpenAI's API, started, evicted and brought back on demand."""
+"""Language models behind one endpoint: programs with OpenAI's API, started, evicted and brought back on demand."""
 
 from cotenant.core.extras import require
 

@@ -1,6 +1,6 @@
-"""The queues of all models, and the programs behind them: carries out what the policy decides.
+"""Queues of all models and their programs: executes the policy's decisions.
 
-policy/residency/models.py decides; one event loop calls everything here, so there are no locks.
+policy/residency/models.py decides; everything here runs in one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from cotenant.serving.llm.tickets import Ticket
 
 LOG = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # before a program that failed is started again
-WAITED_FOR_S = 4.0  # requests wait for a pause of so long, and are refused in a longer one
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # before a failed program is restarted
+WAITED_FOR_S = 4.0  # requests wait for a pause of at most this length, and are refused in a longer one
 MOVE_TRIES = 3
 DRAIN_POLL_S = 0.02
 
 
 class Model:
-    """One model: its queue, its program, its counts."""
+    """One model: its queue, its program, its counters."""
 
     __slots__ = ("entry", "failures", "fault", "moves_failed", "program", "queue", "row", "stats")
 
@@ -43,11 +43,11 @@ class Model:
         self.program: Program | None = None
         self.stats = ModelStats()
         self.failures = self.moves_failed = 0
-        self.fault = ""  # why it cannot be used, while that is so
+        self.fault = ""  # why it is unavailable, if it is
 
 
 class Dispatch:
-    """All models of a server. `tell` gets a sentence about what was decided."""
+    """All models of a server. `tell` gets a sentence about each decision."""
 
     def __init__(
         self, config: ModelsConfig, host: Host, keeper: Keeper, logs: Path, tell: Callable[[str], None]
@@ -68,7 +68,7 @@ class Dispatch:
     # ---- requests ----
 
     def submit(self, ticket: Ticket) -> None:
-        """Take a request in; OpenAIError where that cannot be."""
+        """Accept a request. Raises OpenAIError if that is impossible."""
         model = self.models[ticket.model]
         now_s = time.monotonic()
         if self.draining:
@@ -81,7 +81,7 @@ class Dispatch:
         if len(model.queue) >= model.entry.max_queue:
             model.stats.outcomes["full"] += 1
             wait_s = self.policy.wait_s(ticket.model, now_s)
-            text = f"{len(model.queue)} requests wait for {ticket.model} already"
+            text = f"{len(model.queue)} requests are already waiting for {ticket.model}"
             raise OpenAIError(429, text, "queue_full", retry_s=max(1.0, wait_s))
         self._notice(model)
         self.open += 1
@@ -91,7 +91,7 @@ class Dispatch:
             self.turn()
 
     def _pump(self, model: Model, now_s: float) -> bool:
-        """Give the program what it can take; whether nothing waits any more."""
+        """Send the program as many requests as it can take; returns whether the queue is empty."""
         name, most = model.entry.name, model.entry.max_concurrency
         while model.queue and model.program is not None and model.row.open < most and self.policy.admits(name):
             ticket = model.queue.popleft()
@@ -100,7 +100,7 @@ class Dispatch:
         return not model.queue
 
     def over(self, ticket: Ticket, outcome: str) -> None:
-        """A request has its answer, or its client has gone."""
+        """A request has been answered, or its client has disconnected."""
         model, now_s = self.models[ticket.model], time.monotonic()
         self.open -= 1
         model.stats.outcomes[outcome] += 1
@@ -119,14 +119,14 @@ class Dispatch:
             self.turn()
 
     def again(self, ticket: Ticket, why: str) -> None:
-        """A request whose program failed it waits once more, before all others."""
+        """A request failed with its program: queue it again, before all others."""
         model, now_s = self.models[ticket.model], time.monotonic()
         self._notice(model)
         model.stats.retries += 1
         self.policy.ended(ticket.model, now_s)
         model.queue.appendleft(ticket)
         self.policy.arrived(ticket.model, now_s)
-        LOG.info("%s: a request is given to the program again: %s", ticket.model, why)
+        LOG.info("%s: a request is sent to the program again: %s", ticket.model, why)
         if model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
             self._refuse_all(model)
         elif not self._pump(model, now_s):
@@ -135,7 +135,7 @@ class Dispatch:
     # ---- decisions ----
 
     def turn(self) -> None:
-        """Ask the policy, and begin what it says."""
+        """Ask the policy for decisions, and start to execute them."""
         now_s = time.monotonic()
         for action in self.policy.decide(now_s):
             self._begin(action)
@@ -149,7 +149,7 @@ class Dispatch:
             self._alarm = loop.call_later(max(0.001, self.policy.wake_s - now_s), self.turn)
 
     def _waiting(self) -> list[Model]:
-        """Models that were draining and need not any more."""
+        """Models that were draining and no longer need to."""
         return [self.models[name] for name in self.policy.resident if self.models[name].queue]
 
     def _begin(self, action: Action) -> None:
@@ -162,8 +162,8 @@ class Dispatch:
     async def _carry_out(self, work: Coroutine[Any, Any, None], model: Model) -> None:
         try:
             await work
-        except Exception as error:  # a fault of ours must not leave the model in between for ever
-            LOG.error("%s: in the background", model.entry.name, exc_info=error)
+        except Exception as error:  # an exception must not leave the model in a transitional state
+            LOG.error("%s: exception in a background task", model.entry.name, exc_info=error)
             self.policy.failed(model.entry.name, time.monotonic(), MOST_PAUSE_S)
         self.turn()
 
@@ -194,7 +194,7 @@ class Dispatch:
         self._tell(f"{name} is ready after {took_s:.1f} s")
 
     async def _launch(self, model: Model, gpu: int) -> Program:
-        """Its program; evicted ones that nobody waits for are stopped where they hold all host memory."""
+        """Start its program; if host memory is exhausted, evicted programs without requests are stopped."""
         while True:
             try:
                 return await launch(model.entry, gpu, self._host, self._keeper, self._logs, self._ports)
@@ -205,7 +205,7 @@ class Dispatch:
                 await self._forget(min(evicted, key=lambda m: m.row.used_s))
 
     async def _forget(self, model: Model) -> None:
-        """End an evicted program."""
+        """Stop an evicted program."""
         began_s = time.monotonic()
         self.policy.died(model.entry.name, began_s)
         self._tell(f"{model.entry.name} is stopped: its host memory is needed")
@@ -223,7 +223,7 @@ class Dispatch:
         return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (model.failures - 1))
 
     def _refuse_all(self, model: Model) -> None:
-        """Nobody waits for a program that cannot be had now."""
+        """Refuse all requests for a program that is unavailable now."""
         wait_s = max(1.0, model.row.not_before_s - time.monotonic())
         text = f"{model.entry.name} is not available: {model.fault}"
         for ticket in list(model.queue):
@@ -234,7 +234,7 @@ class Dispatch:
         self._notice(model)
 
     def _notice(self, model: Model) -> None:
-        """Take note of a program that has ended unasked: before anything else that follows from its end."""
+        """Handle a program that ended unexpectedly, before anything that follows from it."""
         program = model.program
         if program is None or not program.ended.is_set():
             return
@@ -242,13 +242,13 @@ class Dispatch:
         self._programs.discard(program)
         self._ports.discard(program.upstream.port)
         model.stats.deaths += 1
-        pause_s = 0.0  # once more at once, unless the last run has answered nothing either
+        pause_s = 0.0  # at once, unless the previous run also answered nothing
         if model.failures:
             pause_s = self._pause_s(model)
         else:
             model.failures = 1
-        model.fault = f"its program has ended: {program.why_ended}"
-        self._tell(f"{model.entry.name}: {program.why_ended}; it is started again")
+        model.fault = f"its program ended: {program.why_ended}"
+        self._tell(f"{model.entry.name}: {program.why_ended}; it is restarted")
         self.policy.died(model.entry.name, time.monotonic(), pause_s)
         if pause_s > WAITED_FOR_S:
             self._refuse_all(model)
@@ -259,7 +259,7 @@ class Dispatch:
         try:
             await self._host.evict(name)
         except (InputError, WorkError) as error:
-            if model.row.place is Place.LEAVING:  # else its program has ended meanwhile
+            if model.row.place is Place.LEAVING:  # otherwise its program has ended meanwhile
                 self._tell(f"{name} cannot be moved to host memory, so it is stopped: {error}")
                 await self._stop(model, gpu)
             return
@@ -314,7 +314,7 @@ class Dispatch:
     # ---- the end ----
 
     async def drain(self, limit_s: float) -> None:
-        """Take no more; let what is there end, for at most so long."""
+        """Accept no more requests; wait at most `limit_s` for the present ones."""
         self.draining = True
         deadline = time.monotonic() + limit_s
         while self.open and time.monotonic() < deadline:
@@ -324,7 +324,7 @@ class Dispatch:
                 ticket.fail(OpenAIError(503, "the server is shutting down", "shutting_down", retry_s=5.0), "failed")
 
     async def close(self) -> None:
-        """End all programs."""
+        """Stop all programs."""
         if self._alarm is not None:
             self._alarm.cancel()
         for task in list(self._tasks):

@@ -1,4 +1,4 @@
-"""Where programs run: as tenants of this node's agent, or without a GPU as they are."""
+"""Hosts run the models' programs: as tenants of this node's agent, or directly, without a GPU."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AGENT_WITHIN_S = 60.0
-AGENT_BACK_S = 30.0  # how long an order waits for an agent that has gone
+AGENT_BACK_S = 30.0  # how long an order waits for an agent that has ended
 PARK_WITHIN_S = 10.0
-NAME_FREE_S = 10.0  # how long a dead tenant's name may stay taken
+NAME_FREE_S = 10.0  # how long a dead tenant's name may remain in use
 
 
 @dataclass(frozen=True)
 class GpuRoom:
-    """A GPU that models may use, and how much of its memory."""
+    """A GPU for models, and the memory that they may use."""
 
     index: int
     uuid: str
@@ -45,15 +45,16 @@ class GpuRoom:
 
 
 class NoHostMemoryError(WorkError):
-    """The agent cannot promise a program host memory for all that it may have to move."""
+    """The agent cannot promise a program enough host memory for eviction."""
 
 
 class Host(Protocol):
     """Starts model processes and moves them between GPU and host memory. Raises WorkError or InputError with the
-    reason."""
+    reason.
+    """
 
     gpus: list[GpuRoom]
-    moves: bool  # whether what makes way is kept in host memory
+    moves: bool  # whether evicted programs are kept in host memory
 
     @property
     def agent(self) -> Path | None:
@@ -63,20 +64,20 @@ class Host(Protocol):
         """Find the GPUs."""
 
     async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
-        """Start a program in a process group of its own, its output in a file."""
+        """Start a program in a process group of its own, with its output in a file."""
 
     async def evict(self, name: str) -> None:
-        """Off its GPU."""
+        """Evict a program from its GPU."""
 
     async def bring(self, name: str) -> None:
-        """And back."""
+        """Bring it back."""
 
     async def close(self) -> None:
-        """Let go of what the host has started."""
+        """Release what the host has started."""
 
 
 async def spawn(command: list[str], log: Path, environment: Mapping[str, str] | None) -> asyncio.subprocess.Process:
-    """A program whose output goes to a file; InputError where it cannot be started."""
+    """Start a program whose output goes to a file. Raises InputError if it cannot be started."""
     with log.open("ab") as out:
         try:
             return await asyncio.create_subprocess_exec(
@@ -89,7 +90,7 @@ async def spawn(command: list[str], log: Path, environment: Mapping[str, str] | 
 
 
 class PlainHost:
-    """Programs without a GPU, in an amount of memory; they cannot be moved."""
+    """Programs without a GPU, within an amount of memory; they cannot be evicted."""
 
     moves = False
     agent = None
@@ -116,8 +117,9 @@ class PlainHost:
 
 
 class AgentHost:
-    """Programs as tenants. Where no agent runs in `folder` (None: this user's), one is started, kept running, and
-    stopped at the end."""
+    """Programs as tenants. If no agent runs in `folder` (None: this user's), one is started, kept running, and stopped
+    at the end.
+    """
 
     moves = True
 
@@ -172,16 +174,16 @@ class AgentHost:
                 self._keeper.ended(self._own.pid)
                 raise WorkError(f"no agent could be started: {last_line(log) or 'it ended'}")
             if time.monotonic() > deadline:
-                raise WorkError("the agent that was started does not answer")
+                raise WorkError("the started agent does not answer")
             await asyncio.sleep(0.05)
 
     async def _keep_own(self) -> None:
-        """An agent that ends is started again, in the same folder: it takes its tenants over."""
+        """Restart an agent that ends, in the same folder, where it takes over its tenants."""
         while True:
             assert self._own is not None
             await self._own.wait()
             self._keeper.ended(self._own.pid)
-            LOG.warning("the agent has ended: starting it again")
+            LOG.warning("the agent has ended: restarting it")
             while True:
                 try:
                     await self._run_own()
@@ -204,7 +206,7 @@ class AgentHost:
             environment = await self._in_thread(lambda: program_environment(answer))
             process = await spawn(command, log, environment)
             try:
-                with contextlib.suppress(WorkError):  # it has ended already
+                with contextlib.suppress(WorkError):  # it has already ended
                     await self._in_thread(lambda: client.call("started", name=model.name, pid=process.pid))
             except BaseException:
                 kill_group(process.pid)
@@ -214,7 +216,7 @@ class AgentHost:
             client.close()
 
     def _register(self, spec: TenantSpec) -> tuple[ControlClient, dict[str, Any]]:
-        """The tenant, once the last one of that name has gone."""
+        """Register the tenant, once the previous one of that name has ended."""
         deadline = time.monotonic() + NAME_FREE_S
         while True:
             client = self._connected()
@@ -222,7 +224,7 @@ class AgentHost:
                 return client, client.call("register", tenant=spec_to_dict(spec), join=False, timeout_s=None)
             except (InputError, WorkError) as error:
                 client.close()
-                if "of host memory to move to" in str(error):
+                if "of host memory for swapping" in str(error):
                     raise NoHostMemoryError(str(error)) from None
                 taken = "is running" in str(error) or isinstance(error, WorkError)
                 if not taken or time.monotonic() > deadline:
@@ -231,14 +233,14 @@ class AgentHost:
 
     async def evict(self, name: str) -> None:
         """See Host."""
-        await self._order("park", "is parked already", name=name, timeout_s=PARK_WITHIN_S)
+        await self._order("park", "is already parked", name=name, timeout_s=PARK_WITHIN_S)
 
     async def bring(self, name: str) -> None:
         """See Host."""
         await self._order("resume", "is not parked", name=name, timeout_s=AGENT_BACK_S)
 
     async def _order(self, op: str, done: str, **values: Any) -> None:
-        """An order that may be given again, to an agent that came back in the middle of it."""
+        """Send an idempotent order, again if the agent restarted during it."""
 
         def give() -> None:
             deadline = time.monotonic() + AGENT_BACK_S
@@ -262,7 +264,7 @@ class AgentHost:
         await self._in_thread(give)
 
     def _connected(self) -> ControlClient:
-        """A connection, also to an agent that is just coming back."""
+        """A connection, waiting for a restarting agent."""
         deadline = time.monotonic() + AGENT_BACK_S
         while True:
             try:
@@ -297,7 +299,7 @@ class AgentHost:
 
 
 def last_line(log: Path) -> str:
-    """What a program said last, shortened."""
+    """The last line of a program's output, shortened."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 4096))

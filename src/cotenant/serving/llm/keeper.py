@@ -1,7 +1,7 @@
-"""Ends the programs of a server that has ended without doing it itself: a process of its own, told of each by a line.
+"""A process that kills the programs of a server which ended without doing so itself.
 
-`+PID` and `-PID` on standard input name process groups that begin and have ended. When the input ends, those that are
-left are killed. It needs nothing but the standard library.
+Lines `+PID` and `-PID` on its standard input name process groups that started and ended. When the input ends, the
+remaining groups are killed. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 
 class Keeper:
-    """The server's end."""
+    """The server's side."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -24,12 +24,12 @@ class Keeper:
         self.groups: set[int] = set()
 
     def begin(self, group: int) -> None:
-        """A process group has begun."""
+        """A process group has started."""
         self.groups.add(group)
         self._tell(f"+{group}\n")
 
     def ended(self, group: int) -> None:
-        """And ended: all that is left of it is killed."""
+        """A process group has ended: kill what is left of it."""
         if group in self.groups:
             self.groups.discard(group)
             kill_group(group)
@@ -37,12 +37,12 @@ class Keeper:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has been killed: the server's own ending is what is left
+        with contextlib.suppress(OSError):  # the keeper was killed: only the server's own shutdown remains
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Kill what is left, and the keeper's process."""
+        """Kill all remaining groups, and end the keeper's process."""
         for group in list(self.groups):
             self.ended(group)
         assert self._process.stdin is not None
@@ -52,13 +52,13 @@ class Keeper:
 
 
 def kill_group(group: int, number: int = signal.SIGKILL) -> None:
-    """A signal for all processes of a group."""
+    """Send a signal to all processes of a group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def main() -> None:
-    """Listen until the server has gone."""
+    """Listen until the server has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

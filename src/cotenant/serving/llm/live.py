@@ -1,4 +1,4 @@
-"""What the door shows of its models: status for `top`, rows of the live page, metrics."""
+"""Presentation of models: status for `top`, rows of the live page, metrics."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ NO_TTFT, NO_TPOT = Histogram(names.MODEL_TTFT.buckets), Histogram(names.MODEL_TP
 
 
 class Decisions:
-    """The last sentences about what was decided."""
+    """Recent decisions, as sentences."""
 
     def __init__(self) -> None:
         self.rows: deque[tuple[int, float, str]] = deque(maxlen=50)
 
     def add(self, text: str) -> None:
-        """One more."""
+        """Add a sentence."""
         self.rows.append((self.rows[-1][0] + 1 if self.rows else 0, time.time(), text))
 
 
 def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:
-    """One model as numbers and words."""
+    """One model as plain data."""
     row, stats, entry = model.row, model.stats, model.entry
     met = [t <= entry.ttft_ms / 1e3 for t in stats.ttfts]
     state = "draining" if row.draining and row.place is Place.RESIDENT else row.place.value
@@ -50,7 +50,7 @@ def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:
 
 
 def status(dispatch: Dispatch, gpus: list[GpuRoom], started_s: float) -> dict[str, Any]:
-    """As GET /cotenant/status."""
+    """The answer of GET /cotenant/status."""
     rows = [model_row(model, gpus) for model in dispatch.models.values()]
     return {
         "uptime_s": time.monotonic() - started_s, "in_flight": dispatch.open, "models": rows,
@@ -64,7 +64,7 @@ def _used(rows: list[dict[str, Any]], gpu: int) -> int:
 
 
 def exposition(dispatch: Dispatch, connections: int) -> str:
-    """The page for Prometheus."""
+    """The metrics page for Prometheus."""
     out = Exposition()
     out.declare(names.MODEL)
     for name, model in dispatch.models.items():
@@ -89,7 +89,7 @@ def exposition(dispatch: Dispatch, connections: int) -> str:
 
 
 async def rows(dispatch: Dispatch, gpus: list[GpuRoom], address: str, decisions: Decisions) -> AsyncIterator[Row]:
-    """Rows of the live page (observability/feed.py says which fields they have)."""
+    """Rows of the live page (fields: observability/feed.py)."""
     node = socket.gethostname()
     yield "sources", "models", {
         "name": f"{node} serve", "kind": "models", "address": address, "ok": True, "note": "",

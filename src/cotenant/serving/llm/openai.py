@@ -1,4 +1,6 @@
-"""OpenAI's HTTP API as its clients expect it: errors, headers, the list of models. The programs do the rest."""
+"""OpenAI's HTTP API as far as the endpoint handles it: errors, headers, the list of models. The programs do the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from cotenant.serving.gateway.http1 import Exchange
 
 JSON = b"content-type: application/json\r\n"
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-# of one connection, made anew on each, or of the door's own making
+# hop-by-hop headers, or set by the endpoint itself
 NOT_ASKED = frozenset(
     b"host connection keep-alive proxy-connection transfer-encoding te trailer upgrade expect content-length"
     b" authorization accept-encoding x-request-id".split()
@@ -24,7 +26,7 @@ NOT_ANSWERED = frozenset(
 
 
 class OpenAIError(Exception):
-    """A request that gets an error in OpenAI's form. `retry_s`: when trying again makes sense."""
+    """A request that is answered by an error in OpenAI's form. `retry_s`: time after which a retry makes sense."""
 
     def __init__(
         self, status: int, message: str, code: str | None = None, *, param: str | None = None,
@@ -35,7 +37,7 @@ class OpenAIError(Exception):
 
     @property
     def body(self) -> bytes:
-        """As OpenAI's API has it."""
+        """The error in OpenAI's form."""
         kind = (
             "authentication_error" if self.status == 401 else "rate_limit_error" if self.status == 429
             else "invalid_request_error" if self.status < 500 else "server_error"
@@ -45,7 +47,7 @@ class OpenAIError(Exception):
 
     @property
     def headers(self) -> bytes:
-        """With when to come again."""
+        """Headers, with Retry-After."""
         if self.retry_s is None:
             return JSON
         return JSON + b"retry-after: %d\r\n" % max(1, min(600, round(self.retry_s + 0.49)))
@@ -65,7 +67,7 @@ def request_id_of(x: Exchange) -> bytes:
 
 
 def parse(x: Exchange) -> dict[str, Any]:
-    """The body, which names its model."""
+    """Parse the body, which names the model."""
     if b"content-encoding" in x.headers:
         raise OpenAIError(415, "send the body without content-encoding", "unsupported_encoding")
     try:
@@ -75,15 +77,15 @@ def parse(x: Exchange) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise OpenAIError(400, "the body is not a JSON object", "invalid_json")
     if not isinstance(content.get("model"), str):
-        raise OpenAIError(400, "say with model which model is asked for", "missing_model", param="model")
+        raise OpenAIError(400, "the body must name a model", "missing_model", param="model")
     return content
 
 
 def unknown_model(name: str, known: Iterable[str]) -> OpenAIError:
-    """The sentence for a name that no model has."""
+    """The error for an unknown model name."""
     names = list(known)
     shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    text = f"The model {name[:100]!r} does not exist; there are: {shown}"
+    text = f"The model {name[:100]!r} does not exist; the models are: {shown}"
     return OpenAIError(404, text, "model_not_found", param="model")
 
 
@@ -93,7 +95,7 @@ def model_object(name: str, created: int) -> dict[str, Any]:
 
 
 def request_bytes(x: Exchange, host: bytes, request_id: bytes, body: bytes) -> bytes:
-    """The request as the program gets it."""
+    """The request as sent to the program."""
     parts = [b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (x.method, x.url, host)]
     parts += [b"%s: %s\r\n" % pair for pair in x.headers.items() if pair[0] not in NOT_ASKED]
     parts.append(b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (request_id, len(body)))
@@ -102,13 +104,13 @@ def request_bytes(x: Exchange, host: bytes, request_id: bytes, body: bytes) -> b
 
 
 def answer_headers(headers: Iterable[tuple[bytes, bytes]], request_id: bytes, queued_s: float) -> bytes:
-    """The program's headers, without those of its connection, and ours."""
+    """The program's headers without hop-by-hop ones, and ours."""
     kept = b"".join([b"%s: %s\r\n" % pair for pair in headers if pair[0] not in NOT_ANSWERED])
     return kept + b"x-request-id: %s\r\ncotenant-queued-ms: %.3f\r\n" % (request_id, queued_s * 1e3)
 
 
 class Renamed:
-    """Writes the door's name of a model over the program's in what goes by, also where pieces cut it."""
+    """Replaces the program's name of a model by the public one in a stream, also across chunk boundaries."""
 
     def __init__(self, theirs: str, ours: str) -> None:
         self._pairs = [
@@ -119,7 +121,7 @@ class Renamed:
         self._rest = b""
 
     def take(self, data: bytes) -> bytes:
-        """A piece, with less of its end where that may be the beginning of the name, and what was kept of the last."""
+        """Process a chunk; what may be the beginning of the name is held back until the next one."""
         if self._rest:
             data, self._rest = self._rest + data, b""
         for old, new in self._pairs:
@@ -133,6 +135,6 @@ class Renamed:
         return data
 
     def end(self) -> bytes:
-        """What was kept."""
+        """What was held back."""
         rest, self._rest = self._rest, b""
         return rest

@@ -1,4 +1,4 @@
-"""The program of one model: started, watched, found ready, ended."""
+"""The program of one model: starting, readiness, monitoring, stopping."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRACE_S = 10.0
 
 
 class Program:
-    """One run of a model's program. `ended` is set when it has ended, by itself or not."""
+    """One run of a model's program. `ended` is set when it has ended for any reason."""
 
     def __init__(self, model: ModelEntry, process: asyncio.subprocess.Process, port: int, keeper: Keeper, log: Path):
         self.model, self.process, self.log = model, process, log
@@ -41,13 +41,13 @@ class Program:
 
     async def _watch(self) -> None:
         await self.process.wait()
-        self._keeper.ended(self.process.pid)  # what it has left running goes, too
+        self._keeper.ended(self.process.pid)  # kills what the program left running, too
         self.ended.set()
         self.upstream.close()
 
     @property
     def why_ended(self) -> str:
-        """How it ended, with what it said last."""
+        """How it ended, with the last line of its output."""
         code = self.process.returncode
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
@@ -56,7 +56,7 @@ class Program:
         return f"it ended with code {code}" + (f": {said}" if said else "")
 
     async def ready(self, within_s: float) -> None:
-        """Wait until it answers; WorkError when it ends before, or does not in time."""
+        """Wait until it answers. Raises WorkError if it ends before, or not in time."""
         try:
             async with asyncio.timeout(within_s):
                 await self._ready()
@@ -79,7 +79,7 @@ class Program:
             every_s = min(ASK_SELDOM_S, every_s * 1.2)
 
     def _named(self, content: bytes) -> None:
-        """What the program calls its model: the door's name where it knows that, else the first one of its list."""
+        """Find the program's name of the model: the public name if the program has it, else the first of its list."""
         if self.model.served_as is not None:
             return
         try:
@@ -90,7 +90,7 @@ class Program:
             self.served_as = names[0]
 
     async def _get(self, path: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer; 0 where there is none."""
+        """Status and body of an answer; status 0 if there is none."""
         answer = _Answer()
         host = self.upstream.host
         links: list[Link] = []
@@ -108,7 +108,7 @@ class Program:
             return 0, b""
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
-        """End it: SIGTERM, and SIGKILL for what is left after `grace_s`."""
+        """Stop it: SIGTERM, and SIGKILL after `grace_s`."""
         if self.process.returncode is None:
             kill_group(self.process.pid, signal.SIGTERM)
             try:
@@ -147,8 +147,9 @@ class _Answer:
 async def launch(
     model: ModelEntry, gpu: int, host: Host, keeper: Keeper, logs: Path, taken: Collection[int]
 ) -> Program:
-    """Start the program of a model on a free port, and on none that was given to another one and may not be open yet:
-    a program that answers in the place of another one would answer for the wrong model."""
+    """Start the program of a model on a free port, never on one given to another program that may not listen yet:
+    otherwise a program could answer for the wrong model.
+    """
     port = free_port()
     while port in taken:
         port = free_port()
@@ -159,7 +160,7 @@ async def launch(
 
 
 def free_port() -> int:
-    """A port that no socket of this machine has now."""
+    """A port that no socket of this machine uses now."""
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         port: int = door.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The door's endpoints: OpenAI's API by the model's name, the live page, metrics, status; those of services, too."""
+"""Endpoints: OpenAI's API by model name, live page, metrics, status; and those of services, if any."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ OPEN = frozenset({b"/health", b"/v2/health/live", b"/v2/health/ready"})
 
 
 class ModelRoutes:
-    """Finds what a request is for. `services` answers what is not for language models, where the file has services."""
+    """Finds the endpoint of a request. `services` answers everything that is not for language models, if the file has
+    services.
+    """
 
     def __init__(
         self, dispatch: Dispatch, tokens: Tokens, pages: Pages, metrics: Callable[[], str],
         status: Callable[[], object], later: Callable[..., None], services: Handler | None,
     ) -> None:  # fmt: skip
-        """`later` runs a coroutine that makes an answer."""
+        """`later` runs a coroutine that answers."""
         self._dispatch, self._tokens, self._pages = dispatch, tokens, pages
         self._metrics, self._status, self._later, self._services = metrics, status, later, services
         self._created = int(time.time())
@@ -52,7 +54,7 @@ class ModelRoutes:
             elif x.method in (b"GET", b"HEAD"):
                 self._get(x, path)
             else:
-                raise OpenAIError(405, "this is asked with another method", "method_not_allowed")
+                raise OpenAIError(405, "wrong method", "method_not_allowed")
         except OpenAIError as error:
             refuse(x, error)
 

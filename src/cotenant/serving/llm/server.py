@@ -1,4 +1,4 @@
-"""The door of language models: everything composed, started and stopped in order."""
+"""The server of language models: constructs all parts, starts and stops them in order."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ BACKLOG = 4096
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What the command line adds to models.yaml. `logs`: a folder for what programs print; None: one that is removed at
-    the end."""
+    """Options of the command line beyond models.yaml. `logs`: a folder for programs' output; None: a temporary one."""
 
     http: str | None = None
     agent: Path | None = None
@@ -43,8 +42,9 @@ class ModelOptions:
 
 
 class ModelServer:
-    """The HTTP server for language models and the processes behind it. Call `start`, then `stop`, on one event loop.
-    `services`: the server for the file's other services; it opens no HTTP port."""
+    """The HTTP server for language models and their processes. Call `start`, then `stop`, on one event loop.
+    `services`: the server for the file's other services; it opens no HTTP port.
+    """
 
     def __init__(self, config: ModelsConfig, options: ModelOptions, services: Any = None) -> None:
         self.config, self.options, self.services = config, options, services
@@ -65,12 +65,12 @@ class ModelServer:
         self.host: Host
 
     def _tell(self, text: str) -> None:
-        """A sentence for the log and for the live page."""
+        """Log a sentence and show it on the live page."""
         self.decisions.add(text)
         LOG.info("%s", text)
 
     async def start(self) -> None:
-        """Take the address, find the GPUs, begin with the models to keep, listen."""
+        """Bind the address, find the GPUs, start the models to keep, listen."""
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: LOG.error("in the background: %s", context.get("exception") or context["message"])
         )
@@ -125,10 +125,13 @@ class ModelServer:
         loop = asyncio.get_running_loop()
         host, port = self._address[0], sockets[0].getsockname()[1]
         if not is_loopback(host) and not self.tokens.any:
-            self._tell(f"{host}:{port} is reached from other machines, and anybody may ask there (listen.tokens)")
+            self._tell(
+                f"{host}:{port} can be reached from other machines without a token: anyone may send requests "
+                "(listen.tokens)"
+            )
         for door in sockets:
             try:
-                door.listen(BACKLOG)  # uvloop drops the error of a second server that was bound meanwhile
+                door.listen(BACKLOG)  # uvloop would ignore that another server has bound it meanwhile
                 listener = await loop.create_server(self.front.protocol, sock=door, ssl=self.tls, backlog=BACKLOG)
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
@@ -173,12 +176,14 @@ class ModelServer:
         task.add_done_callback(self._tasks.discard)
 
     def _failed(self, error: BaseException) -> None:
-        LOG.error("a request made the server fail", exc_info=error)
+        LOG.error("unexpected exception in a request", exc_info=error)
 
     # ---- the end ----
 
     async def stop(self, drain_s: float | None = None) -> None:
-        """Take no new requests, let what is there end (at most `drain_s`), then end the programs, the doors last."""
+        """Accept no new requests, wait for present ones (at most `drain_s`), stop the programs, and close the sockets
+        last.
+        """
         self.front.drain()
         await self.dispatch.drain(self.config.raw.listen.drain if drain_s is None else drain_s)
         for task in list(self._tasks):
@@ -186,5 +191,5 @@ class ModelServer:
         await self._closing.aclose()
 
     def hurry(self) -> None:
-        """Stop waiting for what is on its way."""
+        """Stop waiting for running requests."""
         self.front.abort()

@@ -1,4 +1,4 @@
-"""What the door counts of each model: plain numbers that the request path can afford."""
+"""Counters of each model, cheap enough for the request path."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from cotenant.observability.exposition import Histogram
 from cotenant.observability.metrics_llm import MODEL_TPOT, MODEL_TTFT
 
-RECENT = 512  # streams kept per model for the percentiles of `top`
+RECENT = 512  # streams kept per model for percentiles in `top`
 OUTCOMES = ("ok", "error", "full", "unavailable", "failed", "cancelled")
 
 
 class ModelStats:
-    """Of one model. Histograms are made when the first stream ends: a thousand idle models have none."""
+    """Counters of one model. Histograms are created with the first finished stream: idle models have none."""
 
     __slots__ = ("deaths", "outcomes", "retries", "seconds", "switches", "tpot", "tpots", "ttft", "ttfts")
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.switches: Counter[str] = Counter()  # starts, evictions, returns, stops
-        self.seconds: dict[str, float] = {}  # and how long they took
+        self.seconds: dict[str, float] = {}  # total durations of switches
         self.deaths = self.retries = 0
         self.ttft: Histogram | None = None
         self.tpot: Histogram | None = None
@@ -28,7 +28,7 @@ class ModelStats:
         self.tpots: deque[float] = deque(maxlen=RECENT)
 
     def streamed(self, ttft_s: float, between_s: float | None) -> None:
-        """A stream has ended: from the request's arrival to the first event, and the mean between two events."""
+        """A stream has ended: time from the request's arrival to the first event, and mean time between events."""
         if self.ttft is None or self.tpot is None:
             self.ttft, self.tpot = Histogram(MODEL_TTFT.buckets), Histogram(MODEL_TPOT.buckets)
         self.ttft.observe(ttft_s)
@@ -38,13 +38,13 @@ class ModelStats:
             self.tpots.append(between_s)
 
     def switched(self, what: str, seconds: float) -> None:
-        """A start, an eviction, a return or a stop has taken so long."""
+        """A start, eviction, return or stop took so long."""
         self.switches[what] += 1
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
 
 def percentile_ms(values: Sequence[float], fraction: float) -> float | None:
-    """Of the last ones, in milliseconds; None without any."""
+    """Percentile of recent values in milliseconds; None if there are none."""
     if not values:
         return None
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""One request on its way: waiting for its model, then streamed from the program to the client."""
+"""One request: waits for its model, then is streamed from the program to the client."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from cotenant.serving.llm.openai import (
 from cotenant.serving.llm.program import Program
 from cotenant.serving.llm.upstream import Link
 
-MOST_TRIES = 2  # a request that a program did not survive may be what ended it
+MOST_TRIES = 2  # a request during which a program died may have caused that
 EVENT_END, DONE = b"\n\n", b"data: [DONE]\n\n"
-DEATH_WITHIN_S = 2.0  # a connection breaks before the end of its program is known
+DEATH_WITHIN_S = 2.0  # a connection may break before the program's end is noticed
 
 
 class Ticket:
-    """See the module. `over` is called once, when the request has an answer or its client has gone; `again` when it
-    should be given to a program once more."""
+    """See the module. `over` is called once, when the request is answered or its client has disconnected; `again` if it
+    should be sent to a program once more.
+    """
 
     __slots__ = (
         "_again", "_events", "_first_s", "_headers", "_kept", "_last_s", "_link", "_over", "_parts", "_program",
@@ -60,13 +61,13 @@ class Ticket:
 
     @property
     def running(self) -> bool:
-        """Whether a program has it."""
+        """Whether a program is processing it."""
         return self._program is not None
 
     # ---- to the program ----
 
     def send(self, program: Program, *, fresh: bool = False) -> None:
-        """Give it to a program, `fresh` on a new connection."""
+        """Send it to a program; `fresh`: on a new connection."""
         self._program = program
         self.tries += 1
         self.began_s = time.monotonic()
@@ -86,7 +87,7 @@ class Ticket:
         return True
 
     def withdraw(self) -> None:
-        """The client has gone: the program is told so."""
+        """The client has disconnected: cancel the request at the program."""
         if self.done:
             return
         link, self._link = self._link, None
@@ -95,13 +96,15 @@ class Ticket:
         if self.streamed:
             self.x.cut()
         else:
-            refuse(self.x, OpenAIError(503, "given up, for the client closed its side", "cancelled"), self.request_id)
+            refuse(self.x, OpenAIError(503, "given up, since the client closed its side", "cancelled"), self.request_id)
         self._finish("cancelled")
 
     # ---- from the program ----
 
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """See Receiver. Only streams go on in pieces: a short answer can be asked for again until it is whole."""
+        """See Receiver. Only streams are forwarded in pieces: a short answer is buffered, so that it can be retried
+        until complete.
+        """
         self._status, self._headers = status, headers
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         if kind.startswith(b"text/event-stream"):
@@ -118,7 +121,7 @@ class Ticket:
         now_s = time.monotonic()
         if not self._first_s:
             self._first_s = now_s
-        events = data.count(EVENT_END) - data.endswith(DONE)  # which comes with the last token
+        events = data.count(EVENT_END) - data.endswith(DONE)  # that event comes with the last token
         if events > 0:
             self._last_s = now_s
             self._events += events
@@ -151,10 +154,11 @@ class Ticket:
             self._task = asyncio.get_running_loop().create_task(self._fault(why))
 
     async def _fault(self, why: str) -> None:
-        """Tell the client, or try once more where it has seen nothing of an answer yet."""
+        """Report the fault to the client, or retry if nothing of an answer was forwarded yet."""
         program = self._program
         assert program is not None
-        if self._kept and not self.streamed:  # the program may have closed it for its age: no try is lost
+        # the program may have closed an idle connection: does not count as an attempt
+        if self._kept and not self.streamed:
             self._kept = False
             self.tries -= 1
             self.send(program, fresh=True)
@@ -174,7 +178,7 @@ class Ticket:
         self.fail(OpenAIError(502, text, "program_failed"), "failed")
 
     def fail(self, error: OpenAIError, outcome: str) -> None:
-        """No answer, or no more of it: one sentence for the client."""
+        """End the answer with an error, as one sentence for the client."""
         if self.done:
             return
         if self.streamed:
@@ -194,7 +198,7 @@ class Ticket:
 
     @property
     def times(self) -> tuple[float, float | None] | None:
-        """Of a stream: seconds to its first event, and between two (None where there was but one)."""
+        """Of a stream: seconds to its first event, and mean time between events (None with a single one)."""
         if not self._events:
             return None
         between = (self._last_s - self._first_s) / (self._events - 1) if self._events > 1 else None
@@ -202,4 +206,4 @@ class Ticket:
 
 
 def _anything(full: bool) -> None:
-    """The stream is over."""
+    """Does nothing: the stream has ended."""

@@ -1,6 +1,6 @@
-"""Requests to one program over HTTP/1.1, on connections that are kept: what comes back is handed on as it comes.
+"""Requests to one program over persistent HTTP/1.1 connections: answers are forwarded as they arrive.
 
-Callbacks and a parser in C, as on the other side (decision 0138 has the measurement against an ordinary client).
+Callbacks and a parser in C, as on the client side (decision 0138 compares it with an ordinary client library).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ CONNECT_S = 10.0
 
 
 class Receiver(Protocol):
-    """What becomes of one request. `got_end` or `got_fault` comes last, once."""
+    """Receives the answer to one request. `got_end` or `got_fault` is called last, once."""
 
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The status and the headers, their names in lower case."""
 
     def got_body(self, data: bytes) -> None:
-        """A piece of the body, as large as it came."""
+        """A piece of the body, as received."""
 
     def got_end(self) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
 
     def got_fault(self, why: str) -> None:
-        """There is no answer, or not all of it."""
+        """There is no answer, or an incomplete one."""
 
 
 class Link(asyncio.Protocol):
-    """One connection to the program. One request at a time."""
+    """One connection to the program, with one request at a time."""
 
     __slots__ = ("_chunks", "_headers", "_parser", "_receiver", "_sized", "_upstream", "kept", "transport")
 
@@ -42,7 +42,7 @@ class Link(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
         self._sized = False
-        self.kept = False  # from an earlier request: the program may just be closing it
+        self.kept = False  # reused from an earlier request: the program may be closing it
 
     def ask(self, request: bytes, receiver: Receiver) -> None:
         """Send a request."""
@@ -51,12 +51,12 @@ class Link(asyncio.Protocol):
         self.transport.write(request)
 
     def abandon(self) -> None:
-        """Nobody wants the answer any more: the program sees its client go."""
+        """The answer is no longer wanted: close the connection."""
         self._receiver = None
         self.transport.abort()
 
     def slow(self, full: bool) -> None:
-        """Take no more from the program for now (True), or go on."""
+        """Pause reading from the program (True), or resume."""
         if not self.transport.is_closing():
             self.transport.pause_reading() if full else self.transport.resume_reading()
 
@@ -67,8 +67,8 @@ class Link(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. All that one read brought is handed on in one piece."""
-        if self._receiver is None:  # unasked, or after the end
+        """See asyncio.Protocol. Everything received in one read is forwarded as one piece."""
+        if self._receiver is None:  # unsolicited, or after the end
             self.transport.abort()
             return
         try:
@@ -84,7 +84,7 @@ class Link(asyncio.Protocol):
         self._upstream.lost(self)
         if self._receiver is not None and self._headers and not self._sized:
             self._hand_on()
-            self._end()  # an answer that ends with its connection
+            self._end()  # an answer delimited by the end of the connection
         self._fault("it closed the connection" if exc is None else f"the connection broke: {exc}")
 
     def _fault(self, why: str) -> None:
@@ -129,7 +129,7 @@ class Link(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """See httptools."""
-        if self._parser.get_status_code() < 200:  # 100 Continue: the answer is still to come
+        if self._parser.get_status_code() < 200:  # 100 Continue: the answer follows
             return
         self._hand_on()
         keep = self._parser.should_keep_alive() and self._sized
@@ -143,7 +143,7 @@ class Link(asyncio.Protocol):
 
 
 class Upstream:
-    """All connections to one program. One event loop uses it."""
+    """All connections to one program. Used by one event loop."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -153,8 +153,9 @@ class Upstream:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, request: bytes, receiver: Receiver, begun: Begun, *, fresh: bool = False) -> None:
-        """Send a whole request, `fresh` on a new connection. `begun` is given the connection, now or later, unless
-        there is a fault first."""
+        """Send a complete request; `fresh`: on a new connection. `begun` gets the connection, now or later, unless
+        there is a fault first.
+        """
         while self._free and not fresh:
             link = self._free.pop()
             if not link.transport.is_closing():
@@ -166,7 +167,7 @@ class Upstream:
 
         def connected(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if task.cancelled():  # by `close`, perhaps before it began
+            if task.cancelled():  # by `close`, possibly before it started
                 receiver.got_fault("it has ended")
 
         task.add_done_callback(connected)
@@ -177,7 +178,7 @@ class Upstream:
             async with asyncio.timeout(CONNECT_S):
                 _, link = await loop.create_connection(lambda: Link(self), "127.0.0.1", self.port)
         except TimeoutError:
-            receiver.got_fault("it takes no connection")
+            receiver.got_fault("it accepts no connection")
             return
         except OSError as error:
             receiver.got_fault(f"it cannot be reached: {(error.strerror or str(error)).lower()}")
@@ -189,7 +190,7 @@ class Upstream:
             link.transport.abort()
 
     def free(self, link: Link) -> None:
-        """A connection can take the next request."""
+        """A connection is free for the next request."""
         link.kept = True
         if len(self._free) < MOST_KEPT:
             self._free.append(link)
@@ -197,13 +198,13 @@ class Upstream:
             link.transport.close()
 
     def lost(self, link: Link) -> None:
-        """A connection has gone."""
+        """A connection was closed."""
         self._links.discard(link)
         if link in self._free:
             self._free.remove(link)
 
     def close(self) -> None:
-        """Cut every connection; requests under way get a fault."""
+        """Close every connection; running requests get a fault."""
         for task in list(self._tasks):
             task.cancel()
         for link in list(self._links):
@@ -211,7 +212,7 @@ class Upstream:
 
 
 class Begun(Protocol):
-    """Told which connection a request has; False: the request has been given up meanwhile."""
+    """Called with the connection of a request; returns False if the request was cancelled meanwhile."""
 
     def __call__(self, link: Link) -> bool:
         """See the class."""

@@ -1,4 +1,4 @@
-"""Plans for changing request rates while the server runs."""
+"""Replanning for changing request rates while the server runs."""
 
 from cotenant.core.extras import require
 

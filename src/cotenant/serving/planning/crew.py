@@ -1,5 +1,6 @@
-"""From a plan to workers that make it true: what can stay, what is loaded beside it, what is drained; and new workers
-for those that die."""
+"""The worker manager: changes the workers to match a plan (keeps, resizes, loads, drains), and replaces workers that
+die.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from cotenant.serving.protocol.tensors import ModelInfo
 from cotenant.serving.worker import LoadError, ModelSpec, UnavailableError, Worker, WorkerFactory, WorkerSpec
 from cotenant.serving.workers.repository import Found, find
 
-RESTARTS = 3  # attempts in a row before a service counts as failed
+RESTARTS = 3  # consecutive attempts before a service counts as failed
 BACKOFF_S = (0.0, 0.5, 2.0)
 UNAVAILABLE_S = 0.5
 DRAIN_S = 60.0
 
 
 class ApplyError(Exception):
-    """A plan that could not be made true: services whose models cannot be loaded, with the reason."""
+    """A plan could not be applied: services whose models cannot be loaded, with the reasons."""
 
     def __init__(self, failed: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"{name}: {why}" for name, why in failed.items()))
@@ -39,8 +40,9 @@ class ApplyError(Exception):
 
 @dataclass
 class _Model:
-    """What is (to be) loaded for a service. `generation` tells reloads apart; `why` says why it is not ready;
-    `previous` serves on while a new generation is loaded, and when that fails, which `fault` then tells."""
+    """The model to load for a service. `generation` distinguishes reloads; `why`: why it is not ready; `previous`
+    continues to serve while a new generation is loaded, and if that fails, `fault` says why.
+    """
 
     found: Found | None = None
     generation: int = 0
@@ -51,7 +53,7 @@ class _Model:
 
 @dataclass
 class _New:
-    """A gpulet's worker that is being made."""
+    """A gpulet whose worker is being created."""
 
     let: Let
     worker: Worker
@@ -66,7 +68,7 @@ class Say(Protocol):
 
 
 class Crew:
-    """See the module. `trouble` is called when services fail or GPUs are lost, so that a new plan is made."""
+    """See the module. `trouble` is called when services fail or GPUs are lost, to request a new plan."""
 
     def __init__(
         self, config: ServingConfig, profiles: Mapping[str, ServingProfile], pool: Pool, stats: Stats,
@@ -80,14 +82,14 @@ class Crew:
         self._keys: dict[Worker, frozenset[tuple[str, int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.closing = False
-        self.unmeasured: dict[str, str] = {}  # services that no plan can have, and why
+        self.unmeasured: dict[str, str] = {}  # services that no plan can include -> reason
         self._count = self._generations = 0
         self._best_effort = {s.name for s in config.deployment.services if not s.latency_sensitive}
 
     # ---- models ----
 
     def resolve(self, service: str) -> None:
-        """Find a service's model on disk; what is wrong with it becomes the reason why it is not ready."""
+        """Find a service's model on disk; errors become the reason why it is not ready."""
         model = self.models[service]
         try:
             model.found = self._find(service)
@@ -101,8 +103,9 @@ class Crew:
         return find(self.config.models[service], config)
 
     def max_batch(self, service: str) -> int:
-        """The largest batch that any plan may ask of a service: what its configuration says, else its profile; of a
-        plan that is held without a profile, what that plan asks."""
+        """The largest batch that a plan may use for a service: its configuration's, else its profile's, else that of a
+        fixed plan without a profile.
+        """
         found = self.models[service].found
         configured = None if found is None else found.config.get("max_batch_size")
         if isinstance(configured, int) and configured > 0:
@@ -113,11 +116,11 @@ class Crew:
         return max([1, *(p.max_batch(model, size.label) for p in known for size in p.partitions), *seats])
 
     def ready_services(self) -> list[str]:
-        """Services that a plan may have: their model was found and has not failed."""
+        """Services that a plan may include: their model was found and has not failed."""
         return [name for name, model in self.models.items() if model.why in ("", "loading")]
 
     def why_not(self, service: str) -> str:
-        """Why a service cannot answer now, "" when it can."""
+        """Why a service cannot answer now; "" if it can."""
         model = self.models.get(service)
         if model is None:
             return "unknown"
@@ -137,8 +140,9 @@ class Crew:
     # ---- plans ----
 
     async def apply(self, plan: ServingPlan) -> None:
-        """Make a plan true: load what is new in the background, switch, drain what is left. After an ApplyError
-        everything is as it was."""
+        """Apply a plan: load new workers in the background, switch, drain the rest. After an ApplyError nothing has
+        changed.
+        """
         async with self.lock:
             lets, fresh = self._match(plan)
             if not fresh and not self.pool.hold and self.pool.adjust(plan):
@@ -158,7 +162,7 @@ class Crew:
                 self._loaded(new)
             await self._resized(plan, lets)
             self.stats.switches += 1
-            # building its tables takes milliseconds, in which requests would wait
+            # building its tables takes milliseconds, during which requests would wait
             desk = await asyncio.to_thread(
                 Dispatcher, plan, self.pool.services, self.profiles, self.pool.hold
             )  # fmt: skip
@@ -170,7 +174,7 @@ class Crew:
             self._run(self._retire(let))
 
     def _blamed(self, fresh: Sequence[_New], results: Sequence[object]) -> dict[str, str]:
-        """Services whose models could not be loaded, and why. Nobody is to blame for a GPU that went away."""
+        """Services whose models could not be loaded, with reasons. A vanished GPU is no service's fault."""
         usable = self.factory.gpus()
         failed: dict[str, str] = {}
         for new, result in zip(fresh, results, strict=True):
@@ -192,8 +196,8 @@ class Crew:
             model.previous = None
 
     def _match(self, plan: ServingPlan) -> tuple[list[Let], list[_New]]:
-        """For each gpulet the live one that can stand for it, or a new worker."""
-        # a worker with a model that was unloaded, or replaced by newer files, goes: it holds memory for nothing
+        """For each gpulet of the plan an existing one that matches, or a new worker."""
+        # a worker with an unloaded or outdated model is not reused, since it would hold its memory
         ready = {(name, self.models[name].generation) for name in self.ready_services()}
         free = [let for let in self.pool.lets if let.worker is not None and self._keys[let.worker] <= ready]
         lets: list[Let] = []
@@ -219,11 +223,11 @@ class Crew:
 
     @property
     def _elastic(self) -> bool:
-        """Whether a worker changes its share itself, between two batches."""
+        """Whether workers change their share themselves, between batches."""
         return self.config.deployment.capabilities.worker_resizes
 
     async def _resized(self, plan: ServingPlan, lets: Sequence[Let]) -> None:
-        """Give workers that stay the share that the plan has for them."""
+        """Give kept workers the plan's shares."""
         for now, let in zip(plan.gpulets, lets, strict=True):
             resize = getattr(let.worker, "resize", None)
             if let.spec.partition == now.partition or resize is None:
@@ -243,7 +247,7 @@ class Crew:
         for seat in let.seats:
             found = self.models[seat.service].found
             assert found is not None
-            # the largest that a later plan may ask of this worker without another one being made
+            # the largest batch that a later plan may use on this worker without replacing it
             most = max(seat.batch, profile.max_batch(seat.model, let.partition))
             sensitive = seat.service not in self._best_effort
             spec = (seat.service, seat.model, found.backend, found.path, found.version, most, found.config, sensitive)
@@ -267,7 +271,7 @@ class Crew:
             self.pool.loaded[name] = Loaded(info, model.found.version)
 
     async def _retire(self, let: Let) -> None:
-        """Let an old gpulet finish what it runs, then end its worker."""
+        """Let an old gpulet finish its batch, then stop its worker."""
         try:
             await asyncio.wait_for(self.pool.drained(let), DRAIN_S)
         except TimeoutError:
@@ -280,7 +284,7 @@ class Crew:
     # ---- deaths ----
 
     def lost(self, let: Let, why: str) -> None:
-        """A gpulet's worker is gone: make another one."""
+        """A gpulet's worker has ended: create another one."""
         if self.closing or let.index < 0:
             return
         self.say(f"the worker of {let.spec.name} {why}; starting another one", logging.WARNING)
@@ -300,7 +304,7 @@ class Crew:
             self._keys[worker] = self._key(let.spec)
             try:
                 infos = await worker.start()
-            except (UnavailableError, InputError) as error:  # for as long as it takes: the models are not to blame
+            except (UnavailableError, InputError) as error:  # retry without limit, since the models are not at fault
                 self._keys.pop(worker, None)
                 if not said:
                     self.say(f"{let.spec.name} waits for its worker: {error}", logging.WARNING)
@@ -314,7 +318,7 @@ class Crew:
                 pause_s = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
                 continue
             if let.index < 0 or self.closing or self._keys[worker] != self._key(let.spec):
-                # a newer plan dropped this gpulet or changed its services while the worker loaded
+                # a newer plan removed this gpulet or changed its services while the worker loaded
                 self._keys.pop(worker, None)
                 await worker.stop(1.0)
                 if let.index >= 0 and not self.closing:
@@ -333,8 +337,9 @@ class Crew:
     # ---- models that change ----
 
     def reload(self, service: str, config: dict[str, Any] | None = None) -> None:
-        """Have the service's newest files loaded by the next plan that is applied, with `config` instead of theirs;
-        InputError when there are none."""
+        """Reload the service's newest files with the next applied plan, with `config` instead of theirs. Raises
+        InputError if there are none.
+        """
         found = self._find(service, config)
         model = self.models[service]
         model.fault = ""
@@ -346,7 +351,7 @@ class Crew:
         model.found, model.generation = found, self._generations
 
     def unload(self, service: str) -> None:
-        """Take a service out of plans from now on."""
+        """Exclude a service from plans from now on."""
         self.models[service].why = "it has been unloaded"
         self.pool.abandon_service(service, f"model {service!r} has been unloaded")
 
@@ -358,7 +363,7 @@ class Crew:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self, grace_s: float) -> None:
-        """End all workers."""
+        """Stop all workers."""
         self.closing = True
         lets: Sequence[Let] = [*self.pool.lets, *self.pool.leaving]
         workers = [let.worker for let in lets if let.worker is not None]

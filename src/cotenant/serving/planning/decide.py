@@ -1,4 +1,6 @@
-"""One plan for one problem, as `cotenant plan` and notebooks ask for it: packed, verified, renamed after an old one."""
+"""Makes one plan for one problem, for `cotenant plan` and notebooks: packs, verifies, and renumbers it after an old
+plan.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from cotenant.sim.serving.verify import Verified, plan_verified
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan; how it did when its requests were simulated (None: not asked for); the packing's own time."""
+    """A plan; the result of its simulation (None: not requested); the time of packing alone."""
 
     plan: ServingPlan
     verified: Verified | None
@@ -38,20 +40,20 @@ def decide(
 ) -> Decision:
     """Plan for the services' rates times `headroom`.
 
-    With a `target`, requests are simulated, and the plan is for more where they are late.
-    `min_gpus`: as few GPUs as suffice. `start`: a plan to change as little as possible. `on_ready()` is called once the
-    input proved right, before anything is compiled. InputError for an input that cannot be planned.
+    With a `target`, the plan is simulated, and made for higher rates if requests are late. `min_gpus`: as few GPUs as
+    possible. `start`: a plan to change as little as possible. `on_ready()` is called once the input is valid, before
+    anything is compiled. Raises InputError for an input that cannot be planned.
     """
     services, gpus = problem.services, problem.gpus
     rates = [s.rate_rps * headroom for s in services]
-    Packer(spec, gpus, services)  # what is wrong with the input is said before anything is compiled
+    Packer(spec, gpus, services)  # reports wrong input before anything is compiled
     if on_ready is not None:
         on_ready()
     if min_gpus:
         least = fewest_gpus(spec, gpus, services, rates, time_limit_s)
         gpus = gpus.first(least.gpus_used) if least.feasible else gpus
     packer = Packer(spec, gpus, services, time_limit_s=time_limit_s)
-    packer.plan(rates, start=start)  # tables and compiled code are made at the first call, which is no decision's time
+    packer.plan(rates, start=start)  # the first call builds tables and compiles, which is not part of a decision's time
     began = time.perf_counter()
     plan = packer.plan(rates, start=start)
     decision_ms = (time.perf_counter() - began) * 1e3

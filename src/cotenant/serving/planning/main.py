@@ -1,6 +1,6 @@
-"""The planner process: `python -m cotenant.serving.planning.main`, asked over its standard input.
+"""The planner process: `python -m cotenant.serving.planning.main`, with requests on its standard input.
 
-Planning takes milliseconds to seconds of compiled code that holds the interpreter, which the gateway cannot wait for.
+Planning runs compiled code that holds the interpreter lock for milliseconds to seconds, which would block the gateway.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from cotenant.serving.planning.planner import Ask, Planner
 
 
 def main() -> int:
-    """Answer until the gateway is gone."""
+    """Answer until the gateway ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     source, write = pickles.take_streams()
     problem, name = pickles.read(source)
     planner = Planner(problem, name)
-    os.nice(5)  # requests matter more
+    os.nice(5)  # requests have priority
     while True:
         try:
             ask: Ask = pickles.read(source)

@@ -1,4 +1,4 @@
-"""What the planner process answers: plans for rates, on the GPUs that can be used, close to the plan in force."""
+"""The planner process's answers: plans for rates on usable GPUs, similar to the current plan."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cotenant.sim.serving.verify import plan_verified
 
 @dataclass(frozen=True)
 class Ask:
-    """What is wanted: a plan for `rates_rps` (the services in it, no others) on at most `count` of the GPUs `gpus`,
-    close to `start`; `fewest`: as few GPUs as will do instead. `verify`: raise rates until simulated requests are in
-    time."""
+    """A request for a plan: for `rates_rps` (exactly these services) on at most `count` of the GPUs `gpus`, similar to
+    `start`; `fewest`: on as few GPUs as possible. `verify`: raise rates until simulated requests are in time.
+    """
 
     rates_rps: Mapping[str, float]
     gpus: tuple[int, ...]
@@ -27,7 +27,7 @@ class Ask:
 
 
 class Planner:
-    """Keeps the tables of planners between questions."""
+    """Keeps the planners' tables between requests."""
 
     def __init__(self, problem: Problem, planner: str) -> None:
         self.problem, self.spec = problem, problem.planner(planner)
@@ -62,7 +62,7 @@ class Planner:
             known = {s.name for s in services}
             apps = [(app, x) for app, x in self.problem.applications if all(y.service.name in known for y in x)]
             true = [replace(s, rate_rps=rate) for s, rate in zip(services, rates, strict=True)]
-            rated = Packer.__new__(Packer)  # the same tables, other true rates
+            rated = Packer.__new__(Packer)  # the same tables with other rates
             rated.__dict__.update(packer.__dict__)
             rated.services = true
             apps = [(replace(app, rate_rps=ask.rates_rps[x[0].service.name]), x) for app, x in apps]
@@ -70,6 +70,6 @@ class Planner:
         return plan if start is None else renamed(plan, start, packer.gpus)
 
     def _inward(self, plan: ServingPlan, gpus: tuple[int, ...]) -> ServingPlan:
-        """A plan with positions among the usable GPUs for numbers; gpulets on others are gone."""
+        """The plan renumbered to positions among the usable GPUs, without gpulets on others."""
         at = {gpu: i for i, gpu in enumerate(gpus)}
         return replace(plan, gpulets=tuple(replace(x, gpu=at[x.gpu]) for x in plan.gpulets if x.gpu in at))

@@ -1,4 +1,6 @@
-"""When and for which rates plans are made: rates as they come, a forecast, the GPUs to hold, the planner process."""
+"""Decides when to replan and for which rates: measures rates, forecasts, chooses the number of GPUs, and calls the
+planner process.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ from cotenant.serving.planning.planner import Ask
 from cotenant.serving.worker import UnavailableError, WorkerFactory
 
 SAMPLE_S = 0.5
-LEAST_RATE = 0.01  # a service that nobody asks is still planned for, so that it stays reachable
+LEAST_RATE = 0.01  # an idle service is still planned for, so that it stays reachable
 PLAN_LIMIT_S = 120.0
 FIRST_PLAN_LIMIT_S = 900.0  # of a planner process that may have to compile first: half a minute on a quiet machine
 ATTEMPTS = 100  # each leaves out a service that cannot be loaded, or a GPU that has gone
 
 
 class PlannerProcess:
-    """Asks the planner process, one question at a time; started with the first, started anew when it dies."""
+    """Calls the planner process, one request at a time; starts it with the first, and restarts it when it dies."""
 
     def __init__(self, problem: Problem, planner: str) -> None:
         self._problem, self._planner = problem, planner
@@ -41,7 +43,7 @@ class PlannerProcess:
         self._lock = asyncio.Lock()
 
     async def ask(self, ask: Ask) -> ServingPlan:
-        """The plan; InputError when the services cannot be planned, WorkError when there is no answer."""
+        """The plan. Raises InputError if the services cannot be planned, WorkError without an answer."""
         async with self._lock:
             limit_s = FIRST_PLAN_LIMIT_S if self._streams is None else PLAN_LIMIT_S
             try:
@@ -65,7 +67,7 @@ class PlannerProcess:
     async def _begin(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         with theirs:
-            # on the loop's own thread, which is what the process's life hangs on
+            # started from the loop's own thread, with which the process dies (PR_SET_PDEATHSIG)
             command = [sys.executable, "-P", "-m", "cotenant.serving.planning.main"]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self._streams = await asyncio.open_unix_connection(sock=ours)
@@ -85,7 +87,7 @@ class PlannerProcess:
 
 
 class Replanner:
-    """Makes plans for what is asked and has the crew make them true."""
+    """Makes plans for the current rates and has the worker manager apply them."""
 
     def __init__(
         self, config: ServingConfig, problem: Problem, pool: Pool, crew: Crew, stats: Stats, factory: WorkerFactory,
@@ -116,7 +118,7 @@ class Replanner:
     # ---- rates ----
 
     def sample(self, seconds: float) -> None:
-        """Count what has come since the last sample."""
+        """Count the requests since the last sample."""
         for name, tracker in self.trackers.items():
             received = self.stats.services[name].received
             rate = (received - self._seen[name]) / seconds
@@ -125,8 +127,9 @@ class Replanner:
             self.measured[name] += 0.2 * (rate - self.measured[name])
 
     def rates(self) -> dict[str, float]:
-        """The rates to plan for, of the services that can be served. A service that nobody asks keeps a part of the
-        rate that it was announced with."""
+        """The rates to plan for, of services that can be served. An idle service keeps a fraction of its announced
+        rate.
+        """
         ahead = max(1, round(self.config.deployment.period_s / SAMPLE_S))
         least = self.config.entry.least_rate
         return {
@@ -137,11 +140,11 @@ class Replanner:
     # ---- plans ----
 
     async def first(self) -> None:
-        """The plan that the server begins with: for the rates of the file, on all GPUs."""
+        """The server's initial plan: for the rates of the file, on all GPUs."""
         await self.make({name: self.configured[name] for name in self.crew.ready_services()}, first=True)
 
     async def make(self, rates: dict[str, float] | None = None, *, first: bool = False) -> None:
-        """Make a plan and put it in force. Services whose models cannot be loaded are left out of the next attempt."""
+        """Make a plan and apply it. Services whose models cannot be loaded are excluded from the next attempt."""
         for _ in range(ATTEMPTS):
             rates = self.rates() if rates is None else rates
             rates = {name: rate for name, rate in rates.items() if name in self.crew.ready_services()}
@@ -156,10 +159,10 @@ class Replanner:
                 return
             except ApplyError as error:
                 last = error
-        raise WorkError(f"no plan could be made true: {last}")
+        raise WorkError(f"no plan could be applied: {last}")
 
     async def _decide(self, rates: dict[str, float], first: bool) -> ServingPlan | None:
-        """The plan for the rates; None when the one in force is to stay."""
+        """The plan for the rates; None to keep the current one."""
         if self.fixed is not None:
             usable = set(self.usable())
             held = [x for x in self.fixed.gpulets if x.gpu in usable]
@@ -180,7 +183,7 @@ class Replanner:
             plan = await self.process.ask(Ask(rates, gpus, self.held, start, verify=verify))
         if not plan.feasible:
             short = ", ".join(f"{x.service} ({x.missing_rps:.0f}/s)" for x in plan.left_out)
-            note = f"the GPUs do not suffice: {short}"
+            note = f"there are not enough GPUs: {short}"
             if KEPT_APART in plan.notes:
                 note += f"; {KEPT_APART}"
                 if KEPT_APART not in self.note:
@@ -188,7 +191,7 @@ class Replanner:
             self.note = note
             served = {seat.service for let in self.pool.lets for seat in let.spec.seats}
             if not first and set(rates) <= served and all(let.spec.gpu in gpus for let in self.pool.lets):
-                return None  # moving models would not help anybody
+                return None  # moving models would not improve anything
         else:
             self.note = ""
         return plan
@@ -202,7 +205,7 @@ class Replanner:
             self.held = held
 
     async def run(self) -> None:
-        """Samples of rates all the time, a plan every period and whenever one is wanted."""
+        """Sample rates continuously; plan every period and on request."""
         loop = asyncio.get_running_loop()
         last = loop.time()
         due = last + self.config.deployment.period_s
@@ -232,5 +235,5 @@ class Replanner:
 
 
 def _with_seats(let: Gpulet, rates: Mapping[str, float]) -> Gpulet:
-    """A gpulet with only the seats of services that can be served."""
+    """A gpulet with only the placements of services that can be served."""
     return replace(let, seats=tuple(seat for seat in let.seats if seat.service in rates))

@@ -1,4 +1,6 @@
-"""The classification extension: instead of an output, its largest elements with their indices and labels."""
+"""The classification extension: returns the largest elements of an output with their indices and labels instead of the
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ MOST_CLASSES = 10_000
 
 
 def wanted(name: str, parameters: Mapping[str, Any]) -> int:
-    """How many classes are asked of an output, 0 for the tensor."""
+    """Number of classes requested of an output, 0 for the tensor."""
     count = parameters.get("classification", 0)
     if type(count) is not int or not 0 <= count <= MOST_CLASSES:
-        raise TensorError(f"output {name!r}: classification is a number of classes up to {MOST_CLASSES}")
+        raise TensorError(f"output {name!r}: classification must be a number of classes up to {MOST_CLASSES}")
     return count
 
 

@@ -1,4 +1,4 @@
-"""Requests as items: what a model takes, cut into the items that join batches, and answers put together again."""
+"""Divides requests into items that join batches, validates them against the model, and joins the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cotenant.serving.protocol.tensors import (
 
 
 def joined(answers: list[list[Tensor] | None]) -> list[Tensor]:
-    """Outputs of items stacked again: a batch dimension in front."""
+    """Outputs of items, stacked along a new first dimension."""
     first = answers[0]
     assert first is not None
     if len(answers) == 1:
@@ -26,7 +26,9 @@ def joined(answers: list[list[Tensor] | None]) -> list[Tensor]:
         for row in answers:
             assert row is not None
             if row[k].shape != tensor.shape:
-                raise TensorError(f"output {tensor.name!r} has other shapes for other items: ask for one at a time")
+                raise TensorError(
+                    f"output {tensor.name!r} has different shapes for different items: send one item per request"
+                )
             parts.append(row[k].data)
         out.append(Tensor(tensor.name, tensor.datatype, (len(answers), *tensor.shape), b"".join(parts)))
     return out
@@ -62,10 +64,10 @@ def check_inputs(inputs: list[Tensor], info: ModelInfo) -> tuple[list[Tensor], i
             elif shape[0] != rows:
                 raise TensorError(f"input {spec.name!r} has {shape[0]} items, the first input {rows}")
         if info.text and tensor.datatype == "BYTES" and not _is_text(tensor.data):
-            raise TensorError(f"input {spec.name!r} has bytes that are no UTF-8; the model's strings are text")
+            raise TensorError(f"input {spec.name!r} has bytes that are not UTF-8, but the model's strings are text")
         ordered.append(tensor)
     if rows == 0:
-        raise TensorError("a request needs one item at least")
+        raise TensorError("a request needs at least one item")
     return ordered, rows
 
 
@@ -77,7 +79,7 @@ def _is_text(data: Buffer) -> bool:
 
 
 def split(inputs: list[Tensor], rows: int, batchable: bool) -> list[list[Tensor]]:
-    """Inputs as items, each with the shape of one; no data is copied but strings."""
+    """Inputs divided into items of the model's shape; only strings are copied."""
     if not batchable:
         return [inputs]
     if rows == 1:

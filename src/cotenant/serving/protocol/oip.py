@@ -1,4 +1,4 @@
-"""The HTTP form of the Open Inference Protocol v2: JSON, with tensors as lists or as binary data behind the JSON."""
+"""The HTTP form of the Open Inference Protocol v2: JSON, with tensors as lists or as binary data after the JSON."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ NO_REGIONS = Regions(allowed=False)
 
 
 class WireError(ValueError):
-    """A request that cannot be understood: one sentence for the client."""
+    """A malformed request, with one sentence for the client."""
 
 
 @dataclass(slots=True)
 class InferRequest:
-    """One inference: tensors in, and which outputs are wanted (None: all), each as binary data or not. `classes`: how
-    many classes are asked of an output instead of its tensor; `places`: outputs that go to shared memory."""
+    """One inference: input tensors, and the wanted outputs (None: all), each as binary data or not. `classes`: number
+    of classes requested instead of an output's tensor; `places`: outputs to be written to shared memory.
+    """
 
     model: str
     inputs: list[Tensor]
@@ -41,7 +42,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferAnswer:
-    """The outputs of one inference and how it went: ms waiting, ms executing, size of the batch it ran in."""
+    """The outputs of one inference, with ms waiting, ms executing, and the size of its batch."""
 
     model: str
     version: str
@@ -65,19 +66,19 @@ def _parameters(raw: dict[str, Any]) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise WireError("parameters is an object")
+        raise WireError("parameters must be an object")
     return found
 
 
 def _inputs(raw: Any, binary: memoryview, regions: Regions) -> list[Tensor]:
     if not isinstance(raw, list) or not raw:
-        raise WireError("needs inputs: a list of tensors")
+        raise WireError("inputs must be a list of tensors")
     if len(raw) > MAX_TENSORS:
-        raise WireError(f"has {len(raw)} inputs; {MAX_TENSORS} is the most")
+        raise WireError(f"has {len(raw)} inputs; at most {MAX_TENSORS} are allowed")
     tensors, at = [], 0
     for entry in raw:
         if not isinstance(entry, dict):
-            raise WireError("an input is an object with name, shape, datatype and data")
+            raise WireError("an input must be an object with name, shape, datatype and data")
         name, datatype = entry.get("name"), entry.get("datatype")
         if not isinstance(name, str) or not isinstance(datatype, str):
             raise WireError("an input needs a name and a datatype")
@@ -104,7 +105,7 @@ def _inputs(raw: Any, binary: memoryview, regions: Regions) -> list[Tensor]:
 
 
 def placed(name: str, datatype: str, shape: tuple[int, ...], place: Place) -> Tensor:
-    """An input out of shared memory."""
+    """An input in shared memory."""
     if datatype not in DTYPES:
         raise WireError(f"input {name!r} has the unknown data type {datatype!r}")
     tensor = Tensor(name, datatype, shape, place.read())
@@ -113,7 +114,7 @@ def placed(name: str, datatype: str, shape: tuple[int, ...], place: Place) -> Te
 
 
 def output_wishes(name: str, parameters: Mapping[str, Any], regions: Regions, request: InferRequest) -> None:
-    """What an output's parameters ask beside the tensor."""
+    """Apply the parameters of an output."""
     if count := wanted_classes(name, parameters):
         request.classes[name] = count
     if (place := regions.place(name, parameters)) is not None:
@@ -124,11 +125,11 @@ def _outputs(raw: Any, request: InferRequest, regions: Regions) -> dict[str, boo
     if raw is None or raw == []:
         return None
     if not isinstance(raw, list) or len(raw) > MAX_TENSORS:
-        raise WireError("outputs is a list of names")
+        raise WireError("outputs must be a list of objects")
     wanted = {}
     for entry in raw:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise WireError("an output is an object with a name")
+            raise WireError("an output must be an object with a name")
         parameters = _parameters(entry)
         output_wishes(entry["name"], parameters, regions, request)
         wanted[entry["name"]] = bool(parameters.get("binary_data", request.binary_default))
@@ -136,27 +137,27 @@ def _outputs(raw: Any, request: InferRequest, regions: Regions) -> dict[str, boo
 
 
 def timeout_ms(parameters: dict[str, Any]) -> float | None:
-    """The client's own limit from `timeout` (microseconds), None without one."""
+    """The client's time limit from `timeout` (microseconds), None without one."""
     value = parameters.get("timeout")
     if value is None or value == 0:
         return None
     if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise WireError("timeout is a number of microseconds")
+        raise WireError("timeout must be a number of microseconds")
     return float(value) / 1000.0
 
 
 def priority(parameters: dict[str, Any]) -> int:
-    """How important a request is among others, 0 without a word: a whole number, a larger one for more."""
+    """Priority of a request, default 0: an integer, larger for more important."""
     value = parameters.get("priority", 0)
     if type(value) is not int:
-        raise WireError("priority is a whole number")
+        raise WireError("priority must be an integer")
     return value
 
 
 def decode_request(
     model: str, version: str, body: Buffer, header_length: str | None, regions: Regions = NO_REGIONS
 ) -> InferRequest:
-    """An inference request from a body; `header_length` is the header of that name where binary data follows JSON."""
+    """Decode an inference request; `header_length`: the header of that name, if binary data follows the JSON."""
     view = memoryview(body)
     binary = view[len(view) :]
     if header_length is not None:
@@ -171,7 +172,7 @@ def decode_request(
         raise WireError("not an inference request: needs an object with inputs")
     name = raw.get("id", "")
     if not isinstance(name, str):
-        raise WireError("id is a string")
+        raise WireError("id must be a string")
     parameters = _parameters(raw) if "parameters" in raw else {}
     default = bool(parameters.get("binary_data_output", False))
     request = InferRequest(model, [], version, name, None, default, timeout_ms(parameters), priority(parameters))
@@ -191,7 +192,9 @@ def _written(place: Place, tensor: Tensor) -> dict[str, Any]:
 
 
 def encode_answer(request: InferRequest, answer: InferAnswer) -> tuple[bytes, int | None]:
-    """(body, length of its JSON part, None without binary data) of an answer. WireError for what JSON cannot carry."""
+    """(body, length of its JSON part, None without binary data) of an answer. Raises WireError for values that JSON
+    cannot represent.
+    """
     outputs: list[dict[str, Any]] = []
     binary: list[Buffer] = []
     wanted = request.outputs

@@ -21,7 +21,7 @@ def _answer(what: str, schema: dict[str, Any] | None = None, kind: str = "applic
 
 
 _ERRORS = {
-    "400": "what was sent does not fit", "401": "no bearer token that the server knows", "404": "no such model",
+    "400": "the request is invalid", "401": "no valid bearer token", "404": "no such model",
     "413": "the body is over the limit", "429": "the queue is full: try again after Retry-After",
     "500": "the model failed on this request", "503": "dropped as late, not ready, or shutting down",
     "408": "the request did not arrive in time", "414": "the URL is too long", "431": "the headers are too large",
@@ -105,7 +105,7 @@ def _schemas() -> dict[str, Any]:
 
 @cache
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """The complete document."""
     anything: dict[str, Any] = {"type": "object"}
     infer_body = {"required": True, "content": {"application/json": {"schema": _ref("InferRequest")}}}
     only_ready = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
@@ -122,7 +122,7 @@ def document() -> dict[str, Any]:
             return {"get": _operation(f"{key}{name}", what, ok, "404", "503", path=path)}
 
         return {
-            base: ask("metadata", "What a model takes and gives.", metadata),
+            base: ask("metadata", "What a model takes and returns.", metadata),
             f"{base}/ready": ask("ready", "Whether a model can answer.", _answer("it can")),
             f"{base}/config": ask("config", "Its configuration.", _answer("it", anything)),
             f"{base}/stats": ask("stats", "Its counts.", _answer("they", anything)),

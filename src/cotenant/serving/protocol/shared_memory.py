@@ -1,6 +1,6 @@
-"""Regions of the system's shared memory that clients register, so that tensors need not travel.
+"""Regions of the system's shared memory that clients register, so that tensors need not be sent.
 
-They are read and written as files: memory that a client shrinks while it is mapped here would end the server.
+They are accessed by file reads and writes: a mapped region that a client shrinks would crash the server.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Region:
     key: str
     offset: int
     byte_size: int
-    file: FileIO = field(repr=False, compare=False)  # closed with the last request that uses it
+    file: FileIO = field(repr=False, compare=False)  # closed after the last request that uses it
 
     def status(self) -> dict[str, Any]:
-        """As the protocol shows it."""
+        """In the protocol's form."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a region that holds one tensor."""
+    """The part of a region that holds one tensor."""
 
     region: Region
     offset: int
@@ -49,9 +49,9 @@ class Place:
         return data
 
     def write(self, name: str, data: Buffer) -> dict[str, Any]:
-        """Put an output there; returns the parameters that say so."""
+        """Write an output there; returns the parameters that say so."""
         if len(data) > self.size:
-            raise TensorError(f"output {name!r} has {len(data)} bytes; its shared memory holds {self.size}")
+            raise TensorError(f"output {name!r} has {len(data)} bytes, but its shared memory only {self.size}")
         if os.pwrite(self.region.file.fileno(), data, self.region.offset + self.offset) != len(data):
             raise TensorError(f"shared memory region {self.region.name!r} cannot be written")
         found = {"shared_memory_region": self.region.name, "shared_memory_byte_size": len(data)}
@@ -66,25 +66,25 @@ class Regions:
         self._regions: dict[str, Region] = {}
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
-        """All regions, or one; TensorError for one that is not registered."""
+        """All regions, or one. Raises TensorError if it is not registered."""
         if name and name not in self._regions:
             raise TensorError(f"shared memory region {name[:200]!r} is not registered")
         return [region.status() for region in self._regions.values() if name in ("", region.name)]
 
     def register(self, name: str, key: Any, offset: Any, byte_size: Any) -> None:
-        """Take a region into use."""
+        """Register a region."""
         if not self.allowed:
-            what = "shared memory is for this machine's programs: the server listens beyond it, and has no tokens"
+            what = "shared memory needs a server that listens on this machine only, or has tokens"
             raise TensorError(what)
         if name in self._regions:
-            raise TensorError(f"shared memory region {name[:200]!r} is registered already")
+            raise TensorError(f"shared memory region {name[:200]!r} is already registered")
         if len(self._regions) >= MOST_REGIONS:
-            raise TensorError(f"there are {MOST_REGIONS} shared memory regions, which is the most")
+            raise TensorError(f"there are already {MOST_REGIONS} shared memory regions, the most that are allowed")
         inner = key.removeprefix("/") if isinstance(key, str) else ""
         if not inner or "/" in inner or "\0" in inner or inner in (".", "..") or len(inner) > 255:
-            raise TensorError("key is the name of a shared memory object, /NAME")
+            raise TensorError("key must be the name of a shared memory object, /NAME")
         if not all(type(x) is int and 0 <= x < 1 << 62 for x in (offset, byte_size)) or byte_size == 0:
-            raise TensorError("offset and byte_size are numbers of bytes, byte_size above 0")
+            raise TensorError("offset and byte_size must be numbers of bytes, byte_size above 0")
         try:
             fd = os.open(f"{FOLDER}/{inner}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -97,14 +97,16 @@ class Regions:
         self._regions[name] = Region(name, key, offset, byte_size, file)
 
     def unregister(self, name: str = "") -> None:
-        """Forget a region, or all; one that is not registered is none."""
+        """Unregister a region, or all; an unknown one is ignored."""
         if name:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
 
     def place(self, name: str, parameters: Mapping[str, Any]) -> Place | None:
-        """Where a tensor's parameters put it, None for one that travels; TensorError for what is not in a region."""
+        """The location of a tensor in shared memory by its parameters, None if it is sent. Raises TensorError if it is
+        not within a region.
+        """
         region = parameters.get("shared_memory_region")
         if region is None:
             return None

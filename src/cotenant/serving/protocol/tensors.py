@@ -1,4 +1,6 @@
-"""Tensors as the Open Inference Protocol names them, and numpy arrays. Imports numpy only: workers use it too."""
+"""Tensors of the Open Inference Protocol, and their conversion to numpy arrays. Imports only numpy, since workers use
+it, too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-# data type of the protocol -> numpy; BF16 travels as raw 16-bit words, BYTES as length-prefixed strings
+# data type of the protocol -> numpy; BF16 is sent as raw 16-bit words, BYTES as length-prefixed strings
 DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"),
@@ -35,12 +37,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class TensorError(ValueError):
-    """A tensor that is not what it says: one sentence for the client."""
+    """A tensor whose data does not match its description, with one sentence for the client."""
 
 
 @dataclass(slots=True)
 class Tensor:
-    """A tensor on its way: `data` is C-contiguous little-endian, BYTES as 4-byte lengths and strings."""
+    """A tensor as sent: `data` is C-contiguous little-endian, BYTES as 4-byte lengths and strings."""
 
     name: str
     datatype: str
@@ -50,7 +52,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of a model; `shape` is that of one item (without the batch), -1 where any size goes."""
+    """An input or output of a model; `shape` is that of one item (without the batch), -1: any size."""
 
     name: str
     datatype: str
@@ -59,8 +61,9 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a worker found when it loaded a model. `batchable`: items may be stacked along a first dimension. `text`:
-    its strings are UTF-8, other bytes would not come through. `labels`: of the classes of an output, by its name."""
+    """Description of a loaded model. `batchable`: items may be stacked along a first dimension. `text`: its strings
+    must be UTF-8. `labels`: of an output's classes, by its name.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -78,12 +81,12 @@ def elements(shape: Iterable[int]) -> int:
 
 
 def pack_strings(strings: Iterable[bytes]) -> bytes:
-    """BYTES elements as they travel."""
+    """BYTES elements in their sent form."""
     return b"".join(part for s in strings for part in (_LENGTH.pack(len(s)), s))
 
 
 def unpack_strings(data: Buffer) -> list[bytes]:
-    """The elements of a BYTES tensor; TensorError when lengths and data disagree."""
+    """The elements of a BYTES tensor. Raises TensorError if lengths and data disagree."""
     return [bytes(data[a:b]) for a, b in string_spans(data)]
 
 
@@ -101,7 +104,7 @@ def string_spans(data: Buffer) -> Iterator[tuple[int, int]]:
 
 
 def check_size(tensor: Tensor) -> None:
-    """TensorError unless the data has as many bytes (or strings) as the shape says."""
+    """Raise TensorError unless the data has as many bytes (or strings) as the shape says."""
     count = elements(tensor.shape)
     if tensor.datatype == "BYTES":
         found = sum(1 for _ in string_spans(tensor.data))
@@ -112,11 +115,11 @@ def check_size(tensor: Tensor) -> None:
     if len(tensor.data) != wanted:
         raise TensorError(f"input {tensor.name!r} has {len(tensor.data)} bytes; its shape and type say {wanted}")
     if tensor.datatype == "BOOL" and wanted and np.frombuffer(tensor.data, np.uint8).max() > 1:
-        raise TensorError(f"input {tensor.name!r} is BOOL: its bytes are 0 or 1")
+        raise TensorError(f"input {tensor.name!r} is BOOL: its bytes must be 0 or 1")
 
 
 def to_array(tensor: Tensor) -> np.ndarray:
-    """The tensor as an array, without a copy where the type allows."""
+    """The tensor as an array, without a copy if the type allows it."""
     return array_of(tensor.data, tensor.datatype, tensor.shape)
 
 
@@ -130,18 +133,18 @@ def array_of(data: Buffer, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def from_array(name: str, array: np.ndarray, datatype: str | None = None) -> Tensor:
-    """An array as a tensor. `datatype` where numpy cannot know it (BF16)."""
+    """An array as a tensor. `datatype`: for types that numpy does not have (BF16)."""
     if array.dtype.kind in "OSU":
         flat = (x if isinstance(x, bytes) else str(x).encode() for x in array.ravel().tolist())
         return Tensor(name, "BYTES", array.shape, pack_strings(flat))
     kind = datatype or NAMES.get(array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype)
     if kind is None:
-        raise TensorError(f"output {name!r} has a type ({array.dtype}) that the protocol does not know")
+        raise TensorError(f"output {name!r} has a type ({array.dtype}) that the protocol does not have")
     array = np.ascontiguousarray(array, DTYPES[kind])
     return Tensor(name, kind, array.shape, array.tobytes())
 
 
-# Python types that an element of a JSON list may have, where it is not a whole number
+# Python types of elements of a JSON list, for data types that are not integers
 _ELEMENTS: dict[str, set[type]] = {
     "BOOL": {bool}, "BYTES": {str}, "FP16": {int, float}, "FP32": {int, float}, "FP64": {int, float},
 }  # fmt: skip
@@ -154,29 +157,29 @@ def from_list(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
     if not isinstance(data, list):
         raise TensorError(f"input {name!r} needs its data as a list")
     if datatype == "BF16":
-        raise TensorError(f"input {name!r}: BF16 travels as binary data only")
+        raise TensorError(f"input {name!r}: BF16 must be sent as binary data")
     while data and type(data[0]) is list:
         size = len(data[0])
         if any(type(row) is not list or len(row) != size for row in data):
-            raise TensorError(f"input {name!r} is no rectangular list of {datatype}")
+            raise TensorError(f"input {name!r} is not a rectangular list of {datatype}")
         data = list(chain.from_iterable(data))
     if not set(map(type, data)) <= _ELEMENTS.get(datatype, {int}):
-        raise TensorError(f"input {name!r} has elements that are no {datatype}")
+        raise TensorError(f"input {name!r} has elements that are not {datatype}")
     if len(data) != elements(shape):
         raise TensorError(f"input {name!r} has {len(data)} elements; its shape says {elements(shape)}")
     return Tensor(name, datatype, shape, packed(name, datatype, data))
 
 
 def packed(name: str, datatype: str, values: Sequence[Any]) -> bytes:
-    """Numbers or strings of the type's kind as they travel; TensorError for one outside the type."""
+    """Numbers or strings of the type's kind in their sent form. Raises TensorError for values outside the type."""
     if datatype == "BYTES":
         try:
             return pack_strings(x.encode() if isinstance(x, str) else x for x in values)
         except UnicodeEncodeError:
-            raise TensorError(f"input {name!r} has a string that is no Unicode text") from None
+            raise TensorError(f"input {name!r} has a string that is not Unicode text") from None
     dtype = DTYPES[datatype]
     try:
-        # with the type said: a list of 1 and 2**64 - 1 has none of its own but float64
+        # with an explicit type: numpy would convert a list of 1 and 2**64 - 1 to float64
         array = np.array(values, np.float64 if dtype.kind == "f" else dtype)
     except OverflowError:
         raise TensorError(f"input {name!r} has elements outside {datatype}") from None
@@ -188,17 +191,17 @@ def packed(name: str, datatype: str, values: Sequence[Any]) -> bytes:
 
 
 def json_data(tensor: Tensor) -> Any:
-    """An output's elements for JSON, exactly; TensorError for what JSON has no form for."""
+    """An output's elements for JSON, exactly. Raises TensorError for values that JSON cannot represent."""
     if tensor.datatype == "BYTES":
         try:
             return [x.decode() for x in unpack_strings(tensor.data)]
         except UnicodeDecodeError:
-            what = "bytes that are no UTF-8 text"
+            what = "bytes that are not UTF-8 text"
     elif tensor.datatype == "BF16":
         what = "BF16 elements"
     else:
         array = np.frombuffer(tensor.data, DTYPES[tensor.datatype])
         if array.dtype.kind != "f" or np.isfinite(array).all():
             return array.astype(np.float32) if tensor.datatype == "FP16" else array
-        what = "elements that are infinite or no numbers"
-    raise TensorError(f"output {tensor.name!r} has {what}, which JSON cannot carry: ask for it as binary data")
+        what = "elements that are infinite or NaN"
+    raise TensorError(f"output {tensor.name!r} has {what}, which JSON cannot represent: request it as binary data")

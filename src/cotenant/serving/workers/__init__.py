@@ -1,4 +1,4 @@
-"""Processes that run models, on this machine or through Ray, and what starts and replaces them."""
+"""Worker processes, on this machine or through Ray, and their start and replacement."""
 
 from cotenant.core.extras import require
 

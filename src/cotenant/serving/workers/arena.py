@@ -1,5 +1,6 @@
-"""Memory that a gateway and one worker share: a memfd that both map. A worker has one batch at a time, so the inputs
-of the batch start at 0, its outputs follow them, and nothing needs to be allocated or freed."""
+"""Memory shared by the gateway and one worker: a memfd mapped by both. A worker has one batch at a time, so the batch's
+inputs start at 0, its outputs follow, and nothing needs to be allocated or freed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ LEAST = 1 << 20
 
 
 def aligned(offset: int) -> int:
-    """The next offset at which any array may start."""
+    """The next offset with sufficient alignment for any array."""
     return (offset + ALIGN - 1) & ~(ALIGN - 1)
 
 
@@ -30,13 +31,13 @@ class Arena:
         return cls(fd)
 
     def _map(self) -> None:
-        # the old mapping goes when the last view of it does
+        # the old mapping is freed with its last view
         self.size = os.fstat(self.fd).st_size
         self.map = mmap.mmap(self.fd, self.size)
         self.view = memoryview(self.map)
 
     def reach(self, size: int) -> None:
-        """Make sure that `size` bytes are mapped, growing the memory if it is smaller."""
+        """Ensure that `size` bytes are mapped, growing the memory if necessary."""
         if size <= self.size:
             return
         if os.fstat(self.fd).st_size < size:
@@ -44,5 +45,5 @@ class Arena:
         self._map()
 
     def close(self) -> None:
-        """Close this side's descriptor; the mapping goes with its last view."""
+        """Close this side's descriptor; the mapping is freed with its last view."""
         os.close(self.fd)

@@ -1,8 +1,9 @@
-"""Workers beside best-effort programs: LS workers hold the floor of their GPU, BE workers keep off it.
+"""Workers that share GPUs with best-effort programs: LS workers set the LS-activity flag of their GPU, BE workers wait
+for it to clear.
 
-The gateway's side registers every worker with the node's agent, as a tenant: its memory is reserved, its copies have
-their weight, its SMs are the scheme's. The worker's side is a turnstile around batches. What a worker has to know is in
-its environment.
+The gateway registers every worker with the node's agent as a tenant: its memory is reserved, its copies have their
+weight, its SMs are the scheme's. The worker has a gate around each batch; its parameters are in the worker's
+environment.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ if TYPE_CHECKING:
 
 VARIABLE = "COTENANT_WORKER_FLOOR"
 LOOK_S = 0.00005
-SIGN_S = 0.1  # between signs of life while a batch runs: a fifth of the usual heartbeat timeout
+SIGN_S = 0.1  # heartbeat interval while a batch runs: a fifth of the usual heartbeat timeout
 KEEP_S = 1.0
-NUMBERS = itertools.count(1)  # of this process: a tenant of its last server may still be there when the next one starts
+# unique within this process: a tenant of its previous server may still exist when the next one starts
+NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a service has reserved: memory in bytes (None: nothing said), and its weight on the link. `work_class`: what
-    its kernels need most, a name of node.floor.WORK_CLASSES."""
+    """Resources of a service: memory in bytes (None: not stated), and its weight on the link. `work_class`: the
+    resource that limits its kernels, a name of node.floor.WORK_CLASSES.
+    """
 
     memory_bytes: int | None = None
     copy_weight: float = 1.0
@@ -50,13 +53,13 @@ class Claim:
 
 
 def tenant_name(pid: int, number: int, services: Sequence[str]) -> str:
-    """A worker's name at the agent: whose it is and what it serves, in the letters that names may have."""
+    """A worker's tenant name: server and services, in the characters allowed for names."""
     words = re.sub(r"[^A-Za-z0-9._-]+", "-", ".".join(services))
     return f"serve-{pid}-{words[:36]}-{number}"
 
 
 class Colocation:
-    """The gateway's side. WorkError when there is no agent in `folder`, InputError for an unknown scheme."""
+    """The gateway's side. Raises WorkError without an agent in `folder`, InputError for an unknown scheme."""
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Colocation:
         *,
         timed: bool = False,
     ) -> None:
-        """`timed`: workers only take time; they are tenants and keep the rule of the floor, and need no device."""
+        """`timed`: workers only sleep; they are tenants and obey the LS gate, but need no device."""
         from cotenant.agent.ipc.client import ControlClient
         from cotenant.policy.colocation import scheme_named
 
@@ -77,7 +80,7 @@ class Colocation:
         self._names: dict[str, str] = {}
         self._sensitive: dict[str, tuple[str, int]] = {}  # of LS workers: the GPU and the pid
         self._floors: dict[str, Floor] = {}
-        self._keeper = ControlClient(folder)  # while it is open the scheme is in force
+        self._keeper = ControlClient(folder)  # the scheme is in effect while this is open
         self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["overlap"])
         self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
         on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
@@ -92,17 +95,20 @@ class Colocation:
         self._keeping.start()
 
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
-        """What a worker's process gets. The tenant lives until `released`."""
+        """Environment of a worker's process. The tenant exists until `released`."""
         uuid = self._gpu(spec)
         best_effort = all(not model.latency_sensitive for model in spec.models)
         if not best_effort and not all(model.latency_sensitive for model in spec.models):
             names = " and ".join(model.service for model in spec.models if not model.latency_sensitive)
-            LOG.warning(f"{names} shares a process with a latency-sensitive service: held off between batches only")
-        # workers on green contexts change their SMs between batches; others are gated by the shim, kernel by kernel
+            LOG.warning(f"{names} shares a process with a latency-sensitive service: it waits only between batches")
+        # workers on green contexts change their SMs between batches; others are gated by the shim for each kernel
         elastic = mechanisms.find(spec.mechanism).capabilities.worker_resizes
         if elastic and best_effort:
             names = " and ".join(model.service for model in spec.models)
-            LOG.warning("%s on green contexts: held off between batches only, under mechanism mps by kernels", names)
+            LOG.warning(
+                "%s on green contexts: waits only between batches; with mechanism mps it waits before each kernel",
+                names,
+            )
         told = {
             "folder": str(self.folder),
             "gpu": uuid,
@@ -120,7 +126,7 @@ class Colocation:
         return dict(program_environment(answer)) | variable
 
     def _register(self, spec: WorkerSpec, uuid: str, best_effort: bool, elastic: bool) -> dict[str, Any]:
-        """Make a worker a tenant; the agent's answer."""
+        """Register a worker as a tenant; returns the agent's answer."""
         from cotenant.agent.config.files import TenantSpec
         from cotenant.agent.ipc.client import ControlClient
         from cotenant.agent.tenants.launcher import Launch, register
@@ -144,7 +150,7 @@ class Colocation:
             latency_sensitive=not best_effort,
             work_class=claims[0].work_class if len({claim.work_class for claim in claims}) == 1 else "unknown",
         )
-        client = ControlClient(self.folder)  # while it is open the tenant lives
+        client = ControlClient(self.folder)  # the tenant exists while this is open
         self._clients[spec.name], self._names[spec.name] = client, tenant.name
         try:
             return register(client, Launch(self.folder, tenant, [spec.name]))
@@ -155,7 +161,7 @@ class Colocation:
             raise InputError(told, field="colocation") from None
 
     def started(self, spec: WorkerSpec, pid: int) -> None:
-        """A worker's process is there."""
+        """A worker's process has started."""
         client = self._clients.get(spec.name)
         if client is not None:
             client.call("started", name=self._names[spec.name], pid=pid)
@@ -167,15 +173,16 @@ class Colocation:
     def _join(self, gpu: str) -> None:
         from cotenant.agent.gate.client import join_floor
 
-        with contextlib.suppress(WorkError):  # without it workers raise the floor themselves, a little later
+        with contextlib.suppress(WorkError):  # without the LS gate, workers set the flag themselves, a little later
             if gpu not in self._floors:
                 floor = join_floor(self.folder, gpu)
-                if self._floors.setdefault(gpu, floor) is not floor:  # workers are started beside each other
+                if self._floors.setdefault(gpu, floor) is not floor:  # workers are started concurrently
                     floor.close()
 
     def coming(self, spec: WorkerSpec, service: str) -> None:
-        """A batch goes to a worker. It takes tens of microseconds to get there: the floor is up from now on, so that
-        best-effort work in flight ends meanwhile. The worker raises it again, and lowers it."""
+        """A batch is sent to a worker, which takes tens of microseconds: set the LS-activity flag now, so that
+        best-effort work in flight ends meanwhile. The worker sets it again, and clears it.
+        """
         gpu, pid = self._sensitive.get(spec.name, ("", 0))
         if gpu in self._floors and _sensitive(spec, service):
             name = self._claims.get(service, Claim()).work_class
@@ -191,10 +198,10 @@ class Colocation:
             client.close()
         gpu, _ = self._sensitive.pop(spec.name, ("", 0))
         if gpu in self._floors and all(gpu != other for other, _ in self._sensitive.values()):
-            self._floors.pop(gpu).close()  # nobody latency-sensitive is left there
+            self._floors.pop(gpu).close()  # no latency-sensitive worker is left on that GPU
 
     def close(self) -> None:
-        """All have ended."""
+        """All workers have ended."""
         for floor in self._floors.values():
             floor.close()
         self._floors.clear()
@@ -207,7 +214,7 @@ class Colocation:
         self._keeper.close()
 
     def _keep(self) -> None:
-        """Ask the agent's successor for the scheme again."""
+        """Set the scheme again at the agent's successor."""
         from cotenant.agent.ipc.client import ControlClient
 
         while not self._over.wait(KEEP_S):
@@ -219,7 +226,7 @@ class Colocation:
                     fresh.call("colocation", scheme=self.scheme.name, while_connected=True)
                     self._keeper = fresh
                     stale.close()
-                    LOG.warning(f"co-location: another agent in {self.folder}, told {self.scheme.name} again")
+                    LOG.warning(f"co-location: another agent in {self.folder}, set to {self.scheme.name} again")
 
 
 def _sensitive(spec: WorkerSpec, service: str) -> bool:
@@ -227,11 +234,11 @@ def _sensitive(spec: WorkerSpec, service: str) -> bool:
 
 
 class Turnstile:
-    """The worker's side: around each batch, by the class of its service.
+    """The worker's gate around each batch, by the class of its service.
 
-    `gated`: the shim holds up BE launches, so that batches need not wait. Else a BE batch waits while LS holds the
-    floor, or runs on `beside` of the SMs then, and on `whole` when nobody does: the tide, at the boundary of batches.
-    `classes`: what the floor shows while a service's batch runs, unknown for others.
+    `gated`: the shim delays BE launches, so that batches need not wait. Otherwise a BE batch waits while LS work is
+    active, or runs on `beside` of the SMs meanwhile, and on `whole` when none is active (scheme tidal, between
+    batches). `classes`: class shown at the LS gate while a service's batch runs, unknown for others.
     """
 
     def __init__(
@@ -254,7 +261,7 @@ class Turnstile:
         threading.Thread(target=self._show_signs, name="signs", daemon=True).start()
 
     def enter(self, service: str) -> None:
-        """A batch begins. LS: the floor is up from here."""
+        """A batch begins. LS: set the LS-activity flag."""
         if service not in self._best_effort:
             with self._lock:
                 self._runs = self._classes.get(service, WorkClass.UNKNOWN)
@@ -279,8 +286,9 @@ class Turnstile:
                 self._floor.lower()
 
     def _show_signs(self) -> None:
-        """A batch may take longer than a holder is believed that is not heard of. One that hangs is ended by the
-        gateway, and a process that is stopped shows nothing."""
+        """Send heartbeats, since a batch may take longer than the heartbeat timeout. A batch that hangs is ended by the
+        gateway, and a suspended process sends none.
+        """
         while True:
             time.sleep(SIGN_S)
             with self._lock:
@@ -289,7 +297,7 @@ class Turnstile:
 
 
 def turnstile(models: Sequence[Any], resize: Callable[[float], None]) -> Turnstile | None:
-    """The turnstile of this worker process, which changes its SMs by `resize`; None where nothing is co-located."""
+    """The gate of this worker process, which changes its SMs by `resize`; None without co-location."""
     text = os.environ.pop(VARIABLE, None)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Which GPU a worker process sees, and what enforces its part of it: its mechanism's environment variables."""
+"""Assigns GPUs to worker processes, with the environment by which the mechanism enforces their shares."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def visible_gpus() -> tuple[Gpu, ...]:
     except InputError as error:
         raise WorkError(f"CUDA_VISIBLE_DEVICES: {error.message}") from None
     except WorkError:
-        hint = "`mechanism: cores` serves on CPU cores, `backend: timed` only takes the time of a profile"
+        hint = "`mechanism: cores` serves on CPU cores, `backend: timed` only sleeps as long as a profile says"
         raise WorkError(f"no NVIDIA GPU was found here: {hint}") from None
 
 
 class Devices:
-    """Gives workers their GPUs. What a mechanism starts on a GPU for the first worker there is ended by `close`."""
+    """Assigns GPUs to workers. What a mechanism starts for the first worker of a GPU is ended by `close`."""
 
     def __init__(self, mechanism: str, count: int, find: Callable[[], tuple[Gpu, ...]] = visible_gpus) -> None:
         self.gpus = find()
@@ -39,7 +39,7 @@ class Devices:
         self._mechanism = mechanisms.find(mechanism)(Path(self._folder.name), self.gpus)
 
     def environment(self, spec: WorkerSpec) -> Mapping[str, str]:
-        """What a worker's process gets beside its own environment."""
+        """Variables added to a worker's environment."""
         share = WorkerShare(spec.name, spec.fraction, spec.partition)
         return self._mechanism.worker_environment(share, self.gpus[spec.gpu])
 

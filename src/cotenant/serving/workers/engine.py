@@ -1,4 +1,4 @@
-"""The heart of a worker: its models, and batches in and out. No sockets, so that anything can host it."""
+"""The core of a worker: loads models and runs batches. No sockets, so that anything can host it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cotenant.serving.protocol.tensors import ModelInfo, Tensor, from_array, to_
 from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, WorkerSpec
 
 MOST_ITEMS = 1 << 30
-MOST_SAID = 500  # characters of a model's own error that go to the client
+MOST_SAID = 500  # most characters of a model's own error that are sent to the client
 
 Outputs = list[tuple[str, str, np.ndarray]]  # (name, datatype, array with the batch first)
 
@@ -29,10 +29,10 @@ class Engine:
         capabilities = mechanisms.find(spec.mechanism).capabilities
         self.share = Share(spec.fraction, cores, spec.start, capabilities.needs_gpu, capabilities.worker_resizes)
         self._models: dict[str, Backend] = {}
-        self._most: dict[str, int] = {}  # items that a model takes at once, by service
+        self._most: dict[str, int] = {}  # largest batch of a model, by service
 
     def load(self, loading: Callable[[str], None] = lambda service: None) -> dict[str, ModelInfo]:
-        """Load every model, telling `loading` before each; LoadError says which one failed and why."""
+        """Load every model, calling `loading` before each; LoadError says which one failed and why."""
         found = {}
         for model in self.spec.models:
             loading(model.service)
@@ -49,7 +49,7 @@ class Engine:
     def run_stacked(
         self, service: str, inputs: list[np.ndarray], count: int, submitted_s: float, expected_ms: float
     ) -> list[np.ndarray]:
-        """One batch whose items have one shape: arrays with the batch first, in and out."""
+        """Run a batch of items of equal shape: arrays with the batch dimension first, in and out."""
         model = self._models[service]
         found = self._run(service, inputs, count)
         model.pace(count, submitted_s, expected_ms)
@@ -58,7 +58,7 @@ class Engine:
     def _run(self, service: str, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
         model, most = self._models[service], self._most[service]
         if model.info.batchable:
-            if count > most:  # the plan knows profiles, not configurations
+            if count > most:  # plans are based on profiles, not configurations
                 parts = [
                     self._run(service, [x[at : at + most] for x in inputs], min(most, count - at))
                     for at in range(0, count, most)
@@ -72,12 +72,12 @@ class Engine:
         return [np.stack([np.asarray(one[k]) for one in each]) for k in range(len(model.info.outputs))]
 
     def resize(self, fraction: float) -> None:
-        """Another share from the next batch on; NotImplementedError where that needs a new process."""
+        """Use another share from the next batch on. Raises NotImplementedError if that needs a new process."""
         for model in self._models.values():
             model.resize(fraction)
 
     def run(self, job: Job) -> Result:
-        """One batch of any shapes; items that fail get their own sentence, the others their answers."""
+        """Run a batch of items of any shapes; failing items get their own error, the others their answers."""
         began = time.monotonic()
         model = self._models[job.service]
         answers: list[list[Tensor] | str] = [""] * len(job.units)
@@ -92,7 +92,9 @@ class Engine:
     def _group(
         self, service: str, units: Sequence[list[Tensor]], rows: list[int], answers: list[list[Tensor] | str]
     ) -> None:
-        """Run items of one shape together; when that fails, each alone, so that one bad item harms no other."""
+        """Run items of equal shape together; if that fails, each alone, so that one bad item does not affect the
+        others.
+        """
         inputs = [np.stack([to_array(units[i][k]) for i in rows]) for k in range(len(units[rows[0]]))]
         try:
             found = self._run(service, inputs, len(rows))
@@ -107,7 +109,7 @@ class Engine:
                 self._group(service, units, [i], answers)
 
     def lost(self) -> bool:
-        """Whether the device has failed for this process for good, as when the MPS server died."""
+        """Whether the device has failed permanently for this process, for example because the MPS server died."""
         return any(model.lost() for model in self._models.values())
 
     def close(self) -> None:
@@ -118,17 +120,17 @@ class Engine:
 
 
 def entries(config: Mapping[str, Any], side: str) -> Sequence[Mapping[str, Any]]:
-    """Inputs or outputs that a config.pbtxt names; the file of a timed model means something else by these words."""
+    """Inputs or outputs of a config.pbtxt; in the file of a timed model these words have another meaning."""
     found = config.get(side)
     return found if isinstance(found, list) else ()
 
 
 def labels(model: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Labels of outputs whose configuration names a file of them, beside the version's folder."""
+    """Labels of outputs whose configuration names a file of labels, next to the version's folder."""
     found = {}
     for entry in entries(model.config, "output"):
         file = entry.get("label_filename")
-        if file and Path(file).name != file:  # a load's configuration comes over the network
+        if file and Path(file).name != file:  # the configuration of a load request comes over the network
             raise ValueError(f"label_filename {file!r} is not the name of a file in the model's folder")
         if file and model.path is not None:
             text = (Path(model.path).parent / file).read_text(encoding="utf-8")
@@ -137,7 +139,7 @@ def labels(model: ModelSpec) -> dict[str, tuple[str, ...]]:
 
 
 def agree(config: Mapping[str, Any], info: ModelInfo) -> None:
-    """ValueError where a configuration's inputs or outputs are not the model's."""
+    """Raise ValueError if a configuration's inputs or outputs are not the model's."""
     for side, specs in (("input", info.inputs), ("output", info.outputs)):
         known = {spec.name: spec for spec in specs}
         for entry in entries(config, side):

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: a socket for messages, an arena for tensors, a share each."""
+"""Workers as processes of this machine: a socket for messages, shared memory for tensors, a share each."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class LocalWorker:
     ) -> None:  # fmt: skip
         self.spec, self.cores = spec, cores
         self.pid: int | None = None
-        self.prepare: Callable[[], Mapping[str, str]] | None = None  # more of its environment; may take long
-        self.on_start: Callable[[int], None] | None = None  # may take long, too
+        # computes further environment variables; may be slow
+        self.prepare: Callable[[], Mapping[str, str]] | None = None
+        self.on_start: Callable[[int], None] | None = None  # may be slow, too
         self.on_submit: Callable[[str], None] = lambda service: None
         self._listener, self._environment, self._limit_s = listener, environment, load_limit_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,8 +79,8 @@ class LocalWorker:
         self._arena = Arena.create("worker")
         numbers = (theirs.fileno(), self._arena.fd)
         with theirs:
-            # on the loop's own thread, which is what the worker's life hangs on (see main.settle)
-            # what a model prints must not get into the gateway's answers on standard output
+            # started from the loop's own thread, with which the worker dies (see main.settle); what a model prints must
+            # not mix with the gateway's output on standard output
             prints = sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "cotenant.serving.workers.main", *map(str, numbers)],
@@ -91,7 +92,7 @@ class LocalWorker:
         try:
             if self.on_start is not None:
                 await _elsewhere(self.on_start, self.pid)
-            with contextlib.suppress(OSError):  # it is gone: the reader finds that out
+            with contextlib.suppress(OSError):  # it has ended, which the reader notices
                 ours.send(pickle.dumps((self.spec, self.cores)))
             return await asyncio.wait_for(self._ready, self._limit_s)
         except (UnavailableError, InputError):
@@ -111,7 +112,7 @@ class LocalWorker:
             raise
 
     def submit(self, job: Job) -> None:
-        """See Worker. Inputs are written into the arena, stacked when all items have one shape."""
+        """See Worker. Inputs are written into the arena, stacked if all items have the same shape."""
         assert self._channel is not None
         assert self._arena is not None
         self._job = job
@@ -143,7 +144,7 @@ class LocalWorker:
         what = ("run", job.number, job.service, count, stacked, layout, at, job.submitted_s, job.expected_ms)
         message = marshal.dumps(what)
         self.on_submit(job.service)
-        with contextlib.suppress(OSError):  # it is gone: the reader finds that out
+        with contextlib.suppress(OSError):  # it has ended, which the reader notices
             self._channel.send(message)
 
     def _readable(self) -> None:
@@ -177,7 +178,7 @@ class LocalWorker:
             self._resized.set_result(message[2])
 
     def _result(self, job: Job, executed_ms: float, stacked: bool, layout: list[Any], end: int) -> Result:
-        """Copy the answers out of the arena, which the next batch will overwrite."""
+        """Copy the answers out of the arena, which the next batch overwrites."""
         assert self._arena is not None
         self._arena.reach(end)
         view = self._arena.view
@@ -205,7 +206,7 @@ class LocalWorker:
         return Result(executed_ms, answers)
 
     def _closed(self) -> None:
-        """The other end is gone: wait for the process's end, then say so."""
+        """The socket was closed: wait for the process to end, and report it."""
         assert self._channel is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._channel.fileno())
@@ -229,7 +230,7 @@ class LocalWorker:
             self._listener.died(self, why)
 
     async def resize(self, fraction: float) -> str:
-        """Ask for another share from the next batch on: "" or why not."""
+        """Request another share from the next batch on; returns "" or why it is refused."""
         assert self._channel is not None
         self._resized = asyncio.get_running_loop().create_future()
         self._channel.send(marshal.dumps(("resize", fraction)))
@@ -256,8 +257,9 @@ class LocalWorker:
 
 
 async def _elsewhere(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Ask the agent on a thread: one that hangs must not keep the gateway from answering. UnavailableError, and
-    InputError as it comes."""
+    """Call the agent in a thread, since a hung one must not block the gateway. Raises UnavailableError, and passes on
+    InputError.
+    """
     try:
         return await asyncio.to_thread(call, *arguments)
     except (WorkError, OSError) as error:
@@ -289,7 +291,7 @@ def _has_descriptor(stream: Any) -> bool:
 
 
 async def _ended(process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Until a process has been reaped; it is killed when that takes longer than `limit_s`."""
+    """Wait until a process has been reaped; it is killed after `limit_s`."""
     end = time.monotonic() + limit_s
     pause = 0.001
     while process.poll() is None:
@@ -307,14 +309,13 @@ def _how(code: int | None) -> str:
 
 
 class LocalWorkers:
-    """Makes worker processes and gives each its share: CPU cores, or a GPU and what enforces a part of it."""
+    """Creates worker processes and gives each its share: CPU cores, or a GPU with enforcement of its fraction."""
 
     def __init__(
         self, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S,
         colocation: Colocation | None = None,
     ) -> None:  # fmt: skip
-        """`timed`: all models only take time, so that no device is needed. `colocation` gives the GPUs, if there is
-        one."""
+        """`timed`: all models only sleep, so that no device is needed. `colocation`, if given, assigns the GPUs."""
         self._colocation = colocation
         self._devices: Devices | Colocation | None = colocation
         if colocation is None and mechanisms.find(mechanism).capabilities.needs_gpu and not timed:
@@ -349,7 +350,7 @@ class LocalWorkers:
         return worker
 
     def cores_of_gpu(self, gpu: int) -> list[int]:
-        """The cores that stand for a GPU: this machine's, cut evenly."""
+        """The cores that stand in for a GPU: this machine's, divided evenly."""
         per = max(1, len(self._cores) // self.count)
         first = (gpu * per) % len(self._cores)
         return [self._cores[(first + i) % len(self._cores)] for i in range(per)]

@@ -1,7 +1,7 @@
 """The worker process: `python -m cotenant.serving.workers.main SOCKET_FD ARENA_FD`, started by local.py.
 
-Messages are packets on a Unix socket: the spec (pickled) and batches come in, facts about loading and finished batches
-go out. Tensors are in the arena. One thread, one batch at a time; the process ends with its socket.
+Messages are packets on a Unix socket: the spec (pickled) and batches come in, load results and finished batches go out.
+Tensors are in the arena. One thread, one batch at a time; the process ends with its socket.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cotenant.serving.workers.arena import Arena, aligned
 from cotenant.serving.workers.colocation import Turnstile, turnstile
 from cotenant.serving.workers.engine import Engine, said
 
-LOG = logging.getLogger("cotenant.serving.workers.main")  # run with -m
+LOG = logging.getLogger("cotenant.serving.workers.main")  # under -m, __name__ is "__main__"
 
 MOST_MESSAGE = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
@@ -35,12 +35,15 @@ DEVICE_LOST = 75  # exit code
 
 
 def settle(cores: tuple[int, ...]) -> None:
-    """Die with the gateway, wake up on time, leave no core file, keep to the share's cores; signals are its own."""
+    """Set up the process: die with the gateway, precise timers, no core files, pinned to the share's cores, own signal
+    handling.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all at once; batches are to be finished
+    # these are often sent to the whole process group, but batches must be finished
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if cores:
         os.sched_setaffinity(0, cores)
@@ -79,7 +82,7 @@ class Loop:
         try:
             self.engine.resize(fraction)
             self.channel.send(marshal.dumps(("resized", fraction, "")))
-        except Exception as error:  # the old share goes on
+        except Exception as error:  # the old share stays in effect
             self.channel.send(marshal.dumps(("resized", fraction, said(error))))
 
     def _run(
@@ -101,16 +104,16 @@ class Loop:
                 written, size = self._write(self.infos[service], outputs, end)
                 return ("done", number, (time.monotonic() - began) * 1e3, True, written, size)
             except Exception:
-                pass  # one of the items may be to blame: the slow way finds out which
+                pass  # an item may be at fault: the item-wise path finds out which
         units = self._units(service, count, stacked, layout)
         result = self.engine.run(Job(number, service, units, expected_ms, submitted_s))
         if any(isinstance(answer, str) for answer in result.answers) and self.engine.lost():
             LOG.error("the device is lost: %s", result.answers[0])
-            os._exit(DEVICE_LOST)  # the gateway sends the batch to another worker, and starts one afresh
+            os._exit(DEVICE_LOST)  # the gateway sends the batch to another worker, and starts a new one
         return self._answer(number, result, end)
 
     def _write(self, info: ModelInfo, outputs: list[np.ndarray], end: int) -> tuple[list[Any], int]:
-        """Outputs behind the inputs: [(offset, shape of one item)], and where they end."""
+        """Write outputs behind the inputs: [(offset, shape of one item)], and the end offset."""
         layout, at = [], aligned(end)
         for spec, array in zip(info.outputs, outputs, strict=True):
             if spec.datatype == "BYTES" or array.dtype != DTYPES[spec.datatype]:
@@ -179,10 +182,10 @@ def main() -> int:
 
 
 def void(sent: int) -> None:
-    """Take a count that nobody needs."""
+    """Ignore a count."""
 
 
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # what a runtime does at its own end is no concern of a worker that has answered everything
+    os._exit(code)  # skip the runtime's shutdown: everything has been answered

@@ -1,4 +1,6 @@
-"""One model in a worker of its own, for first looks and profiles: the worker, backend and share that serve requests."""
+"""One model in a worker of its own, for first looks and profiles: with the same worker, backend and share as in the
+server.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ FREE_SIZE = 4
 
 @dataclass(frozen=True)
 class Sample:
-    """One batch: ms inside the worker, and ms from handing it over to having the answer."""
+    """One batch: ms inside the worker, and ms from submission to answer."""
 
     executed_ms: float
     total_ms: float
 
 
 def find_model(path: str, backend: str = AUTO) -> tuple[str, Found]:
-    """A model folder's name and what to load of it; InputError where there is nothing."""
+    """A model folder's name and what to load from it. Raises InputError if there is nothing."""
     folder = Path(path)
     if not folder.is_dir():
         raise InputError(f"is no folder of a model (NAME/VERSION/FILE, one of {files()})", file=path)
@@ -42,7 +44,7 @@ def find_model(path: str, backend: str = AUTO) -> tuple[str, Found]:
 
 
 def random_unit(info: ModelInfo, seed: int, sizes: dict[str, tuple[int, ...]]) -> list[Tensor]:
-    """One item with random content for a model's inputs; `sizes` where a model takes any."""
+    """One item of random content for a model's inputs; `sizes` for inputs of any size."""
     rng = np.random.default_rng(seed)
     unit = []
     for spec in info.inputs:
@@ -64,12 +66,12 @@ def random_unit(info: ModelInfo, seed: int, sizes: dict[str, tuple[int, ...]]) -
 
 
 def read_sample(path: Path, info: ModelInfo) -> list[list[Tensor]]:
-    """The items of an inference request in JSON, as it is sent to a model; InputError when it does not fit this one."""
+    """The items of an inference request in JSON. Raises InputError if it does not fit this model."""
     try:
         request = decode_request("sample", "", path.read_bytes(), None)
         inputs, rows = check_inputs(request.inputs, info)
     except (OSError, WireError, TensorError) as error:
-        raise InputError(f"is no request that the model takes: {error}", file=path) from None
+        raise InputError(f"is not a request that the model accepts: {error}", file=path) from None
     return split(inputs, rows, info.batchable)
 
 
@@ -119,7 +121,7 @@ class OneModel:
             self._waiting.set_exception(WorkError(f"the worker of {self.name} {why}"))
 
     async def run(self, batch: int) -> Sample:
-        """Run a batch; WorkError when the model fails."""
+        """Run a batch. Raises WorkError if the model fails."""
         self._number += 1
         self._waiting = asyncio.get_running_loop().create_future()
         began = time.monotonic()
@@ -133,7 +135,7 @@ class OneModel:
         return Sample(result.executed_ms, total)
 
     def resident_bytes(self) -> int:
-        """Memory of the worker's process in main memory."""
+        """Resident memory of the worker's process."""
         if self.worker.pid is None:
             return 0
         with open(f"/proc/{self.worker.pid}/statm", encoding="ascii") as file:
@@ -141,5 +143,5 @@ class OneModel:
 
 
 def local_factory(mechanism: str) -> LocalWorkers:
-    """Workers on this machine, all of it as one GPU."""
+    """Workers on this machine, with all of it as one GPU."""
     return LocalWorkers(mechanism, 1)

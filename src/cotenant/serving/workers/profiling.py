@@ -1,7 +1,4 @@
-"""Measuring a service on this machine: latency by batch and partition, hand-over, loading, memory, neighbours.
-
-Every measurement that is done goes to a file beside the profile, so that an interrupted run goes on where it stopped.
-"""
+"""Measures a service on this machine: latency by batch and partition, hand-over, loading, memory, neighbours."""
 
 from __future__ import annotations
 
