@@ -59,7 +59,10 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
             ONE.replace("serve --port", "serve 'x"),
             "line 3, field models[0].command: is not a valid command line: no closing",
         ),
-        (ONE.replace("serve --port {port}", "'{port}'"), "field models[0].command: {port} cannot be the program's name"),
+        (
+            ONE.replace("serve --port {port}", "'{port}'"),
+            "field models[0].command: {port} cannot be the program's name",
+        ),
         (ONE + ONE.removeprefix("models:\n"), "line 5, field models[1].name: a is declared twice"),
         (ONE.replace("name: a", "name: 'a b'"), "line 2, field models[0].name: 'a b' is not a tenant name"),
         (ONE + "  keep: 2\n", "line 5, field models[0].keep: a model has one program, so keep is 0 or 1, not 2"),
