@@ -74,7 +74,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"cpus": 0}, "cpus", "above 0"),
     ({"cpus": float("nan")}, "cpus", "above 0"),
     ({"memory": "16 GX"}, "memory", "unknown memory unit"),
-    ({"memory": "0"}, "memory", "above 0"),
+    ({"memory": "0"}, "memory", "over 0"),
     ({"duration": "soon"}, "duration", "not a quantity"),
     ({"retries": -1}, "retries", "must be at least 0"),
     ({"retries": 1.5}, "retries", "not a whole number"),

@@ -63,7 +63,7 @@ def test_what_one_should_know_is_a_warning() -> None:
     two = pod(annotations=share(), containers=[{"name": "main"}, {"name": "log"}])
     assert response(answer(review(two), CLOSED))["warnings"] == [
         "container main gets the share; cotenant.dev/containers selects others",
-        "cotenant.dev/memory is not set: the pod may take all memory of its GPU",
+        "cotenant.dev/memory is not set: the pod may use all memory of its GPU",
     ]
 
 
