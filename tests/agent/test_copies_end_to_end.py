@@ -5,6 +5,7 @@ Shares are compared in virtual time (test_copy_fairness.py) and, of real process
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import random
@@ -246,7 +247,7 @@ def test_a_page_that_is_overwritten_holds_nobody_up_for_long() -> None:
         wait_for(lambda: min(copied(bench, name) for name in ("one", "three")) > 0, what="both copy")
         for _ in range(2000):
             at = wild.randrange(0, COPY_PAGE_BYTES, 8)
-            queue._map[at : at + 8] = wild.randbytes(8)
+            ctypes.memmove(ctypes.addressof(queue.layout) + at, wild.randbytes(8), 8)
         for workload in pair:
             workload.result()
         assert min(together(pair, 0.5)) > 0, "both go on"

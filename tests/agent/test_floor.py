@@ -29,6 +29,8 @@ from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.core.errors import InputError
 from cotenant.devices.base import uuid_bytes
 
+HEARTBEAT_MS = 60_000  # longer than any test
+
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +221,7 @@ def rig() -> Iterator[tuple[Rig, Program]]:
 
 def test_it_does_not_launch_while_the_floor_is_up(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)
     floor = join_floor(started.bench.folder, started.uuid)
     assert be.ask("run 0.1")["count"] > 0
     floor.raise_()
@@ -247,7 +249,7 @@ def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) ->
 
 def test_schemes_without_a_gate_do_not_wait(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("mps-plus", heartbeat_timeout_ms=5_000)
+    started.scheme("mps-plus", heartbeat_timeout_ms=HEARTBEAT_MS)
     floor = join_floor(started.bench.folder, started.uuid)
     floor.raise_()
     be.tell("times 0.2")
@@ -261,7 +263,7 @@ def test_schemes_without_a_gate_do_not_wait(rig: tuple[Rig, Program]) -> None:
 def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(rig: tuple[Rig, Program]) -> None:
     """The program under the shim launches and waits; BE is let in between its bursts, and only there."""
     started, be = rig
-    started.scheme("tidal", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)
     spec = TenantSpec("ls", mechanism="time", latency_sensitive=True)
     ls = started.tenant(spec, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
     ls.ask("load mm16384", 60)  # kernels of 13 ms: a host that is late for a moment leaves no gap
@@ -292,22 +294,22 @@ def soonest_150(times: list[int]) -> int:
 def test_a_tenant_may_have_more_in_flight_than_the_scheme_says(rig: tuple[Rig, Program]) -> None:
     """What fits is launched at once, instead of one after the other."""
     started, _ = rig
-    started.scheme("tidal", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)
     deep = TenantSpec("deep", mechanism="time", best_effort=True, in_flight_us=5_000)
     be = started.tenant(deep, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
     floor = join_floor(started.bench.folder, started.uuid)  # somebody is there
     be.ask("load mm2048", 60)
-    times = be.ask("times 0.3")["times_ns"]
+    # 25 us kernels: at the start 200 of them fit into 5 ms. Of the scheme's 100 us, 20 would take at least 400 us each
+    # time; a busy machine takes longer for many, not for all.
+    wait_for(lambda: soonest_150(be.ask("times 0.05")["times_ns"]) < 300_000)
     floor.close()
     be.close()
-    # 25 us kernels: at the start 200 of them fit into 5 ms. Of the scheme's 100 us, 20 would take at least 400 us.
-    assert soonest_150(times) < 300_000
 
 
 def test_where_nobody_is_latency_sensitive_nothing_is_bounded(rig: tuple[Rig, Program]) -> None:
     """The bound costs work and protects nobody; it is there once somebody joins, and for a while after a start."""
     started, be = rig
-    started.scheme("tidal", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)
 
     def bounded() -> bool:
         return bool(started.scheme("tidal")["gpus"][started.uuid]["bounded"])
@@ -318,15 +320,19 @@ def test_where_nobody_is_latency_sensitive_nothing_is_bounded(rig: tuple[Rig, Pr
     assert started.tenants()["be"]["gate_wait_s"] < waited + 0.05
     floor = join_floor(started.bench.folder, started.uuid)
     assert bounded()
-    be.ask("times 0.3")
-    wait_for(lambda: started.tenants()["be"]["gate_wait_s"] > waited + 0.1, what="launches wait for those in flight")
+
+    def waits_for_those_in_flight() -> bool:
+        be.ask("times 0.3")
+        return bool(started.tenants()["be"]["gate_wait_s"] > waited + 0.1)
+
+    wait_for(waits_for_those_in_flight)
     floor.close()
     wait_for(lambda: not bounded(), what="the last one has left")
 
 
 def test_who_is_held_off_is_told(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", heartbeat_timeout_ms=5_000)
+    started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)
 
     def standing() -> str:
         return str(started.tenants()["be"]["gpus"][0]["floor"])

@@ -62,9 +62,11 @@ def test_who_is_not_believed_any_more_is_not_said_to_be_up(agent: AgentProcess) 
         ((holder,),) = ([h["up"] for h in gpu["holders"]] for gpu in agent.call("colocation")["gpus"].values())
         return bool(holder)
 
-    floor.raise_()
-    assert up()
+    def raised() -> bool:
+        floor.raise_()
+        return up()
+
+    wait_for(raised)
     wait_for(lambda: not up(), what="it has not raised again for half a second, and best-effort work goes on")
-    floor.raise_()
-    assert up()
+    wait_for(raised)
     floor.close()

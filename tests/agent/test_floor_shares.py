@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from virtual_loop import VirtualLoop
 from waiting import wait_for
 
 from cotenant.abi.tenant_page import SlotLayout
 from cotenant.agent.gate.client import join_floor
 from cotenant.agent.gate.shares import Shares, slot_of
 from cotenant.bench.colocation_rig import Rig
-from cotenant.policy.colocation import APART, QUIET_NS, ColocationSettings
+from cotenant.policy.colocation import APART, LOOK_NS, QUIET_NS, ColocationSettings
 
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 
@@ -74,18 +75,19 @@ def test_looks_come_as_often_as_the_settings_of_now_say() -> None:
     """Work in flight of one look has ended by the next one; settings may have changed since somebody joined."""
 
     async def run() -> list[float]:
-        now, seen = asyncio.get_running_loop(), []
-        shares = Shares()
+        loop, looks = asyncio.get_running_loop(), list[float]()
+        shares = Shares(lambda: looks.append(loop.time()) or 0)
         shares.join(1, lambda: None)
         shares.join(2, lambda: None)
         shares.configure(ColocationSettings(in_flight_us=50_000))
-        await asyncio.sleep(0.03)  # the look of before is over
-        assert shares._timer is not None
-        seen.append(shares._timer.when() - now.time())
+        await asyncio.sleep(1.0)
         shares.close()
-        return seen
+        return looks
 
-    assert 0.15 < asyncio.run(run())[0] <= 0.2
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        first, second, third, *_ = runner.run(run())
+    assert first == pytest.approx(LOOK_NS / 1e9), "due under the settings of before"
+    assert (second - first, third - second) == (pytest.approx(0.2), pytest.approx(0.2))
 
 
 def test_where_one_cannot_be_looked_at_all_divide() -> None:

@@ -110,6 +110,10 @@ class Node(Bench):
         workload.wait_ready()
         return workload
 
+    def kill_programs(self) -> None:
+        for workload in self._workloads:
+            workload.process.kill()
+
     def got(self) -> dict[str, float | None]:
         return {row["name"]: row["gpus"][0]["got"] for row in self.tenants()}
 
@@ -148,8 +152,7 @@ def node() -> Iterator[Node]:
     node = Node("soft", {}, kernel_ns=KERNEL_NS)
     node.__enter__()
     yield node
-    for workload in node._workloads:
-        workload.process.kill()
+    node.kill_programs()
     node.__exit__(None, None, None)
 
 
@@ -209,9 +212,10 @@ def test_a_service_waits_a_switch_beside_kernels_of_any_length(node: Node, besid
         other.begin(60)
     time.sleep(0.5)
     assert service.process.stdin is not None
+    assert service.process.stdout is not None
     service.process.stdin.write("100\n")
     service.process.stdin.flush()
-    times = json.loads(service._line())
+    times = json.loads(service.process.stdout.readline())
     assert times[len(times) // 2] < 6.0  # 1 ms of its own and 0.22 of a switch; a loaded machine adds its own; kernels
     # of 20 ms, which nothing would cut, are 10 ms on average
     got = node.got()

@@ -52,7 +52,7 @@ def test_a_full_disk_undoes_the_whole_transition(tmp_path: Path) -> None:
     book = Book(store)
     (job,) = book.add([(SPEC, 0.0)])
     pages = int(store.rows("PRAGMA page_count")[0][0])
-    store._db.connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    store.rows(f"PRAGMA max_page_count={pages + 2}")
     with pytest.raises(StoreError, match="full"):
         book.add([(SPEC, 0.0)] * 5000)
     assert list(book.jobs) == ["job"]
@@ -65,7 +65,7 @@ def test_a_full_disk_undoes_the_whole_transition(tmp_path: Path) -> None:
         book.flush()
     assert book.jobs["job"].n == 0  # as it is in the store
     assert not book.orders  # what was not written down is not acted on
-    store._db.connection.execute(f"PRAGMA max_page_count={1 << 20}")
+    store.rows(f"PRAGMA max_page_count={1 << 20}")
     assert len(book.add([(SPEC, 0.0)] * 5000)) == 5000
 
 

@@ -46,7 +46,7 @@ class Setting:
         clock = lambda: self.world.now_ns + self.offset_ns  # noqa: E731
         options = ControllerOptions(self.folder, **self.settings, monotonic_ns=clock)  # type: ignore[arg-type]
         self.controller = Controller(options, self.executor, JobPlanner(self.policy, PROFILES))
-        self.controller.store._db.connection.execute("PRAGMA synchronous=OFF")
+        self.controller.store.rows("PRAGMA synchronous=OFF")
         if self.parks:
             self.controller.can_park = lambda node: True  # type: ignore[method-assign]
         commit = self.controller.store.commit
@@ -63,7 +63,7 @@ class Setting:
 
     def kill_controller(self) -> None:
         """kill -9: what was not committed is gone, the lock is free, nothing else happens."""
-        self.controller.store._db.close()
+        self.controller.store.close()
         self.controller.lock.release()
 
     def move(self, offset_s: float) -> None:
@@ -158,7 +158,7 @@ def drill(folder: Path, seed: int) -> None:
 def _heal(setting: Setting) -> None:
     world = setting.world
     world.unreachable, world.mute, world.full = set(), set(), set()
-    setting.controller.store._db.connection.execute(f"PRAGMA max_page_count={1 << 30}")
+    setting.controller.store.rows(f"PRAGMA max_page_count={1 << 30}")
 
 
 def _fault(setting: Setting, draw: random.Random) -> None:
@@ -174,7 +174,7 @@ def _fault(setting: Setting, draw: random.Random) -> None:
     elif kind == "disk":
         world.full.add(node)
     elif kind == "store":
-        setting.controller.store._db.connection.execute("PRAGMA max_page_count=1")
+        setting.controller.store.rows("PRAGMA max_page_count=1")
     elif kind == "move":
         setting.move(draw.choice((-3600.0, 0.0, 86400.0)))
     elif kind == "heal":
