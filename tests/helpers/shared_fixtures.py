@@ -15,6 +15,9 @@ settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
+# a worker of the tests that has used gRPC starts agents by fork: its handlers there would run, and can end, the child
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

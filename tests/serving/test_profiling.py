@@ -43,7 +43,7 @@ def test_a_model_of_known_times_has_them_in_its_profile(call: Any, tmp_path: Pat
         # executed and handed over together are the model's own time: it counts from the submission
         for batch, ms in ((1, 4.0), (4, 10.0)):
             whole = profile.latency_ms("clock", batch, label) + profile.overhead_ms("clock", batch)
-            assert 0.98 * ms <= whole < 3 * ms  # this machine may do other things as well
+            assert whole >= 0.98 * ms
     assert profile.margin == 1.0
     assert profile.max_gpulets == len(profile.partitions)
     assert not out.with_name("profile.json.partial").exists()
@@ -69,7 +69,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     again = Partial(out, run.key)
     rows = asyncio.run(measure(run, again))
     assert rows["cell/100%/1"]["executed_ms"] == 123.0
-    assert 9.0 <= rows["cell/100%/4"]["executed_ms"] < 30
+    assert rows["cell/100%/4"]["executed_ms"] >= 9.0
     assert Partial(out, run.key).rows == rows
     assert Partial(out, "something else").rows == {}
 
@@ -78,7 +78,7 @@ def test_neighbours_slow_each_other_by_a_factor(tmp_path: Path) -> None:
     """What is measured is kept; with a slowdown, plans are made for it, and without one nothing is claimed."""
     run = run_of(timed_model(tmp_path), against=(("clock2", find_model(str(timed_model(tmp_path, "clock2")))[1]),))
     rows = asyncio.run(measure(run, Partial(tmp_path / "p.json", run.key)))
-    assert 0.3 < rows["beside/clock2"]["slowdown"] < 3
+    assert rows["beside/clock2"]["slowdown"] > 0
     slow = assemble(run, {**rows, "beside/clock2": {"slowdown": 1.4, "slows_it": 1.1}}, None, "2026-01-01")
     assert slow["interference"]["constant"] == 1.4
     even = assemble(run, {**rows, "beside/clock2": {"slowdown": 0.98, "slows_it": 1.0}}, None, "2026-01-01")
@@ -119,12 +119,22 @@ def test_infer_reports_one_model_on_one_share(call: Any, tmp_path: Path) -> None
     code, text, err = call("infer", model, "--count", "30", "--batch", "4", "--share", "50%", "--json")
     assert code == 0, err
     found = json.loads(text)
-    assert 9.9 <= found["latency_ms"]["p50"] < 30
-    assert 40 < found["items_per_s"] <= 404
+    assert found["latency_ms"]["p50"] >= 9.9
+    assert 0 < found["items_per_s"] <= 404
     assert (found["share"], found["batches"], found["batch"]) == (0.5, 30, 4)
     code, _, err = call("infer", tmp_path / "none")
     assert code == 2
     assert "is no folder of a model" in err
+
+
+@pytest.mark.timed
+def test_a_model_of_known_times_is_measured_closely(tmp_path: Path) -> None:
+    run = run_of(timed_model(tmp_path), against=(("clock2", find_model(str(timed_model(tmp_path, "clock2")))[1]),))
+    rows = asyncio.run(measure(run, Partial(tmp_path / "p.json", run.key)))
+    for batch, ms in ((1, 4.0), (4, 10.0)):
+        cell = rows[f"cell/100%/{batch}"]
+        assert cell["executed_ms"] + cell["overhead_ms"] < 1.5 * ms
+    assert 0.7 < rows["beside/clock2"]["slowdown"] < 1.5
 
 
 def test_infer_counts_from_when_a_batch_was_due(call: Any, tmp_path: Path) -> None:
