@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_door import door
 
 from cotenant.bench.llm_fidelity import timed_engine
 from cotenant.core.metrics.tokens import Target as Promise
@@ -66,9 +65,20 @@ def served(place: str, folder: Path) -> Iterator[str]:
         with timed_engine(replace(roofline("timed", 8e9), name="timed")) as url:
             yield url
         return
-    command = f"{sys.executable} -m cotenant.cli.main timed-llm --model timed --profile 8b --port {{port}}"
-    with door(folder, {"name": "timed", "memory": "1GiB", "keep": 1, "command": command}) as it:
-        yield f"http://127.0.0.1:{it.port}/v1"
+    engine = f"{sys.executable} -m cotenant.cli.main timed-llm --model timed --profile 8b --port {{port}}"
+    models = folder / "models.yaml"
+    models.write_text(
+        "gpus: {count: 1, model: cpu, memory: 8GiB}\nlisten: {http: '127.0.0.1:0'}\n"
+        f'models:\n  - {{name: timed, memory: 1GiB, keep: 1, command: "{engine}"}}\n'
+    )
+    command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(models), "--json", "--log-level", "warning"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        yield f"{json.loads(server.stdout.readline())['http']}/v1"
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 def percentile(values: Any, p: int) -> tuple[float, float, float]:
