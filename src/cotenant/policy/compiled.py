@@ -1,7 +1,7 @@
-"""The decorator of compiled kernels, and where their machine code is kept between runs.
+"""The decorator for compiled kernels, and the cache of their machine code.
 
-numba notices a change of the file that holds a function but not of the functions it calls in other files. So the code
-lives in a user cache folder named after a hash of all kernel sources: a stale hit is impossible.
+numba notices a change of the file that contains a function but not of functions in other files that it calls. So the
+code is stored in a user cache folder named by a hash of all kernel sources, which excludes stale hits.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from cotenant.core.extras import needs
 with needs("sim"):
     import numba
 
-# beside every file that says "njit" or "compiled": constants that numba freezes into code
+# in addition to every file with "njit" or "compiled": constants that numba compiles into code
 _CONSTANTS = ("policy/jobs/arrays.py", "sim/jobs/state.py")
-FORGET_AFTER_S = 30 * 86400  # code of versions that nobody has used for a month
+FORGET_AFTER_S = 30 * 86400  # delete code of versions unused for a month
 
 
 def source_hash() -> str:
-    """Hash of every source of compiled code and of what else makes it: numba, Python, processor, place."""
+    """Hash of all sources of compiled code and of everything else that affects it: numba, Python, processor, path."""
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()} {platform.machine()} {package}".encode())
     for folder in ("policy", "sim"):
@@ -49,7 +49,7 @@ def _use_cache() -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".used").touch()
     except (OSError, WorkError):
-        return False  # a read-only home, or none: compile in memory, every time
+        return False  # no writable home: compile in memory each time
     for old in folder.parent.iterdir():
         used = old / ".used"
         if used.exists() and time.time() - used.stat().st_mtime > FORGET_AFTER_S:
@@ -69,13 +69,13 @@ def is_compiled() -> bool:
 # ordinary compiled functions
 jit: Any = numba.njit(cache=CACHED, nogil=True)
 
-# The training kernels allocate nothing, so they go without reference counts (_nrt): every array taken out of a tuple
-# would be counted up and down again, which was four fifths of the time of a decision.
+# The training kernels allocate nothing, so they are compiled without reference counting (_nrt), which took four fifths
+# of the time of a decision: each array taken out of a tuple was counted up and down.
 _BARE: Any = {"cache": CACHED, "nogil": True, "no_cfunc_wrapper": True, "_nrt": False}
 # functions that Python calls
 bare: Any = numba.njit(**_BARE)
 # functions that only kernels call: without the wrapper that unpacks Python's arguments, which is most of their code.
-# Called from Python they crash; a test calls them from a function of its own under `bare`.
+# Calling them from Python crashes; tests call them from a function under `bare`.
 inner: Any = numba.njit(**_BARE, no_cpython_wrapper=True)
-# for small functions on the hot path: a call passes every array of its tuples, which costs more than the work
+# for small functions on the hot path, whose call overhead (passing every array of the tuples) exceeds their work
 inlined: Any = numba.njit(**_BARE, no_cpython_wrapper=True, inline="always")

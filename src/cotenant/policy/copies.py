@@ -1,21 +1,19 @@
-"""Who moves the next chunk over a GPU's link: weighted fair queues, one per tenant and direction.
+"""Fair queueing of copies on a GPU's link: one weighted queue per tenant and direction; parameters and rule.
 
-native/shim/copies/copy_rule.h carries the rule out on a shared page; here are its parameters. A queue's vruntime
-grows by bytes over weight, as in Linux's completely fair scheduler. The next chunk is the waiting queue's with the
-least vruntime, queues of rank AHEAD before all others; the queue whose slice it is goes on until the slice is used
-up, or it is a slice before the one with the least. Formulas (B bytes, w weight, P period, C chunk, sums over the
-queues that wait):
+native/shim/copies/copy_rule.h implements the rule on a shared page. A queue's vruntime grows by bytes over weight, as
+in Linux's completely fair scheduler. The next chunk is that of the waiting queue with the least vruntime, queues of
+rank AHEAD before all others; the queue that has the slice continues until the slice is used up, or until it is a slice
+ahead of the least vruntime. Formulas (B bytes, w weight, P period, C chunk, sums over waiting queues):
 
     vruntime += 16 B / w        slice = max(C, P w / sum of w)        on waking: |vruntime - clock| <= 3 * 16 slice / w
 
-Pinned and pageable memory have links of their own: copies of pageable memory share the processor's pace, which is a
-tenth of the link's, and those who could fill the link would stand still for them. Who goes ahead goes ahead of both.
+Pinned and pageable memory have separate links: copies of pageable memory run at the processor's pace, a tenth of the
+link's, and would slow down copies of pinned memory. Rank AHEAD has precedence on both.
 
-The clock is the vruntime of the queue that had the last turn, and never goes back; those who go ahead have one of their
-own. A program that makes one copy after the other does not wait while its last pieces are on the link, nor until its
-thread has come back: meanwhile others use up the slice they have, and the places in flight. What it may then catch up
-with is the credit on waking, three slices; one slice was measured to be too little (0.728 of the link for weight 3 of
-4).
+The clock is the vruntime of the queue that had the last turn, and never decreases; rank AHEAD has its own. A program
+that makes one copy after the other is not waiting while its last pieces are on the link, nor until its thread has
+returned: meanwhile others use up their slice and the slots. The credit on waking limits what it may catch up with to
+three slices; one slice was measured to be too little (0.728 of the link for weight 3 of 4).
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from cotenant.abi.copy_page import COPY_SLOTS
 class CopySettings:
     """Parameters of the link's queues. Sizes in bytes, times in nanoseconds.
 
-    `always`: copies take turns on every GPU; else only where a tenant has a copy weight or goes ahead.
-    `alone_chunks`: of one piece while nobody else copies and no tenant of the GPU goes ahead. `wait_lapse_ns`,
-    `slot_lapse_ns`: claims older than that count for nothing, so a process that has gone holds nobody up for longer;
-    who has not copied for `slot_lapse_ns` is one who does not copy.
+    `always`: copies are scheduled on every GPU; otherwise only where a tenant has a copy weight or rank AHEAD.
+    `alone_chunks`: chunks per piece while no other tenant copies and none has rank AHEAD. `wait_lapse_ns`,
+    `slot_lapse_ns`: older claims are ignored, so an ended process delays others no longer than that; a tenant without a
+    copy for `slot_lapse_ns` counts as not copying.
     """
 
     always: bool = False
@@ -53,10 +51,10 @@ class CopySettings:
 
     @property
     def alone_bytes(self) -> int:
-        """Piece of a copy while nobody else copies."""
+        """Piece size while no other tenant copies."""
         return self.alone_chunks * self.chunk_bytes
 
     @property
     def slice_bytes(self) -> int:
-        """Piece of a copy on the device by a best-effort tenant: 256 MiB with the usual chunk, 0.2 ms."""
+        """Piece size of copies within the device by a best-effort tenant: 256 MiB with the usual chunk, 0.2 ms."""
         return 32 * self.chunk_bytes

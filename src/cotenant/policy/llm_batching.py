@@ -1,9 +1,9 @@
-"""Iteration-level batching of one language model, as a pure state machine: requests in, the work of each step out.
+"""Iteration-level batching of one language model, as a pure state machine: from requests to the work of each step.
 
-In every step each running request that has its prompt in the cache decodes one token; what is left of the step's
-budget goes to prompts, first come first served, a long one in chunks. A request is admitted when its prompt fits the
-cache beside all others. When the cache has no room for the next tokens, the request that was admitted last gives its
-place up and later computes its prompt and what it had produced again.
+In every step each running request whose prompt is in the cache decodes one token; the rest of the step's budget goes to
+prompts, first come, first served, long ones in chunks. A request is admitted when its prompt fits into the cache in
+addition to all others. When the cache has no room for the next tokens, the request admitted last is preempted; later
+its prompt and its tokens so far are computed again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Its prompt is in the cache, all but the token that it produced last."""
+        """Whether its prompt is in the cache, all but the token produced last."""
         return self.computed > 0 and self.total - self.computed == 1
 
 
@@ -39,13 +39,13 @@ class Token:
 
 
 class Batcher:
-    """One model's requests. Call `begin` for the next step, and `end` when it is over; None: nothing to do."""
+    """One model's requests. Call `begin` for the next step and `end` when it is done; None: nothing to do."""
 
     def __init__(self, profile: LlmProfile) -> None:
         self._limits = profile
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.held = 0  # tokens of all running requests, which the cache has to hold
+        self.held = 0  # tokens of all running requests, which the cache must hold
         self.preempted = 0
         self._chunks: list[tuple[Sequence, int]] = []
         self._gone: set[int] = set()
@@ -55,18 +55,19 @@ class Batcher:
         return len(self.waiting) + len(self.running)
 
     def add(self, id_: int, prompt: int, output: int, cached: int = 0) -> None:
-        """A request of `prompt` tokens, `cached` of which need no computing, for `output` tokens. InputError where it
-        can never run."""
+        """Add a request of `prompt` tokens, `cached` of which need no computing, for `output` tokens. Raises InputError
+        if it can never run.
+        """
         limits = self._limits
         most = min(limits.max_context, limits.kv_tokens)
         if prompt < 1 or output < 1:
-            raise InputError(f"{prompt} prompt and {output} output tokens are not 1 or more each")
+            raise InputError(f"prompt and output need at least 1 token each, not {prompt} and {output}")
         if prompt + output > most:
             raise InputError(f"{prompt} prompt and {output} output tokens are more than the model's {most}")
         self.waiting.append(Sequence(id_, prompt, output, min(cached, prompt - 1)))
 
     def cancel(self, id_: int) -> None:
-        """The client has gone; a step that runs is not cut short."""
+        """The client has disconnected; a running step is not interrupted."""
         if self._stepping:
             self._gone.add(id_)
             return
@@ -99,7 +100,7 @@ class Batcher:
         return Step(tokens, pairs, len(decoding), context)
 
     def end(self) -> list[Token]:
-        """The step is over: what it produced, in the order of admission."""
+        """The step is done: its tokens, in the order of admission."""
         assert self._stepping
         self._stepping = False
         produced, ended = [], set()
@@ -121,7 +122,7 @@ class Batcher:
         return produced
 
     def _admit(self) -> Sequence | None:
-        """The first that waits, where the cache and the step have room for it."""
+        """The first waiting request, if cache and step have room for it."""
         if not self.waiting or len(self.running) >= self._limits.max_sequences:
             return None
         one = self.waiting[0]
@@ -133,7 +134,7 @@ class Batcher:
         return one
 
     def _make_room(self) -> None:
-        """Requests that were admitted last leave until the cache holds the others."""
+        """Preempt the requests admitted last until the cache holds the others."""
         while self.held > self._limits.kv_tokens and len(self.running) > 1:
             one = self.running.pop()
             self.held -= one.total

@@ -1,5 +1,6 @@
-"""What holds a tenant to its memory on a GPU: the kernel, else the driver, else the shim. Pure: what was found on a
-machine comes in, the choice with its reasons comes out."""
+"""Chooses what enforces memory limits on a GPU: the kernel, else the driver, else the shim. Pure: from the findings on
+a machine to the choice with its reasons.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +8,33 @@ from dataclasses import dataclass
 
 from cotenant.core.strength import Promise, Prospect, Strength
 
-FIRST_RELEASE = 615  # of NVIDIA's driver with memory limits
+FIRST_RELEASE = 615  # first driver release with memory limits
 FIRST_KERNEL = "6.14"  # with the dmem controller
 
 
 @dataclass(frozen=True)
 class Detected:
-    """What a machine has for limits on the memory of one GPU, as far as it could be found without changing anything
-    that stays."""
+    """What a machine offers for memory limits on one GPU, as far as found without lasting changes."""
 
     release: str = ""  # of the driver; empty: not known
     call: bool = False  # NVML has the calls
     cgroup: int = 0  # version of the control groups; 0: there are none
-    dmem: bool = False  # the kernel counts this GPU's memory
+    dmem: bool = False  # the kernel accounts this GPU's memory
     root: bool = False  # limits may be set from here
     mig: bool = False
-    trial: str = ""  # why a limit on a group made for the purpose could not be set and read back; empty: it could
-    foreign: tuple[str, ...] = ()  # groups that another program holds to less than the card: "PATH: 4.0 GiB"
+    trial: str = ""  # why a limit on a trial group could not be set and read back; empty: it could
+    foreign: tuple[str, ...] = ()  # groups that another program limits to less than the GPU: "PATH: 4.0 GiB"
 
 
 def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
-    """What would hold a tenant of that GPU to its memory. `swaps`: its contents move to host memory and back."""
+    """What would enforce a tenant's memory limit on that GPU. `swaps`: its contents are moved to host memory and
+    back.
+    """
     missing = _missing(found)
     foreign = tuple(
-        f"another program limits GPU memory of a control group: {text}; programs below it have no more, whatever they"
-        " were promised; remove that limit, or let the program and the tenants use different GPUs"
+        f"another program limits GPU memory of a control group: {text}; programs below it get no "
+        "more, whatever they were promised; remove that limit, or let the program and the tenants "
+        "use different GPUs"
         for text in found.foreign
     )
     if missing:
@@ -40,14 +43,15 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
         return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, obstacles)
     if swaps:
         why = (
-            "the shim in the tenant's process counts and refuses, because it frees memory and takes it again as it"
-            " moves contents, and what the driver's limits make of that has not been measured"
+            "the shim in the tenant's process counts and refuses, because a swapped tenant frees and "
+            "allocates memory as its contents move, and the effect of the driver's limits on that has "
+            "not been measured"
         )
         return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, foreign)
     if found.dmem:
-        why = "the kernel's dmem controller counts this GPU's memory and refuses what is over dmem.max"
+        why = "the kernel's dmem controller accounts this GPU's memory and refuses what exceeds dmem.max"
         return Prospect(Promise.MEMORY, Strength.KERNEL, "dmem.max of the tenant's control group", why, foreign)
-    no_dmem = f"the kernel does not count this GPU's memory (dmem controller, Linux {FIRST_KERNEL} and newer)"
+    no_dmem = f"the kernel does not account this GPU's memory (dmem controller, Linux {FIRST_KERNEL} and newer)"
     why = f"the driver counts and refuses by control group, because {no_dmem}"
     todo = f"{no_dmem}: start a kernel that has the controller (CONFIG_CGROUP_DMEM)"
     return Prospect(
@@ -56,23 +60,27 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
 
 
 def _missing(found: Detected) -> list[tuple[str, str]]:
-    """What stands in the way of a limit by kernel or driver, with what to do; the first cause first."""
+    """What prevents a limit by kernel or driver, with what to do; the first cause first."""
     missing = []
     if not found.call:
         release = f"driver {found.release}" if found.release else "the driver here"
-        text = f"{release} has no memory limits, which come with release {FIRST_RELEASE}"
+        text = f"{release} has no memory limits, which need release {FIRST_RELEASE}"
         missing.append((text, "install that release or a newer one"))
     if found.cgroup != 2:
-        what = f"control groups here are of version {found.cgroup}" if found.cgroup else "there are no control groups"
+        what = (
+            f"control groups here are of version {found.cgroup}"
+            if found.cgroup
+            else "this system has no control groups"
+        )
         text = f"{what}, and the driver's limits need version 2 alone (not the hybrid of both)"
         missing.append((text, "boot with systemd.unified_cgroup_hierarchy=1, or let the agent see /sys/fs/cgroup"))
     if found.mig:
-        text = "MIG is on, and the driver limits no memory of its instances"
+        text = "MIG is on, and the driver has no memory limits for its instances"
         missing.append((text, "switch it off (nvidia-smi -mig 0), or give tenants whole instances"))
     if not missing and not found.root:
         text = "only root may set the driver's limits, and the agent does not run as root"
         missing.append((text, "start cotenant agent as root"))
     if not missing and found.trial:
-        text = f"a limit that was set as a trial did not come to be: {found.trial}"
+        text = f"a trial limit did not take effect: {found.trial}"
         missing.append((text, "the kernel's log (dmesg) may say why"))
     return missing

@@ -1,4 +1,4 @@
-"""The one module that talks to the MILP solver (HiGHS)."""
+"""The only module that uses the MILP solver (HiGHS)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Latency-sensitive (LS) beside best-effort (BE) work on one GPU: schemes, the rule of BE launches, the budget."""
+"""Latency-sensitive (LS) and best-effort (BE) work on one GPU: schemes, the rule for BE launches, the in-flight
+budget.
+"""
 
 from cotenant.policy.colocation.budget import CurvePoint, choose_budget
 from cotenant.policy.colocation.clock import next_duty

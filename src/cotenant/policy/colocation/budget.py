@@ -1,4 +1,4 @@
-"""How much best-effort work LS tolerates beside it, from a measured curve."""
+"""Chooses how much best-effort work LS tolerates at the same time, from a measured curve."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """LS took `slowdown` times its own time while BE ran `overlap` of the time on `be_sms` of the SMs, at
-    `gb_per_s`."""
+    """A measurement: LS took `slowdown` times its time alone while BE ran for the fraction `overlap` of the time on
+    `be_sms` of the SMs, with `gb_per_s` of memory bandwidth.
+    """
 
     overlap: float
     slowdown: float
@@ -18,11 +19,10 @@ class CurvePoint:
 
 
 def choose_budget(curve: Sequence[CurvePoint], tolerated: float) -> CurvePoint:
-    """The point with the most BE work that still keeps LS within `tolerated` (1.05: 5 % slower).
+    """The point with the most BE work at which LS stays within `tolerated` (1.05: 5 % slower).
 
-    Points between two measured ones are interpolated along `overlap`, between points of the same SMs. A curve that
-    rises, falls and rises again is cut at its first crossing: what lies behind it is noise or luck. Without any point
-    that holds: no BE work beside LS.
+    Points between two measured ones of the same SMs are interpolated along `overlap`. A curve that crosses the limit
+    several times is cut at the first crossing, since what follows is noise. If no point qualifies: no overlap.
     """
     best = CurvePoint(0.0, 1.0)
     for be_sms in sorted({point.be_sms for point in curve}):

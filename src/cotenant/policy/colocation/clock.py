@@ -1,15 +1,18 @@
-"""How much best-effort work a card's clock allows: a card at its power limit slows everybody down, LS after BE, too."""
+"""Duty cycle of best-effort work from the card's clock: at its power limit a card slows down all work, also LS work
+after BE work.
+"""
 
 from __future__ import annotations
 
-GAIN = 0.3  # of duty for what the clock lacks or has over, each look
+GAIN = 0.3  # change of the duty cycle per unit of clock error, at each update
 
 
 def next_duty(duty: float, clock: float, wanted: float, least: float) -> float:
-    """The part of the time that BE may keep the GPU busy until the next look.
+    """The fraction of the time that BE may keep the GPU busy until the next update.
 
-    duty' = duty + GAIN (clock - wanted), within [least, 1]; clocks are parts of the card's highest. An integral
-    controller: on an H200 beside products a point of duty is half a point of clock. The same gain both ways: looks
-    differ by 1 to 2 %, and whatever falls faster than it rises settles above what is wanted by as much.
+    duty' = duty + GAIN (clock - wanted), within [least, 1]; clocks are fractions of the card's highest. An integral
+    controller: on an H200 with matrix products, one point of duty changes the clock by half a point. The gain is the
+    same in both directions: readings differ by 1 to 2 %, and a controller that falls faster than it rises would settle
+    above the wanted clock.
     """
     return min(1.0, max(least, duty + GAIN * (clock - wanted)))

@@ -1,4 +1,4 @@
-"""The one list of co-location schemes: what each does with processes, SMs and best-effort launches."""
+"""The registry of co-location schemes: what each does with processes, SMs and best-effort launches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ RUN_AHEAD = tuple(way.name.lower() for way in RunAhead)
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to let LS and BE share a GPU. `together`: processes run at once (MPS); else the driver slices time.
+    """A way to let LS and BE share a GPU. `together`: processes run concurrently (MPS); otherwise by the driver's time
+    slices.
 
-    `ls_sms`, `be_sms`: the part of the SMs that each may use. `be_below`: BE has the lower client priority.
+    `ls_sms`, `be_sms`: fraction of the SMs that each may use. `be_below`: BE has the lower client priority.
     """
 
     name: str
@@ -56,14 +57,14 @@ SCHEMES: tuple[Scheme, ...] = (
 
 @dataclass(frozen=True)
 class ColocationSettings:
-    """How best-effort (BE) work is kept out of the way of latency-sensitive (LS) work on a GPU.
+    """Settings that keep best-effort (BE) work from delaying latency-sensitive (LS) work on a GPU.
 
-    `in_flight_us`: budget of BE work in flight (orion: DUR_THRESHOLD). `overlap`: part of the time that BE may work
-    beside LS, from a measured budget. `heartbeat_timeout_ms`: the LS-activity flag of a process that neither sets it
-    again nor clears it for so long does not count any more. `sm_threshold`: orion's, 0: all of the GPU. `run_ahead`:
-    which BE programs launch early and are held on the device (tidal). `duty_cycle`: part of the time that tidal lets BE
-    keep the GPU busy while LS is idle; on a card at its power limit the rest keeps the clock up for LS. `clock`: only
-    as long as the card's SM clock is below that part of its highest (0: always, and where none is read).
+    `in_flight_us`: budget of BE work in flight (orion: DUR_THRESHOLD). `overlap`: fraction of the time in which BE may
+    run together with LS, from a measured budget. `heartbeat_timeout_ms`: an LS-activity flag that is neither set again
+    nor cleared for this long no longer counts. `sm_threshold`: orion's, 0: all SMs. `run_ahead`: which BE programs
+    launch early, gated on the device (tidal). `duty_cycle`: fraction of LS-idle time in which tidal lets BE keep the
+    GPU busy; on a card at its power limit the rest keeps the clock up for LS. `clock`: the duty cycle applies only
+    while the card's SM clock is below this fraction of its highest (0: always, also if the clock cannot be read).
     """
 
     scheme: str = "tidal"
@@ -78,30 +79,31 @@ class ColocationSettings:
     def __post_init__(self) -> None:
         scheme_named(self.scheme)
         if not 1 <= self.in_flight_us <= 1_000_000:
-            raise InputError("best-effort work in flight is 1 to 1000000 us", field="in_flight_us")
+            raise InputError("best-effort work in flight must be 1 to 1000000 us", field="in_flight_us")
         if not 0.0 <= self.overlap <= 1.0:
-            raise InputError("the part of the time beside latency-sensitive work is 0 % to 100 %", field="overlap")
+            raise InputError("the overlap with latency-sensitive work must be 0 % to 100 %", field="overlap")
         if not 1 <= self.heartbeat_timeout_ms <= 60_000:
-            raise InputError("the heartbeat timeout is 1 to 60000 ms", field="heartbeat_timeout_ms")
+            raise InputError("the heartbeat timeout must be 1 to 60000 ms", field="heartbeat_timeout_ms")
         if not 0 <= self.sm_threshold <= 1024:
-            raise InputError("the SM threshold is 0 (as many as the GPU has) to 1024", field="sm_threshold")
+            raise InputError("the SM threshold must be 0 (all SMs of the GPU) to 1024", field="sm_threshold")
         if self.run_ahead not in RUN_AHEAD:
             raise InputError(f"running ahead is {', '.join(RUN_AHEAD)}, not {self.run_ahead!r}", field="run_ahead")
         if not 0.1 <= self.duty_cycle <= 1.0:
-            raise InputError("best-effort work may keep the GPU busy for 10 % to 100 % of the time", field="duty_cycle")
+            raise InputError("the duty cycle of best-effort work must be 10 % to 100 %", field="duty_cycle")
         if not 0.0 <= self.clock <= 1.0:
-            raise InputError("the clock to keep is 0 % to 100 % of the card's highest", field="clock")
+            raise InputError("the clock to keep must be 0 % to 100 % of the card's highest", field="clock")
         if self.clock and self.duty_cycle == 1.0:
-            raise InputError("a clock to keep needs a duty cycle below 100 %, down to which it may go", field="clock")
+            raise InputError("a clock to keep needs a duty cycle below 100 %, its lower bound", field="clock")
 
     @property
     def first_duty_cycle(self) -> float:
-        """The duty cycle in force while nothing is known of the card's clock."""
+        """The initial duty cycle, while the card's clock is unknown."""
         return 1.0 if self.clock else self.duty_cycle
 
     def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> FloorRule:
-        """The rule of a BE process that has one of `tenants` parts of the budget (division.next_parts), and whose
-        kernels are of that class and fill that many SMs."""
+        """The rule for a BE process with one of `tenants` shares of the budget (division.next_parts), whose kernels are
+        of that class and fill that many SMs.
+        """
         return FloorRule(
             scheme=scheme_named(self.scheme).rule,
             budget_ns=share_ns(self.in_flight_us * 1000, tenants),

@@ -1,4 +1,6 @@
-"""Policies for jobs that run on several GPU models and counts: who gets which model, how many, and beside whom."""
+"""Policies for elastic jobs, which can run on several GPU models and counts: they choose model, count and co-located
+jobs.
+"""
 
 from cotenant.core.extras import require
 

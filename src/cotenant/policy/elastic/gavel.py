@@ -1,7 +1,7 @@
-"""Gavel (OSDI 2020): fairness, makespan or cost over GPU models as a linear program, made true in rounds.
+"""Gavel (OSDI 2020): fairness, makespan or cost over GPU models by a linear program, realised in rounds.
 
-The program gives each job the part X of its time that it should spend on each GPU model; a round then serves first the
-jobs that got least of what X promises them. Jobs of one kind are alike, so the program has a column per kind and model.
+The program gives each job the fraction X of its time to spend on each GPU model; each round then serves first the jobs
+that received least relative to X. Jobs of one kind are equal, so the program has a column per kind and model.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rig
 from cotenant.policy.solver import compressed, solve_milp
 
 GOALS = ("fairness", "makespan", "cost", "agnostic")
-SECOND = 1e-3  #: weight of the mean over jobs beside the minimum: what the minimum leaves open is not left idle
+SECOND = 1e-3  # : weight of the mean over jobs, added to the minimum so that the rest is not left idle
 UNSERVED = 1e9  #: priority per unit of X of a job that was not on the model
-RESET_S = 1000.0  #: least time between two resets of the time that jobs spent on models (the public code's)
+RESET_S = 1000.0  # : least time between resets of the time that jobs spent on models (the public code's)
 
 
 @dataclass
 class Gavel:
-    """Goals: `fairness` (the least normalised throughput is the largest), `makespan` (the last job ends soonest),
-    `cost` (most work per price), `agnostic` (fairness that takes all GPU models for equal: the paper's baseline)."""
+    """Goals: `fairness` (maximise the least normalised throughput), `makespan` (the last job ends soonest), `cost`
+    (most work per price), `agnostic` (fairness that treats all GPU models as equal: the paper's baseline).
+    """
 
     goal: str = "fairness"
     known: dict[bytes, Floats] = field(default_factory=dict, repr=False)
@@ -31,13 +32,13 @@ class Gavel:
     solves: int = 0
 
     def decide(self, view: View) -> Decision:
-        """Who runs on which GPU model in the next round."""
+        """Which jobs run on which GPU model in the next round."""
         choices = rigid(view)
         shares = self._shares(view, choices)
         return Decision(serve_round(view, choices, shares, self._spent(view)))
 
     def _spent(self, view: View) -> Floats:
-        """[J, G]: the part of the time since the count began anew that each job spent on each model."""
+        """[J, G]: fraction of the time since the last reset that each job spent on each model."""
         jobs = view.job.tolist()
         old = [self.since.get(job) for job in jobs]
         counted = np.array([age if then is None else age - then[0] for age, then in zip(view.age_s, old, strict=True)])
@@ -49,13 +50,14 @@ class Gavel:
         return np.asarray((view.received_s - before) / np.maximum(counted, 1e-9)[:, None])
 
     def summary(self) -> dict[str, Any]:
-        """Programs solved; each to the optimum."""
+        """Number of programs solved, all to optimality."""
         return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0}
 
     def _shares(self, view: View, choices: Ints) -> Floats:
         """X[J, G]."""
         key_of = np.column_stack([view.kind, view.priority])
-        if self.goal == "makespan":  # every job has other work left; the program stands until jobs come or go
+        # remaining work changes for all jobs; the program is kept until jobs arrive or leave
+        if self.goal == "makespan":
             key_of = np.column_stack([key_of, view.job])
         _, first, group, size = np.unique(key_of, axis=0, return_index=True, return_inverse=True, return_counts=True)
         group = group.reshape(-1)

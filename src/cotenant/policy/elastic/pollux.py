@@ -1,7 +1,8 @@
-"""Pollux (OSDI 2021) on one GPU model: counts for all jobs so that the power mean of their speedups is best.
+"""Pollux (OSDI 2021) on one GPU model: chooses the GPU counts of all jobs that optimise the power mean of their
+speedups.
 
 The paper searches placements with a genetic algorithm. Here every job gets its GPUs on as few nodes as possible, so
-that the speedup depends on the count alone and a dynamic program finds the best counts.
+that its speedup depends on the count alone and a dynamic program finds the best counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cotenant.policy.elastic.sia import allowed, restart_factor
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
 
 POWER = -1.0  #: p of the paper's fitness
-WAITING = 1e4  #: what a job that waits adds to the sum of speedup^p: more than all others can
+WAITING = 1e4  # : cost of a waiting job in the sum of speedup^p: more than all others together
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Pollux:
     solves: int = 0
 
     def decide(self, view: View) -> Decision:
-        """The count of every job; InputError where the cluster has several GPU models."""
+        """The GPU count of every job. Raises InputError if the cluster has several GPU models."""
         if len(view.options.capacity) != 1:
             what = "policy pollux is for clusters of one GPU model; sia chooses among several"
             raise InputError(what, field="cluster")
@@ -34,7 +35,7 @@ class Pollux:
         return Decision(best_counts(costs(view), view.options.count, int(view.options.capacity[0])))
 
     def summary(self) -> dict[str, Any]:
-        """Decisions; each the optimum."""
+        """Number of decisions, all optimal."""
         return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0}
 
 
@@ -57,7 +58,7 @@ def costs(view: View) -> Floats:
 
 
 def best_counts(cost: Floats, count: Ints, capacity: int) -> Ints:
-    """One column at most for each row: the least sum of cost within capacity, where a row without one costs WAITING.
+    """At most one column per row, with the least sum of costs within capacity; a row without a column costs WAITING.
 
     least[g] after job j: the least sum over jobs up to j with at most g GPUs.
     """

@@ -1,4 +1,4 @@
-"""The one list of elastic policies: `cotenant simulate --policy NAME`."""
+"""The registry of elastic policies: `cotenant simulate --policy NAME`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from cotenant.policy.elastic.view import ElasticPolicy
 
 @dataclass(frozen=True)
 class Entry:
-    """One policy: `make(limit_s)` builds it with seconds per program; `round_s`: its paper's round; `profiles`: the
-    shipped elastic profiles that it takes where none are named; `rigid`: jobs run on just as many GPUs as they ask for;
-    `needs_price`: it reads the price of every GPU model; `packs`: two jobs may share a GPU."""
+    """One policy: `make(limit_s)` builds it with a time limit per program in seconds; `round_s`: the round of its
+    paper; `profiles`: its default built-in elastic profiles; `rigid`: jobs run only on as many GPUs as they request;
+    `needs_price`: it needs the price of every GPU model; `packs`: two jobs may share a GPU.
+    """
 
     summary: str
     make: Callable[[float], ElasticPolicy]
@@ -38,7 +39,7 @@ ELASTIC: dict[str, Entry] = {
         "most work per price, over GPU models (Gavel)", lambda _: Gavel("cost"), 360.0, "gavel", True, True
     ),
     "gavel-agnostic": Entry(
-        "max-min fairness that takes all GPU models for equal: Gavel's baseline",
+        "max-min fairness that treats all GPU models as equal: Gavel's baseline",
         lambda _: Gavel("agnostic"), 360.0, "gavel", True,
     ),
     "sia": Entry(
@@ -70,5 +71,5 @@ ELASTIC: dict[str, Entry] = {
 def find_elastic(name: str) -> Entry:
     """The entry; InputError names the known ones."""
     if name not in ELASTIC:
-        raise InputError(f"unknown policy {name!r}; there are {', '.join(ELASTIC)}", field="policy")
+        raise InputError(f"unknown policy {name!r}; known: {', '.join(ELASTIC)}", field="policy")
     return ELASTIC[name]

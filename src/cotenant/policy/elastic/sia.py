@@ -1,7 +1,7 @@
-"""Sia (SOSP 2023): one configuration for each job so that the sum of powers of normalised goodput is best.
+"""Sia (SOSP 2023): chooses one configuration per job that optimises the sum of powers of normalised goodput.
 
-Two ways to the same objective: a mixed-integer program, and prices on the GPU models (Lagrangian relaxation) whose
-bound says how far from the optimum an answer can be.
+Two solvers for the same objective: a mixed-integer program, and prices on the GPU models (Lagrangian relaxation), whose
+bound limits the distance from the optimum.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
 from cotenant.policy.solver import solve_milp
 
 POWER = -0.5  #: p of the paper: below 0 the worst jobs count most
-WAITING = 1.1  #: lambda: what a job that waits costs; a job in its slowest configuration costs 1
-GROWTH = 2  #: times the GPUs that a job ever had it may have next
+WAITING = 1.1  # : lambda: cost of a waiting job; a job in its slowest configuration costs 1
+GROWTH = 2  # : factor by which a job's largest GPU count may grow
 STEPS = 48  #: of the prices
-LOOKS = 8  #: steps of the prices between two looks at what fits
+LOOKS = 8  # : steps of the prices between two attempts to build a feasible choice
 
 
 def values(view: View) -> Floats:
-    """What each configuration is worth [J, C]: lambda - (r x G)^p, 0 or less where waiting is as good.
+    """Value of each configuration [J, C]: lambda - (r x G)^p, 0 or less if waiting is as good.
 
-    G: goodput against the job's least over the configurations that it may have; r: `restart_factor`.
+    G: goodput relative to the job's least over its allowed configurations; r: `restart_factor`.
     """
     may = allowed(view)
     slowest = np.where(may, view.rate, np.inf).min(axis=1, initial=np.inf)
@@ -35,7 +35,7 @@ def values(view: View) -> Floats:
 
 
 def allowed(view: View) -> NDArray[np.bool_]:
-    """[J, C]: what a job may have: up to twice the most GPUs that it ever had; the least that was measured at first."""
+    """[J, C]: allowed configurations: up to twice the most GPUs that the job ever had; initially the least measured."""
     count = view.options.count
     least = np.where(view.rate > 0, count, np.iinfo(np.int64).max).min(axis=1)
     return np.asarray((view.rate > 0) & (count <= np.maximum(GROWTH * view.most, least)[:, None]))
@@ -77,19 +77,19 @@ class Sia:
         return Decision(config)
 
     def summary(self) -> dict[str, Any]:
-        """Decisions, how many of them ran out of time, and the largest part of the optimum that one may have missed."""
+        """Number of decisions, of timeouts, and the largest relative distance from the optimum."""
         return {"solves": self.solves, "reused": 0, "timed_out": self.timed_out, "worst_gap": self.worst_gap}
 
 
 def worth(value: Floats, config: Ints) -> float:
-    """The objective of a choice."""
+    """The objective value of a choice."""
     rows = np.flatnonzero(config != NONE)
     return float(value[rows, config[rows]].sum())
 
 
 @dataclass(frozen=True)
 class Solved:
-    """An answer of the program, the bound on any answer, and whether it was proven the best."""
+    """A solution of the program, the bound on any solution, and whether it is proven optimal."""
 
     config: Ints
     bound: float
@@ -127,8 +127,8 @@ def choose_by_prices(value: Floats, gpu: Ints, count: Ints, capacity: Ints) -> t
     """A choice and a bound on every choice, by Lagrangian relaxation of the capacities.
 
     At prices m per GPU each job takes the configuration with the largest value - m x count; the sum of these and of m x
-    capacity bounds the optimum. Prices follow the excess demand; each demand is made to fit and then filled up, and the
-    best of the answers is kept.
+    capacity bounds the optimum. Prices follow the excess demand; each demand is reduced to fit and then filled up, and
+    the best result is kept.
     """
     jobs = len(value)
     config, bound = np.full(jobs, NONE), np.inf
@@ -173,7 +173,7 @@ def _fit(value: Floats, gpu: Ints, count: Ints, capacity: Ints, wanted: Ints) ->
 
 
 def _fill(value: Floats, gpu: Ints, count: Ints, config: Ints, capacity: Ints) -> Ints:
-    """Give away GPUs that are left: again and again the step up with the most value per further GPU on its model."""
+    """Assign remaining GPUs: repeatedly the step up with the most value per additional GPU of its model."""
     config = config.copy()
     taken = config[config != NONE]
     free = capacity - np.bincount(gpu[taken], weights=count[taken], minlength=len(capacity)).astype(np.int64)
@@ -188,7 +188,7 @@ def _fill(value: Floats, gpu: Ints, count: Ints, config: Ints, capacity: Ints) -
         if not open_.any():
             break
         ratio = np.where(open_, gain / np.maximum(more, 0.5), -np.inf)
-        # all jobs that want this step in one go, as far as they fit: a pass for each job would cost jobs squared
+        # all jobs that want this step at once, as far as they fit: one pass per job would be quadratic
         column = np.argmax(ratio, axis=1)
         rows = np.flatnonzero(open_[np.arange(len(config)), column])
         rows = rows[np.argsort(-ratio[rows, column[rows]], kind="stable")]

@@ -1,7 +1,7 @@
-"""Spot jobs beside guaranteed ones: spot gets what guaranteed jobs are predicted to leave (after GFS, ASPLOS 2026).
+"""Spot and guaranteed jobs: spot jobs get what guaranteed jobs are predicted to leave (after GFS, ASPLOS 2026).
 
-Jobs of priority above 0 are guaranteed, the others spot. Guaranteed jobs go first and take GPUs from spot jobs; a
-reserve for those that are predicted to come keeps spot jobs from starting where they would soon be evicted.
+Jobs with priority above 0 are guaranteed, the others spot. Guaranteed jobs go first and preempt spot jobs; a reserve
+for predicted guaranteed jobs prevents spot jobs from starting where they would soon be preempted.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 
-HORIZON = 12  #: rounds that a reserve looks ahead
-MEMORY = 2016  #: rounds of demand that are remembered: a week of 5 minutes
+HORIZON = 12  # : rounds of the prediction
+MEMORY = 2016  # : rounds of demand that are stored: a week at 5 minutes
 QUANTILE = 0.9
 
 
 @dataclass
 class Spot:
-    """`predicts`: whether GPUs are kept free for guaranteed jobs that are predicted to come; else spot takes all.
+    """`predicts`: whether GPUs are reserved for predicted guaranteed jobs; otherwise spot jobs may take all.
 
-    It remembers the guaranteed demand of past rounds, [rounds, G], which with the view makes the decision.
+    It stores the guaranteed demand of past rounds, [rounds, G], which together with the view determines the decision.
     """
 
     predicts: bool = True
@@ -39,7 +39,7 @@ class Spot:
         place(view, choices, np.flatnonzero(guaranteed), config, free, np.zeros(len(free)))
         self.demand.append(capacity - free)
         reserve = predicted_rise(np.array(self.demand)) if self.predicts else np.zeros(len(free))
-        # a spot job that runs is evicted only by guaranteed jobs that are there; the reserve binds new ones
+        # a running spot job is preempted only by existing guaranteed jobs; the reserve applies to new ones
         spot = np.flatnonzero(~guaranteed)
         runs = spot[view.held[spot] != NONE]
         oldest = runs[np.argsort(-view.received_s[runs].sum(axis=1), kind="stable")]
@@ -48,12 +48,14 @@ class Spot:
         return Decision(config)
 
     def summary(self) -> dict[str, Any]:
-        """It solves no program."""
+        """Empty: no program is solved."""
         return {}
 
 
 def place(view: View, choices: Ints, rows: Ints, config: Ints, free: Floats, reserve: Floats) -> None:
-    """Give each row in turn its GPUs on the model it has, else on the fastest, as long as `reserve` GPUs stay free."""
+    """Give each row in order its GPUs on its present model, else on the fastest, as long as `reserve` GPUs stay
+    free.
+    """
     for row in rows.tolist():
         gpus = view.options.gpu
         can = [c for c in choices[row].tolist() if c != NONE and free[gpus[c]] - view.wants[row] >= reserve[gpus[c]]]

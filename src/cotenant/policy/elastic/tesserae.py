@@ -1,7 +1,7 @@
-"""Tesserae (arXiv 2508.04953): jobs in the order of a base policy, then pairs on one GPU by a matching.
+"""Tesserae (arXiv 2508.04953): orders jobs by a base policy, then pairs jobs on one GPU by a matching.
 
-The base policy is least attained service in two queues, as in Tiresias. Jobs that find no GPU are matched with
-single-GPU jobs that have one, so that the sum of normalised throughputs is largest.
+The base policy is least attained service in two queues, as in Tiresias. Jobs without a GPU are matched with single-GPU
+jobs that have one, maximising the sum of normalised throughputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tesserae:
     pairs: int = 0
 
     def decide(self, view: View) -> Decision:
-        """Who has GPUs of its own, and who shares whose GPU."""
+        """Which jobs have GPUs of their own, and which share whose GPU."""
         choices = rigid(view)
         order = by_attained_service(view)
         config = in_order(view, choices, order)
@@ -40,7 +40,7 @@ class Tesserae:
         return Decision(config, host)
 
     def summary(self) -> dict[str, Any]:
-        """Matchings, each the best, and the pairs in all of them."""
+        """Number of matchings, all optimal, and the pairs in all of them."""
         return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0, "pairs": self.pairs}
 
 
@@ -51,7 +51,7 @@ def by_attained_service(view: View) -> Ints:
 
 
 def in_order(view: View, choices: Ints, order: Ints) -> Ints:
-    """Each job in order on the GPU model it has, if that has room, else on the fastest that has."""
+    """Each job in order on its present GPU model if that has room, else on the fastest that has."""
     free = view.options.capacity.tolist()
     config = np.full(len(view), NONE)
     wants = view.wants.tolist()
@@ -67,11 +67,11 @@ def in_order(view: View, choices: Ints, order: Ints) -> Ints:
 
 
 def pack(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
-    """`host[J]`: the best matching of waiting with running single-GPU jobs; NONE where a job is no second on a GPU.
+    """`host[J]`: the best matching of waiting with running single-GPU jobs; NONE if a job is not the second on a GPU.
 
-    The weight of a pair is the sum of the parts of their speeds alone that both keep, counted only above 1, where the
-    GPU does more than by either job alone. Jobs of one kind are alike: the matching is between kinds, pairs that share
-    a GPU already stay together, and of the others the first in order are taken.
+    The weight of a pair is the sum of the fractions of their speeds alone that both keep, counted only above 1, where
+    the GPU does more than with either job alone. Jobs of one kind are equal: the matching is between kinds, existing
+    pairs stay together, and of the others the first in order are taken.
     """
     host = np.full(len(view), NONE)
     single = view.wants == 1
@@ -109,9 +109,10 @@ def weights(beside: Floats, kind: Ints, gpu: Ints, guest: Ints) -> Floats:
 
 
 def match(weight: Floats, hosts: Ints, guests: Ints) -> Ints:
-    """How many pairs of each two groups: the matching of the largest weight between `hosts[R]` and `guests[S]` jobs.
+    """Number of pairs of each two groups: the maximum-weight matching between `hosts[R]` and `guests[S]` jobs.
 
-    Its linear program has whole vertices (rows and columns of a bipartite graph), and the simplex method ends in one.
+    Its linear program has integral vertices (rows and columns of a bipartite graph), and the simplex method ends in
+    one.
     """
     r, s = weight.shape
     matrix = np.zeros((r + s, r * s))

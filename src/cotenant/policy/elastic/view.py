@@ -1,4 +1,4 @@
-"""What an elastic policy is given and what it answers. J unfinished jobs, C configurations, G GPU models."""
+"""Input and output of an elastic policy. J unfinished jobs, C configurations, G GPU models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Configurations:
-    """The ways to run that exist: `gpu[C]` model (an index) and `count[C]` GPUs; of each model there are `capacity[G]`
-    GPUs, and one costs `price[G]` an hour."""
+    """The possible configurations: `gpu[C]` model (an index) and `count[C]` GPUs; of each model there are `capacity[G]`
+    GPUs, at a price of `price[G]` per hour.
+    """
 
     gpu: Ints
     count: Ints
@@ -28,13 +29,13 @@ class Configurations:
 class View:
     """The unfinished jobs at one moment, by arrival.
 
-    `rate[J, C]`: work per second, 0 where the job cannot run so; `wants[J]`: GPUs that its user asked for; `held[J]`:
-    the configuration that it has, NONE waiting; `most[J]`: the most GPUs that it ever had; `left[J]`: work left;
-    `age_s[J]` since its arrival; `restarts[J]`; `restart_s[J]`: what a restart costs; `received_s[J, G]`: seconds run
-    by GPU model; `priority[J]`: larger is more important; `kind[J]`: jobs of one kind have equal rates and wants;
-    `job[J]`: its number, the same in every view; `host[J]`: the row of the job whose GPU it shares as the second, NONE
-    where it has its own; `beside[K, K, G]`: the part of its speed that a job of the first kind keeps on one GPU with
-    one of the second, 0 where that was not measured.
+    `rate[J, C]`: work per second, 0 if the job cannot run so; `wants[J]`: GPUs requested by its user; `held[J]`: its
+    present configuration, NONE if waiting; `most[J]`: the most GPUs that it ever had; `left[J]`: work left; `age_s[J]`
+    since its arrival; `restarts[J]`; `restart_s[J]`: cost of a restart; `received_s[J, G]`: seconds run by GPU model;
+    `priority[J]`: larger is more important; `kind[J]`: jobs of one kind have equal rates and wants; `job[J]`: its
+    number, the same in every view; `host[J]`: the row of the job whose GPU it shares as the second, NONE if it has its
+    own; `beside[K, K, G]`: the fraction of its speed that a job of the first kind keeps on one GPU with one of the
+    second, 0 if not measured.
     """
 
     options: Configurations
@@ -59,22 +60,23 @@ class View:
 
 @dataclass(frozen=True)
 class Decision:
-    """`config[J]`: the configuration of each job from now on, NONE where it waits; `host[J]`: the job whose GPU it
-    shares as the second, NONE where it has its own; None: nobody shares."""
+    """`config[J]`: the configuration of each job from now on, NONE if it waits; `host[J]`: the job whose GPU it shares
+    as the second, NONE if it has its own; None: no job shares.
+    """
 
     config: Ints
     host: Ints | None = None
 
 
 class ElasticPolicy(Protocol):
-    """Pure: the same view gives the same decision. A policy may remember answers to programs that it has solved."""
+    """Pure: the same view gives the same decision. A policy may cache solutions."""
 
     def decide(self, view: View) -> Decision:
         """Who runs in which configuration until the next round."""
         ...
 
     def summary(self) -> dict[str, Any]:
-        """How its solver fared; empty where it has none."""
+        """Statistics of its solver; empty if it has none."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""Allotment: how much CPU and memory goes with a job's GPUs. Compiled; entries in the one list ALLOTMENTS.
+"""Allotment: the CPU and memory given with a job's GPUs. Compiled; registry ALLOTMENTS.
 
-`tune` follows Synergy (OSDI'22, section 4): a job gets its ideal demand where it fits; where it does not, it is cut to
-its proportional share, and where even that does not fit, jobs that hold more than theirs give the excess back. So no
-GPU idles for want of CPU or memory, and no job runs slower than at its proportional share.
+`tune` follows Synergy (OSDI'22, section 4): a job gets its ideal demand if it fits, otherwise its proportional share;
+if even that does not fit, jobs that hold more than theirs return the excess. So no GPU is idle for lack of CPU or
+memory, and no job runs slower than at its proportional share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cotenant.policy.jobs.placement import lower_pointers, place, place_inlined
 ALLOTMENTS: dict[str, tuple[int, str]] = {
     "proportional": (0, "CPU and memory in proportion to GPUs"),
     "greedy": (1, "ideal CPU and memory, or the job waits this round"),
-    "tune": (2, "ideal CPU and memory, cut back to proportional where needed; GPUs never idle for want of them"),
+    "tune": (2, "ideal CPU and memory, reduced to proportional where needed; GPUs are never idle for lack of them"),
     "optimal": (3, "CPU and memory by a mixed-integer program that maximises total throughput each round"),
 }
 A_PROPORTIONAL, A_GREEDY, A_TUNE, A_OPTIMAL = 0, 1, 2, 3
@@ -25,7 +25,9 @@ A_ELASTIC = 4  #: of elastic policies, which choose type and level of every job 
 
 @inner
 def _victim_servers(alloc: Allocation, demand: Demand, nodes: Array, typ: int, servers: Any, shares: Any) -> int:
-    """Servers where the type's GPUs shall come from, and how many on each; returns their number (0: GPUs lacking)."""
+    """Nodes from which the type's GPUs will be taken, and how many on each; returns the number of nodes (0: too few
+    GPUs).
+    """
     g = demand.type[typ].gpus
     n = len(nodes)
     if g > 1:
@@ -80,7 +82,7 @@ def _shrink(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int)
 
 @inner
 def _before(alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: int, a: int, b: int) -> bool:
-    """Whether entry a gives way before entry b: fewest nodes spanned, then most CPU and memory per GPU, then oldest."""
+    """Whether entry a is shrunk before entry b: fewest nodes spanned, then most CPU and memory per GPU, then oldest."""
     ja, jb = alloc.entry[a].job, alloc.entry[b].job
     if alloc.job[ja].count != alloc.job[jb].count:
         return alloc.job[ja].count < alloc.job[jb].count
@@ -98,7 +100,9 @@ def _before(alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: in
 
 @inner
 def _can_give(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int) -> bool:
-    """Whether cutting a running job to DOWN takes more of nothing: a point of the table may hold less on one axis."""
+    """Whether shrinking a running job to DOWN increases neither of its amounts: a point of the table may be smaller on
+    one axis.
+    """
     level = alloc.job[job].level
     if level == DOWN or not demand.type[typ].can_shrink:
         return False
@@ -115,7 +119,7 @@ def _can_give(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: in
 def _reclaim(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: int, need_cpu: int, need_memory: int
 ) -> None:
-    """Let jobs on the node give back what they hold above DOWN until the need is met or nobody has excess."""
+    """Shrink jobs on the node that hold more than DOWN until the need is met or none has excess."""
     while need_cpu > 0 or need_memory > 0:
         best = -1
         e = alloc.node[node].head
@@ -155,7 +159,7 @@ def _give_less(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Array, placement: int, job: int, tried: int, servers: Any,
     shares: Any,
 ) -> bool:  # fmt: skip
-    """Place a job that found no room at level `tried` at DOWN, taking back what others hold above theirs if need be."""
+    """Place at DOWN a job that found no room at level `tried`, shrinking others if necessary."""
     typ = jobs[job].type
     if (tried != IDEAL or demand.type[typ].can_shrink) and place(alloc, demand, nodes, placement, job, typ, DOWN):
         return True

@@ -1,11 +1,11 @@
-"""The arrays that compiled policies read and write: what a snapshot looks like to a kernel.
+"""The arrays that compiled policies read and write: a snapshot in the form of kernels' arguments.
 
-Amounts are integers so that equal decisions come out equal on every machine: CPU in thousandths of a core, memory in
-10^6 bytes, parts of a GPU in thousandths. J jobs, T demand types (jobs with the same needs share one), L levels of
-allotment, K kinds of node, N nodes.
+Amounts are integers so that decisions are equal on every machine: CPU in thousandths of a core, memory in 10^6 bytes,
+fractions of a GPU in thousandths. J jobs, T demand types (jobs with the same needs share one), L levels of allotment, K
+kinds of node, N nodes.
 
-Arrays hold records (one dtype per noun) because kernels are handed few arguments that way: the time to compile a
-kernel grows with the number of arrays that travel through its calls.
+Arrays hold records (one dtype per noun), so that kernels have few arguments: the time to compile a kernel grows with
+the number of arrays that pass through its calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Constants that go into kernels are of numpy's type: numba compiles a function anew for every plain number it is given.
+# Constants used in kernels have numpy types: numba would compile a function again for every plain number.
 ONE: Any = np.int64(1)
 NONE: Any = np.int64(-1)
 
@@ -30,7 +30,7 @@ GRID: Any = np.int64(3)
 # a job's level while it does not run
 NOT_RUNNING: Any = np.int64(-1)
 
-# what a job of one demand type needs, whatever it is given
+# needs of a job of one demand type, whatever it is given
 TYPE = np.dtype([
     ("gpus", "i8"),  # whole GPUs (1 for a job on part of a GPU)
     ("part_milli", "i8"),  # thousandths of one GPU; 0: whole GPUs
@@ -42,7 +42,7 @@ TYPE = np.dtype([
     ("can_shrink", "?"),  # its ideal demand exceeds DOWN on some axis of some kind of node
 ])  # fmt: skip
 
-# what it is given at one level on one kind of node: per GPU (for a job on part of a GPU: in all)
+# amounts at one level on one kind of node: per GPU (for a job on a fraction of a GPU: in total)
 AMOUNT = np.dtype([("cpu", "i8"), ("memory", "i8"), ("iteration_s", "f8")])
 
 NODE = np.dtype([("gpus", "i8"), ("cpu", "i8"), ("memory", "i8"), ("kind", "i8")])
@@ -59,7 +59,7 @@ JOB = np.dtype([
     ("rank", "i8"),  # as ordered last
     ("key", "f8"),
     ("dirty", "?"),  # its key may have changed since
-    ("reserved", "?"),  # it started by a reservation and keeps its GPUs to its end
+    ("reserved", "?"),  # it started by a reservation and keeps its GPUs until it ends
     ("wanted", "i8"),  # level that the optimal allotment chose
     ("reason", "i8"),  # why it did not get a share in the last decision (model.events.Reason)
 ])  # fmt: skip
@@ -68,7 +68,7 @@ JOB = np.dtype([
 GRANT = np.dtype([("first", "i8"), ("count", "i8"), ("level", "i8")])
 
 FREE = np.dtype([
-    ("free_gpus", "i8"),  # GPUs that nobody holds any part of
+    ("free_gpus", "i8"),  # GPUs of which no job holds any part
     ("free_cpu", "i8"),
     ("free_memory", "i8"),
     ("head", "i8"),  # newest entry on the node, -1 none
@@ -92,7 +92,7 @@ class Demand(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """Who holds what."""
+    """The grants of all jobs."""
 
     node: Array  #: FREE[N]
     entry: Array  #: ENTRY[E]

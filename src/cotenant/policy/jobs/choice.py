@@ -1,4 +1,4 @@
-"""A job policy as a user names it: ordering + allotment + placement, and their options."""
+"""A job policy as named by a user: ordering + allotment + placement, and their options."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class JobPolicy:
     ordering: str = "fifo"
     allotment: str = "tune"
     placement: str = "first-fit"
-    sticky: bool = False  #: a running job that still runs keeps its GPUs
-    reserve_after_s: float = math.inf  #: a job that waited longer goes first, to its end
+    sticky: bool = False  # : running jobs that continue keep their GPUs
+    reserve_after_s: float = math.inf  # : a job that waited longer goes first, and runs to its end
     solver_limit_s: float = 1.0  #: per decision of allotment optimal
     queue_limits_gpu_s: tuple[float, ...] = DEFAULT_QUEUES_GPU_S
     gittins_sample_gpu_s: tuple[float, ...] = field(default=(), repr=False)  #: empty: the trace's own jobs
@@ -41,7 +41,7 @@ class JobPolicy:
             if name not in known:
                 raise InputError(f"unknown {kind} {name!r}; known: {', '.join(known)}", field=kind)
         if list(self.queue_limits_gpu_s) != sorted(set(self.queue_limits_gpu_s)):
-            raise InputError("queue limits must rise", field="queues")
+            raise InputError("queue limits must increase", field="queues")
 
     def label(self) -> str:
         """Short name for tables: fifo + tune, with the placement unless it is first-fit."""

@@ -1,4 +1,4 @@
-"""From jobs, profiles and a cluster to the demand tables that compiled policies read."""
+"""Builds the demand tables of compiled policies from jobs, profiles and a cluster."""
 
 from __future__ import annotations
 
@@ -186,7 +186,9 @@ def _check_sizes(
 
 
 def _check_paces(jobs: work.Jobs, demand: Demand, types: NDArray[np.int32], trace: work.Trace) -> None:
-    """Amounts are whole thousandths of a core: a job whose amount rounds down to none would never end."""
+    """Check that no job's amount rounds down to 0: amounts are whole thousandths of a core, and such a job would never
+    end.
+    """
     stuck = (np.isinf(demand.amount["iteration_s"]).any(axis=0) & demand.allowed).any(axis=1)
     if stuck.any():
         job = jobs.id[int(np.flatnonzero(stuck[types])[0])]
@@ -297,7 +299,7 @@ class _Tables:
         return cpus, memories, [need.profile.iteration_s / s / factor if s > 0 else np.inf for s in speeds]
 
     def _gpu_factor(self, profile: ModelProfile, kind: int) -> float:
-        """Speed of the kind's GPU against the trace's, which is the cluster's first unless said otherwise."""
+        """Speed of the kind's GPU relative to the trace's, by default the cluster's first."""
         own, reference = self.kinds[kind].gpu, self.trace_gpu or self.kinds[0].gpu
         if own.name == reference.name:
             return 1.0

@@ -1,9 +1,9 @@
 """The optimal allotment: CPU and memory for the jobs of a round by a mixed-integer program.
 
 After Synergy (OSDI'22, section 4.1): maximise the sum of normalised throughputs over the jobs that the ordering
-selects, with the cluster's CPU and memory as the only limits and no job below its proportional speed. Jobs of one
-demand type are alike, so the program counts how many of a type get each point instead of choosing job by job: tens of
-whole variables whatever the number of jobs. Placement comes afterwards, as for tune: what cannot be packed gives way.
+selects, limited only by the cluster's total CPU and memory, with no job below its proportional speed. Jobs of one
+demand type are equal, so the program decides how many of a type get each point: tens of integer variables, whatever the
+number of jobs. Placement follows, as for tune: jobs that cannot be packed are shrunk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cotenant.policy.solver import solve_milp
 
 
 class LevelChooser:
-    """Chooses levels for the jobs of a round; remembers answers, since rounds repeat."""
+    """Chooses levels for the jobs of a round; caches solutions, since rounds repeat."""
 
     def __init__(self, demand: Demand, nodes: Array, time_limit_s: float) -> None:
         self.demand = demand
@@ -35,7 +35,7 @@ class LevelChooser:
         return int(np.argmax(self.demand.allowed[typ]))
 
     def _pareto(self, typ: int) -> Array:
-        """Levels worth choosing: not slower than proportional, and none cheaper on both axes is as fast."""
+        """Levels that are not slower than proportional and not dominated by a cheaper one."""
         kind = self._reference(typ)
         speed = 1.0 / self.demand.amount["iteration_s"][:, typ, kind]
         cpu, memory = self.demand.amount["cpu"][:, typ, kind], self.demand.amount["memory"][:, typ, kind]
@@ -86,7 +86,7 @@ class LevelChooser:
         self.solves += 1
         levels: list[Array] = [np.zeros(0, np.int16) for _ in range(len(counts))]
         if solution.x is None:
-            self.timeouts += 1  # nothing better in time: everybody at the point that always fits
+            self.timeouts += 1  # no solution within the time limit: proportional shares for all jobs
             for t in present:
                 levels[t] = np.full(counts[t], DOWN, np.int16)
             return levels
@@ -102,7 +102,7 @@ class LevelChooser:
         return levels
 
     def summary(self) -> dict[str, Any]:
-        """How the solver fared: programs solved, answers reused, programs cut off by time, the worst gap."""
+        """Statistics of the solver: programs solved, solutions reused, timeouts, the largest gap."""
         return {"solves": self.solves, "reused": self.hits, "timed_out": self.timeouts, "worst_gap": self.worst_gap}
 
 

@@ -1,6 +1,6 @@
-"""Orderings: who goes first. Compiled keys; entries in the one list ORDERINGS. Smaller keys go first.
+"""Orderings: which job goes first. Compiled keys; registry ORDERINGS. Smaller keys go first.
 
-Before the key comes the job's priority (larger first); after it its arrival, then its row.
+Before the key comes the job's priority (larger first); after it the arrival, then the row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cotenant.policy.jobs.arrays import Array, Demand
 
 
 class Ordering(NamedTuple):
-    """One ordering: its code in kernels, and in words."""
+    """One ordering: its code in kernels, and its description."""
 
     code: int
     summary: str
@@ -90,9 +90,10 @@ def key(code: int, now: float, active: int, job: int, jobs: Array, demand: Deman
 
 @inner
 def rank(now: float, job: int, jobs: Array, context: Context) -> int:
-    """What comes before the key: the job's priority, or above all once it has waited for the reservation time.
+    """What precedes the key: the job's priority, or the highest once it has waited for the reservation time.
 
-    One that runs by its reservation stays above those that wait for theirs."""
+    A job that runs by its reservation ranks above those that wait for theirs.
+    """
     if jobs[job].reserved:
         return int(HELD_PRIORITY)
     if now - jobs[job].last_run_s > context.reserve_after_s:
@@ -111,7 +112,7 @@ def _goes_first(a: int, b: int, jobs: Array) -> bool:
 
 @inner
 def sort_jobs(order: Any, n: int, jobs: Array, scratch: Any) -> None:
-    """Sort order[:n] in place. A natural merge sort: what is in order already costs one comparison a job."""
+    """Sort order[:n] in place by a natural merge sort, which needs one comparison per job if it is already sorted."""
     while True:
         runs = 0
         begin = 0
@@ -148,8 +149,8 @@ def order_jobs(
 ) -> None:  # fmt: skip
     """Bring order[:n] into order at time `now`.
 
-    `dirty` marks jobs whose key may have changed since the last call; it is cleared. order[:n] comes in the order
-    of the last call with new jobs at its end. Moved jobs are sorted apart and merged in, since most wait untouched.
+    `dirty` marks jobs whose key may have changed since the last call; it is cleared. order[:n] is in the order of the
+    last call with new jobs at its end. Changed jobs are sorted separately and merged in, since most jobs are unchanged.
     """
     still = 0
     moved = 0
@@ -202,7 +203,7 @@ def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
     for i, a in enumerate(attained):
         first = int(np.searchsorted(sample, a, side="right"))
         alive = len(sample) - first
-        if alive == 0:  # older than anything seen: last in line
+        if alive == 0:  # older than the whole sample: last
             continue
         later = ends > a
         served = below_end[later] - first

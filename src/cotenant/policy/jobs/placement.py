@@ -1,6 +1,6 @@
-"""Placement: which GPUs of which nodes. Compiled; entries in the one list PLACEMENTS.
+"""Placement: chooses the GPUs and nodes of a job. Compiled; registry PLACEMENTS.
 
-Every function works on an Allocation (policy.arrays) and leaves it unchanged where it returns False.
+Every function works on an Allocation (policy.arrays) and leaves it unchanged if it returns False.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A job policy as a pure function on plain data: Snapshot and time in, Plan out.
+"""A job policy as a pure function on plain data: from Snapshot and time to Plan.
 
-It fills the arrays that kernels read and calls the very functions that the simulator calls; live controllers use it.
+It fills the arrays of the compiled kernels and calls the same functions as the simulator; used by live controllers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def plan_jobs(
     two_speed: bool = False,
     default_profile: str | None = None,
 ) -> Plan:
-    """Who runs from `now_s` (seconds, on the clock of the jobs' arrivals) on, where, with how much CPU and memory.
+    """The jobs that run from `now_s` on (seconds, on the clock of the jobs' arrivals), with nodes, CPU and memory.
 
     Raises InputError as `demand.build_workload` does. The same snapshot gives the same plan.
     """

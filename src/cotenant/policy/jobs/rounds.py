@@ -1,4 +1,4 @@
-"""One decision of a job policy: ordered jobs in, who runs where with what out. Compiled.
+"""One decision of a job policy: from ordered jobs to grants. Compiled.
 
 The simulator and the live controller call the same `decide`.
 """
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
     allotment: int
     placement: int
     sticky: bool  #: running jobs that still run keep their GPUs
-    asks: bool  #: a decision needs Python first: levels of the optimal allotment, or all of an elastic policy
+    asks: bool  # a decision first needs Python: levels of the optimal allotment, or all of an elastic policy
 
 
 class Scratch(NamedTuple):
@@ -42,7 +42,7 @@ class Scratch(NamedTuple):
     failed: Array  #: bool[T] the type found no room this round
     kept: Array  #: ENTRY[E]
     selected: Array  #: i8[J]
-    host: Array  #: i8[J] the job whose GPU this one shares as the second, -1: none; of elastic policies
+    host: Array  # i8[J] the job whose GPU this one shares as the second, -1: none; for elastic policies
 
 
 def make_scratch(alloc: Allocation) -> Scratch:
@@ -62,7 +62,7 @@ def make_scratch(alloc: Allocation) -> Scratch:
 def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
     """0 if free GPUs (of models it accepts) could hold the gang, else the reason why not."""
     if demand.type[typ].part_milli > 0:
-        return 0  # a part may fit a GPU that others hold parts of
+        return 0  # a fraction may fit on a GPU that is already shared
     g = demand.type[typ].gpus
     if alloc.used[1] < g:
         return GPUS_FULL if alloc.used[1] == 0 else GANG_TOO_LARGE
@@ -96,7 +96,7 @@ def _keep(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch, chosen: Any,
     count: int,
 ) -> None:  # fmt: skip
-    """Empty the cluster, then give those of chosen[:count] that ran before the very GPUs they had."""
+    """Empty the cluster, then give those of chosen[:count] that ran before exactly the GPUs they had."""
     if count > 0:
         for e in range(alloc.used[0]):
             scratch.kept[e] = alloc.entry[e]
@@ -146,7 +146,7 @@ def _keep_reserved(
 
 @inner
 def _reserved_waits(alloc: Allocation, jobs: Any, selected: Any, count: int) -> bool:
-    """Whether a job that goes first by reservation found no room, though the GPUs are enough by their number."""
+    """Whether a job with a reservation found no room although enough GPUs are free in total."""
     for i in range(count):
         job = selected[i]
         if jobs[job].rank < RESERVED_PRIORITY:
@@ -158,7 +158,7 @@ def _reserved_waits(alloc: Allocation, jobs: Any, selected: Any, count: int) -> 
 
 @inner
 def _chosen_waits(alloc: Allocation, jobs: Any, order: Any, n: int) -> bool:
-    """Whether a job that an elastic policy gave GPUs found none, because those that stay are badly spread."""
+    """Whether a job to which an elastic policy gave GPUs found none, because kept jobs are badly spread."""
     waits = False
     for i in range(n):
         waits = waits or (jobs[order[i]].wanted != NOT_RUNNING and alloc.job[order[i]].level == NOT_RUNNING)
@@ -170,7 +170,7 @@ def _walk(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Place in order who does not run yet; returns how many run."""
+    """Place the jobs that do not run yet, in order; returns how many run."""
     scratch.failed[:] = False
     running = 0
     for i in range(n):
@@ -220,7 +220,7 @@ def _place(
     if choice.sticky:
         selected = _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
         running = _walk(order, n, jobs, alloc, demand, nodes, choice, scratch)
-        # those who keep their GPUs may sit on the only ones that a reserved job can use, for ever
+        # kept jobs may for ever occupy the only GPUs that a reserved job can use
         again = _reserved_waits(alloc, jobs, scratch.selected, selected)
         if choice.allotment == A_ELASTIC:
             again = _chosen_waits(alloc, jobs, order, n)
@@ -250,7 +250,7 @@ def decide(
     return int(running)
 
 
-# The same two steps for callers in Python: between them a caller may set what the optimal allotment wants.
+# The same two steps for callers in Python, which may set the optimal allotment's levels in between.
 
 
 @bare

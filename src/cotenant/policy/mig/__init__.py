@@ -1,4 +1,4 @@
-"""Partition policies: which MIG layout each GPU has and who gets which instance."""
+"""Partition policies: the MIG layout of each GPU, and the assignment of jobs to instances."""
 
 from cotenant.core.extras import require
 

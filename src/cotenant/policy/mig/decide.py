@@ -16,10 +16,10 @@ from cotenant.policy.mig.optimizer import OBJECTIVES, Objective, PartitionPlan, 
 POLICIES: dict[str, str] = {
     "whole": "one job per GPU",
     "static": "one job per instance of a fixed MIG layout (--layout)",
-    "mps": "up to 3 jobs per GPU under MPS, each limited to its part of the SMs",
+    "mps": "up to 3 jobs per GPU under MPS, each limited to its share of the SMs",
     "miso": "MIG layouts chosen from speeds predicted by a measurement under MPS",
-    "miso-perfect": "as miso, with predictions that are exact",
-    "oracle": "MIG layouts chosen from the true speeds, nothing is measured",
+    "miso-perfect": "as miso, with exact predictions",
+    "oracle": "MIG layouts chosen from the true speeds, without measurement",
 }
 PLACEMENTS = ("least-loaded", "best-fit")
 
@@ -28,13 +28,13 @@ PLACEMENTS = ("least-loaded", "best-fit")
 class PartitionRules:
     """Parameters of a partition policy; the costs are those of the public controller on A100s.
 
-    `reconfigure_s`: to change instances or to switch MPS on; `profile_s`: the MPS measurement (30 s, or 3 x 10 s);
-    `checkpoint_s`: to save a job before it moves; launch time comes with each job. `horizon_s`: how long a layout is
-    expected to last, over which a move must pay. `profile_after_s`: a job is measured once it has run that long and its
-    GPU gets a newcomer anyway, so short jobs never pay for it; 0 measures every newcomer to a shared GPU.
-    `profile_sole`: measure also a job that is alone. `disturb`: `moved` restarts only jobs whose instance changes,
-    `all` every job on the GPU, as the public controller does. `mps_jobs`: how many share a GPU under policy mps.
-    `overheads=False` makes every cost free.
+    `reconfigure_s`: time to change instances or to switch to MPS; `profile_s`: the MPS measurement (30 s, or 3 x 10 s);
+    `checkpoint_s`: time to save a job before it moves; launch times belong to the jobs. `horizon_s`: expected life of a
+    layout, within which a move must pay off. `profile_after_s`: a job is measured when it has run that long and its GPU
+    gets another job anyway, so short jobs are never measured; 0 measures every job that arrives at a shared GPU.
+    `profile_sole`: also measure a job alone. `disturb`: `moved` restarts only jobs whose instance changes, `all` every
+    job on the GPU, as the public controller does. `mps_jobs`: jobs per GPU under policy mps. `overheads=False`: all
+    costs are 0.
     """
 
     policy: str
@@ -53,15 +53,11 @@ class PartitionRules:
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
-            raise InputError(f"unknown policy {self.policy!r}; there are {', '.join(POLICIES)}", field="policy")
+            raise InputError(f"unknown policy {self.policy!r}; known: {', '.join(POLICIES)}", field="policy")
         if self.placement not in PLACEMENTS:
-            raise InputError(
-                f"unknown placement {self.placement!r}; there are {', '.join(PLACEMENTS)}", field="placement"
-            )
+            raise InputError(f"unknown placement {self.placement!r}; known: {', '.join(PLACEMENTS)}", field="placement")
         if self.objective not in OBJECTIVES:
-            raise InputError(
-                f"unknown objective {self.objective!r}; there are {', '.join(OBJECTIVES)}", field="objective"
-            )
+            raise InputError(f"unknown objective {self.objective!r}; known: {', '.join(OBJECTIVES)}", field="objective")
         if self.disturb not in ("moved", "all"):
             raise InputError(f"unknown disturb {self.disturb!r}; there are moved, all", field="disturb")
         if self.policy == "static" and self.layout is None:
@@ -70,7 +66,7 @@ class PartitionRules:
             if not getattr(self, name) >= 0:
                 raise InputError(f"must be a number of at least 0, not {getattr(self, name)}", field=name)
         if self.horizon_s == 0:
-            raise InputError("must be above 0: a move that has no time to pay never does", field="horizon")
+            raise InputError("must be above 0: within no time no move could pay off", field="horizon")
 
     @property
     def profiles(self) -> bool:
@@ -84,7 +80,7 @@ class PartitionRules:
 
 @dataclass(frozen=True)
 class Tenancy:
-    """A GPU as a decision sees it: rows of the speed table of its jobs and where each sits (None: no instance now)."""
+    """A GPU in a decision: rows of its jobs in the speed table, and their instances (None: none now)."""
 
     jobs: tuple[int, ...]
     placements: tuple[Placement | None, ...]
@@ -93,9 +89,9 @@ class Tenancy:
 def replan(
     geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
 ) -> PartitionPlan | None:
-    """Best layout for a GPU's jobs given where they sit; a move must pay its downtime within the horizon.
+    """Best layout for a GPU's jobs given their instances; a move must repay its downtime within the horizon.
 
-    speeds: (all jobs, kinds) as the policy believes them; downtime_s: (all jobs,). None: they do not fit together.
+    speeds: (all jobs, kinds) as estimated; downtime_s: (all jobs,). None: the jobs do not fit together.
     """
     rows = list(gpu.jobs)
     if rules.disturb == "all" and rules.overheads:
@@ -127,7 +123,7 @@ def _all_or_nothing(
 
 
 def cost_table(geo: Geometry, rules: PartitionRules, speeds: np.ndarray) -> np.ndarray:
-    """Cost of each job on each instance, (jobs, placements), to be kept up to date by whoever learns new speeds."""
+    """Cost of each job on each instance, (jobs, placements); the caller updates it when speeds change."""
     return np.ascontiguousarray(costs(speeds, rules.objective)[:, lattice(geo).kind])
 
 
@@ -137,7 +133,7 @@ def fit_mask(speeds: np.ndarray) -> list[int]:
 
 
 def warm_up(geo: Geometry) -> None:
-    """Compile (or load) what decisions need, so that a timed run does not."""
+    """Compile (or load) the kernels of decisions, so that timed runs do not."""
     lat = lattice(geo)
     one, none = np.ones((1, len(lat.placements))), np.zeros(1, np.int32)
     best_partition(geo, np.ones((1, len(geo.kinds))), "slowdown", geo.whole, 1.0, 10.0)
@@ -166,11 +162,11 @@ def choose_gpu(
     gpus: Sequence[tuple[int, Sequence[int]]],
     job: int,
 ) -> int | None:
-    """The GPU for a job among `(gpu, its jobs)`, or None when none admits it.
+    """The GPU for a job among `(gpu, its jobs)`, or None if none admits it.
 
     cost: (all jobs, placements), see `cost_table`; `masks`: `fit_mask` of all jobs.
 
-    least-loaded: fewest jobs, then lowest index. best-fit: the GPU whose objective suffers least.
+    least-loaded: fewest jobs, then lowest index. best-fit: the GPU whose objective decreases least.
     """
     if not gpus:
         return None

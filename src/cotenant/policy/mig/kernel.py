@@ -56,7 +56,7 @@ def lattice(geo: Geometry) -> Lattice:
 
 @jit
 def charge_moves(cost: np.ndarray, sits: np.ndarray, stop: np.ndarray, throughput: bool) -> None:
-    """Make every placement but the one where a job sits (-1: nowhere) cost what standing still does.
+    """Charge every placement except a job's present one (-1: none) with the downtime of a move.
 
     stop: fraction of the horizon that a move takes, by job. A negative cost (speed) shrinks by it, a positive one
     (1/speed) grows.

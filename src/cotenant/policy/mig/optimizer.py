@@ -1,4 +1,4 @@
-"""Which MIG layout a GPU should have and who gets which instance: the exact optimizer and the rules that bound it."""
+"""The optimal MIG layout of a GPU and assignment of jobs to instances: the exact optimizer and its constraints."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def best_partition(
     downtime_s: Sequence[float] | np.ndarray | float | None = None,
     horizon_s: float = np.inf,
 ) -> PartitionPlan | None:
-    """The cheapest legal assignment of jobs to instances, or None when they do not fit together.
+    """The cheapest legal assignment of jobs to instances, or None if they do not fit together.
 
-    speeds: (jobs, kinds of geo), 0 where a job may not run. A job whose instance differs from `current` stands still
-    for `downtime_s` of the next `horizon_s`, which scales its speed by 1 - downtime/horizon; a job without a current
-    instance pays nothing here because it starts anew wherever it goes. Idle instances are left out of the layout.
+    speeds: (jobs, kinds of geo), 0 where a job may not run. A job whose instance differs from `current` is stopped for
+    `downtime_s` of the next `horizon_s`, which scales its speed by 1 - downtime/horizon; a job without a current
+    instance has no such cost. Idle instances are left out of the layout.
     """
     lat = lattice(geo)
     cost = costs(speeds, objective)[:, lat.kind] + TIE * lat.slots

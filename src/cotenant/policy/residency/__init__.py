@@ -1,4 +1,6 @@
-"""Who stays on a GPU whose tenants need more memory than it has, whom to move and how long turns then are. Pure."""
+"""Swapping decisions for GPUs whose tenants need more memory than they have: residents, victims and turn lengths.
+Pure.
+"""
 
 from cotenant.policy.residency.gpu import GpuResidency, Occupant, ResidencySettings, Switch, Victim
 from cotenant.policy.residency.models import Action, Do, ModelFacts, ModelResidency, ModelRow, ModelSettings, Place

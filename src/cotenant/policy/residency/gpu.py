@@ -1,14 +1,14 @@
-"""The residents of one GPU as a pure state machine: sizes go in, switches (who leaves how far, who comes) come out.
+"""Memory residency on one GPU as a pure state machine: from sizes to switches (which tenants move out, which moves in).
 
 Three rules:
 
 1. Only what the next tenant lacks is moved, not everything its predecessor has: of two tenants of 70 % each, 40 % of
-   the card move at a switch.
-2. Whoever will run last leaves first. Tenants that do not wait for a turn go before those that do, the longest unused
-   first; among those that wait, the last in line. In a round of more tenants than fit, that is the one that has just
-   run (the optimum for a cycle, where least recently used would move everybody every time).
-3. Turns pay for their moves: a turn whose tenant had to be brought in for t seconds lasts at least t (1 - f) / f, so
-   at most the fraction f of the time goes to moving, however often turns change.
+   the GPU's memory is moved at a switch.
+2. The tenant that will run last is evicted first. Tenants that do not wait for a turn go before those that do, the
+   longest unused first; among waiting tenants, the last in line. In a round of more tenants than fit, that is the one
+   that has just run (the optimum for a cycle, in which least recently used would move every tenant every time).
+3. Turns repay their moves: a turn whose tenant had to be brought in for t seconds lasts at least t (1 - f) / f, so
+   moves take at most the fraction f of the time, however often turns change.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ResidencySettings:
 
 @dataclass
 class Occupant:
-    """One tenant on one GPU, in bytes: memory that can move, how much of that is there now, and what always stays."""
+    """One tenant on one GPU, in bytes: movable memory, the resident part of it, and memory that always stays."""
 
     name: str
     movable_bytes: int = 0
@@ -48,17 +48,17 @@ class Occupant:
 
     @property
     def missing_bytes(self) -> int:
-        """What must come before it can run."""
+        """Bytes that must be brought in before it can run."""
         return self.movable_bytes - self.resident_bytes
 
     @property
     def leaving_bytes(self) -> int:
-        """What could leave."""
+        """Bytes that can be evicted."""
         return self.resident_bytes if self.can_leave else 0
 
 
 class Victim(NamedTuple):
-    """A tenant that gives `size` bytes of the GPU back."""
+    """A tenant from which `size` bytes are evicted."""
 
     tenant: str
     size: int
@@ -66,7 +66,7 @@ class Victim(NamedTuple):
 
 @dataclass(frozen=True)
 class Switch:
-    """What must move so that `tenant` can run (or take `in_bytes` more). `short_bytes` over 0: it cannot be done."""
+    """The moves needed so that `tenant` can run (or allocate `in_bytes` more). `short_bytes` above 0: impossible."""
 
     tenant: str
     in_bytes: int
@@ -75,20 +75,20 @@ class Switch:
 
     @property
     def out_bytes(self) -> int:
-        """All that leaves."""
+        """Total bytes moved out."""
         return sum(victim.size for victim in self.out)
 
 
 @dataclass
 class GpuResidency:
-    """Sizes of everybody on one GPU, and decisions about them. The caller keeps sizes current and carries moves out."""
+    """Sizes of all tenants on one GPU, and decisions about them. The caller keeps sizes current and executes moves."""
 
     capacity_bytes: int
     settings: ResidencySettings = field(default_factory=ResidencySettings)
     rates: MoveRates = field(default_factory=MoveRates)
     occupants: dict[str, Occupant] = field(default_factory=dict)
-    overhead_bytes: int = 0  # learnt: what the GPU lacked although the sums said it fits
-    margin_bytes: int = 0  # learnt, and part of it: what the driver calls free and does not give
+    overhead_bytes: int = 0  # learnt: bytes that the GPU lacked although it should have fit by the accounts
+    margin_bytes: int = 0  # learnt, and part of it: bytes that the driver reports as free but does not allocate
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
@@ -112,36 +112,38 @@ class GpuResidency:
 
     @property
     def free_bytes(self) -> int:
-        """What nobody holds; below zero when the sums say more than the card has."""
+        """Unaccounted bytes; below zero if the accounts exceed the GPU's size."""
         held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values())
         return self.capacity_bytes - self.overhead_bytes - held
 
     @property
     def everybody_fits(self) -> bool:
-        """Whether all tenants can be there at once, so that nobody ever moves."""
+        """Whether all tenants fit at once, so that nothing is ever moved."""
         wanted = sum(o.movable_bytes + o.fixed_bytes for o in self.occupants.values())
         return wanted <= self.capacity_bytes - self.overhead_bytes
 
     def ran_short(self, short_bytes: int) -> None:
-        """The GPU had less room than the sums said, by so much at least."""
+        """The GPU had less free memory than accounted, by at least that much."""
         self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes)
 
     def driver_says(self, free_bytes: int, not_taken: int = 0) -> None:
-        """What is free on the GPU in truth, when the sums count `not_taken` bytes that are not there: the rest of what
-        nobody here holds is others', and may become more or less."""
+        """The driver's free memory, while the accounts are `not_taken` bytes too high: the rest belongs to others, and
+        may change.
+        """
         held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values()) - not_taken
         others = max(0, self.capacity_bytes - held - free_bytes)
         self.overhead_bytes = min(others + self.margin_bytes, self.capacity_bytes)
 
     def need_margin(self) -> None:
-        """The driver refused less than it says is free: keep clear of that by somewhat more."""
+        """The driver refused an allocation smaller than its free memory: keep a larger margin."""
         self.margin_bytes = min(self.margin_bytes + MARGIN_STEP_BYTES, MOST_MARGIN_BYTES)
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def switch(self, name: str, *, more_bytes: int = 0, line: Sequence[str] = (), stay: Iterable[str] = ()) -> Switch:
-        """What moves so that `name` can run, or hold `more_bytes` more. `line`: who runs next, soonest first; `stay`:
-        tenants that cannot be moved now (they run, or drain)."""
+        """The moves needed so that `name` can run, or allocate `more_bytes`. `line`: the next tenants, soonest first;
+        `stay`: tenants that cannot be moved now (running or draining).
+        """
         me = self.occupants.get(name) or Occupant(name)
         need = me.missing_bytes + more_bytes
         lacking = need - self.free_bytes
@@ -165,21 +167,23 @@ class GpuResidency:
         return sorted(candidates, key=key)
 
     def seconds(self, switch: Switch) -> float:
-        """How long a switch is thought to take."""
+        """Estimated duration of a switch."""
         return self.rates.seconds(switch.out_bytes, switch.in_bytes)
 
     def floor_ns(self, moved_ns: int) -> int:
-        """Least length of a turn after a move of `moved_ns`: moved (1 - f) / f; 0 where nobody has to move again."""
+        """Minimum length of a turn after a move of `moved_ns`: moved (1 - f) / f; 0 if no tenant has to be moved
+        again.
+        """
         if self.everybody_fits:
             return 0
         most = self.settings.most_moving
         return int(moved_ns * (1.0 - most) / most)
 
     def idle_patience_ns(self, name: str, line: Sequence[str]) -> int:
-        """How long an idle holder keeps its turn: as long as bringing in the next in line would take.
+        """How long an idle holder keeps its turn: as long as bringing in the next tenant would take.
 
-        Waiting that long costs at most as much again as the move that it may save (the bound of rent-or-buy). 0 when
-        the next one is there already.
+        Waiting costs at most as much again as the move that it may save (the rent-or-buy bound). 0 if the next tenant
+        is resident.
         """
         for challenger in line:
             if challenger != name:

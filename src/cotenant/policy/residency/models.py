@@ -1,17 +1,17 @@
-"""Which models are on which GPU, when not all of them fit: a pure state machine with an explicit clock (seconds).
+"""Residency of models on GPUs that cannot hold all of them: a pure state machine with an explicit clock (seconds).
 
-Requests and the ends of moves go in (`arrived`, `began`, `ended`, `settled`, `failed`, `died`), actions come out of
-`decide`: start a program, evict it to host memory, bring it back, stop it. Rules:
+Input: requests and results of actions (`arrived`, `began`, `ended`, `settled`, `failed`, `died`). Output of `decide`:
+actions to start a program, evict it to host memory, bring it back, or stop it. Rules:
 
-1. Waiting models are served by rank (class, then priority), then by when the first request in the queue is late.
-2. A model with an open stream is never evicted. An idle one leaves when it is idle for longer than bringing it back
-   takes (at most `most_patience_s`): waiting costs at most as much again as the move that it may save. For a model of
-   lower rank it leaves after `idle_s`.
-3. Of the idle ones, those of the lowest rank leave first, then those with the smallest expected cost: seconds to
+1. Waiting models are served by rank (class, then priority), then by the time at which the first queued request is late.
+2. A model with an open stream is never evicted. An idle one is evicted when it has been idle for longer than bringing
+   it back takes (at most `most_patience_s`): waiting costs at most as much again as the move that it may save. For a
+   model of lower rank it is evicted after `idle_s`.
+3. Of the idle ones, those of the lowest rank are evicted first, then those with the smallest expected cost: seconds to
    bring back over seconds idle, since the longer a model is idle the less likely its next request is now.
-4. A busy model makes way for one of higher rank, or for an equal one once it has had its stay, `back (1 - f) / f`
-   seconds after `back` seconds of coming back, so that at most the fraction f of the time goes to moves: it is given
-   no more requests ("draining"), its streams end, and it leaves.
+4. A busy model is evicted for one of higher rank, or for an equal one once it has had its stay, `back (1 - f) / f`
+   seconds after `back` seconds of coming back, so that at most the fraction f of the time goes to moves: it gets
+   no more requests ("draining"), its streams end, and it is evicted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AWAY = frozenset({Place.COLD, Place.EVICTED})
 
 
 class Do(enum.Enum):
-    """What is to be done with a model's program."""
+    """Actions on a model's program."""
 
     START = "start"
     EVICT = "evict"
@@ -52,7 +52,7 @@ class Do(enum.Enum):
 
 
 class Action(NamedTuple):
-    """One order; its end is told by `settled` or `failed`."""
+    """One action; its end is reported by `settled` or `failed`."""
 
     do: Do
     model: str
@@ -61,8 +61,9 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a model beforehand. `late_s`: how long its first request may wait (its TTFT target); `start_s`:
-    how long a cold start takes, until one has been measured. `kept` models are started at once and never leave."""
+    """Properties of a model. `late_s`: how long its first request may wait (its TTFT target); `start_s`: estimated time
+    of a cold start, until measured. `kept` models are started at once and never evicted.
+    """
 
     name: str
     memory_bytes: int
@@ -110,7 +111,7 @@ class ModelRow:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody needs it."""
+        """Whether it has neither waiting nor open requests."""
         return not self.open and not self.waiting
 
     @property
@@ -137,8 +138,9 @@ class _Plan:
 
 
 class ModelResidency:
-    """All models of one server over its GPUs. `host_bytes`: memory for evicted models, None for as much as it takes; 0
-    where programs cannot be moved, so that whatever makes way is stopped."""
+    """All models of one server on its GPUs. `host_bytes`: memory for evicted models, None for unlimited; 0 if programs
+    cannot be moved, so that they are stopped instead.
+    """
 
     def __init__(
         self,
@@ -167,12 +169,12 @@ class ModelResidency:
         self._away.add(name)
 
     def began(self, name: str, now_s: float) -> None:
-        """A waiting request is given to the program."""
+        """A waiting request was sent to the program."""
         self._left(name, now_s)
         self.rows[name].open += 1
 
     def withdrawn(self, name: str, now_s: float) -> None:
-        """A waiting request is given up."""
+        """A waiting request was withdrawn."""
         self._left(name, now_s)
 
     def _left(self, name: str, now_s: float) -> None:
@@ -183,13 +185,13 @@ class ModelResidency:
             row.first_s = math.inf
 
     def ended(self, name: str, now_s: float) -> None:
-        """An open request is over."""
+        """An open request has ended."""
         row = self.rows[name]
         row.open -= 1
         row.used_s = now_s
 
     def settled(self, name: str, now_s: float, seconds: float | None = None) -> None:
-        """The action under way is done; `seconds`: how long it took, where it was measured."""
+        """The current action is done; `seconds`: its duration, if measured."""
         row = self.rows[name]
         if row.place is Place.LEAVING:
             row.evictions += 1
@@ -207,7 +209,7 @@ class ModelResidency:
             self._away.discard(name)
 
     def failed(self, name: str, now_s: float, again_s: float) -> None:
-        """The action under way did not work, all is as before; it is tried again after `again_s` seconds."""
+        """The current action failed and nothing has changed; it is retried after `again_s` seconds."""
         row = self.rows[name]
         row.not_before_s = now_s + again_s
         if row.place is Place.STARTING:
@@ -218,7 +220,7 @@ class ModelResidency:
             row.place, row.stopping = Place.RESIDENT, False
 
     def died(self, name: str, now_s: float, again_s: float = 0.0) -> None:
-        """The program has ended, wherever it was; its open requests are told of one by one."""
+        """The program has ended in any state; its open requests are reported individually."""
         row = self.rows[name]
         row.not_before_s = now_s + again_s
         self._off(row, now_s, Place.COLD)
@@ -261,7 +263,7 @@ class ModelResidency:
         return self.rates.seconds(0, held) if stays else row.start_s
 
     def wait_s(self, name: str, now_s: float) -> float:
-        """A guess of when a request that comes now is given to the program."""
+        """Estimated time until a request that arrives now is sent to the program."""
         row = self.rows[name]
         if row.place is Place.RESIDENT:
             return 0.0

@@ -1,4 +1,4 @@
-"""How fast contents move between a GPU and host memory: assumed first, then as measured."""
+"""Transfer rates between a GPU and host memory: assumed at first, then measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEAST_BYTES = 64 << 20  # smaller moves measure their fixed cost, not the link
 
 @dataclass
 class MoveRates:
-    """Bytes per second out and in alone, and each way while both run; seconds that any move takes besides.
+    """Bytes per second out and in alone, and in each direction while both run; fixed time of a move in seconds.
 
     The defaults are those of one H100 (PCIe 5.0 x16, pinned host memory).
     """
@@ -41,7 +41,7 @@ class MoveRates:
             self.both_bps = self._blend("both", self.both_bps, max(out_bytes, in_bytes) / seconds)
 
     def _blend(self, way: str, before: float, measured: float) -> float:
-        """The first measurement replaces what was assumed."""
+        """The first measurement replaces the assumed value."""
         if way not in self.seen:
             self.seen.add(way)
             return measured

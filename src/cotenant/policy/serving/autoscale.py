@@ -1,6 +1,6 @@
-"""How many GPUs for the rates to come: rate tracking, forecast, and a decision with hysteresis. Pure: no clock.
+"""Autoscaling: rate tracking, forecast, and the number of GPUs with hysteresis. Pure: no clock.
 
-Two forecasts: `Ewma` as the public gpulet scheduler tracks rates, and `Trend`, which also follows a rising rate and
+Two forecasts: `Ewma` as the public gpulet scheduler tracks rates, and `Trend`, which also follows rising rates and
 covers its own recent errors.
 """
 
@@ -74,8 +74,9 @@ FORECASTS: dict[str, Callable[[], Ewma | Trend]] = {"ewma": Ewma, "trend": Trend
 
 @dataclass
 class Autoscaler:
-    """GPUs to hold. It scales up at once; down only after `patience` decisions in a row that all want fewer, and then
-    to the most that any of them wanted; a small wish (less than `margin` of the GPUs) is no reason to shrink."""
+    """Number of GPUs to hold. It scales up at once, but down only after `patience` decisions in a row for fewer, and
+    then to the largest of them; a reduction by less than `margin` of the GPUs is ignored.
+    """
 
     least: int = 1
     most: int = 1_000_000

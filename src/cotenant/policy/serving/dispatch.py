@@ -1,6 +1,6 @@
-"""The dispatcher: requests and finished batches in, instructions out. It owns no clock and does no I/O.
+"""The dispatcher: from requests and finished batches to instructions. It has no clock and does no I/O.
 
-The same compiled core (dispatch_kernel) runs inside the simulator's loop and behind this object in a server.
+The same compiled core (dispatch_kernel) runs in the simulator's loop and behind this object in a server.
 """
 
 from __future__ import annotations

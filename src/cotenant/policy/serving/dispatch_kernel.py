@@ -1,9 +1,9 @@
-"""Compiled core of the dispatcher: which batch runs next on which gpulet. No clock, no I/O; times are ms of the caller.
+"""Compiled core of the dispatcher: chooses the next batch of each gpulet. No clock, no I/O; times are the caller's ms.
 
-Requests of a service wait in one queue, first come first served. An idle gpulet takes the next of its services in turn
-that has work, so a cycle gives every service its batch. A request that can no longer be answered in time is dropped
-when its turn comes: under overload (more wait than a batch holds) the head is dropped for the sake of a full batch,
-otherwise the batch shrinks until the head is in time.
+Requests of a service wait in one queue, first come, first served. An idle gpulet takes its services with work in turn,
+so a cycle gives every service its batch. A request that can no longer be answered in time is dropped when it is
+reached: under overload (more waiting than a batch holds) the head is dropped in favour of a full batch, otherwise the
+batch is reduced until the head is in time.
 """
 
 from __future__ import annotations

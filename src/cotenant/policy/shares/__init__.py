@@ -1,4 +1,4 @@
-"""Token quotas: whose turn it is on a GPU, for how long, and what it costs. Pure; times are nanoseconds, passed in."""
+"""GPU time shares: turns of the token broker and hardware time slices. Pure; times are nanoseconds, passed in."""
 
 from cotenant.policy.shares.account import MS_NS, SECOND_NS, Account, Crowd, Share, Window
 from cotenant.policy.shares.disciplines import DISCIPLINES, Discipline, QuotaSettings, discipline

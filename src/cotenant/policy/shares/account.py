@@ -1,4 +1,4 @@
-"""What one tenant has had of one GPU: its share, its sliding window, its place in line."""
+"""Account of one tenant on one GPU: its share, its sliding window, its rank in line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MS_NS = 1_000_000
 
 @dataclass(frozen=True)
 class Share:
-    """What a tenant was promised of one GPU's time.
+    """The share of one GPU's time promised to a tenant.
 
-    `request` and `limit` are fractions 0..1 of the window; `priority` (larger first) and `weight` serve the disciplines
-    that read them. `gang` names all GPUs that must be granted together, or is empty.
+    `request` and `limit` are fractions 0..1 of the window; `priority` (larger first) and `weight` are used by some
+    disciplines. `gang` names all GPUs that must be granted together, or is empty.
     """
 
     request: float = 0.0
@@ -38,10 +38,11 @@ HELD, FREE, IDLE = 0, 1, 2  # kinds of spans
 
 
 class Window:
-    """Exact sums over a sliding window of `window_ns`: time held while others waited, held while nobody did, and idle.
+    """Exact sums over a sliding window of `window_ns`: time held while others waited, time held without waiters, and
+    idle time.
 
     Spans are appended in order of time and do not overlap. Trimming cuts the oldest span at the window's edge, so the
-    sums are exact at any instant and cost O(1) amortised. Time passed in never goes back.
+    sums are exact at any instant and cost O(1) amortised. Times passed in must not decrease.
     """
 
     __slots__ = ("spans", "sums", "window_ns")
@@ -57,7 +58,7 @@ class Window:
         return self.sums[HELD] + self.sums[FREE]
 
     def add(self, start_ns: int, end_ns: int, kind: int = HELD) -> None:
-        """Append a span of kind HELD, FREE (held, nobody waited) or IDLE (not asked for, no claim to be built on)."""
+        """Append a span of kind HELD, FREE (held without waiters) or IDLE (not requested, gives no claim)."""
         if end_ns <= start_ns:
             return
         spans = self.spans
@@ -68,7 +69,7 @@ class Window:
         self.sums[kind] += end_ns - start_ns
 
     def trim(self, now_ns: int) -> None:
-        """Forget what lies before now - window."""
+        """Drop what lies before now - window."""
         edge = now_ns - self.window_ns
         spans = self.spans
         while spans and spans[0][0] < edge:
@@ -94,7 +95,7 @@ class Window:
 
 
 class Crowd:
-    """How many tenants of one GPU hold it or wait for it, and when they were last more than one."""
+    """Number of tenants of one GPU that hold it or wait for it, and the last time it was more than one."""
 
     __slots__ = ("_shared_ns", "active")
 
@@ -103,19 +104,19 @@ class Crowd:
         self._shared_ns: int | None = None
 
     def enter(self, now_ns: int) -> None:
-        """One more holds the GPU or waits for it."""
+        """One more tenant holds the GPU or waits for it."""
         self.active += 1
-        if self.active > 1 or self._shared_ns is None:  # of what was before the first, nothing is known
+        if self.active > 1 or self._shared_ns is None:  # nothing is known about the time before the first
             self._shared_ns = now_ns
 
     def leave(self, now_ns: int) -> None:
-        """One of them does so no more."""
+        """A tenant no longer holds the GPU or waits for it."""
         if self.active > 1:
             self._shared_ns = now_ns
         self.active -= 1
 
     def is_alone(self, now_ns: int, for_ns: int) -> bool:
-        """Whether whoever holds the GPU has been the only one who wanted it for so long."""
+        """Whether the holder has been the only tenant that wanted the GPU for so long."""
         return self.active == 1 and self._shared_ns is not None and now_ns - self._shared_ns >= for_ns
 
 
@@ -134,9 +135,9 @@ class Account:
     quota_ns: int = 0
     served: float = 0.0  # time held while others waited, over weight: the credit of weighted round robin
     idle_since_ns: int | None = None
-    gap_ns: int = 0  # how long it was idle the last time
+    gap_ns: int = 0  # duration of its last idle period
     turn_start_ns: int | None = None  # set while it holds the GPU
-    contended_ns: int | None = None  # since when others wait for the turn under way
+    contended_ns: int | None = None  # time since which others wait for the current turn
     turns: int = 0
     held_ns: int = 0
     waited_ns: int = 0
@@ -148,24 +149,25 @@ class Account:
         return self.share.weight or self.share.request or 1.0
 
     def turn_ns(self, now_ns: int) -> int:
-        """Length so far of the turn under way, inside the window; 0 without one."""
+        """Length so far of the current turn within the window; 0 without one."""
         if self.turn_start_ns is None:
             return 0
         return now_ns - max(self.turn_start_ns, now_ns - self.window.window_ns)
 
     def contended_so_far_ns(self, now_ns: int) -> int:
-        """Of the turn under way, the time that was taken from others."""
+        """Time of the current turn during which others waited."""
         return 0 if self.contended_ns is None else max(0, now_ns - self.contended_ns)
 
     def held_so_far_ns(self, now_ns: int) -> int:
-        """Time held in all, the turn under way included."""
+        """Total time held, including the current turn."""
         return self.held_ns + (now_ns - self.turn_start_ns if self.turn_start_ns is not None else 0)
 
     def used_ns(self, now_ns: int, rate: float) -> float:
-        """Time that counts when tenants are ranked: held while others waited, and `rate` of the rest of the window.
+        """Time that counts for ranking: held while others waited, plus `rate` of the rest of the window.
 
-        Time held while nobody waited took nothing from anybody, and idle time gives no claim: both count as if the
-        tenant had had exactly its part. So whoever comes (back) starts level, and nobody is stalled to make up for it.
+        Time held without waiters took nothing from others, and idle time gives no claim: both count as if the tenant
+        had had exactly its share. So a tenant that arrives or returns starts level, and no other is delayed to make up
+        for it.
         """
         window = self.window
         window.trim(now_ns)
@@ -177,7 +179,7 @@ class Account:
         return held + rate * (free + idle)
 
     def budget_ns(self, now_ns: int) -> float:
-        """What is left of the limit in the window that ends now; negative while in debt."""
+        """Remainder of the limit in the window that ends now; negative if exceeded."""
         window = self.window
         window.trim(now_ns)
         limit = self.share.limit

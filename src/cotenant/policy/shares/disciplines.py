@@ -1,7 +1,7 @@
-"""The one list of turn disciplines: who is next on a GPU, and for how long.
+"""The registry of turn disciplines: which tenant is next on a GPU, and for how long.
 
-The limit of a tenant holds under every discipline (the turn machine enforces it); a discipline only ranks the waiting
-tenants that may run and sizes their turns. A new one is one entry in DISCIPLINES.
+A tenant's limit holds under every discipline (the turn state machine enforces it); a discipline only ranks the waiting
+tenants and sizes their turns. A new one is one entry in DISCIPLINES.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from cotenant.policy.shares.account import MS_NS, SECOND_NS, Account
 
 @dataclass(frozen=True)
 class QuotaSettings:
-    """Numbers of the token broker, nanoseconds. Defaults are Gemini's where it has them (250/100/10000 ms)."""
+    """Settings of the token broker in nanoseconds. Defaults are Gemini's where it has them (250/100/10000 ms)."""
 
     discipline: str = "request-limit"
     quota_ns: int = 250 * MS_NS
     min_quota_ns: int = 100 * MS_NS
     max_quota_ns: int = 1000 * MS_NS
     window_ns: int = 10 * SECOND_NS
-    idle_credit_ns: int = 250 * MS_NS  # idle time that a tenant may make up for later
-    alone_ns: int = 2 * SECOND_NS  # nobody else wanting the GPU, before a turn has no end
-    grace_ns: int = 20 * MS_NS  # after a deadline, before the holder is told to stop
-    stuck_ns: int = 5 * SECOND_NS  # after that, before the GPU is given to others although the holder has not drained
+    idle_credit_ns: int = 250 * MS_NS  # idle time that a tenant may catch up on later
+    alone_ns: int = 2 * SECOND_NS  # time without other tenants after which a turn becomes unbounded
+    grace_ns: int = 20 * MS_NS  # time after a deadline until the holder is told to stop
+    stuck_ns: int = 5 * SECOND_NS  # further time until the GPU is granted to others although the holder has not drained
     exclusive_ns: int = 30 * SECOND_NS  # turn length of exclusive-turns
 
     def __post_init__(self) -> None:
@@ -38,11 +38,11 @@ class QuotaSettings:
 
 
 def _rank_request_limit(account: Account, now_ns: int) -> tuple[float, float]:
-    """Gemini's order: largest relative deficit first, then whoever used least.
+    """Gemini's order: largest relative deficit first, then least used time.
 
-    deficit = (request * W - used) / (request * W), so a smaller used / (request * W) goes first; tenants at or over
-    their request (and those without one) follow, by time used. (Spec of gem-schd, "Selection"; what counts as used is
-    narrower here, see Account.used_ns.)
+    deficit = (request * W - used) / (request * W), so a smaller used / (request * W) goes first; tenants at or above
+    their request (and those without one) follow, by used time. (Spec of gem-schd, "Selection"; used time is narrower
+    here, see Account.used_ns.)
     """
     request = account.share.request
     if request > 0.0:
@@ -61,7 +61,7 @@ def _owed_nothing(account: Account, now_ns: int) -> bool:
 
 
 def _quota_adaptive(account: Account, settings: QuotaSettings) -> int:
-    """Half the burst estimate plus half the last quota, clamped; the base quota while nothing is known."""
+    """Half the burst estimate plus half the last quota, clamped; the base quota while there is no estimate."""
     most_ns = max(settings.min_quota_ns, min(settings.max_quota_ns, int(account.share.limit * settings.window_ns)))
     if account.burst_ns <= 0:
         return min(settings.quota_ns, most_ns)
@@ -94,9 +94,9 @@ def _keep_quota(holder: Account, challenger: Account, quota_ns: int, settings: Q
 
 
 def _keep_unless_owed(holder: Account, challenger: Account, quota_ns: int, settings: QuotaSettings, now_ns: int) -> int:
-    """A holder that already has its request keeps only the minimum when somebody who lacks his comes.
+    """A holder that has its request keeps only the minimum turn when a tenant below its request arrives.
 
-    Without this, a tenant that pauses for a moment within each step would pay a whole foreign turn for every pause.
+    Otherwise a tenant that pauses briefly within each step would lose a whole turn to another tenant for every pause.
     """
     takes_over = _owed_request(challenger, now_ns) and not _owed_request(holder, now_ns)
     return min(quota_ns, settings.min_quota_ns) if takes_over else quota_ns
@@ -110,8 +110,9 @@ def _keep_unless_outranked(
 
 @dataclass(frozen=True)
 class Discipline:
-    """Smaller `rank` goes first; `quota` is a turn's length; `keeps` what the holder has of it once somebody waits;
-    `owed` whether a tenant has had less than it was promised."""
+    """Smaller `rank` goes first; `quota`: length of a turn; `keeps`: what the holder keeps of it once another tenant
+    waits; `owed`: whether a tenant has had less than promised.
+    """
 
     name: str
     summary: str

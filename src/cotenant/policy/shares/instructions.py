@@ -1,4 +1,4 @@
-"""What the token broker tells whoever drives it: plain data, one type per instruction."""
+"""Instructions of the token broker to its driver: plain data, one type per instruction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Grant(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The holder's deadline is now `deadline_ns` (later: nobody waits; earlier: somebody does)."""
+    """The holder's deadline is now `deadline_ns` (later: no tenant waits; earlier: one does)."""
 
     gpu: str
     tenant: str
@@ -24,7 +24,7 @@ class Move(NamedTuple):
 
 
 class Revoke(NamedTuple):
-    """The holder must stop launching now and release once its work in flight has ended."""
+    """The holder must stop launching now and release the GPU once its work in flight has ended."""
 
     gpu: str
     tenant: str
@@ -33,14 +33,14 @@ class Revoke(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The next in line is a gang: its GPUs are to be gathered (consumed by NodeTurns)."""
+    """The next in line is a gang, whose GPUs must be gathered (handled by NodeTurns)."""
 
     gpu: str
     tenant: str
 
 
 class Stuck(NamedTuple):
-    """The holder did not drain in time; others run beside it until it does."""
+    """The holder did not drain in time; other tenants run concurrently until it does."""
 
     gpu: str
     tenant: str
@@ -49,7 +49,7 @@ class Stuck(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A turn is over: what the trace shows. `reason`: released, idle, expired, revoked, gone, stuck."""
+    """A turn has ended, as recorded in the trace. `reason`: released, idle, expired, revoked, gone, stuck."""
 
     gpu: str
     tenant: str

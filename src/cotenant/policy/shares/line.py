@@ -1,4 +1,4 @@
-"""The tenants that wait for one GPU, ranked: those that may run now, and those that their limit still holds back."""
+"""Ranked queue of the tenants that wait for one GPU: those that may run now, and those held back by their limit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from cotenant.policy.shares.disciplines import Discipline
 
 
 class Line:
-    """Waiting tenants by rank. An entry counts while its ticket is the account's: a newer ticket replaces it, ticket 0
-    takes the tenant out. Times in nanoseconds."""
+    """Waiting tenants by rank. An entry is valid while its ticket is the account's: a newer ticket replaces it, ticket
+    0 removes the tenant. Times in nanoseconds.
+    """
 
     def __init__(self, rule: Discipline) -> None:
         self._rule = rule
@@ -21,7 +22,7 @@ class Line:
         self._tickets = 0
 
     def push(self, account: Account, now_ns: int) -> None:
-        """Put a tenant in line, with its rank of now."""
+        """Add a tenant with its current rank."""
         self._tickets += 1
         account.ticket = self._tickets
         eligible_ns = account.eligible_at_ns(now_ns)
@@ -44,8 +45,9 @@ class Line:
     def best(
         self, now_ns: int, busy: Collection[str] = frozenset(), skip: Collection[str] = frozenset()
     ) -> Account | None:
-        """Best waiting tenant that may run now, and is named in neither. Ranks are at most 0.1 ms per waiting tenant
-        old."""
+        """Best waiting tenant that may run now and is in neither collection. Ranks are at most 0.1 ms per waiting
+        tenant old.
+        """
         blocked, ready = self._blocked, self._ready
         while blocked and blocked[0][0] <= now_ns:
             _, ticket, account = heapq.heappop(blocked)
@@ -72,7 +74,7 @@ class Line:
         return any(account.name not in busy for _, ticket, account in self._ready if ticket == account.ticket)
 
     def wake_ns(self) -> int | None:
-        """When the next limit lets its tenant run. None: none holds one back."""
+        """When the next tenant is no longer held back by its limit. None: none is."""
         while self._blocked and self._blocked[0][1] != self._blocked[0][2].ticket:
             heapq.heappop(self._blocked)
         return self._blocked[0][0] if self._blocked else None

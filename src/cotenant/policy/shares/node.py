@@ -1,10 +1,10 @@
-"""All GPUs of a node: one turn machine each, and gangs that hold several GPUs together or none.
+"""Turns on all GPUs of a node: a state machine per GPU, and gangs that hold several GPUs together or none.
 
-Ranks of one collective spin on the GPU until their peers run, so a gang with some of its GPUs only would block both
-itself and whoever has the rest. A gang that comes first in line on one of its GPUs claims all of them: no new turn
-starts there, turns under way end at their quota, and once all are free the gang gets them in one step. Claims of two
-gangs never overlap, so they cannot wait for each other. A claimed GPU that is free already is lent until its
-neighbour's turn ends, if that is at least a minimum quota away; less than that it idles.
+Ranks of one collective spin on the GPU until their peers run, so a gang with only some of its GPUs would block itself
+and the tenants of the others. A gang that is first in line on one of its GPUs claims all of them: no new turn starts
+there, current turns end at their quota, and once all are free the gang gets them in one step. Claims of two gangs never
+overlap, so there is no deadlock. A claimed GPU that is already free is lent until its neighbour's turn ends, if that is
+at least a minimum quota away; otherwise it stays idle.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NodeTurns:
         return self._finish(out, now_ns)
 
     def withdraw(self, gpu: str, name: str, now_ns: int) -> list[Instruction]:
-        """Forget what a tenant asked for and has not got."""
+        """Drop a tenant's pending request."""
         out: list[Instruction] = []
         for member in self._gangs.get(name, (gpu,)):
             out += self.gpus[member].withdraw(name, now_ns)
@@ -113,7 +113,7 @@ class NodeTurns:
     # -- gangs -----------------------------------------------------------------------------------------------------
 
     def _finish(self, out: list[Instruction], now_ns: int) -> list[Instruction]:
-        """Carry instructions about gangs over to their other GPUs, and gather gangs that are next in line."""
+        """Apply instructions about gangs to their other GPUs, and gather gangs that are next in line."""
         if not self._gangs and not any(isinstance(step, Claim) for step in out):
             return out
         done: list[Instruction] = []

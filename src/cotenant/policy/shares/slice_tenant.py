@@ -1,4 +1,4 @@
-"""One tenant of a GPU whose hardware takes turns: its promise, its slice, and what it had. Times in nanoseconds."""
+"""One tenant of a GPU under hardware time slices: its promise, its slice, and its usage. Times in nanoseconds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from cotenant.policy.shares.account import Share
 
 
 class Usage(NamedTuple):
-    """What a tenant has had since it came: GPU time, how often it began to run, and how often it ended for want of
-    work (not at the end of its slice)."""
+    """Usage since it joined: GPU time, number of runs, and number of runs that ended for lack of work (not at the end
+    of a slice).
+    """
 
     busy_ns: int = 0
     runs: int = 0
     yields: int = 0
 
 
-IDLE_STEPS = 5  # without the GPU, before a tenant has no turns
+IDLE_STEPS = 5  # steps without GPU time after which a tenant gets no turns
 
 
 class Had(NamedTuple):
-    """What a tenant had in a stretch of time: its length, how much of it it was on the GPU's list, and its usage."""
+    """Usage in an interval: its length, the time on the GPU's list, and the usage."""
 
     span_ns: int = 0
     on_ns: int = 0
@@ -44,11 +45,11 @@ class SliceTenant:
     groups: int = 0  # compute groups that it has there
     slice_us: int = 0  # as set; 0: never
     on: bool = True
-    correction: float = 1.0  # of its slice, for what it got
-    duty: float = 1.0  # part of a period in which it may run
-    density: float = 1.0  # of the time in which it may run alone, what it uses
+    correction: float = 1.0  # factor on its slice that corrects measured deviations
+    duty: float = 1.0  # fraction of a period in which it may run
+    density: float = 1.0  # fraction of the time in which it may run alone that it uses
     idle_steps: int = 0  # since it last had the GPU
-    debt_ns: float = 0.0  # time over its limit that is still to be made up for
+    debt_ns: float = 0.0  # time above its limit that is still to be compensated
     total: Usage = field(default_factory=Usage)
     history: deque[tuple[int, int, Usage]] = field(default_factory=deque)  # (when, time on the list, usage so far)
     _on_ns: int = 0
@@ -56,7 +57,7 @@ class SliceTenant:
 
     @property
     def competes(self) -> bool:
-        """Whether it has work, as far as that is known: it has had the GPU of late, or has just come."""
+        """Whether it has work, as far as known: it had the GPU recently, or has just joined."""
         return self.groups > 0 and self.idle_steps < IDLE_STEPS
 
     def put(self, on: bool, now_ns: int) -> None:
@@ -66,19 +67,19 @@ class SliceTenant:
         self.on, self._since_ns = on, now_ns
 
     def forget(self, now_ns: int) -> None:
-        """What it had before tells nothing any more; `begin` is called with what it has had until now."""
+        """Discard past measurements; `begin` is then called with the usage so far."""
         self.history.clear()
         if self.total == Usage():
             self.begin(Usage(), now_ns)
 
     def begin(self, total: Usage, now_ns: int) -> None:
-        """What it has from now on counts, if nothing does yet."""
+        """Start measuring from this usage, unless already started."""
         self.put(self.on, now_ns)
         if not self.history:
             self.history.append((now_ns, self._on_ns, total))
 
     def had(self, now_ns: int, total: Usage, window_ns: int) -> Had:
-        """Take what it has had since it came; what it had since the last time."""
+        """Update with the usage since it joined; returns the usage since the last update."""
         self.put(self.on, now_ns)
         self.total = total
         self.history.append((now_ns, self._on_ns, total))
@@ -87,11 +88,11 @@ class SliceTenant:
         return self._since(-2) if len(self.history) > 1 else Had()
 
     def window(self) -> Had:
-        """What it had in the window, as far as that is known."""
+        """Usage in the window, as far as known."""
         return self._since(0) if self.history else Had()
 
     def since(self, then_ns: int) -> Had:
-        """What it had from then on, within the window."""
+        """Usage since then, within the window."""
         index = next((i for i, (at_ns, *_) in enumerate(self.history) if at_ns >= then_ns), len(self.history))
         return self._since(index) if index < len(self.history) else Had()
 
@@ -101,6 +102,6 @@ class SliceTenant:
         return Had(now_ns - then_ns, on_ns - then_on_ns, more)
 
     def has_gaps(self) -> bool:
-        """Whether most of its runs ended for want of work."""
+        """Whether most of its runs ended for lack of work."""
         usage = self.window().usage
         return usage.runs > 0 and usage.yields > 0.5 * usage.runs

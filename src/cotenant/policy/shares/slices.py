@@ -1,13 +1,14 @@
-"""Time slices of one GPU as a pure state machine: who is there and what each got go in, slices come out.
+"""Hardware time slices of one GPU as a pure state machine: input is the tenants and their measured usage, output is
+slices.
 
-The GPU itself takes turns among channel groups: each that has work runs for its slice and is then stopped in the
-middle of whatever kernel runs; one without work is skipped at once. Where all tenants always have work queued, shares
-are ratios of slices. A program whose queue runs empty for a moment loses the rest of its slice, and a switch costs more
-than a short kernel: then tenants run one at a time, by taking the others' channels off the GPU on a timetable. So do
-tenants of several GPUs, and all others beside a latency-sensitive one; and a limit is a timetable of one tenant.
-Periods begin at multiples of their length on the clock: GPUs with the same tenants have the same one running.
+The GPU itself schedules channel groups: each with work runs for its slice and is then preempted, even within a kernel;
+one without work is skipped. If all tenants always have work queued, shares are ratios of slices. A program whose queue
+runs empty for a moment loses the rest of its slice, and a switch takes longer than a short kernel: then tenants run one
+at a time, by taking the others' channels off the GPU on a timetable. The same applies to tenants of several GPUs, and
+to all other tenants of a GPU with a latency-sensitive one; a limit is a timetable of one tenant. Periods begin at
+multiples of their length on the clock, so GPUs with the same tenants run the same one.
 
-Times are nanoseconds, passed in; slices are microseconds, as the hardware takes them.
+Times are nanoseconds, passed in; slices are microseconds, the unit of the hardware.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from cotenant.policy.shares.slice_tenant import Had, SliceTenant, Usage
 
 @dataclass(frozen=True)
 class SliceSettings:
-    """What the hardware does, and what may be spent. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
+    """Properties of the hardware, and bounds on overheads. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
 
     switch_ns: int = 220_000
     longest_ns: int = 100 * MS_NS  # slices up to here are exact
     shortest_ns: int = 200_000
-    switching: float = 0.01  # of the time, at most so much goes to switches between tenants that always have work
+    switching: float = 0.01  # largest fraction of the time lost to switches between tenants that always have work
     window_ns: int = 2 * SECOND_NS  # over which a share holds
-    edge: float = 0.006  # of a share, at most so much is lost where a window cuts a period
+    edge: float = 0.006  # largest fraction of a share lost where a window cuts a period
     step_ns: int = 200 * MS_NS  # between two corrections
-    period_ns: int = 100 * MS_NS  # of a timetable; beside a latency-sensitive tenant each of the others has as much
+    period_ns: int = 100 * MS_NS  # of a timetable; with a latency-sensitive tenant, each of the others has as much
     turn_ns: int = 5 * MS_NS  # shortest turn of a timetable
-    yields_per_s: float = 5.0  # runs that end for want of work: more, and slices do not keep a share
+    yields_per_s: float = 5.0  # runs per second that end for lack of work, above which slices do not keep a share
 
 
 class SetSlice(NamedTuple):
@@ -45,14 +46,14 @@ class SetSlice(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Take the tenant's channels off the GPU, in the middle of what runs."""
+    """Take the tenant's channels off the GPU, preempting running work."""
 
     gpu: str
     tenant: str
 
 
 class Go(NamedTuple):
-    """Put them on again."""
+    """Put them back."""
 
     gpu: str
     tenant: str
@@ -62,7 +63,7 @@ SliceInstruction = SetSlice | Stop | Go
 
 
 CLASSES = ("normal", "latency-sensitive", "best-effort")
-TINY_US = 1  # of who has to make way at once
+TINY_US = 1  # slice of tenants that must yield at once
 TURNS_AGAIN_STEPS = 40
 NO_REQUEST = 0.005  # share of tenants without a request where requests leave nothing
 
@@ -74,18 +75,18 @@ class GpuSlices:
         self.gpu = gpu
         self.settings = settings or SliceSettings()
         self.tenants: dict[str, SliceTenant] = {}
-        self.one_at_a_time = False  # for a tenant with gaps
+        self.one_at_a_time = False  # because a tenant has gaps
         self.hogged = False  # a latency-sensitive tenant takes what others were promised: it has no precedence now
         self._turns_again = 0  # steps until tenants may be run one at a time again
         self._next_step_ns = 0
-        self._alike_ns = 0  # since then the same tenants have had work, and run in the same way
+        self._alike_ns = 0  # since then the same tenants have had work, with the same behaviour
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def join(self, name: str, share: Share, work_class: str, now_ns: int) -> list[SliceInstruction]:
         """Add a tenant, or change its share."""
         if work_class not in CLASSES:
-            raise ValueError(f"{work_class!r} is no class of work; known: {', '.join(CLASSES)}")
+            raise ValueError(f"{work_class!r} is not a class of work; known: {', '.join(CLASSES)}")
         known = self.tenants.get(name)
         if known is None:
             self.tenants[name] = SliceTenant(name, share, work_class)
@@ -100,7 +101,7 @@ class GpuSlices:
         return self._changed(now_ns)
 
     def groups(self, name: str, count: int, now_ns: int) -> list[SliceInstruction]:
-        """The tenant now has so many compute groups on this GPU. All of them are set again: a new one has no slice."""
+        """The number of the tenant's compute groups on this GPU. All of them are set again: a new one has no slice."""
         tenant = self.tenants[name]
         came = tenant.groups == 0 and count > 0
         tenant.groups, tenant.slice_us = count, 0
@@ -108,7 +109,7 @@ class GpuSlices:
         return self._changed(now_ns) if came or not count else self._apply(now_ns)
 
     def used(self, usage: Mapping[str, Usage], now_ns: int) -> list[SliceInstruction]:
-        """What tenants have had, counted since they came. It is looked at every `step_ns`."""
+        """Update tenants' usage, counted since they joined. Evaluated every `step_ns`."""
         known = {name: total for name, total in usage.items() if name in self.tenants and self.tenants[name].groups}
         for name, total in known.items():
             self.tenants[name].begin(total, now_ns)
@@ -119,7 +120,7 @@ class GpuSlices:
         for name, step in had.items():
             tenant = self.tenants[name]
             works = bool(step.usage.busy_ns) or not step.on_ns
-            if works and tenant.idle_steps:  # what others had while it was idle is no debt of theirs
+            if works and tenant.idle_steps:  # what others had while it was idle is not owed to it
                 self._begin(now_ns)
             tenant.idle_steps = 0 if works else tenant.idle_steps + 1
         self._correct({name: step for name, step in had.items() if step.span_ns > 0}, now_ns)
@@ -130,7 +131,7 @@ class GpuSlices:
         return self._switch(now_ns)
 
     def wake_ns(self, now_ns: int) -> int | None:
-        """When `advance` is due: the next moment at which a tenant is taken off or put on. None: never."""
+        """When `advance` is due: the next time at which a tenant is taken off or put back. None: never."""
         plan, period_ns = self._plan()
         edges = sorted({edge for begin, end in plan.values() for edge in (begin, end)} - {period_ns} | {0})
         if not plan:
@@ -145,8 +146,9 @@ class GpuSlices:
         return [tenant for tenant in self.tenants.values() if tenant.groups > 0]
 
     def shares(self, tenants: list[SliceTenant] | None = None) -> dict[str, float]:
-        """Part of the GPU of each of these tenants (all that compete) while all have work: by request, at most the
-        limit."""
+        """Fraction of the GPU for each of these tenants (all that compete) while all have work: by request, at most the
+        limit.
+        """
         here = tenants if tenants is not None else [t for t in self.present() if t.competes]
         left = max(0.0, 1.0 - sum(t.share.request for t in here))
         without = [t for t in here if not t.share.request]
@@ -185,7 +187,7 @@ class GpuSlices:
         return out
 
     def background(self) -> tuple[list[SliceTenant], bool]:
-        """Tenants that make way for latency-sensitive ones, and whether there are such."""
+        """Tenants that yield to latency-sensitive ones, and whether there are such."""
         here = self.present()
         rest = [t for t in here if t.work_class != "latency-sensitive"]
         if self.hogged:
@@ -200,7 +202,7 @@ class GpuSlices:
         return len(competing) > 1 and (guarded or self.one_at_a_time or any(t.share.gang for t in competing))
 
     def _plan(self) -> tuple[dict[str, tuple[int, int]], int]:
-        """From when to when in a period each tenant may run that may not always; length of the period."""
+        """Start and end within a period for each tenant that may not always run; length of the period."""
         period_ns = self.settings.period_ns
         background, guarded = self.background()
         if not self._takes_turns(background, guarded):
@@ -220,8 +222,9 @@ class GpuSlices:
         return plan, period_ns
 
     def _turns(self, competing: list[SliceTenant]) -> dict[str, float]:
-        """Part of a period that each tenant has alone. A tenant with gaps needs more than its request to get its
-        request; what requests leave is given for that first. The parts of a gang are the same on all its GPUs."""
+        """Fraction of a period that each tenant has alone. A tenant with gaps needs more than its request to get its
+        request; what requests leave is used for that first. A gang has the same on all its GPUs.
+        """
         whole = self.shares()
         parts = _divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
         lacks = {t.name: t.share.request * (1.0 / t.density - 1.0) for t in competing}
@@ -234,7 +237,7 @@ class GpuSlices:
         return {name: owed[name] + rest * part for name, part in parts.items()}
 
     def _switch(self, now_ns: int) -> list[SliceInstruction]:
-        """Who may run now, as far as that has changed: first those that may, so that the GPU is never without work."""
+        """Changes of which tenants may run now: first those that may, so that the GPU is never without work."""
         plan, period_ns = self._plan()
         phase = now_ns % period_ns
         stops: list[SliceInstruction] = []
@@ -257,7 +260,7 @@ class GpuSlices:
         return out + self._switch(now_ns)
 
     def _changed(self, now_ns: int) -> list[SliceInstruction]:
-        """Somebody came, went, or was promised something else: what was measured before tells nothing."""
+        """A tenant joined, left, or has another promise: discard measurements."""
         self.one_at_a_time = self.hogged = False
         self._begin(now_ns)
         lone = len(self.present()) == 1
@@ -270,7 +273,7 @@ class GpuSlices:
     # -- corrections -----------------------------------------------------------------------------------------------
 
     def _begin(self, now_ns: int) -> None:
-        """What tenants had of each other before now says nothing about the way they run from now on."""
+        """Restart measurements, since the way tenants run has changed."""
         self._alike_ns = now_ns
         for tenant in self.tenants.values():
             tenant.correction = tenant.density = 1.0
@@ -301,7 +304,8 @@ class GpuSlices:
 
     def _hogs(self, here: list[SliceTenant]) -> bool:
         """Whether a latency-sensitive tenant takes more than its share while one that is not best-effort lacks its own.
-        Without precedence it is held to its share; one that uses less gets its precedence back."""
+        Without precedence it is limited to its share; if it uses less it gets its precedence back.
+        """
         first = [t for t in here if t.work_class == "latency-sensitive"]
         others = [t for t in here if t.work_class == "normal"]
         if not first or not others or any(t.window().span_ns < 2 * self.settings.step_ns for t in here):
@@ -347,8 +351,8 @@ class GpuSlices:
     def _lacks_time(self, steps: Mapping[str, Had], shares: Mapping[str, float]) -> bool:
         """Whether a tenant has less than its share because its queue runs empty.
 
-        A cycle of it is a run and a rest. Where the rest is much longer than a round of the others the gaps are its
-        own, and running one at a time would not shorten them.
+        Its cycle is a run and a rest. If the rest is much longer than a round of the others, the gaps are its own, and
+        running one at a time would not shorten them.
         """
         together = sum(step.part for step in steps.values())
         switching = sum(step.usage.runs * self.settings.switch_ns / step.span_ns for step in steps.values())
@@ -366,7 +370,7 @@ class GpuSlices:
         return False
 
     def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
-        """A tenant that does not use its turn should not have it: back to slices, which skip it, for a while."""
+        """Return to slices for a while if a tenant does not use its turn: the hardware then skips it."""
         lately = {t.name: t.since(self._alike_ns) for t in here}
         known = all(one.span_ns >= self.settings.window_ns / 2 for one in lately.values())
         for tenant in here if known else ():
@@ -379,7 +383,9 @@ class GpuSlices:
 
 
 def _divide(weights: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, float]:
-    """One whole by weight, at most each one's limit; what limits leave goes to the others. They may leave some."""
+    """Divide a whole by weight, with each part at most its limit; what limits leave goes to the others. A rest may
+    remain.
+    """
     parts = dict.fromkeys(weights, 0.0)
     left, open_ = 1.0, dict(weights)
     while open_ and left > 1e-12:

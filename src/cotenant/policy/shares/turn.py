@@ -1,4 +1,4 @@
-"""One turn on a GPU: who holds it, since when, until when, and what of it went to moving memory."""
+"""One turn on a GPU: its holder, start, deadline, and the time of it spent on moving memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from cotenant.policy.shares.account import Account
 
 LONG_WINDOW = 10  # turns that pay for a move: shares then hold over a window of so many of them
-MARGIN_NS = 20_000_000  # before a deadline, when it is decided whether it moves on
-ENDLESS_NS = 2**64 - 1  # the deadline of a turn that lasts until somebody else comes
-GANG_DRAIN_NS = 50_000_000  # after which work that has not ended is taken to wait for the gang's other GPUs
-UNDRAINED = "undrained"  # why a gang's turn ended then
+MARGIN_NS = 20_000_000  # how long before a deadline its extension is decided
+ENDLESS_NS = 2**64 - 1  # the deadline of an unbounded turn, which lasts until another tenant arrives
+GANG_DRAIN_NS = 50_000_000  # time after which unfinished work is assumed to wait for the gang's other GPUs
+UNDRAINED = "undrained"  # reason of the end of such a gang's turn
 
 
 @dataclass(eq=False)
 class Turn:
-    """Who holds the GPU, since when, until when."""
+    """Holder, start and deadline of a turn."""
 
     account: Account
     epoch: int
@@ -25,36 +25,37 @@ class Turn:
     waited_ns: int
     revoked_ns: int | None = None
     reason: str = ""
-    final: bool = False  # decided: this deadline is not moved on
-    paused_ns: int | None = None  # since when it waits for its tenant's memory
-    moved_ns: int = 0  # how long it did
-    floor_ns: int = 0  # what it keeps after moving, whoever waits: else the next move would come too soon
+    final: bool = False  # decided: this deadline is not extended
+    paused_ns: int | None = None  # start of its wait for the tenant's memory
+    moved_ns: int = 0  # duration of that wait
+    floor_ns: int = 0  # minimum after a move, even if others wait: otherwise the next move would come too soon
 
     @property
     def endless(self) -> bool:
-        """Whether it has no end of its own."""
+        """Whether it is unbounded."""
         return self.deadline_ns == ENDLESS_NS
 
     @property
     def margin_ns(self) -> int:
-        """How long before its deadline the turn is looked at again."""
+        """How long before its deadline the turn is reconsidered."""
         return min(self.quota_ns // 5, MARGIN_NS)
 
     def given_up_ns(self, stuck_ns: int) -> int | None:
-        """When a turn that was taken back goes to others although its work has not ended. None: it was not taken back.
+        """When the GPU of a revoked turn goes to others although its work has not ended. None: not revoked.
 
-        A gang's work may wait for launches that its other GPUs hold back since the turn ended: no time would help."""
+        A gang's work may wait for launches that its other GPUs hold back since the turn ended: waiting would not help.
+        """
         if self.revoked_ns is None:
             return None
         return self.revoked_ns + (min(stuck_ns, GANG_DRAIN_NS) if self.account.share.gang else stuck_ns)
 
     def may_be_endless(self, now_ns: int, alone_ns: int) -> bool:
-        """Long alone, and nothing to be counted: a limit's turns end on time, those of a gang together."""
+        """Whether the turn may become unbounded: alone for long, without a limit and not of a gang."""
         share = self.account.share
         return share.limit >= 1.0 and not share.gang and self.account.crowd.is_alone(now_ns, alone_ns)
 
     def next_deadline_ns(self, now_ns: int, alone_ns: int) -> int | None:
-        """The deadline it gets while nobody better waits. None: the one it has stays."""
+        """The extended deadline while no better tenant waits. None: unchanged."""
         if self.may_be_endless(now_ns, alone_ns):
             return ENDLESS_NS
         deadline_ns = now_ns + int(min(float(self.quota_ns), self.account.budget_ns(now_ns)))
@@ -65,8 +66,8 @@ class Turn:
         return deadline_ns if worth_it and not self.account.share.gang else None
 
     def resume(self, now_ns: int, floor_ns: int, window_ns: int) -> None:
-        """Go on after a pause: the deadline moves on by it, and leaves `floor_ns` as far as the limit allows."""
-        assert self.paused_ns is not None, "a turn resumes that was not paused"
+        """Continue after a pause: the deadline is moved by it, and leaves `floor_ns` as far as the limit allows."""
+        assert self.paused_ns is not None, "a turn was resumed that was not paused"
         self.moved_ns += now_ns - self.paused_ns
         limit = self.account.share.limit
         self.floor_ns = floor_ns if limit >= 1.0 else min(floor_ns, int(limit * window_ns))

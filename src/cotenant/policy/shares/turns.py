@@ -1,11 +1,11 @@
-"""The token broker of one GPU as a pure state machine: events in, instructions out, time passed in.
+"""The token broker of one GPU as a pure state machine: from events and time to instructions.
 
-At most one tenant holds the GPU. Its turn has a deadline; the shim stops launching there by itself, waits until the
-work in flight has ended and releases. While nobody else may run, the deadline is moved on before it passes, so a tenant
-alone never stops; after `alone_ns` in which nobody else wanted the GPU it has none until somebody does (the shim then
-fences seldom). A holder that does not release after its deadline is told to (Revoke), and after `stuck_ns` the GPU
-goes to others although the holder still runs: nothing in user space can stop a running kernel, but everybody else need
-not wait for it. Whatever a holder runs over is charged to it as debt.
+At most one tenant holds the GPU. Its turn has a deadline, at which the shim stops launching, waits until the work in
+flight has ended and releases. While no other tenant may run, the deadline is extended before it passes, so a tenant
+alone never stops; after `alone_ns` without other tenants the turn is unbounded until one arrives (the shim then fences
+rarely). A holder that does not release after its deadline is told to (Revoke), and after `stuck_ns` the GPU goes to
+others although the holder still runs: nothing in user space can stop a running kernel, but the others need not wait for
+it. Overruns are charged to the holder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cotenant.policy.shares.instructions import Claim, Ended, Grant, Instruction
 from cotenant.policy.shares.line import Line
 from cotenant.policy.shares.turn import LONG_WINDOW, UNDRAINED, Turn
 
-PAUSE_SEEN_NS = 2_000_000  # of a pause, what may lie before the tenant was found to be idle
+PAUSE_SEEN_NS = 2_000_000  # part of a pause that may precede its detection
 
 
 class GpuTurns:
@@ -35,7 +35,7 @@ class GpuTurns:
         self.configure(settings)
 
     def configure(self, settings: QuotaSettings) -> None:
-        """Take new settings; the turn under way keeps its deadline."""
+        """Apply new settings; the current turn keeps its deadline."""
         self.settings = settings
         self._rule = discipline(settings.discipline)
         self._set_window(settings.window_ns)
@@ -49,7 +49,7 @@ class GpuTurns:
     # -- membership ------------------------------------------------------------------------------------------------
 
     def join(self, name: str, share: Share, now_ns: int) -> list[Instruction]:
-        """Add a tenant. It starts level with the others: time before it came counts as had."""
+        """Add a tenant. It starts level with the others: time before it joined counts as had."""
         if name in self.accounts:
             return self.resize(name, share, now_ns)
         account = Account(name, share, Window(self.window_ns), self.crowd)
@@ -69,7 +69,7 @@ class GpuTurns:
         return self._settle(now_ns, out)
 
     def leave(self, name: str, now_ns: int) -> list[Instruction]:
-        """Remove a tenant, whatever it was doing (it left, or it died): its turn ends here."""
+        """Remove a tenant in any state; its turn ends here."""
         account, out = self.accounts.pop(name, None), list[Instruction]()
         if account is None:
             return out
@@ -90,7 +90,7 @@ class GpuTurns:
     # -- requests and releases -------------------------------------------------------------------------------------
 
     def request(self, name: str, now_ns: int, burst_ns: int = 0) -> list[Instruction]:
-        """A tenant wants to launch. Answered by a Grant now or later; asking twice is asking once."""
+        """A tenant wants to launch. Answered by a Grant now or later; idempotent."""
         account = self.accounts[name]
         if burst_ns > 0:
             account.burst_ns = burst_ns
@@ -103,7 +103,7 @@ class GpuTurns:
         return self._settle(now_ns, [])
 
     def withdraw(self, name: str, now_ns: int) -> list[Instruction]:
-        """Forget a request that was not granted yet (whoever asked has gone)."""
+        """Drop a pending request."""
         account = self.accounts.get(name)
         if account is None or not account.waiting:
             return []
@@ -124,10 +124,10 @@ class GpuTurns:
         reason: str = "released",
         again: bool = False,
     ) -> list[Instruction]:
-        """The holder's work has ended. A release of another epoch (late, repeated) is ignored.
+        """The holder's work has ended. Releases of another epoch (late, repeated) are ignored.
 
-        `drained_ns` is when the holder says its work ended; time until then is charged, within the turn's bounds.
-        `again`: it already wants its next turn, and competes for this very decision.
+        `drained_ns`: when its work ended, as reported by the holder; time until then is charged, within the turn's
+        bounds. `again`: it already wants its next turn, and competes in this decision.
         """
         turn = self.turn
         if turn is None or turn.account.name != name or turn.epoch != epoch:
@@ -164,7 +164,7 @@ class GpuTurns:
         return out
 
     def grant_until(self, now_ns: int, until_ns: int, skip: frozenset[str]) -> list[Instruction]:
-        """Fill the time until a gang gets this claimed GPU with a turn that ends by then, if it is worth one."""
+        """Fill the time until a gang gets this claimed GPU with a turn that ends by then, if it is long enough."""
         out: list[Instruction] = []
         if self.turn is None and until_ns - now_ns >= self.settings.min_quota_ns:
             account = self._line.best(now_ns, self.overrun, skip)
@@ -173,8 +173,9 @@ class GpuTurns:
         return out
 
     def stop_turn(self, name: str, now_ns: int, reason: str, began_ns: int | None = None) -> list[Instruction]:
-        """End a tenant's turn early (its gang lost another GPU, or the tenant is being stopped). `began_ns`: not one
-        that began later."""
+        """End a tenant's turn early (its gang lost another GPU, or the tenant is being stopped). `began_ns`: only if it
+        did not begin later.
+        """
         out: list[Instruction] = []
         turn = self.turn
         if began_ns is not None and turn is not None and turn.start_ns > began_ns:
@@ -184,12 +185,12 @@ class GpuTurns:
         return out
 
     def pause(self, name: str, epoch: int, now_ns: int) -> None:
-        """The turn just granted waits for its tenant's memory; its clock stands still until `resume`."""
+        """The turn just granted waits for its tenant's memory; its time is stopped until `resume`."""
         if self.turn is not None and self.turn.account.name == name and self.turn.epoch == epoch:
             self.turn.paused_ns = now_ns
 
     def resume(self, name: str, epoch: int, now_ns: int, floor_ns: int) -> list[Instruction]:
-        """The memory is there: the turn's grant with its deadline moved on, at least `floor_ns` from now."""
+        """The memory is resident: returns the grant with its deadline moved, at least `floor_ns` from now."""
         turn = self.turn
         if turn is None or turn.account.name != name or turn.epoch != epoch or turn.revoked_ns is not None:
             return []
@@ -202,17 +203,18 @@ class GpuTurns:
         return self._rule.quota(self.accounts[name], self.settings)
 
     def patience_ns(self, name: str, now_ns: int) -> int:
-        """How long a holder that is idle should keep its turn for what it is owed; 0: no longer than any other.
+        """How long an idle holder should keep its turn for what it is owed; 0: no longer than any other.
 
-        A tenant that pauses for a moment in each step would lose a whole foreign turn to every pause, and its request
-        with them. One that is owed its request keeps the GPU through pauses like its last one, if they are short."""
+        A tenant that pauses briefly in each step would lose a whole turn to another tenant for every pause, and thereby
+        its request. One that is owed its request keeps the GPU through pauses like its last one, if they are short.
+        """
         account = self.accounts[name]
         patience_ns = account.gap_ns + account.gap_ns // 2
         short = patience_ns <= self.settings.min_quota_ns // 4
         return patience_ns + PAUSE_SEEN_NS if short and self._rule.owed(account, now_ns) else 0
 
     def wake_ns(self) -> int | None:
-        """When `advance` must be called next, or None while only events can change anything."""
+        """When `advance` must be called next; None while only events can change anything."""
         times: list[int] = []
         turn = self.turn
         if turn is not None:
@@ -234,7 +236,7 @@ class GpuTurns:
 
     @property
     def contended(self) -> bool:
-        """Whether somebody waits who may run."""
+        """Whether a tenant waits that may run."""
         return bool(self._line)
 
     # -- the machine -----------------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ class GpuTurns:
         challenger = self._line.best(now_ns, self.overrun)
         waited_for = challenger is not None or self.claim is not None
         if waited_for and turn.account.contended_ns is None:
-            # the others' short pauses give no discount: only a longer time alone counts as taken from nobody
+            # short pauses of others give no discount: only a longer time alone counts as free
             alone = now_ns - turn.start_ns > self.settings.idle_credit_ns
             turn.account.contended_ns = now_ns if alone else turn.start_ns
         given_up_ns = turn.given_up_ns(self.settings.stuck_ns)
@@ -274,7 +276,7 @@ class GpuTurns:
             keeps_ns = max(keeps_ns, turn.floor_ns)
         due_ns = turn.start_ns + turn.moved_ns + keeps_ns
         if yields and turn.deadline_ns > max(due_ns, now_ns):
-            # somebody better waits, or the deadline had been moved on while nobody did
+            # a better tenant waits, or the deadline had been extended while none did
             if due_ns <= now_ns:
                 self._revoke(turn, now_ns, "contended" if keeps_ns else "preempted", out)
             else:
@@ -283,19 +285,19 @@ class GpuTurns:
         elif turn.endless and not turn.may_be_endless(now_ns, self.settings.alone_ns):
             self._end_or_extend(turn, yields, now_ns, out)
         elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
-            # also when we are called late: a holder that nobody waits for need not pay for that
+            # also if called late, which a holder without waiters must not pay for
             self._end_or_extend(turn, yields, now_ns, out)
         elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
             self._revoke(turn, now_ns, "expired", out)
 
     def _outranks(self, turn: Turn, challenger: Account, now_ns: int) -> bool:
-        """Whether the holder, were it to ask again now, would go before the best of those who wait."""
+        """Whether the holder, if it asked again now, would rank before the best waiting tenant."""
         holder = turn.account
         holder.requested_ns = now_ns
         return self._rule.rank(holder, now_ns) < self._rule.rank(challenger, now_ns)
 
     def _end_or_extend(self, turn: Turn, yields: bool, now_ns: int, out: list[Instruction]) -> None:
-        """Shortly before a deadline, or where an endless turn needs one: move it on if holder and limit allow."""
+        """Shortly before a deadline, or when an unbounded turn needs one: extend it if holder and limit allow."""
         turn.final = True
         deadline_ns = None if yields else turn.next_deadline_ns(now_ns, self.settings.alone_ns)
         if deadline_ns is not None:
@@ -337,7 +339,7 @@ class GpuTurns:
         out.append(Grant(self.gpu, account.name, self._epoch, now_ns + quota_ns))
 
     def _end_undrained(self, now_ns: int, out: list[Instruction]) -> None:
-        """End a gang's turn whose work goes on: it ends in a later turn, beside others until then."""
+        """End a gang's turn whose work has not ended: it ends in a later turn, concurrently with others until then."""
         turn, self.turn = self.turn, None
         if turn is not None:
             out.append(self._ended(turn, now_ns, UNDRAINED))
@@ -346,7 +348,7 @@ class GpuTurns:
         account = turn.account
         held_ns = end_ns - turn.start_ns
         contended_ns = end_ns if account.contended_ns is None else min(account.contended_ns, end_ns)
-        # what it had alone counts for nothing: or whoever comes after minutes would have all of that first
+        # time alone is not counted, since otherwise a tenant that arrives after minutes would have all of it as credit
         account.served += (end_ns - contended_ns) / account.weight
         account.window.add(turn.start_ns, contended_ns, FREE)
         account.window.add(contended_ns, end_ns, HELD)
@@ -366,7 +368,8 @@ class GpuTurns:
         account.waiting = True
         account.requested_ns = now_ns
         if account.idle_since_ns is not None:
-            # idle time beyond the credit counts as had: nobody may save up a claim by sleeping and then stall the rest
+            # idle time beyond the credit counts as had: tenants must not save up a claim by sleeping and then delay the
+            # rest
             account.window.add(account.idle_since_ns, now_ns - self.settings.idle_credit_ns, IDLE)
             account.gap_ns = now_ns - account.idle_since_ns
             account.idle_since_ns = None

@@ -1,4 +1,4 @@
-"""Compiled steps after a search: more headroom, and packings that keep what an older plan had."""
+"""Compiled steps after a search: more headroom, and packings that keep an older plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applications as services: each stage becomes one, with its part of the application's SLO."""
+"""Applications as services: each stage becomes a service with a part of the application's SLO."""
 
 from __future__ import annotations
 

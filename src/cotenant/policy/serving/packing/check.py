@@ -1,8 +1,8 @@
-"""Whether a serving plan holds: every promise recomputed from the profile, apart from the planners' own arithmetic.
+"""Verifies a serving plan: recomputes every promise from the profile, independently of the planners' arithmetic.
 
-A plan holds when, on every GPU, the gpulets fit (MIG geometry, shares, number, memory, network) and, on every gpulet,
+A plan is valid if, on every GPU, the gpulets fit (MIG geometry, shares, number, memory, network) and, on every gpulet,
 the work of one cycle fits the cycle and cycle plus work stay within every SLO, under the interference of the
-neighbours' worst models; and when every service's capacity reaches its rate.
+neighbours' worst models; and if every service's capacity reaches its rate.
 """
 
 from __future__ import annotations

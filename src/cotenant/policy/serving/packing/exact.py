@@ -1,4 +1,4 @@
-"""What the exact planner proves: the best bound on the rates, and the fewest GPUs of single-model gpulets."""
+"""Proofs of the exact planner: the best bound on the rates, and the fewest GPUs of single-model gpulets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fewest GPUs that are cut into MIG instances: an integer program over what one instance holds and how a GPU is cut.
+"""Fewest GPUs divided into MIG instances: an integer program over contents of instances and layouts of GPUs.
 
 A column is one instance with its contents (one service, on one or several processes or on two parts of its SMs; or
 several services that take turns in one process) and the requests/s that each service gets from it. A layout is a set of
@@ -7,7 +7,7 @@ instances that fits one GPU. With x of each column and y of each layout:
     minimise sum(y)   so that   sum of capacities x >= rates,   instances of each kind: sum(x) <= sum(layout y)
 
 Instances do not slow each other down, so columns are independent. Its linear relaxation over columns of one service
-bounds every plan, turns included, for the reason that `patterns` gives.
+bounds every plan, including turns, for the reason given in `patterns`.
 """
 
 from __future__ import annotations

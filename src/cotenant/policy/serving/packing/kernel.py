@@ -1,14 +1,14 @@
-"""Compiled core of the packing planners: what fits on a gpulet, and what its neighbours then still keep.
+"""Compiled core of the packing planners: what fits on a gpulet, given its neighbours.
 
-A gpulet is a partition whose models take turns: one cycle runs one batch of each, and the cycle's length is the work in
-it. A model's gpulet therefore gives it `batch / work` requests per millisecond, and a request waits at most one cycle
-before the cycle that serves it, so `2 * work <= SLO` for every model on it.
+A gpulet is a partition whose models take turns: one cycle runs one batch of each, and the cycle's length is its total
+work. So a gpulet gives a model `batch / work` requests per millisecond, and a request waits at most one cycle before
+the cycle that serves it: `2 * work <= SLO` for every model on it.
 
-For given rates, what a gpulet needs is found over every distinct vector of batches; the vector with the least pressure
-on the neighbours is kept. Less pressure never hurts a neighbour, so raising the pressures of a GPU's gpulets from zero
-to the first fixed point finds a consistent choice whenever there is one (`settle`).
+For given rates, a gpulet's batches are searched over every distinct vector of batches; the vector with the least
+pressure on the neighbours is kept. Less pressure never hurts a neighbour, so raising the pressures of a GPU's gpulets
+from zero to the first fixed point finds a consistent choice if there is one (`settle`).
 
-Indices: t GPU type, g GPU, j gpulet slot, p partition, s service, k seat (a service's place on a gpulet), b batch.
+Indices: t GPU type, g GPU, j gpulet slot, p partition, s service, k seat (a service's placement on a gpulet), b batch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""GPU patterns: ways to cut one GPU among single-model gpulets, and what they prove.
+"""GPU patterns: ways to divide one GPU among single-model gpulets, and the bounds that they prove.
 
 A pattern gives each service a capacity. A gpulet shared by several models gives capacities `b_i / sum(e)`; for any
 prices pi, `sum(pi_i b_i) / sum(e_i)` is a mediant and never above the best `pi_i b_i / e_i` of one of its models alone,
-and that model alone keeps its SLO and presses no harder on the neighbours. So patterns of single-model gpulets attain
-the best value for all prices, and for every `pi >= 0` and n GPUs
+and that model alone keeps its SLO and causes no more pressure on its neighbours. So patterns of single-model gpulets
+attain the best value for all prices, and for every `pi >= 0` and n GPUs
 
     sum(pi_s rate_s) <= n * max over patterns of sum(pi_s capacity_s)
 

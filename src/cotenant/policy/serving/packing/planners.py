@@ -1,4 +1,4 @@
-"""The serving planners: services and GPUs in, a plan out. Pure: no clock, no I/O."""
+"""The serving planners: from services and GPUs to a plan. Pure: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Packer:
         names = set()
         for s in services:
             if s.name in names:
-                raise InputError(f"service {s.name} is there twice", field="services")
+                raise InputError(f"service {s.name} is declared twice", field="services")
             names.add(s.name)
         self.spec, self.gpus, self.services, self.time_limit_s = spec, gpus, list(services), time_limit_s
         self.tables = build_tables(gpus, services, spec.rules)

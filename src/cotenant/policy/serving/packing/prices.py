@@ -1,4 +1,4 @@
-"""The cover table of a packing problem: its GPU patterns and the prices that prove demands too large."""
+"""The cover table of a packing problem: its GPU patterns, and prices that prove demands infeasible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a service is not in a plan, by the name of the limit that it met."""
+"""Explains why a service is not in a plan, by the limit that excluded it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From one plan to the next: what has to move, GPUs renamed so that least does, and the fewest GPUs that do."""
+"""Replanning: the moves from one plan to the next, GPUs renumbered so that least moves, and the fewest GPUs that
+suffice.
+"""
 
 from __future__ import annotations
 

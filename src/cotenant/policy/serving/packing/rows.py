@@ -1,4 +1,4 @@
-"""Between plans and the rows of a state: a plan's gpulets written as rows, and rows read as gpulets."""
+"""Conversion between plans and the rows of a packing state."""
 
 from __future__ import annotations
 

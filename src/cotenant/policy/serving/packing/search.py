@@ -1,8 +1,8 @@
 """Compiled search of the packing planners: placing one service, building a packing, and climbing in the rate.
 
-`climb` decides feasibility by a walk that depends on the direction of the rates only, not on their size: it raises one
-common factor step by step and stops as soon as the asked size is reached. Feasibility is therefore monotone along a ray
-of rates by construction: what is reached on the way to a high rate was reached for every lower one.
+`climb` decides feasibility by a walk that depends only on the direction of the rates, not on their size: it raises one
+common factor step by step and stops when the requested size is reached. Feasibility is therefore monotone along a ray
+of rates: what is reached on the way to a high rate is reached for every lower one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one list of serving planners."""
+"""The registry of serving planners."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cotenant.policy.serving.packing.tables import Rules
 
 # said of a plan that only this rule keeps from serving everybody
 KEPT_APART = (
-    "all would fit if latency-sensitive and best-effort services shared gpulets, which co-location keeps apart: "
-    "allow more gpulets a GPU, smaller partitions or more GPUs"
+    "all services would fit if latency-sensitive and best-effort ones shared gpulets, which "
+    "co-location excludes: allow more gpulets per GPU, smaller partitions or more GPUs"
 )
 
 
@@ -27,7 +27,7 @@ class Spec:
     exact: bool = False
 
     def apart(self) -> Spec:
-        """The same planner where services of both classes never share a gpulet, which is one process."""
+        """The same planner with services of both classes never sharing a gpulet, which is one process."""
         return replace(self, rules=replace(self.rules, apart=True))
 
 
