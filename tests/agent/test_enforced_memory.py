@@ -62,7 +62,7 @@ def test_a_demand_holds_or_is_refused_with_the_reason(
 
 
 def test_contents_that_move_are_the_shims_so_the_demand_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="as it moves contents"):
+    with pytest.raises(InputError, match="as its contents move"):
         limits(tmp_path, BEST)[0].check(tenant("driver", oversubscribe="swap"))
 
 

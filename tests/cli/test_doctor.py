@@ -38,7 +38,7 @@ def test_driver_580_keeps_time_by_hardware_and_memory_by_the_shim() -> None:
     }
     (memory,) = (each for _, each in strongest(H100_580) if each.promise is Promise.MEMORY)
     assert memory.obstacles == (
-        "driver 580.126.20 has no memory limits, which come with release 615: install that release or a newer one",
+        "driver 580.126.20 has no memory limits, which need release 615: install that release or a newer one",
     )
 
 
@@ -125,7 +125,7 @@ def test_the_exit_code_says_whether_what_is_asked_for_holds(tmp_path: Path, monk
     assert (code, found["agent"]) == (1, str(tmp_path))
     (problem,) = found["problems"]
     assert problem.startswith("GPU 3: memory is enforced by shim, not by driver as demanded: ")
-    assert "which come with release 615" in problem
+    assert "which need release 615" in problem
     monkeypatch.setattr(Answering, "found", BEST)
     assert examine("--dir", tmp_path, "--enforce", "memory=driver")[0] == 0  # the kernel is stronger
     shown = cotenant("doctor", "--dir", tmp_path).out

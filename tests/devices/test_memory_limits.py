@@ -54,7 +54,7 @@ def test_machine_with_driver_580():
     assert "COTENANT_SOFTGPU_CGROUPS" not in os.environ
     found = prospect(detect(kind, kind.gpus()[0]))
     assert found.by is Strength.SHIM
-    assert found.obstacles[0].startswith("driver 580 (software) has no memory limits, which come with release 615: ")
+    assert found.obstacles[0].startswith("driver 580 (software) has no memory limits, which need release 615: ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give the folder to another user")

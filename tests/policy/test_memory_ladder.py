@@ -21,18 +21,20 @@ def test_driver_where_the_kernel_does_not_count():
     found = prospect(replace(BEST, dmem=False))
     assert found.by is Strength.DRIVER
     (obstacle,) = found.obstacles
-    assert obstacle.startswith("the kernel does not count this GPU's memory (dmem controller, Linux 6.14 and newer): ")
+    assert obstacle.startswith(
+        "the kernel does not account this GPU's memory (dmem controller, Linux 6.14 and newer): "
+    )
 
 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"call": False, "release": "580.159.04"}, "driver 580.159.04 has no memory limits, which come with"),
+        ({"call": False, "release": "580.159.04"}, "driver 580.159.04 has no memory limits, which need"),
         ({"cgroup": 1}, "control groups here are of version 1"),
-        ({"cgroup": 0}, "there are no control groups"),
+        ({"cgroup": 0}, "this system has no control groups"),
         ({"mig": True}, "MIG is on"),
         ({"root": False}, "only root may set the driver's limits"),
-        ({"trial": "NVML error 999"}, "a limit that was set as a trial did not come to be: NVML error 999"),
+        ({"trial": "NVML error 999"}, "a trial limit did not take effect: NVML error 999"),
     ],
 )
 def test_shim_says_what_is_missing(changed, why):

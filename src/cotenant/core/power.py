@@ -38,7 +38,7 @@ ACTIVITY: dict[str, float] = {
     "ncf": 0.01,  # 38 W
     "recommendation": 0.01,
 }
-MEAN_ACTIVITY = 0.59  # : mean of the five, for all other models
+MEAN_ACTIVITY = 0.59  #: mean of the five, for all other models
 
 
 def watts(gpu: str) -> tuple[float, float] | None:

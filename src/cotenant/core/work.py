@@ -29,14 +29,14 @@ class Jobs:
     arrival_s: Floats  #: seconds from the start of the trace, >= 0
     gpus: Floats  #: whole numbers >= 1 (a gang), or a fraction of one GPU below 1
     duration_s: Floats  #: run time alone at the GPU-proportional share, seconds
-    iterations: Floats  # : amount of work in training iterations; given instead of, or in addition to, duration_s
+    iterations: Floats  #: amount of work in training iterations; given instead of, or in addition to, duration_s
     model: Names  #: str, name of a profile
     tenant: Names  #: str
     priority: Ints  #: larger runs first
-    cpus: Floats  # : most CPU cores that the whole job can use; NaN: from its profile
-    memory_bytes: Floats  # : most memory that the whole job can use; NaN: from its profile
+    cpus: Floats  #: most CPU cores that the whole job can use; NaN: from its profile
+    memory_bytes: Floats  #: most memory that the whole job can use; NaN: from its profile
     deadline_s: Floats  #: seconds from the start of the trace
-    gpu_models: Names  # : str, GPU models on which it can run, "|"-separated; "" any
+    gpu_models: Names  #: str, GPU models on which it can run, "|"-separated; "" any
 
     def __len__(self) -> int:
         return len(self.id)
@@ -75,7 +75,7 @@ class Trace:
     left_out: dict[str, int] = field(default_factory=dict)  #: reason -> rows
     remarks: list[str] = field(default_factory=list)  #: sentences, such as "1,203 rows were out of order and sorted"
     seed: int | None = None
-    line_of: Callable[[str], int | None] = field(default=lambda job: None)  # : line in the file, by job id
+    line_of: Callable[[str], int | None] = field(default=lambda job: None)  #: line in the file, by job id
 
     def __repr__(self) -> str:
         return f"<trace of {len(self.jobs):,} jobs from {self.source or 'no file'}>"

@@ -107,15 +107,15 @@ class Attempt:
     phase: str = STARTING
     created_s: float = 0.0
     started_s: float | None = None
-    stop_s: float | None = None  # : when a stop was requested
+    stop_s: float | None = None  #: when a stop was requested
     stop_why: str = ""  #: preempt, move, cancel, gang, lost, shutdown
-    counted_s: float = 0.0  # : end of the run time included in the job's attained_s
+    counted_s: float = 0.0  #: end of the run time included in the job's attained_s
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: node -> exit
     ended_s: float | None = None
     up: set[str] = field(default_factory=set)  #: nodes whose processes have started
     progress: dict[str, Any] | None = None
     port: int = 0
-    off: bool = False  # : parked, or stopping after that: it holds no GPU
+    off: bool = False  #: parked, or stopping after that: it holds no GPU
     off_on: set[str] = field(default_factory=set)  #: nodes that have parked it
 
     @property
@@ -143,10 +143,10 @@ class Job:
     finished_s: float | None = None
     arrived: bool = False
     cancel: bool = False
-    told: int = -1  # : the last recorded reason for waiting; -1: none since it last ran
+    told: int = -1  #: the last recorded reason for waiting; -1: none since it last ran
     exit: dict[str, Any] | None = None
     attempt: Attempt | None = None
-    target: Assignment | None = None  # : the last plan's assignment
+    target: Assignment | None = None  #: the last plan's assignment
     target_reason: int = int(Reason.IN_ORDER)
 
     @property

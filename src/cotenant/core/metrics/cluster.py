@@ -66,10 +66,10 @@ class Series:
     edges_s: Floats  #: length bins + 1
     running: Floats  #: jobs
     waiting: Floats  #: jobs
-    gpu: Floats  # : share of the cluster held by jobs that can use it, 0..1
+    gpu: Floats  #: share of the cluster held by jobs that can use it, 0..1
     cpu: Floats
     memory: Floats
-    useful_cpu: Floats  # : GPUs wanted by running and waiting jobs relative to the cluster's; above 1 in overload
+    useful_cpu: Floats  #: GPUs wanted by running and waiting jobs relative to the cluster's; above 1 in overload
     useful_memory: Floats
     wanted: Floats  #: GPUs wanted by running and waiting jobs against the cluster's; above 1 when overloaded
     stranded: Floats  #: share of the cluster's GPUs that are stranded, 0..1

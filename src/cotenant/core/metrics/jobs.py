@@ -27,7 +27,7 @@ class JobMetrics:
     ftf_rho: Floats  #: finish-time fairness, Themis (NSDI'20)
     preemptions: NDArray[np.int64]
     moves: NDArray[np.int64]
-    energy_j: Floats  # : joules of the GPUs held by the job
+    energy_j: Floats  #: joules of the GPUs held by the job
 
 
 def job_metrics(record: Record, timeline: Timeline, energy_j: Floats) -> JobMetrics:

@@ -67,7 +67,7 @@ class RunInfo:
     """Description of a run, stored as run.json. Depends only on input and seed."""
 
     label: str  #: short name for tables and legends, such as "fifo + tune"
-    kind: str = "training"  # : training | serving
+    kind: str = "training"  #: training | serving
     executor: str = "sim"  #: sim | node | fleet
     seed: int | None = None
     options: dict[str, Any] = field(default_factory=dict)  #: policy and engine options by their command-line names

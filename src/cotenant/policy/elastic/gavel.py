@@ -15,9 +15,9 @@ from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rig
 from cotenant.policy.solver import compressed, solve_milp
 
 GOALS = ("fairness", "makespan", "cost", "agnostic")
-SECOND = 1e-3  # : weight of the mean over jobs, added to the minimum so that the rest is not left idle
+SECOND = 1e-3  #: weight of the mean over jobs, added to the minimum so that the rest is not left idle
 UNSERVED = 1e9  #: priority per unit of X of a job that was not on the model
-RESET_S = 1000.0  # : least time between resets of the time that jobs spent on models (the public code's)
+RESET_S = 1000.0  #: least time between resets of the time that jobs spent on models (the public code's)
 
 
 @dataclass

@@ -16,10 +16,10 @@ from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
 from cotenant.policy.solver import solve_milp
 
 POWER = -0.5  #: p of the paper: below 0 the worst jobs count most
-WAITING = 1.1  # : lambda: cost of a waiting job; a job in its slowest configuration costs 1
-GROWTH = 2  # : factor by which a job's largest GPU count may grow
+WAITING = 1.1  #: lambda: cost of a waiting job; a job in its slowest configuration costs 1
+GROWTH = 2  #: factor by which a job's largest GPU count may grow
 STEPS = 48  #: of the prices
-LOOKS = 8  # : steps of the prices between two attempts to build a feasible choice
+LOOKS = 8  #: steps of the prices between two attempts to build a feasible choice
 
 
 def values(view: View) -> Floats:

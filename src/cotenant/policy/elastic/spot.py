@@ -14,8 +14,8 @@ import numpy as np
 
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 
-HORIZON = 12  # : rounds of the prediction
-MEMORY = 2016  # : rounds of demand that are stored: a week at 5 minutes
+HORIZON = 12  #: rounds of the prediction
+MEMORY = 2016  #: rounds of demand that are stored: a week at 5 minutes
 QUANTILE = 0.9
 
 

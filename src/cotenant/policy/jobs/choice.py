@@ -26,8 +26,8 @@ class JobPolicy:
     ordering: str = "fifo"
     allotment: str = "tune"
     placement: str = "first-fit"
-    sticky: bool = False  # : running jobs that continue keep their GPUs
-    reserve_after_s: float = math.inf  # : a job that waited longer goes first, and runs to its end
+    sticky: bool = False  #: running jobs that continue keep their GPUs
+    reserve_after_s: float = math.inf  #: a job that waited longer goes first, and runs to its end
     solver_limit_s: float = 1.0  #: per decision of allotment optimal
     queue_limits_gpu_s: tuple[float, ...] = DEFAULT_QUEUES_GPU_S
     gittins_sample_gpu_s: tuple[float, ...] = field(default=(), repr=False)  #: empty: the trace's own jobs

@@ -31,7 +31,7 @@ class Choice(NamedTuple):
     allotment: int
     placement: int
     sticky: bool  #: running jobs that still run keep their GPUs
-    asks: bool  # a decision first needs Python: levels of the optimal allotment, or all of an elastic policy
+    asks: bool  #: a decision first needs Python: levels of the optimal allotment, or all of an elastic policy
 
 
 class Scratch(NamedTuple):
@@ -42,7 +42,7 @@ class Scratch(NamedTuple):
     failed: Array  #: bool[T] the type found no room this round
     kept: Array  #: ENTRY[E]
     selected: Array  #: i8[J]
-    host: Array  # i8[J] the job whose GPU this one shares as the second, -1: none; for elastic policies
+    host: Array  #: i8[J] the job whose GPU this one shares as the second, -1: none; for elastic policies
 
 
 def make_scratch(alloc: Allocation) -> Scratch:
