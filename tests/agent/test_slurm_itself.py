@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from slurm_node import SlurmNode, missing
-from waiting import wait_for
+from slurm_node import LONG_S, SlurmNode, missing
+from waiting import wait_for as wait_for_s
 
-pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here"), pytest.mark.slow]
+pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here"), pytest.mark.slow,
+              pytest.mark.timeout(900)]  # fmt: skip
 
 ASKS = "--comment=nightly cotenant:request=20%,memory=1GiB"
 SHOW = 'echo "preload $LD_PRELOAD"'
 SHIM = "libcotenant-shim.so"
+
+
+def wait_for(check: Callable[[], Any], what: str = "") -> None:
+    """Wait as long as Slurm may take."""
+    wait_for_s(check, LONG_S, what)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from cotenant.agent.ipc.client import ControlClient
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "jupyterhub" / "jupyterhub_config.py"
 TOOLS = ("jupyterhub", "jupyterhub-singleuser", "configurable-http-proxy")
+LONG_S = 240
 TOKEN = "of-the-test-0123456789"
 CONFIG = """
 import os
@@ -54,6 +55,7 @@ c.ConfigurableHTTPProxy.pid_file = {folder!r} + "/proxy.pid"
 c.JupyterHub.db_url = "sqlite:///" + {folder!r} + "/hub.sqlite"
 c.JupyterHub.cookie_secret_file = {folder!r} + "/cookie_secret"
 c.JupyterHub.allow_named_servers = True
+c.Spawner.start_timeout = c.Spawner.http_timeout = {long_s}  # of a machine with other work
 c.JupyterHub.services = [dict(name="test", api_token={token!r})]
 c.JupyterHub.load_roles = [dict(name="test", services=["test"], scopes=["admin:users", "admin:servers"])]
 c.Spawner.environment = dict(COTENANT_DIR={agent!r}, JUPYTERHUB_SINGLEUSER_APP="jupyter_server.serverapp.ServerApp")
@@ -103,18 +105,18 @@ class Hub:
         soft = {"COTENANT_SOFTGPU_STATE": str(folder / "soft"), "COTENANT_SOFTGPU_COUNT": "2"}
         self._run([str(tools / "cotenant"), "agent", "--gpus", "soft", "--dir", agent, "--config", declared,
                    "--socket-mode", "666"], os.environ | soft)  # fmt: skip
-        wait_for((self.agent / "control.sock").exists, 60, "the agent listens")
+        wait_for((self.agent / "control.sock").exists, LONG_S, "the agent listens")
         ports = [_free_port() for _ in range(3)]
         self.url = f"http://127.0.0.1:{ports[0]}"
         config = folder / "hub.py"
         config.write_text(
             CONFIG.format(example=str(EXAMPLE), uids=uids, folder=str(folder), ports=ports, token=TOKEN,
-                          agent=agent)
+                          agent=agent, long_s=LONG_S)
         )  # fmt: skip
         environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "COTENANT_DIR": agent}
         environment.pop("PYTHONPATH", None)
         hub = self._run(["jupyterhub", "-f", str(config)], environment)
-        wait_for(lambda: self._up(hub), 60, "the hub answers")
+        wait_for(lambda: self._up(hub), LONG_S, "the hub answers")
 
     def _run(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         with open(self.folder / "log", "ab") as log:
@@ -138,7 +140,7 @@ class Hub:
         body = None if data is None else json.dumps(data).encode()
         request = urllib.request.Request(f"{self.url}/hub/api{path}", body, method=method)
         request.add_header("Authorization", f"token {TOKEN}")
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=LONG_S) as answer:
             text = answer.read()
         return json.loads(text) if text else {}
 
@@ -186,7 +188,7 @@ class Browser:
 
     def _open(self, path: str, body: bytes | None) -> str:
         try:
-            with self.opener.open(self.hub.url + path, body, timeout=60) as answer:
+            with self.opener.open(self.hub.url + path, body, timeout=LONG_S) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return error.read().decode()

@@ -13,6 +13,7 @@ from command import python_for_all
 from held_agent import HeldAgent
 from waiting import wait_for
 
+LONG_S = 240.0  # times of Slurm's are for machines that do nothing else: what takes longer is given up
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 SCRIPTS = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
 
@@ -22,7 +23,10 @@ SlurmctldHost=localhost
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=5
+AuthInfo=socket={folder}/munge.sock,cred_expire=20
+BatchStartTimeout=240
+MessageTimeout=90
+TCPTimeout=60
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
 StateSaveLocation={folder}/state
@@ -117,7 +121,7 @@ class SlurmNode:
         wait_for((self.folder / "munge.sock").exists)
         self._daemon("slurmctld", "-D")
         self.slurmd = self._daemon("slurmd", "-D", "-N", "localhost")
-        wait_for(lambda: self.state() == "idle", what="the node is idle")
+        wait_for(lambda: self.state() == "idle", LONG_S, "the node is idle")
 
     def _daemon(self, *command: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{command[0]}.out", "ab") as out:
@@ -134,7 +138,7 @@ class SlurmNode:
     def call(self, *command: str, check: bool = True) -> str:
         """A command of Slurm's; its output."""
         done = subprocess.run(
-            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=90, check=False
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=LONG_S, check=False
         )
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
@@ -160,7 +164,7 @@ class SlurmNode:
 
     def ended(self, job: str) -> None:
         """Wait for a job's end."""
-        wait_for(lambda: not self.call("squeue", "-h", "-j", job, check=False).strip(), what=f"job {job} ended")
+        wait_for(lambda: not self.call("squeue", "-h", "-j", job, check=False).strip(), LONG_S, f"job {job} ended")
 
     def output(self, job: str) -> str:
         """What a job has written."""

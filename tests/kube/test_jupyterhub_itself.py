@@ -10,10 +10,14 @@ from typing import Any
 
 import hub as hubs
 import pytest
-from hub import Browser, Hub
+from hub import LONG_S, Browser, Hub
 from kube_node import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(hubs.missing()), reason=hubs.missing())]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(hubs.missing()), reason=hubs.missing()),
+]
 
 ADA, BEA = "ada@uni.edu", "bea"
 RANGES = "request: 0%..50%, limit: 50%..100%, memory: 1GiB..8GiB"
@@ -44,13 +48,13 @@ def test_users_choose_in_the_spawn_form(hub: Hub) -> None:
     ada, bea = Browser(hub, ADA), Browser(hub, BEA)
     assert '<option value="large">' in ada.get("/hub/spawn")
     ada.post("/hub/spawn", share="small")
-    wait_for(lambda: hub.servers(ADA).get(""), 60, "a server")
+    wait_for(lambda: hub.servers(ADA).get(""), LONG_S, "a server")
     assert share(hub, "jupyter/ada_40uni.edu") == (0.12, 0.5, 8, True)
     bea.post("/hub/spawn", share="large")
-    wait_for(lambda: "may have a request of 0 % to 20 %, not 50 %" in bea.get("/hub/spawn-pending/bea"), 60)
+    wait_for(lambda: "may have a request of 0 % to 20 %, not 50 %" in bea.get("/hub/spawn-pending/bea"), LONG_S)
     assert share(hub, "jupyter/bea") == (0.0, 0.5, 1, False)
     hub.api("POST", f"/users/{ADA}/servers/second", {"share": "small"})
-    wait_for(lambda: hub.servers(ADA).get("second"), 60)
+    wait_for(lambda: hub.servers(ADA).get("second"), LONG_S)
     hub.api("DELETE", f"/users/{ADA}/server")
-    wait_for(lambda: share(hub, "jupyter/ada_40uni.edu") == (0.0, 0.5, 1, False), 60)
+    wait_for(lambda: share(hub, "jupyter/ada_40uni.edu") == (0.0, 0.5, 1, False), LONG_S)
     assert share(hub, "jupyter/ada_40uni.edu/second") == (0.12, 0.5, 8, True)
