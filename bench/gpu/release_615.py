@@ -6,7 +6,7 @@ A row per answer goes to OUT.json; nothing is left behind. What the answers are 
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import json
 import os
 import statistics
@@ -14,9 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "src"))
@@ -35,7 +34,8 @@ MIB = 1 << 20
 LIMIT_MIB = 4096
 COMMAND = "nvidia-cuda-mps-control"
 MODULES = ("server", "namespace", "client", "device", "sm-partition", "feature", "memacct", "context-share")
-BLOCKS_A_SM, THREADS, KERNEL_NS = 8, 1024, 1_000_000
+SECONDS = float(os.environ.get("COTENANT_615_S", "10"))  # of each measurement of shares
+MOST_CLIENTS = int(os.environ.get("COTENANT_615_CLIENTS", "128"))
 DEVICE = device_named("soft" if os.environ.get("CUDA_VISIBLE_DEVICES") == "soft" else "all")
 
 
@@ -44,7 +44,7 @@ class Client:
 
     def __init__(self, hierarchy: Hierarchy | None = None, group: Path | None = None, **environment: str) -> None:
         inherited = {k: v for k, v in os.environ.items() if (k, v) != ("CUDA_VISIBLE_DEVICES", "soft")}
-        command = [sys.executable, __file__, "--client", str(DEVICE.driver())]
+        command = [sys.executable, str(HERE / "release_615_client.py"), str(DEVICE.driver()), DEVICE.name]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=inherited | environment
         )
@@ -52,11 +52,19 @@ class Client:
             hierarchy.enter(group, self.process.pid)
 
     def ask(self, *order: object) -> list[float]:
-        """take MIB -> code; free -> code; info -> MiB free and of the card; sms -> how many; busy -> seconds."""
+        """take MIB -> code; free -> code; info -> MiB free and of the card; sms -> how many; busy -> seconds; count
+        SECONDS -> kernels in that time, seconds of the first one, code; wrong -> code; context -> code of making it."""
+        self.tell(*order)
+        return self.hear()
+
+    def tell(self, *order: object) -> None:
+        """Give an order; `hear` waits for its answer."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(" ".join(map(str, order)) + "\n")
         self.process.stdin.flush()
+
+    def hear(self) -> list[float]:
+        assert self.process.stdout is not None
         return [float(word) for word in self.process.stdout.readline().split()]
 
     def end(self) -> None:
@@ -196,81 +204,127 @@ def texts(card: Card615) -> None:
         card.say(row="text", of=words_, code=done.returncode, out=done.stdout, err=done.stderr)
 
 
-def namespaces(card: Card615) -> None:
-    """Whether a program that runs follows a changed ceiling of its namespace, and what an order costs."""
-    if abilities(COMMAND).protocol != 3:
-        card.say(row="namespaces", error=f"{COMMAND} does not speak protocol 3")
-        return
+@contextlib.contextmanager
+def mps(card: Card615, row: str, needs: str = "") -> Iterator[tuple[Control, Callable[..., Client]]]:
+    """A daemon of protocol 3, and what starts a program in a namespace of a server; all end with it. `needs`: what of
+    release 620. WorkError where the command cannot do it, with the row's name."""
+    can = abilities(COMMAND)
+    if can.protocol != 3:
+        raise WorkError(f"{row}: {COMMAND} does not speak protocol 3")
+    if needs and not getattr(can, needs):
+        raise WorkError(f"{row}: what this asks about comes with release 620")
     folder = Path(tempfile.mkdtemp(prefix="cot-"))
     control = Control(COMMAND, folder / "pipe", folder / "log", 3)
     control.start()
-    client = None
+    clients: list[Client] = []
+
+    def start(server: str, space: str, **environment: str) -> Client:
+        clients.append(Client(CUDA_MPS_PIPE_DIRECTORY=str(folder / "pipe" / server / space), **environment))
+        return clients[-1]
+
     try:
-        control.order("server", "create", "s", f"--allowed-devices={card.gpu.uuid}")
-        control.order("namespace", "create", "n", "--server=s")
+        yield control, start
+    finally:
+        for client in clients:
+            client.end()
+        control.order("-q")
+
+
+def serve(card: Card615, control: Control, server: str, *spaces: str) -> None:
+    """A server of the card with namespaces."""
+    control.order("server", "create", server, f"--allowed-devices={card.gpu.uuid}")
+    for space in spaces:
+        control.order("namespace", "create", space, f"--server={server}")
+
+
+def namespaces(card: Card615) -> None:
+    """Whether a program that runs follows a changed ceiling of its namespace, and what an order costs."""
+    with mps(card, "namespaces") as (control, start):
+        serve(card, control, "s", "n")
         began = time.perf_counter()
         control.order("namespace", "set", "n", "--server=s", "--active-thread-percentage=50")
         order_ms = (time.perf_counter() - began) * 1e3
-        client = Client(CUDA_MPS_PIPE_DIRECTORY=str(folder / "pipe" / "s" / "n"))
+        client = start("s", "n")
         before = (client.ask("sms")[0], client.ask("busy")[0])
         control.order("namespace", "set", "n", "--server=s", "--active-thread-percentage=25")
         after = (client.ask("sms")[0], client.ask("busy")[0])
         card.say(row="namespaces", order_ms=round(order_ms, 1), sms=(before[0], after[0]),
                  slower_after_half=round(after[1] / before[1], 2), clients=control.order("client", "list"))  # fmt: skip
-    except WorkError as error:
-        card.say(row="namespaces", error=str(error))
-    finally:
-        if client is not None:
-            client.end()
-        control.order("-q")
+
+
+def together(first: Client, second: Client) -> tuple[list[float], list[float]]:
+    """Both count kernels at once."""
+    for client in (first, second):
+        client.tell("count", SECONDS)
+    return first.hear(), second.hear()
+
+
+def weights(card: Card615) -> None:
+    """Whether servers with weights divide the time by them, and over how long."""
+    with mps(card, "weights", "weights") as (control, start):
+        clients = []
+        for server in ("a", "b"):
+            serve(card, control, server, "n")
+            clients.append(start(server, "n"))
+        alone = [client.ask("count", SECONDS)[0] for client in clients]
+        for percent in (50, 70, 90):
+            control.order("server", "set", "a", f"--timeslice-pct={percent}")
+            control.order("server", "set", "b", f"--timeslice-pct={100 - percent}")
+            a, b = together(*clients)
+            card.say(row="weights", asked=percent, got_percent=round(100 * a[0] / max(1, a[0] + b[0]), 1),
+                     seconds=SECONDS, of_alone=round(a[0] / alone[0] + b[0] / alone[1], 2))  # fmt: skip
+
+
+def lending(card: Card615) -> None:
+    """What an idle partition lends to another one, and how soon its owner has it back."""
+    with mps(card, "lending", "shareable") as (control, start):
+        serve(card, control, "s", "n")
+        rows = control.rows("sm-partition", "list", "--server=s", f"--device={card.gpu.uuid}")
+        chunks = max(int(row[3]) for row in rows if row[6] == "unallocated")
+        clients = []
+        for name in ("a", "b"):
+            text = control.order("sm-partition", "create", name, "--server=s", f"--device={card.gpu.uuid}",
+                                 f"--chunks={chunks // 2}", "--shareable=true", f"--max-chunks={chunks}")  # fmt: skip
+            clients.append(text.rpartition("CUDA_MPS_SM_PARTITION=")[2].strip())
+        a, b = (start("s", "n", CUDA_MPS_SM_PARTITION=one) for one in clients)
+        alone = a.ask("count", SECONDS)
+        b.ask("busy")
+        quiet = b.ask("count", SECONDS)
+        first, second = together(a, b)
+        card.say(row="lending", alone=alone[0], beside=(first[0], second[0]), first_kernel_ms=round(second[1] * 1e3, 2),
+                 first_kernel_alone_ms=round(quiet[1] * 1e3, 2), sms=(a.ask("sms")[0], b.ask("sms")[0]))  # fmt: skip
+
+
+def faults(card: Card615) -> None:
+    """What a fault in one namespace does to a program in another one of the same server, and to the server."""
+    with mps(card, "faults") as (control, start):
+        serve(card, control, "s", "a", "b")
+        wrong, other = start("s", "a"), start("s", "b")
+        other.ask("busy")
+        other.tell("count", 2)
+        code = wrong.ask("wrong")
+        done = other.hear()
+        status = control.rows("server", "list", "s")[0][3]
+        wrong.end()
+        after = control.rows("server", "list", "s")[0][3]
+        card.say(row="faults", code=code[0], other_kernels=done[0], other_code=done[2], server=status,
+                 server_after=after, next_code=start("s", "b").ask("context")[0])  # fmt: skip
+
+
+def clients(card: Card615) -> None:
+    """How many programs one server takes."""
+    with mps(card, "clients") as (control, start):
+        serve(card, control, "s", "n")
+        codes = []
+        while len(codes) < MOST_CLIENTS and not any(codes):
+            codes.append(start("s", "n").ask("context")[0])
+        card.say(row="clients", taken=codes.count(0), tried=len(codes), last_code=codes[-1])
 
 
 STEPS: dict[str, Callable[[Card615], None]] = {
     "costs": costs, "rounding": rounding, "seen": seen, "order": order, "uncharged": uncharged, "texts": texts,
-    "namespaces": namespaces,
+    "namespaces": namespaces, "weights": weights, "lending": lending, "faults": faults, "clients": clients,
 }  # fmt: skip
-
-
-def client_main(library: str) -> None:
-    """The program on the bare driver."""
-    cuda = ctypes.CDLL(library)
-    from cotenant.bench import driver
-
-    context, module, function, sms = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-    held: list[Any] = []
-    for line in sys.stdin:
-        if not context:
-            cuda.cuInit(0), cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
-        word, *rest = line.split()
-        if word == "take":
-            held.append(ctypes.c_uint64())
-            code = cuda.cuMemAlloc_v2(ctypes.byref(held[-1]), ctypes.c_size_t(int(rest[0]) * MIB))
-            if code:
-                held.pop()
-            print(code, flush=True)
-        elif word == "free":
-            print(cuda.cuMemFree_v2(held.pop()) if held else 0, flush=True)
-        elif word == "info":
-            free, total = ctypes.c_size_t(), ctypes.c_size_t()
-            cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-            print(free.value / MIB, total.value / MIB, flush=True)
-        elif word == "sms":
-            cuda.cuDeviceGetAttribute(ctypes.byref(sms), 16, 0)
-            print(sms.value, flush=True)
-        else:
-            if not function:
-                cuda.cuModuleLoadData(ctypes.byref(module), driver.PTX_IMAGE)
-                cuda.cuModuleGetFunction(ctypes.byref(function), module, b"timed")
-            length = ctypes.c_uint64(KERNEL_NS)
-            values = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(length), ctypes.c_void_p))
-            blocks = BLOCKS_A_SM * max(1, sms.value)
-            best = float("inf")
-            for _ in range(5):
-                began = time.perf_counter()
-                cuda.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, None, values, None)
-                cuda.cuCtxSynchronize()
-                best = min(best, time.perf_counter() - began)
-            print(best, flush=True)
 
 
 def main() -> int:
@@ -303,7 +357,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--client"]:
-        client_main(sys.argv[2])
-    else:
-        sys.exit(main())
+    sys.exit(main())
