@@ -53,7 +53,6 @@ class RunAhead(enum.IntEnum):
     ALWAYS = 1
     NEVER = 2
 
-
 KERNEL = struct.Struct("=QIHB1x")  # A row of the table of kernels
 
 

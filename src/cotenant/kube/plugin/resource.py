@@ -80,6 +80,10 @@ class Desk:
         """The one GPU whose free units are advertised, of share and memory alike; None: all GPUs."""
         if not self.one_gpu:
             return None
+        half = self._half
+        if half is not None and time.monotonic() - half.at_s <= TOGETHER_S:
+            # A container has the one resource and is about to get the other: the kubelet must still see it free there.
+            return units.gpu_of(next(iter(half.ids)))
         found = {resource: self.inventory.of(resource) for resource in OTHER}
         return units.roomiest(list(found.values()), [set(self.taken.get(resource, ())) for resource in found])
 
