@@ -1,7 +1,7 @@
 """The training engine against the plain-Python one on the same trace; large runs in processes of their own.
 
     python -m pytest -q -s bench/test_engine_bench.py                      # 1,000 and 100,000 jobs, growth
-    COTENANT_BENCH_MILLION=1 python -m pytest -q -s bench/test_engine_bench.py -k million
+    COTENANT_BENCH_MILLION=1 python -m pytest -q -s bench/test_engine_bench.py -k million    # 1,000,000 and 10,000,000
 
 Each prints one line with its figures and the command that gives it alone. `BENCH_GROWTH=FILE.csv` keeps the points of
 the growth plot for plot_growth.py.
@@ -128,6 +128,40 @@ def test_a_million_jobs_on_10000_gpus(allotment: str, tmp_path: Path) -> None:
     tell(1_000_000, 1250, allotment, got, "million")
     assert got["engine_s"] < 120
     assert got["peak_gib"] < 4
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif("COTENANT_BENCH_MILLION" not in os.environ, reason="minutes; COTENANT_BENCH_MILLION=1 runs it")
+def test_ten_million_jobs_on_100000_gpus(tmp_path: Path) -> None:
+    """`cotenant simulate` with its defaults, from the file of the trace to the figures."""
+    trace, cotenant = tmp_path / "trace.parquet", [sys.executable, "-m", "cotenant"]
+    drawn = ["--jobs", "10000000", "--load", "0.9", "--cluster", "12500x8", "--out", str(trace)]
+    subprocess.run([*cotenant, "trace", "generate", *drawn], check=True, stdout=subprocess.DEVNULL)
+    line = [
+        *cotenant,
+        "simulate",
+        "--trace",
+        str(trace),
+        "--cluster",
+        "12500x8",
+        "--out",
+        str(tmp_path / "run"),
+        "--json",
+    ]
+    with (tmp_path / "figures.json").open("w") as out:
+        run = subprocess.Popen(line, stdout=out)
+        _, status, used = os.wait4(run.pid, 0)
+    run.returncode = os.waitstatus_to_exitcode(status)
+    assert run.returncode == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["jobs_completed"] == 10_000_000
+    cpu_s, peak_gib = used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20
+    print(
+        f"\n10,000,000 jobs, 100,000 GPUs, defaults: engine {figures['engine_s']:.0f} s, processor time of the whole "
+        f"command {cpu_s:.0f} s, {figures['rounds']:,} rounds, peak {peak_gib:.2f} GiB   [{COMMAND} ten_million]"
+    )
+    assert cpu_s < 1200
+    assert peak_gib < 5
 
 
 def test_time_grows_with_rounds_times_active_jobs() -> None:

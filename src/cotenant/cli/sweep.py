@@ -16,7 +16,13 @@ def sweep(
     file: Annotated[Path, typer.Argument(help="Sweep file: options, some with several values.", metavar="FILE.yaml")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs and their report.")],
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Number of processes (default: one per core).")
+        int | None, typer.Option("--workers", min=1, help="Number of runs at once (default: one per core).")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", metavar="RAY", help="Ray cluster to run on, HOST:PORT or auto (default: this machine)."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Report page (default: report.html in --out).")] = None,
     changes: Annotated[
@@ -27,6 +33,8 @@ def sweep(
 ) -> None:
     """Simulate every combination of a sweep file on all cores. Run again after an interruption, it continues where it
     stopped.
+
+    With --address it runs on all cores of a Ray cluster, and repeats the runs of a machine that is lost.
     """
     from cotenant.cli.progress import jobs_progress, say_compiling
     from cotenant.cli.simulate import check_outputs
@@ -42,7 +50,9 @@ def sweep(
     check_outputs(out, html, holds="runs")
     try:
         with jobs_progress(f"{plan.title}: runs", len(plan)) as tick:
-            folders = run_sweep(plan, out, file.parent, workers=workers, progress=tick, on_ready=say_compiling)
+            folders = run_sweep(
+                plan, out, file.parent, workers=workers, address=address, progress=tick, on_ready=say_compiling
+            )
     except KeyboardInterrupt:
         text = f"interrupted; finished runs are in {out}, run the same command to continue"
         print(f"cotenant: {text}", file=sys.stderr)

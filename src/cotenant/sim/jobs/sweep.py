@@ -1,4 +1,4 @@
-"""Sweeps: every combination of a sweep file as a run of its own, on all cores, resumable.
+"""Sweeps: every combination of a sweep file as a run of its own, on all cores or a Ray cluster, resumable.
 
 Each run's folder is named by a hash of its options and appears only when the run is done, so an interrupted sweep goes
 on where it stopped, and a changed file keeps the runs that are still asked for.
@@ -6,6 +6,7 @@ on where it stopped, and a changed file keeps the runs that are still asked for.
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -21,23 +22,11 @@ from pathlib import Path
 from cotenant.core.errors import WorkError
 from cotenant.core.files import atomic_file, cannot_write
 from cotenant.profiles.training.tables import load_profiles
-from cotenant.sim.jobs.sweep_file import SHOWN, Point, Sweep, cluster_of, config_of, key_of, trace_of
+from cotenant.sim.jobs.sweep_file import Point, Sweep, key_of, run_point
 from cotenant.workloads.clusters.forms import parse_cluster
 from cotenant.workloads.jobs.generate import Workload, generate
 
 Progress = Callable[[int, int], None]
-
-
-def run_point(point: Point, folder: Path, base: Path) -> None:
-    """Run one point into its folder; the record is complete or absent."""
-    from cotenant.sim.jobs.training import simulate
-
-    config = config_of(point, base)
-    profiles = load_profiles(config.profiles)
-    cluster = cluster_of(point, base)
-    more = {name: value for name, value in point.items() if name in SHOWN}
-    trace = trace_of(point, cluster, profiles, base)
-    simulate(trace, cluster, config, profiles=profiles, out=folder, more_options=more)
 
 
 def _worker(point: Point, folder: str, base: str) -> None:
@@ -75,11 +64,13 @@ def run_sweep(
     base: Path,
     *,
     workers: int | None = None,
+    address: str | None = None,
     progress: Progress | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> list[Path]:
     """Run what is not done yet; returns the folders of all runs, in the sweep's order.
 
+    `workers`: runs at once; None: one per core. `address`: of a Ray cluster that does them; None: this machine.
     `on_ready()` is called before the first run, if there is one to do; `progress(done, runs)` after each.
     Interrupted (KeyboardInterrupt), finished runs stay, running ones leave nothing, and the next call goes on.
     """
@@ -96,8 +87,19 @@ def run_sweep(
     if todo:
         if on_ready is not None:
             on_ready()
-        compile_once()
-        _run_all(todo, base, min(workers or os.cpu_count() or 1, len(todo)), progress, done, len(points))
+        count = itertools.count(done + 1)
+
+        def on_done() -> None:
+            if progress is not None:
+                progress(next(count), len(points))
+
+        if address is None:
+            compile_once()
+            _run_all(todo, base, min(workers or os.cpu_count() or 1, len(todo)), on_done)
+        else:
+            from cotenant.sim.jobs.sweep_ray import run_on_ray
+
+            run_on_ray(todo, base, address, workers, on_done)
     with atomic_file(out / "sweep.json") as file:
         axes = {name: [str(value) for value in values] for name, values in sweep.axes.items()}
         runs = [{"folder": f"runs/{f.name}", **p} for p, f in zip(points, folders, strict=True)]
@@ -105,9 +107,7 @@ def run_sweep(
     return folders
 
 
-def _run_all(
-    todo: list[tuple[Point, Path]], base: Path, workers: int, progress: Progress | None, done: int, total: int
-) -> None:
+def _run_all(todo: list[tuple[Point, Path]], base: Path, workers: int, on_done: Callable[[], None]) -> None:
     """Hand the points to worker processes; on any error or interrupt stop them and clear up what they had begun."""
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
@@ -119,9 +119,7 @@ def _run_all(
             finished, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:
                 future.result()
-                done += 1
-                if progress is not None:
-                    progress(done, total)
+                on_done()
     except BaseException as error:
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -193,12 +193,12 @@ def _small(point: Point) -> Point:
 
 def key_of(point: Point, base: Path) -> str:
     """Name of a point's folder: a hash of its options, of the files they name, and of the program's version."""
-    content = {name: _digest_of(path) for name, path in _paths(point, base).items()}
+    content = {name: digest_of(path) for name, path in paths_of(point, base).items()}
     text = json.dumps([point, content, version("cotenant")], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _digest_of(path: Path) -> str:
+def digest_of(path: Path) -> str:
     try:
         status = path.stat()
         return _digest(path, status.st_mtime_ns, status.st_size)
@@ -213,7 +213,7 @@ def _digest(path: Path, mtime_ns: int, size_bytes: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _paths(point: Point, base: Path) -> dict[str, Path]:
+def paths_of(point: Point, base: Path) -> dict[str, Path]:
     """The files that a point names, by option."""
     found = {}
     for name, value in point.items():
@@ -229,7 +229,7 @@ def _paths(point: Point, base: Path) -> dict[str, Path]:
 def located(point: Point, base: Path) -> Point:
     """The point with its paths made relative to the working folder."""
     paths = {}
-    for name, path in _paths(point, base).items():
+    for name, path in paths_of(point, base).items():
         form, colon, _ = str(point[name]).rpartition(":")
         paths[name] = f"{form}{colon}{path}"
     return {**point, **paths}
@@ -307,3 +307,30 @@ def _whole(value: Any, field: str) -> int:
     if not number.is_integer():
         raise InputError(f"{value!r} is not a whole number", field=field)
     return int(number)
+
+
+def run_point(point: Point, folder: Path, base: Path, copies: Mapping[str, Path] | None = None) -> None:
+    """Run one point into its folder; the record is complete or absent.
+
+    `copies`: files to read, by option, in place of those that the point names; the record names those all the same.
+    """
+    from cotenant.sim.jobs.training import simulate
+
+    copies = copies or {}
+    read = point | {name: f"{_form(point[name])}{path.absolute()}" for name, path in copies.items()}
+    config = config_of(read, base)
+    profiles = load_profiles(config.profiles)
+    cluster = cluster_of(read, base)
+    more = {name: value for name, value in point.items() if name in SHOWN}
+    trace = trace_of(read, cluster, profiles, base)
+    for name, path in copies.items():
+        original = str(paths_of(point, base)[name])
+        trace.source = trace.source.replace(str(path), original)
+        trace.remarks = [remark.replace(str(path), original) for remark in trace.remarks]
+    simulate(trace, cluster, config, profiles=profiles, out=folder, more_options=more)
+
+
+def _form(value: Any) -> str:
+    """What stands before the path in FORMAT:PATH, with the colon."""
+    form, colon, _ = str(value).rpartition(":")
+    return form + colon
