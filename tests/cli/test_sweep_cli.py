@@ -170,3 +170,71 @@ def test_a_failing_run_stops_the_sweep_with_one_sentence(tmp_path: Path) -> None
     assert result.code == 2
     assert "Traceback" not in result.err
     assert not list((tmp_path / "out").rglob("*.part-*"))
+
+
+def test_elastic_policies_are_runs_of_a_sweep_as_of_simulate(tmp_path: Path) -> None:
+    models = {name: {"family": "image", "rate": {"V100-16GB": {"1": 1.0, "2": 1.5}}} for name in ("a", "b")}
+    (tmp_path / "elastic.json").write_text(json.dumps({"models": models}))
+    rows = "".join(f"j{i},{200 * i},1,{'ab'[i % 2]},{600 + i}\n" for i in range(12))
+    (tmp_path / "t.csv").write_text(f"id,arrival_s,gpus,model,iterations\n{rows}")
+    (tmp_path / "s.yaml").write_text(
+        "trace: native:t.csv\ncluster: 1x4\ngpu: V100-16GB\npolicy: [gavel, sia-fast]\nprofiles: elastic.json\n"
+        "lease: [60s, 120s]\nrestart_cost: 10s\n"
+    )
+    result = cotenant("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out", "--workers", 1, "--json")
+    assert result.code == 0, result.err
+    runs = json.loads(result.out)["runs"]
+    assert {(r["options"]["policy"], r["options"]["lease_s"]) for r in runs} == {
+        (policy, lease) for policy in ("gavel", "sia-fast") for lease in (60.0, 120.0)
+    }
+    alone = ("--policy", "gavel", "--profiles", tmp_path / "elastic.json", "--lease", "60s", "--restart-cost", "10s")
+    where = ("--trace", tmp_path / "t.csv", "--cluster", "1x4", "--gpu", "V100-16GB")
+    assert cotenant("simulate", *where, *alone, "--out", tmp_path / "one").code == 0
+    folder = next(Path(r["path"]) for r in runs if (r["options"]["policy"], r["options"]["lease_s"]) == ("gavel", 60))
+    for name in ("jobs.parquet", "events.parquet", "rounds.parquet"):
+        assert (folder / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+def test_partition_policies_are_runs_of_a_sweep_as_of_simulate(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "jobs: 12\nlike: miso\nrate: 60/h\ncluster: 2x1\ngpu: A100-40GB\npolicy: [whole, miso]\n"
+        "reconfigure_time: 6s\nseed: [1, 2]\n"
+    )
+    result = cotenant("sweep", file, "--out", tmp_path / "out", "--workers", 1, "--json")
+    assert result.code == 0, result.err
+    runs = json.loads(result.out)["runs"]
+    assert {(r["options"]["policy"], r["seed"]) for r in runs} == {(p, s) for p in ("whole", "miso") for s in (1, 2)}
+    assert all(r["options"]["reconfigure_s"] == 6.0 and r["jobs_completed"] == 12 for r in runs)
+    trace = tmp_path / "t.csv"
+    drawn = ("--jobs", 12, "--like", "miso", "--rate", "60/h", "--seed", 2, "--out", trace)
+    assert cotenant("trace", "generate", *drawn).code == 0
+    where = ("--trace", trace, "--cluster", "2x1", "--gpu", "A100-40GB", "--seed", 2)
+    single = ("--policy", "miso", "--reconfigure-time", "6s", "--out", tmp_path / "one")
+    assert cotenant("simulate", *where, *single).code == 0
+    folder = next(Path(r["path"]) for r in runs if (r["options"]["policy"], r["seed"]) == ("miso", 2))
+    for name in ("events.parquet", "rounds.parquet"):
+        assert (folder / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("policy: [sia, siaa]", "unknown policy 'siaa'; known: gavel"),
+        ("policy: sia\nordering: [fifo, las]", "field ordering: is for job policies; policy sia does not have it"),
+        ("policy: miso\nlease: 60s", "lease is for job policies; policy miso does not have it"),
+        ("policy: sia\nlayout: 3,2,2", "layout is for partition policies"),
+        ("layout: 3,2,2", "layout is for partition policies"),
+        ("policy: mps\nmps_jobs: 100", "100 is not a whole number from 1 to 48"),
+        ("policy: miso\nprofile_sole: often", "'often' is neither true nor false"),
+        ("policy: sia\nlease: -5s", "field lease: "),
+    ],
+)
+def test_options_of_other_policies_are_one_sentence(tmp_path: Path, lines: str, said: str) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(f"jobs: 20\ncluster: 1x4\nload: 0.5\n{lines}\n")
+    result = cotenant("sweep", file, "--out", tmp_path / "out")
+    assert result.code == 2
+    assert said in result.err
+    assert len(result.err.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cotenant.cli.trace_options import _with
+from cotenant.sim.partition_options import PartitionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,54 +74,6 @@ PARTITION_OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
 }
-
-
-@dataclass(frozen=True)
-class PartitionOptions:
-    """The options as the user wrote them; `policy` is None if no partition policy was requested."""
-
-    policy: str | None = None
-    layout: str | None = None
-    against: str | None = None
-    objective: str | None = None
-    no_overheads: bool = False
-    disturb: str | None = None
-    horizon: str | None = None
-    profile_after: str | None = None
-    profile_time: str | None = None
-    profile_sole: bool = False
-    reconfigure_time: str | None = None
-    checkpoint_time: str | None = None
-    mps_jobs: int = 3
-    double_memory: bool | None = None
-
-    def given(self) -> list[str]:
-        """Names of the options that were given, except `policy`."""
-        plain = PartitionOptions()
-        return [n for n in self.__dataclass_fields__ if n != "policy" and getattr(self, n) != getattr(plain, n)]
-
-    def rules(self, placement: str | None) -> dict[str, Any]:
-        """Fields of PartitionRules other than policy and layout."""
-        from cotenant.core.units import parse_seconds
-
-        fields: dict[str, Any] = {
-            "overheads": not self.no_overheads,
-            "profile_sole": self.profile_sole,
-            "mps_jobs": self.mps_jobs,
-        }
-        for name, text in (("objective", self.objective), ("disturb", self.disturb), ("placement", placement)):
-            if text is not None:
-                fields[name] = text
-        for name, text, option in (
-            ("horizon_s", self.horizon, "horizon"),
-            ("profile_after_s", self.profile_after, "profile-after"),
-            ("profile_s", self.profile_time, "profile-time"),
-            ("reconfigure_s", self.reconfigure_time, "reconfigure-time"),
-            ("checkpoint_s", self.checkpoint_time, "checkpoint-time"),
-        ):
-            if text is not None:
-                fields[name] = parse_seconds(text, field=option)
-        return fields
 
 
 def takes_partition_options(command: Callable[..., Any]) -> Callable[..., Any]:

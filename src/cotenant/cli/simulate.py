@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.partition_options import PartitionOptions, takes_partition_options
+from cotenant.cli.partition_options import takes_partition_options
 from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, takes_trace_options
+from cotenant.sim.partition_options import PartitionOptions
 from cotenant.workloads.trace_options import TraceOptions
 
 if TYPE_CHECKING:

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotenant.core.errors import InputError
+from cotenant.sim.partition_options import SHARED, PartitionOptions
 
 if TYPE_CHECKING:
-    from cotenant.cli.partition_options import PartitionOptions
     from cotenant.cli.trace_options import ClusterOptions
     from cotenant.core.record.record import Record
     from cotenant.sim.mig.run import PartitionOutcome
     from cotenant.workloads.trace_options import TraceOptions
 
 Run = tuple["Record", "PartitionOutcome"]
-SHARED = ("placement", "default_profile")  # options of job policies that partition policies have, too
 
 
 def run_policy(

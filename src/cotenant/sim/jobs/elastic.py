@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.record.record import Record, cluster_info
 from cotenant.core.record.schema import RunInfo
 from cotenant.core.record.writer import RecordWriter
+from cotenant.core.units import parse_seconds
 from cotenant.policy.elastic.registry import find_elastic
 from cotenant.policy.elastic.view import NONE, Decision, ElasticPolicy, View
 from cotenant.policy.jobs.allotment import A_ELASTIC
@@ -36,6 +37,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile", "trace_gpu")  # options of job policies
+
+
 @dataclass(frozen=True)
 class ElasticOptions:
     """How to run, as a user says it. Times in seconds; None: as the policy's paper or the profile has it."""
@@ -49,19 +53,44 @@ class ElasticOptions:
     trace_gpu: str | None = None
 
 
+def elastic_options(policy: str, given: Mapping[str, Any]) -> ElasticOptions:
+    """The options from those that job policies have too, by their names; InputError for any other."""
+    for name in given:
+        if name not in TAKEN:
+            raise InputError(f"is for job policies; policy {policy} does not have it", field=name.replace("_", "-"))
+
+    def seconds(name: str) -> float | None:
+        return parse_seconds(given[name], field=name.replace("_", "-")) if name in given else None
+
+    lease_s, limit_s = seconds("lease"), seconds("solver_limit")
+    if lease_s is not None and lease_s <= 0:
+        raise InputError("must be above 0", field="lease")
+    return ElasticOptions(
+        policy,
+        profiles=given.get("profiles"),
+        lease_s=lease_s,
+        restart_s=seconds("restart_cost"),
+        solver_limit_s=1.0 if limit_s is None else limit_s,
+        default_profile=given.get("default_profile"),
+        trace_gpu=given.get("trace_gpu"),
+    )
+
+
 def run_elastic(
     trace: work.Trace,
     cluster: Cluster,
     options: ElasticOptions,
     out: Path | None = None,
     label: str | None = None,
+    more_options: Mapping[str, object] | None = None,
     progress: Callable[[int, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
     """Run the trace to its end under an elastic policy; the record is in folder `out`, or in memory where that is None.
 
     `on_ready()` is called once the input proved right, before anything takes long; `progress(finished, jobs)` at every
-    flush. Raises InputError for jobs that cannot run on the cluster.
+    flush. `more_options` go into the record beside the policy's own. Raises InputError for jobs that cannot run on the
+    cluster.
     """
     trace.require_jobs()
     entry = find_elastic(options.policy)
@@ -91,6 +120,7 @@ def run_elastic(
             "lease_s": lease_s,
             "restart_cost_s": options.restart_s,
             "trace_gpu": options.trace_gpu,
+            **(more_options or {}),
         },
         trace={
             "source": trace.source, "jobs": len(trace.jobs), "left_out": trace.left_out, "remarks": trace.remarks,

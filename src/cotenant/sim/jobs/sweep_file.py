@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,15 +22,18 @@ from cotenant.core.errors import InputError
 from cotenant.core.units import parse_fraction, parse_rate_per_s, parse_seconds
 from cotenant.core.work import Trace
 from cotenant.core.yamlfile import YamlFile, parse_yaml, read_yaml
-from cotenant.profiles.training.tables import Profiles, load_profiles
-from cotenant.sim.jobs.options import TrainingConfig, training_config
+from cotenant.sim.jobs.options import TrainingConfig
+from cotenant.sim.jobs.point import PolicyRun
+from cotenant.sim.partition_options import PartitionOptions
 from cotenant.workloads.clusters.forms import parse_cluster
 from cotenant.workloads.jobs.generate import Workload, generate
 from cotenant.workloads.jobs.select import load_trace
 from cotenant.workloads.trace_options import TraceOptions
 
 MAX_POINTS = 100_000
-POLICY = tuple(TrainingConfig.model_fields)
+DEFAULT_CLUSTER = "16x8"
+PARTITION = tuple(name for name in PartitionOptions.__dataclass_fields__ if name != "against")
+POLICY = (*TrainingConfig.model_fields, *PARTITION)
 CLUSTER = ("cluster", "gpu", "cpus_per_node", "memory_per_node", "storage_mbps")
 TEXTS = ("arrivals", "durations", "gpu_mix", "split", "split_mode")
 DRAWN = ("jobs", "like", "load")  # of a trace that is drawn
@@ -146,20 +149,16 @@ def _checked(raw: Point, path: Path | None) -> Point:
 
 def _check_points(sweep: Sweep, path: Path) -> None:
     """Find wrong values before the first run starts, each axis by itself."""
-    from cotenant.sim.jobs.training import policy_of
-
     _check_trace_options(sweep, path)
     try:
         for point in sweep.one_at_a_time(POLICY):
-            config = config_of(point, path.parent)
-            profiles = load_profiles(config.profiles)
-            policy_of(config, profiles)
+            policy_run(point, path.parent)
         for point in sweep.one_at_a_time(CLUSTER):
             cluster = cluster_of(point, path.parent)
         for point in sweep.one_at_a_time(("seed",)):
-            _whole(point.get("seed", 1), "seed")
+            seed_of(point)
         for point in sweep.one_at_a_time(tuple(name for name in TRACE if name != "seed")):
-            _check_measure(point, trace_of(_small(point), cluster, profiles, path.parent), path)
+            _check_measure(point, trace_of(_small(point), cluster, path.parent), path)
     except InputError as error:
         if error.file is not None:
             raise
@@ -178,7 +177,8 @@ def _check_trace_options(sweep: Sweep, path: Path) -> None:
 
 
 def _check_measure(point: Point, trace: Trace, path: Path) -> None:
-    measure = config_of(point).measure
+    config = policy_run(point, path.parent).config
+    measure = None if config is None else config.measure
     jobs = point.get("jobs", len(trace.jobs))
     if measure is not None and measure[0] >= int(jobs):
         raise InputError(f"begins at job {measure[0]:,}; there are {int(jobs):,}", file=path, field="measure")
@@ -235,10 +235,9 @@ def located(point: Point, base: Path) -> Point:
     return {**point, **paths}
 
 
-def config_of(point: Point, base: Path = Path()) -> TrainingConfig:
-    """The point's policy and engine options."""
-    point = located(point, base)
-    return training_config({name: point[name] for name in POLICY if name in point})
+def policy_run(point: Point, base: Path) -> PolicyRun:
+    """The point's policy and engine options, checked."""
+    return PolicyRun.of(located(point, base))
 
 
 def cluster_of(point: Point, base: Path) -> Cluster:
@@ -246,7 +245,7 @@ def cluster_of(point: Point, base: Path) -> Cluster:
     point = located(point, base)
     cpus, storage, memory = (point.get(name) for name in ("cpus_per_node", "storage_mbps", "memory_per_node"))
     return parse_cluster(
-        str(point.get("cluster", "16x8")),
+        str(point.get("cluster", DEFAULT_CLUSTER)),
         gpu=str(point["gpu"]) if "gpu" in point else None,
         cpus_per_node=None if cpus is None else _number(cpus, "cpus-per-node"),
         memory_per_node=memory,
@@ -254,11 +253,12 @@ def cluster_of(point: Point, base: Path) -> Cluster:
     )
 
 
-def trace_of(point: Point, cluster: Cluster, profiles: Profiles, base: Path) -> Trace:
+def trace_of(point: Point, cluster: Cluster, base: Path) -> Trace:
     """The point's trace: read, or drawn from its seed."""
+    models = policy_run(point, base).models
     point = located(point, base)
     texts: dict[str, Any] = {name: str(point[name]) for name in TEXTS if name in point}
-    seed = _whole(point.get("seed", 1), "seed")
+    seed = seed_of(point)
     rate = parse_rate_per_s(point["rate"], "rate") if "rate" in point else None
     if "trace" in point:
         options = TraceOptions(
@@ -277,7 +277,10 @@ def trace_of(point: Point, cluster: Cluster, profiles: Profiles, base: Path) -> 
             seed=seed,
             **texts,
         )
-        return load_trace(str(point["trace"]), options, classes=profiles.classes, iteration_s=profiles.iteration_s)
+        return load_trace(
+            str(point["trace"]), options,
+            classes=models.classes, iteration_s=models.iteration_s, lengths=models.lengths,
+        )  # fmt: skip
     load = point.get("load")
     workload = Workload(
         jobs=_whole(point["jobs"], "jobs"),
@@ -288,7 +291,12 @@ def trace_of(point: Point, cluster: Cluster, profiles: Profiles, base: Path) -> 
         seed=seed,
         **texts,
     )
-    return generate(workload, profiles.classes, profiles.iteration_s).trace
+    return generate(workload, models.classes or {}, models.iteration_s).trace
+
+
+def seed_of(point: Point) -> int:
+    """The seed of what the point draws."""
+    return _whole(point.get("seed", 1), "seed")
 
 
 def _number(value: Any, field: str) -> float:
@@ -309,28 +317,10 @@ def _whole(value: Any, field: str) -> int:
     return int(number)
 
 
-def run_point(point: Point, folder: Path, base: Path, copies: Mapping[str, Path] | None = None) -> None:
-    """Run one point into its folder; the record is complete or absent.
-
-    `copies`: files to read, by option, in place of those that the point names; the record names those all the same.
-    """
-    from cotenant.sim.jobs.training import simulate
-
-    copies = copies or {}
-    read = point | {name: f"{_form(point[name])}{path.absolute()}" for name, path in copies.items()}
-    config = config_of(read, base)
-    profiles = load_profiles(config.profiles)
-    cluster = cluster_of(read, base)
-    more = {name: value for name, value in point.items() if name in SHOWN}
-    trace = trace_of(read, cluster, profiles, base)
-    for name, path in copies.items():
-        original = str(paths_of(point, base)[name])
-        trace.source = trace.source.replace(str(path), original)
-        trace.remarks = [remark.replace(str(path), original) for remark in trace.remarks]
-    simulate(trace, cluster, config, profiles=profiles, out=folder, more_options=more)
-
-
-def _form(value: Any) -> str:
-    """What stands before the path in FORMAT:PATH, with the colon."""
-    form, colon, _ = str(value).rpartition(":")
-    return form + colon
+def run_point(point: Point, folder: Path, base: Path, shown: Point | None = None) -> None:
+    """Run one point into its folder; the record is complete or absent. `shown`: the options that the record names,
+    where the point reads copies of files."""
+    more = {name: value for name, value in (shown or point).items() if name in SHOWN}
+    cluster = cluster_of(point, base)
+    trace = trace_of(point, cluster, base)
+    policy_run(point, base).run(trace, cluster, folder, more, seed_of(point))

@@ -6,6 +6,7 @@ Ray places the tasks, and does one again whose worker or machine died.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import tempfile
@@ -103,18 +104,29 @@ def run_packed(point: Point, base: str, program: str, digests: dict[str, str], *
         return WorkError(f"{os.uname().nodename} has cotenant {version('cotenant')}; the sweep runs with {program}")
     with tempfile.TemporaryDirectory(prefix="cotenant-sweep-") as name:
         folder = Path(name)
-        copies: dict[str, Path] = {}  # of files that this machine does not have, or other ones of that name
+        copies: dict[Path, Path] = {}  # of files that this machine does not have, or other ones of that name: originals
+        read = dict(point)
         for (option, digest), content in zip(digests.items(), contents, strict=True):
             path = paths_of(point, Path(base))[option]
             if digest_of(path) != digest:
-                copies[option] = folder / option / path.name
-                copies[option].parent.mkdir()
-                copies[option].write_bytes(content)
+                copy = folder / option / path.name
+                copy.parent.mkdir()
+                copy.write_bytes(content)
+                copies[copy] = path
+                form, colon, _ = str(point[option]).rpartition(":")
+                read[option] = f"{form}{colon}{copy}"
         try:
-            run_point(point, folder / "run", Path(base), copies)
+            run_point(read, folder / "run", Path(base), shown=point)
         except (InputError, WorkError) as error:
             return error
-        return {file.name: file.read_bytes() for file in (folder / "run").iterdir()}
+        files = {file.name: file.read_bytes() for file in (folder / "run").iterdir()}
+    for copy, path in copies.items():  # the record names the files that the sweep names
+        files[RUN_FILE] = files[RUN_FILE].replace(_in_json(copy), _in_json(path))
+    return files
+
+
+def _in_json(path: Path) -> bytes:
+    return json.dumps(str(path), ensure_ascii=False)[1:-1].encode()
 
 
 def _write(path: Path, files: Files) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,13 +33,14 @@ def write_record(
     out: Path | None,
     label: str | None,
     seed: int,
+    more_options: Mapping[str, object] | None = None,
 ) -> Record:
     """Write (or keep in memory) the record of a finished engine."""
     options = asdict(rules) | {"layout": geo.format(rules.layout) if rules.layout else None}
     info = RunInfo(
         label=label or (f"static {options['layout']}" if rules.layout else rules.policy),
         seed=seed,
-        options=options | {"gpu_geometry": geo.gpu, "double_memory": "1g+" in geo.kinds},
+        options=options | {"gpu_geometry": geo.gpu, "double_memory": "1g+" in geo.kinds, **(more_options or {})},
         trace={"source": trace.source, "jobs": len(trace.jobs), "left_out": trace.left_out, "remarks": trace.remarks},
         cluster=cluster_info(cluster),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -155,13 +155,15 @@ def run_partition(
     seed: int = 1,
     default_profile: str | None = None,
     double_memory: bool | None = None,
+    more_options: Mapping[str, object] | None = None,
     on_ready: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Record, PartitionOutcome]:
     """Run a trace under a partition policy to its end; the record is in folder `out`, or in memory where None.
 
     `on_ready()` is called once the input proved right, before anything takes long; `progress(done, of)` as jobs
-    finish. Raises InputError for jobs that cannot run on the cluster.
+    finish. `more_options` go into the record beside the policy's own. Raises InputError for jobs that cannot run on
+    the cluster.
     """
     geo = cluster_geometry(cluster, double_memory=double_memory)
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
@@ -175,7 +177,8 @@ def run_partition(
             f"{trace.jobs.id[stuck[0]]}); each of them could run, so this is an error of the simulator"
         )
     layout = geo.format(rules.layout) if rules.layout else None
-    record = write_record(trace, cluster, rules, geo, jobs.work_s, jobs.launch_s, engine, out, label, seed)
+    alone = (jobs.work_s, jobs.launch_s)
+    record = write_record(trace, cluster, rules, geo, *alone, engine, out, label, seed, more_options)
     outcome = PartitionOutcome(engine_s, engine.reconfigurations, engine.profilings, sum(engine.work.restarts), layout)
     return record, outcome
 

@@ -1,0 +1,94 @@
+"""What one point of a sweep runs: a job policy, or the elastic or partition policy that its option `policy` names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cotenant.core.cluster import Cluster
+from cotenant.core.errors import InputError
+from cotenant.core.work import Trace
+from cotenant.policy.elastic.registry import ELASTIC, find_elastic
+from cotenant.policy.mig.decide import POLICIES
+from cotenant.profiles.training.elastic import load_elastic
+from cotenant.profiles.training.tables import load_profiles
+from cotenant.sim.jobs.elastic import ElasticOptions, elastic_options, run_elastic
+from cotenant.sim.jobs.options import TrainingConfig, training_config
+from cotenant.sim.jobs.training import policy_of, simulate
+from cotenant.sim.mig.run import named_rules, run_partition
+from cotenant.sim.partition_options import SHARED, PartitionOptions
+
+Kind = Literal["jobs", "elastic", "partition"]
+
+
+@dataclass(frozen=True)
+class Models:
+    """What traces are read or drawn with: models by class, seconds per iteration, whether every job states its work."""
+
+    classes: Mapping[str, Sequence[str]] | None
+    iteration_s: Mapping[str, float] | None = None
+    lengths: bool = True
+
+
+@dataclass(frozen=True)
+class PolicyRun:
+    """The policy of a point with its options checked, and how it is run."""
+
+    kind: Kind
+    models: Models
+    config: TrainingConfig | None = None
+    elastic: ElasticOptions | None = None
+    partition: PartitionOptions | None = None
+    shared: Mapping[str, Any] | None = None  #: options of job policies that partition policies have too
+
+    @classmethod
+    def of(cls, point: Mapping[str, Any]) -> PolicyRun:
+        """The run that the point's options name; InputError names the option that is wrong or another kind's."""
+        name = None if point.get("policy") is None else str(point["policy"])
+        given = {option: point[option] for option in TrainingConfig.model_fields if option in point}
+        cuts = {option: point[option] for option in PartitionOptions.__dataclass_fields__ if option in point}
+        cuts.pop("policy", None)
+        if cuts and name not in POLICIES:
+            option = next(iter(cuts))
+            raise InputError(f"{option} is for partition policies, such as policy: miso", field=option)
+        if name is None:
+            config = training_config(given)
+            profiles = load_profiles(config.profiles)
+            policy_of(config, profiles)
+            return cls("jobs", Models(profiles.classes, profiles.iteration_s), config=config)
+        if name in ELASTIC:
+            options = elastic_options(name, given)
+            known = load_elastic(options.profiles or find_elastic(name).profiles)
+            return cls("elastic", Models(known.classes, lengths=False), elastic=options)
+        if name not in POLICIES:
+            known_names = ", ".join((*ELASTIC, *POLICIES))
+            raise InputError(f"unknown policy {name!r}; known: {known_names}", field="policy")
+        for option in given:
+            if option not in SHARED:
+                raise InputError(f"{option} is for job policies; policy {name} does not have it", field=option)
+        partition = PartitionOptions.read({"policy": name, **cuts})
+        partition.rules(given.get("placement"))
+        drawn = "jobs" in point
+        models = Models(load_profiles().classes if drawn else None)
+        return cls("partition", models, partition=partition, shared=given)
+
+    def run(self, trace: Trace, cluster: Cluster, out: Path, more: dict[str, object], seed: int) -> None:
+        """Run it; the record is in folder `out` and says `more` of how the trace and cluster were made."""
+        if self.config is not None:
+            known = load_profiles(self.config.profiles)
+            simulate(trace, cluster, self.config, profiles=known, out=out, more_options=more)
+        elif self.elastic is not None:
+            run_elastic(trace, cluster, self.elastic, out=out, more_options=more)
+        elif self.partition is not None:
+            shared = self.shared or {}
+            options: dict[str, Any] = {
+                "default_profile": shared.get("default_profile"),
+                "double_memory": self.partition.double_memory,
+                "seed": seed,
+            }
+            chosen = {**options, **self.partition.rules(shared.get("placement"))}
+            policy, layout = str(self.partition.policy), self.partition.layout or ""
+            rules, _ = named_rules(trace, cluster, policy, layout=layout, **chosen)
+            run_partition(trace, cluster, rules, out=out, more_options=more, **options)
