@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> tuple[str, ...]:
 def test_an_elastic_policy_gives_result_keys_and_a_page(call: Any, run: tuple[str, ...], tmp_path: Path) -> None:
     page = tmp_path / "run.html"
     code, text, err = call(*run, "--policy", "gavel", "--lease", "60s", "--json", "--html", page)
-    assert (code, err) == (0, "")
+    assert code == 0, err  # a first run also says there that it compiles
     answer = json.loads(text)
     assert answer["jobs_completed"] == 4
     # every job fits on the V100s that its duration holds for, and starts at the first round after its arrival
