@@ -75,10 +75,19 @@ def test_a_process_that_is_started_logs_alike() -> None:
 
 
 def test_a_full_disk_does_not_end_what_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.StringIO):
-        def flush(self) -> None:
-            raise OSError(28, "No space left on device")
+    class Disk(io.StringIO):
+        full = True
 
-    monkeypatch.setattr(sys, "stderr", Full())
+        def write(self, text: str) -> int:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    disk = Disk()
+    monkeypatch.setattr(sys, "stderr", disk)
     configure()
     LOG.error("lost")
+    disk.full = False
+    LOG.error("kept")
+    assert "kept" in disk.getvalue()
+    assert "lost" not in disk.getvalue()

@@ -49,6 +49,18 @@ def test_without_early_rounds_gpus_change_hands_at_multiples_of_the_lease_only(t
     assert all(row[0] % 5.0 == 0 for row in setting.controller.store.rows("SELECT time_s FROM rounds"))
 
 
+def test_between_rounds_nobody_loses_gpus(tmp_path: Path) -> None:
+    """An early plan only starts jobs: the next round comes after 1000 s."""
+    setting = Setting(tmp_path, policy=JobPolicy("srtf", "proportional", sticky=True), lease_s=1000.0)
+    setting.submit(work("long", 500.0, gpus=4.0))
+    setting.run(2)
+    setting.submit(work("short", 1.0, gpus=1.0))
+    setting.run(8)
+    assert setting.events("long") == [Kind.ARRIVE, Kind.START]
+    assert setting.state("short") == "waiting"
+    assert setting.world.starts == ["long.0", "long.0"]  # on both nodes
+
+
 def test_a_crashed_job_frees_its_gpus_at_once_and_is_retried(tmp_path: Path) -> None:
     setting = Setting(tmp_path, early=False, lease_s=1000.0)
     setting.submit(work("bad", 1.0, 3, gpus=4.0, retries=1), work("next", 1.0, gpus=4.0))

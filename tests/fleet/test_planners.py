@@ -86,12 +86,6 @@ def test_shares_fill_a_gpu_before_another_is_begun_and_mechanisms_do_not_mix() -
     assert plan.waiting["j3"] == Reason.GPUS_FULL
 
 
-def test_an_early_plan_takes_nobodys_gpus() -> None:
-    view = View(9.0, NODES[:1], (running(3, at("node-0", 0, 1)), job(0, 1.0, priority=5)), early=True)
-    plan = planner("las").plan(view)
-    assert "j3" not in plan.assign or where(plan.assign["j3"]) == ["node-0-gpu-0", "node-0-gpu-1"]
-
-
 def test_a_pinned_job_is_not_preempted_whatever_its_key() -> None:
     held = running(1, at("node-0", 0, 1), duration_s=1000.0)
     short = job(0, 2.0, duration_s=1.0)
