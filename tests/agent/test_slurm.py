@@ -200,7 +200,7 @@ def test_a_refusal_is_in_the_jobs_output(agent: HeldAgent, run: Any) -> None:
     assert run("prolog.sh", JOB | {"SLURM_JOB_COMMENT": "Cotennat:request=30%"}).returncode == 0
     done = run("task_prolog.sh", JOB)
     assert done.returncode == 2
-    assert done.stdout.startswith("print cotenant: field --comment: 'Cotennat:request=30%' does not begin with")
+    assert done.stdout.startswith("print cotenant: --comment: 'Cotennat:request=30%' does not begin with")
     assert done.stdout.count("\n") == 1
     start(ASKS, agent.folder)  # requeued with a right comment
     assert "held" not in run("task_prolog.sh", JOB).stdout

@@ -27,7 +27,7 @@ def test_run_park_resume_as_commands(start_agent: Callable[..., AgentProcess], c
     code, _, err = call("resume", "nobody", "--dir", folder)
     assert (code, "is not parked" in err) == (2, True)
     code, _, err = call("park", "nobody", "--timeout", "0", "--dir", folder)
-    assert (code, "field --timeout: '0.0' is not a time" in err) == (2, True)
+    assert (code, "--timeout: '0.0' is not a time" in err) == (2, True)
     code, out, _ = call("preempt", "--gpu", "0", "--dir", folder, "--json")
     assert (code, json.loads(out)["parked"]) == (0, [])
     code, _, err = call("preempt", "--dir", folder)
@@ -53,16 +53,16 @@ def test_a_tenant_is_parked_before_it_comes_to_its_gpu(agent: AgentProcess, call
     ("options", "why"),
     [
         (["--name", "a", "--oversubscribe", "magic"], "cotenant: 'magic' is not a way to oversubscribe"),
-        (["--name", "a", "--memory", "0"], "field --memory: memory must be over 0"),
-        (["--name", "a", "--memory", "2000"], "field --memory: '2000' has no unit; write 2000MiB"),
-        (["--name", "a", "--memory", "8"], "field --memory: '8' has no unit; write 8GiB"),
-        (["--name", "a", "--memory", "8KB"], "field --memory: '8KB' is less than 1 MiB"),
-        (["--name", "a b"], "field --name: 'a b' is not a tenant name"),
+        (["--name", "a", "--memory", "0"], "--memory: memory must be over 0"),
+        (["--name", "a", "--memory", "2000"], "--memory: '2000' has no unit; write 2000MiB"),
+        (["--name", "a", "--memory", "8"], "--memory: '8' has no unit; write 8GiB"),
+        (["--name", "a", "--memory", "8KB"], "--memory: '8KB' is less than 1 MiB"),
+        (["--name", "a b"], "--name: 'a b' is not a tenant name"),
         (["--oversubscribe", "swap", "--gpus", "2"], "several GPUs"),
         (["--oversubscribe", "swap", "--mechanism", "whole"], "only between turns"),
         (["--oversubscribe", "swap", "--memory", "900GiB"], "to promise"),
         (["--oversubscribe", "swap", "--empty-cache", "often"], "not turn, iteration or off"),
-        (["--empty-cache", "turn"], "field --empty-cache: the memory of this tenant is never moved"),
+        (["--empty-cache", "turn"], "--empty-cache: the memory of this tenant is never moved"),
     ],
 )
 def test_wrong_wishes_are_one_sentence(agent: AgentProcess, call: Any, options: list[str], why: str) -> None:

@@ -302,3 +302,21 @@ def test_help_and_version_still_work() -> None:
         result = cotenant(*arguments)
         assert (result.code, result.err) == (0, "")
         assert result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("submit", "--gpus", "0.5.1", "--", "true"), "cotenant: --gpus: '0.5.1' is not a whole number; see "),
+        (("load", "--url", "x", "--service", "a=1", "--senders", "0"), "cotenant: --senders: '0' is less than 1; see "),
+        (("simulate", "--trace", "t.csv", "--lease", "soon"), "cotenant: --lease: 'soon' is not a quantity"),
+        (("run", "--limit", "x", "--", "true"), "cotenant: --limit: 'x' is not a quantity"),
+        (("schema", "fleet"), "cotenant: unknown file 'fleet'; known: agent, "),
+    ],
+)
+def test_an_option_has_one_name_in_every_complaint(words: tuple[str, ...], said: str) -> None:
+    """Whether typer, a reader of options or the work itself complains; nothing is said of pydantic."""
+    done = cotenant(*words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(said)
+    assert done.err.count("\n") == 1

@@ -97,7 +97,7 @@ def test_a_day_with_a_fleet(fleet: Commands, tmp_path: Path, monkeypatch: pytest
     assert "its processes failed" in story
     assert "started on 2 GPUs" in story
     code, out, err = fleet.call("cancel", "file", long)  # one that is over does not keep the other
-    assert (code, out, err) == (2, "long: stopping\n", "cotenant: field ID: job 'file' is finished already\n")
+    assert (code, out, err) == (2, "long: stopping\n", "cotenant: ID: job 'file' is finished already\n")
     assert fleet.until(long, "cancelled")["exit_code"] == 143
     record = fleet.json("fleet", "record", "--out", tmp_path / "run")
     assert record["jobs"] == 3
@@ -142,13 +142,13 @@ def test_down_saves_jobs_and_up_takes_them_on(fleet: Commands) -> None:
 def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
     assert "no fleet answers" in fleet.fails(1, "submit", "--", "true")
     for words, said in (
-        (("--nodes", 0), "field nodes: 0 is not between"),
-        (("--lease", "soon"), "field lease: 'soon' is not a quantity"),
-        (("--ordering", "best"), "field ordering: unknown ordering 'best'"),
-        (("--gpu", "X1"), "field gpu: unknown GPU model 'X1'"),
-        (("--executor", "slurm"), "field executor: must be auto, ray or local, not 'slurm'"),
-        (("--cluster", "4by2"), "field cluster: '4by2' is no cluster"),
-        (("--policy", "best"), "field policy: 'best' cannot partition GPUs"),
+        (("--nodes", 0), "--nodes: 0 is not between"),
+        (("--lease", "soon"), "--lease: 'soon' is not a quantity"),
+        (("--ordering", "best"), "--ordering: unknown ordering 'best'"),
+        (("--gpu", "X1"), "--gpu: unknown GPU model 'X1'"),
+        (("--executor", "slurm"), "--executor: must be auto, ray or local, not 'slurm'"),
+        (("--cluster", "4by2"), "--cluster: '4by2' is no cluster"),
+        (("--policy", "best"), "--policy: 'best' cannot partition GPUs"),
         (("--profiles", tmp_path / "none.json"), "cannot read it"),
     ):
         options = ["--executor", "local"] if "--executor" not in words else []
@@ -158,7 +158,7 @@ def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
     fleet.up()
     for words, field in ((("--gpus", 5), "gpus"), (("--slice", "2g"), "slice"), (("--model", "nope"), "model"),
                          (("--memory", "lots"), "memory"), (("--env", "A"), "env")):  # fmt: skip
-        assert f"field {field}: " in fleet.fails(2, "submit", *words, "--", "true")
+        assert f"--{field}: " in fleet.fails(2, "submit", *words, "--", "true")
     assert "there is no job 'nobody'" in fleet.fails(2, "cancel", "nobody")
     assert "there is no job 'nobody'" in fleet.fails(2, "logs", "nobody")
     assert "follows a job file" in fleet.fails(2, "submit", "job.yaml", "more")

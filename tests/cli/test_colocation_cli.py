@@ -155,7 +155,7 @@ def test_what_is_wrong_is_refused_before_any_work(arguments: list[str]) -> None:
 
 def test_schemes_are_named_once_and_what_is_wrong_is_theirs() -> None:
     assert [scheme.name for scheme in parse_schemes("tidal,orion,tidal")] == ["tidal", "orion"]
-    with pytest.raises(InputError, match="field --schemes: unknown co-location scheme 'best'"):
+    with pytest.raises(InputError, match="--schemes: unknown co-location scheme 'best'"):
         parse_schemes("tidal,best")
 
 

@@ -115,7 +115,7 @@ def test_a_record_is_written_and_told(call: Any, trace: str, tmp_path: Path) -> 
         (("--policy", "miso", "--objective", "fun"), "unknown objective"),
         (("--policy", "miso", "--disturb", "none"), "unknown disturb"),
         (("--policy", "miso", "--horizon", "soon"), "soon"),
-        (("--policy", "miso", "--horizon", "0s"), "field horizon: must be above 0"),
+        (("--policy", "miso", "--horizon", "0s"), "--horizon: must be above 0"),
         (("--layout", "3,3"), "needs a --policy"),
     ],
 )

@@ -90,7 +90,7 @@ def test_long_names_stay_names_and_different(config: Any) -> None:
 def test_a_refusal_is_what_the_user_sees(config: Any, tmp_path: Path) -> None:
     """JupyterHub shows `jupyterhub_message` of an exception on the page of the server that did not start."""
     tool = tmp_path / "cotenant"
-    tool.write_text("#!/bin/sh\necho 'cotenant: field --request: GPU 0 has 20% left to promise' >&2\nexit 2\n")
+    tool.write_text("#!/bin/sh\necho 'cotenant: --request: GPU 0 has 20% left to promise' >&2\nexit 2\n")
     tool.chmod(0o755)
     config.names["COTENANT"] = str(tool)
     spawner = SimpleNamespace(user=SimpleNamespace(name="ada"), user_options={}, cmd=["jupyterhub-singleuser"])

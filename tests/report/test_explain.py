@@ -140,7 +140,7 @@ def test_unfinished_rejected_and_never_seen() -> None:
     assert rejected[2:] == ["  0:00:00  rejected: the cluster has no GPU of a model it accepts", "  0:00:00  never ran"]
     assert lines([later], job="a")[1:] == [
         "  0:00:00  arrived",
-        "  1:23:20  not finished: the record ends 83.3 min after its arrival; it had run 0 s by then",
+        "  1:23:20  not finished: the record ends 83.3 min after its arrival; it had not run yet",
     ]
 
 

@@ -106,7 +106,7 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
     [
         ({"lissten": {}}, (), "unknown setting 'lissten'; did you mean listen?"),
         ({"listen": {"http": "8000"}}, (), "line 6, field listen.http: '8000' is not an address HOST:PORT"),
-        ({}, ("--http", "8000"), "cotenant: field http: '8000' is not an address HOST:PORT"),
+        ({}, ("--http", "8000"), "cotenant: --http: '8000' is not an address HOST:PORT"),
         ({"partitions": ["35%"]}, (), "services.yaml, line 8, field partitions: the X profile has no partition 35%"),
         ({"listen": {"max_body": "1MiB", "drain": -1}}, (), "line 6, field listen.drain"),
         ({"listen": {"max_body": "lots"}}, (), "not a quantity"),

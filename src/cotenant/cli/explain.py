@@ -30,7 +30,7 @@ def explain(
     from cotenant.report.explain import explain as explain_job
     from cotenant.report.explain import notable_jobs
 
-    record, job = record_at(run, job)
+    record, job, error = record_at(run, job)
     story = explain_job(record, job, every_event) if job is not None else None
     slices = None
     if perfetto is not None:
@@ -41,13 +41,17 @@ def explain(
         import orjson
 
         notable = [] if story else [{"job": name, "why": why} for name, why in notable_jobs(record)]
-        answer = story.to_dict() if story else {"run": record.info.label, "notable": notable}
+        answer = (
+            story.to_dict() | ({"error": error} if error else {})
+            if story
+            else {"run": record.info.label, "notable": notable}
+        )
         if slices is not None:
             answer |= {"perfetto": str(perfetto), "slices": slices}
         print(orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode())
         return
     if story is not None:
-        print("\n".join(story.lines()))
+        print("\n".join([*story.lines(), *([f"  its last start: {error}"] if error else [])]))
     elif slices is None:
         found = notable_jobs(record)
         print(f"Unusual jobs of {record.info.label} (cotenant explain {run} JOB):")

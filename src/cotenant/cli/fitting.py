@@ -48,6 +48,8 @@ def print_fitting(build: Build, narrow: Build, heads: Sequence[str], dispensable
     """
     from rich.console import Console
 
+    from cotenant.core.print_table import print_table
+
     console = Console()
     if to_file():
         console = Console(width=max(FILE_WIDTH, table_width(build(heads))))
@@ -55,7 +57,7 @@ def print_fitting(build: Build, narrow: Build, heads: Sequence[str], dispensable
     table, left_out = (
         (whole, []) if table_width(whole) <= console.width else fit(narrow, heads, dispensable, console.width)
     )
-    console.print(table)
+    print_table(console, table)
     if left_out:
         text = f"left out at {console.width} columns: {', '.join(left_out)}; a wider terminal shows them"
         console.print(text, style="dim", highlight=False)

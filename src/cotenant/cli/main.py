@@ -7,12 +7,15 @@ import importlib
 import io
 import os
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cotenant import __version__
+
+if TYPE_CHECKING:
+    from cotenant.core.errors import InputError
 
 # panel of --help -> verb -> (module with its `app`, one line of help)
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
@@ -179,7 +182,7 @@ def main() -> None:
         code = app(standalone_mode=False)  # otherwise typer prints its errors as a box of several lines
         sys.stdout.flush()  # flushing buffered output may find that the disk is full
     except InputError as error:
-        fail(str(error), 2)
+        fail(str(by_option(error, sys.argv)), 2)
     except WorkError as error:
         fail(str(error), 1)
     except typer.TyperException as error:
@@ -215,6 +218,19 @@ def fail(sentence: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def by_option(error: InputError, words: list[str]) -> InputError:
+    """The same complaint with its field as the command line has it, where an option of that name was given."""
+    option = f"--{(error.field or '').replace('_', '-')}"
+    if (
+        not error.field
+        or error.file is not None
+        or error.line is not None
+        or option not in {word.partition("=")[0] for word in words}
+    ):
+        return error
+    return type(error)(error.message, field=option)
+
+
 def one_line(sentence: str) -> str:
     """The sentence as one printable line of bounded length, since text quoted from files may contain anything."""
     line = " ".join("".join(c if c.isprintable() else "\ufffd" for c in word) for word in sentence.split())
@@ -225,11 +241,29 @@ def fail_usage(error: typer.TyperException) -> NoReturn:
     """Report an unparsable command line as one sentence; without any arguments, print the help."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "cotenant"
-    message = error.format_message().strip().rstrip(".")
+    message = bad_value(error) or error.format_message().strip().rstrip(".")
     if not message or message.startswith("Usage: "):  # the help, which typer has already printed with rich
         print(message, end="\n" if message else "", file=sys.stderr)
         sys.exit(2)
     fail(f"{message[:1].lower()}{message[1:]}; see {path} --help", error.exit_code)
+
+
+def bad_value(error: typer.TyperException) -> str:
+    """What is wrong with a number, in the words of all other errors; empty for another kind of mistake."""
+    parameter = getattr(error, "param", None)
+    cause: Any = error.__cause__ or error.__context__
+    if parameter is None or not hasattr(cause, "errors"):
+        return ""
+    found = cause.errors()[0]
+    limits = found.get("ctx", {})
+    says = {
+        "int_parsing": "is not a whole number",
+        "float_parsing": "is not a number",
+        "greater_than_equal": f"is less than {limits.get('ge')}",
+        "less_than_equal": f"is over {limits.get('le')}",
+    }.get(found["type"])
+    name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name.upper()
+    return f"{name}: {found['input']!r} {says}" if says else ""
 
 
 def fail_missing(error: ModuleNotFoundError) -> NoReturn:

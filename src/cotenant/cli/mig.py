@@ -108,7 +108,7 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", file=path) from None
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
     except json.JSONDecodeError as error:
         raise InputError(f"is not JSON: {error.msg}", file=path, line=error.lineno) from None
     except RecursionError:

@@ -41,6 +41,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
 
     from cotenant.cli.fitting import FILE_WIDTH, table_width, to_file
     from cotenant.cli.tenant_table import tenant_table
+    from cotenant.core.print_table import print_table
 
     console = Console()
     if answer["agent"]["config_fault"]:
@@ -61,7 +62,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     table, left_out = tenant_table(answer, bars=False, width=None if to_file() else console.width)
     if to_file():
         console = Console(width=max(FILE_WIDTH, table_width(table)))
-    console.print(table)
+    print_table(console, table)
     if left_out:
         console.print(f"left out at {console.width} columns: {', '.join(left_out)}", style="dim", highlight=False)
     for tenant in answer["tenants"]:

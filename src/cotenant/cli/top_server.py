@@ -66,7 +66,8 @@ def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
             raise WorkError(f"{base} requires a token: give --token FILE with a valid one") from None
         raise WorkError(f"{base} answered {error.code}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise WorkError(f"cannot connect to {base}: {getattr(error, 'reason', error)}") from None
+        reason = getattr(error, "reason", error)
+        raise WorkError(f"cannot connect to {base}: {getattr(reason, 'strerror', None) or reason}") from None
     return found
 
 

@@ -26,11 +26,17 @@ class InputError(Exception):
             for part in (
                 self.file or "",
                 f"line {self.line}" if self.line is not None else "",
-                f"field {self.field}" if self.field else "",
+                self._named_field(),
             )
             if part
         )
         return f"{where}: {self.message}" if where else self.message
+
+    def _named_field(self) -> str:
+        """An option or argument of the command line by its name, what stands in a file as its field."""
+        field = self.field or ""
+        typed = self.file is None and (field.startswith("--") or field.isupper())
+        return field if typed or not field else f"field {field}"
 
 
 class WorkError(Exception):

@@ -144,8 +144,9 @@ def _ending(story: Story, record: Record) -> Step:
             ran = figures["first_start_s"] is not None
             ended = f"ended unfinished; it had run {time_text(figures['running_s'])}" if ran else "never ran"
             return Step(story.events[-1].time_s, ended)
-        left = f"the record ends {time_text(record.end_s - arrival)} after its arrival; it had run"
-        return Step(record.end_s, f"not finished: {left} {time_text(figures['running_s'])} by then")
+        so_far = f"run {time_text(figures['running_s'])} by then" if figures["running_s"] else "not run yet"
+        left = f"the record ends {time_text(record.end_s - arrival)} after its arrival; it had {so_far}"
+        return Step(record.end_s, f"not finished: {left}")
     parts = f"{time_text(figures['queueing_s'])} waiting and {time_text(figures['running_s'])} running"
     against = []
     if figures["slowdown"] is not None:

@@ -51,7 +51,7 @@ NEVER: dict[Reason, str] = {
     Reason.GPUS_FULL: "the cluster has fewer GPUs than the {gpus} it needs together",
     Reason.NO_CPU_OR_MEMORY: "no node has the CPU and memory it needs",
     Reason.NO_GPU_OF_MODEL: "the cluster has no GPU of a model it accepts",
-    Reason.FAILED: "it failed more often than it may be started again",
+    Reason.FAILED: "it failed, and no start is left (retries)",
     Reason.CANCELLED: "it was cancelled",
 }
 

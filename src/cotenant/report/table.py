@@ -129,12 +129,14 @@ def print_runs(
     """
     from rich.console import Console
 
+    from cotenant.core.print_table import print_table
+
     out = console or Console()
     columns = known_columns([summary for _, summary in rows])
     if console is None and not out.is_terminal and "COLUMNS" not in os.environ:
         out = Console(width=max(220, _width(out, runs_table(rows, columns=columns))))
     fitting, label_width = _fit(out, rows, columns)
-    out.print(runs_table(rows, title=title, columns=fitting, label_width=label_width))
+    print_table(out, runs_table(rows, title=title, columns=fitting, label_width=label_width))
     left_out = [c.head for c in columns if c not in fitting]
     if left_out:
         where = f"left out at {out.width} columns: {', '.join(left_out)}"

@@ -39,6 +39,16 @@ def record_of(folder: Path, out: Path | None = None, profiles: ProfileBook | Non
         store.close()
 
 
+def error_of(folder: Path, job: str) -> str:
+    """What ended a job's last start, as `cotenant queue` has it; empty where nothing went wrong."""
+    store = Store(folder, read_only=True)
+    try:
+        found = store.rows("SELECT exit FROM jobs WHERE id=?", (job,))
+    finally:
+        store.close()
+    return str(json.loads(found[0][0]).get("error") or "") if found and found[0][0] else ""
+
+
 def _record(store: Store, out: Path | None, profiles: ProfileBook | None) -> Record:
     run = json.loads(store.meta("run") or "{}")
     nodes = sorted((node_from_dict(n) for n in run.get("nodes", [])), key=lambda n: by_number(n.name))

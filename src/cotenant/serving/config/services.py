@@ -168,7 +168,9 @@ def read_services(path: str | Path) -> Deployment:
     """Read services.yaml; InputError names line and field."""
     read = read_yaml(path)
     if not isinstance(read.content, dict):
-        raise InputError("needs gpus and services", file=path)
+        raise InputError(
+            "is empty; write gpus and services" if read.content is None else "needs gpus and services", file=path
+        )
     with read.located():
         return replace(parse_services(read.content, path), source=read)
 
