@@ -238,7 +238,7 @@ def test_gpus_are_those_that_slurm_gave() -> None:
     demand = spec_of(JOB | {"SLURM_JOB_COMMENT": "cotenant:memory=8GiB,enforce-memory=driver"})
     assert demand is not None
     assert demand.enforce_memory is Strength.DRIVER
-    with pytest.raises(InputError, match="has no limit on its memory"):
+    with pytest.raises(InputError, match="demands enforcement of a memory limit but has none"):
         spec_of(JOB | {"SLURM_JOB_COMMENT": "cotenant:enforce-memory=driver"})
     with pytest.raises(InputError, match="over 100%"):
         spec_of(JOB | {"SLURM_JOB_COMMENT": "cotenant:request=300%"})
