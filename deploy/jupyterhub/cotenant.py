@@ -70,7 +70,7 @@ async def through_cotenant(spawner: object) -> None:
     asked = await asyncio.create_subprocess_exec(*command, "true", stderr=asyncio.subprocess.PIPE)
     said = (await asked.communicate())[1].decode(errors="replace").strip()
     if asked.returncode:
-        why = re.sub(r"^cotenant: (field \S+: )?", "", said)
+        why = re.sub(r"^cotenant: (?:(?:field )?\S+: )?", "", said)
         raise RefusedError(why or f"cotenant run ended with {asked.returncode}")
     spawner.cmd = [*command, "jupyterhub-singleuser"]  # type: ignore[attr-defined]
 
