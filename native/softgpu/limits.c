@@ -208,11 +208,17 @@ void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes)
 
 /* ---- NVML's two calls ---- */
 
+bool soft_mig(void)
+{
+    const char *text = getenv("COTENANT_SOFTGPU_MIG");
+    return text && strcmp(text, "1") == 0;
+}
+
 static int checked(const char *group)
 {
     if (!root())
         return SOFT_NVML_FUNCTION_NOT_FOUND;
-    if (!exists(root(), "cgroup.controllers")) /* control groups of version 1 */
+    if (soft_mig() || !exists(root(), "cgroup.controllers")) /* or control groups of version 1 */
         return SOFT_NVML_NOT_SUPPORTED;
     if (!group || !within(root(), group) || !exists(group, "cgroup.procs"))
         return SOFT_NVML_INVALID_ARGUMENT;

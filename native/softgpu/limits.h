@@ -19,6 +19,7 @@ enum { /* nvmlReturn_t */
     SOFT_NVML_UNKNOWN = 999
 };
 
+bool soft_mig(void);
 int soft_set_memory_limits(int device, const char *group, uint64_t soft, uint64_t hard);
 int soft_get_memory_limits(int device, const char *group, uint64_t *soft, uint64_t *hard, uint64_t *used);
 bool soft_within_limits(int device); /* after what is asked for has been charged */

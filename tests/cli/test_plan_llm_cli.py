@@ -67,6 +67,11 @@ def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
     asked = ("plan", path, "--profile", profile, "--rate", "1", "--prompt", "90", "--output", "1", "--duration", "60s")
     shown = cotenant(*asked)
     assert "all 2 models: 1 GPUs; with one GPU per model: 2" in shown.out
-    assert "one GPU serves 2 of the 2 models with 0.99 of the requests in time" in shown.out
+    assert "one GPU serves 2 of the 2 models with 99% of the requests in time" in shown.out
+    path.write_text(HEAD + ROW.format("a", "10GiB", 350, "") + ROW.format("b", "10GiB", 99, ""))  # 100 ms of prefill
+    assert "b has 0.00% in time with a GPU for each model: more GPUs do not help" in cotenant(*asked).out
+    path.write_text(HEAD + "".join(ROW.format(name, "10GiB", 150, "") for name in "abd"))
+    constant = ("--arrivals", "constant", "--most-gpus", "2")
+    assert "all models need more than the 2 GPUs that were tried" in cotenant(*asked, *constant).out
     wrong = cotenant(*asked, "--rate", "c=1")
     assert (wrong.code, "there is no model 'c'" in wrong.err) == (2, True)

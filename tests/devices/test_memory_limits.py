@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.core.strength import Strength
+from cotenant.devices.cards import NOT_SUPPORTED, NvmlError
 from cotenant.devices.cgroups import Cgroups, delegate_down
 from cotenant.devices.memory_limit_probe import detect
 from cotenant.devices.registry import device
@@ -47,6 +48,21 @@ def test_machine_with_the_drivers_limits(soft):
 def test_machine_with_control_groups_of_version_1(soft):
     _, kind, gpu = soft(dmem=False, version=1)
     assert "version 1" in prospect(detect(kind, gpu)).why
+
+
+def test_machine_with_mig(soft, monkeypatch):
+    groups, kind, gpu = soft(dmem=True)
+    monkeypatch.setenv("COTENANT_SOFTGPU_MIG", "1")
+    found = detect(kind, gpu)
+    assert (found.call, found.mig) == (True, True)
+    held = prospect(found)
+    assert held.by is Strength.SHIM
+    assert held.obstacles[0].startswith("MIG is on")
+    group = groups.root / "one"
+    groups.create(group)
+    with pytest.raises(NvmlError) as refused:
+        kind.card(gpu.uuid).set_memory_limits(group, 0, GIB)
+    assert refused.value.code == NOT_SUPPORTED
 
 
 def test_machine_with_driver_580():

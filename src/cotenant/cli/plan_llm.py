@@ -139,8 +139,14 @@ def _show(content: dict[str, Any], setup: LlmSetup) -> None:
         )  # fmt: skip
     Console().print(table)
     target, whole = content["target"], len(setup.models)
-    print(f"one GPU serves {content['per_gpu']} of the {whole} models with {target:g} of the requests in time")
+    print(f"one GPU serves {content['per_gpu']} of the {whole} models with {100 * target:g}% of the requests in time")
     if content["gpus"] is None:
-        print("all models need more GPUs than were tried")
+        last = content["rows"][-1]
+        if last["gpus"] < whole:
+            print(f"all models need more than the {last['gpus']} GPUs that were tried")
+        else:
+            print(
+                f"{last['least_of']} has {last['least']:.2%} in time with a GPU for each model: more GPUs do not help"
+            )
     else:
         print(f"all {whole} models: {content['gpus']} GPUs; with one GPU per model: {whole}")

@@ -65,7 +65,7 @@ def pack(
             break
     if per_gpu == whole:
         return Packing(target, per_gpu, 1, tuple(rows))
-    for gpus in range(2, most_gpus + 1):
+    for gpus in range(2, min(most_gpus, whole) + 1):  # with one for each model, more change nothing
         if attempt(whole, gpus).least >= target:
             return Packing(target, per_gpu, gpus, tuple(rows))
     return Packing(target, per_gpu, None, tuple(rows))
