@@ -155,7 +155,9 @@ def test_a_process_counts_from_the_second_look_on() -> None:
     watch = UnseenWatch(Registry((), {}), Owners())
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
+        longest_s = watch.next_look_s  # between the start of a process and the look that finds it
         assert watch.look({"GPU-1": [sleeper.pid]}) == []
+        assert longest_s + watch.next_look_s <= 1.5  # and half a second for the two looks
         (row,) = watch.look({"GPU-1": [sleeper.pid], "GPU-2": [os.getpid()]})
         assert (row.process, row.program, row.tenant, row.uid) == (key_of(sleeper.pid), "sleep", "", os.getuid())
         assert watch.look({"GPU-1": [sleeper.pid]}) == [], "new only once"

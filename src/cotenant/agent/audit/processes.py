@@ -25,7 +25,8 @@ from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device
 
 LOG = logging.getLogger(__name__)
-LOOK_EVERY_S = 2.0
+LOOK_EVERY_S = 1.0
+LOOK_AGAIN_S = 0.5  # after a scan that found a new process: it is reported within 2 s of its first use
 # prefix of MPS processes, which use the GPU for their clients; /proc truncates their names to it
 MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="
@@ -82,6 +83,7 @@ class UnseenWatch:
         self._in_group = in_group
         self._registry, self._owners, self._proc = registry, owners, proc
         self._before: set[tuple[str, ProcessKey]] = set()
+        self.next_look_s = LOOK_EVERY_S
         self._returning: frozenset[ProcessKey] = frozenset()
         self.now: list[Unseen] = []
 
@@ -92,7 +94,7 @@ class UnseenWatch:
     async def run(self, warned: Callable[[Tenant, str], None], *, strict: bool) -> None:
         """Report processes that use the GPUs unconnected, and with `strict` kill them, as long as the agent runs."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self.next_look_s)
             for row in self.look(await asyncio.to_thread(using, list(self._registry.gpus.values()))):
                 what = f"process {row.process.pid} ({row.program}, user {row.uid}) uses GPU"
                 limit = "no limit except on memory" if self._in_group(row.process.pid) else "no limit"
@@ -118,6 +120,7 @@ class UnseenWatch:
         }
         known = {(row.gpu, row.process): row for row in self.now}
         named = [known.get(one) or self._named(*one) for one in sorted(there & self._before)]
+        self.next_look_s = LOOK_AGAIN_S if there - self._before else LOOK_EVERY_S
         self._before = there
         self.now = [row for row in named if not row.program.startswith(MPS)]
         return [row for row in self.now if (row.gpu, row.process) not in known]
