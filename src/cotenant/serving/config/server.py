@@ -134,8 +134,8 @@ def _read_serving(deployment: Deployment) -> ServingConfig:
 
 
 def _path(model: str | None, name: str, base: Path, folder: Path | None) -> Path | None:
-    """A model with a slash is a path relative to the file, any other a name in `models`."""
-    if model is not None and "/" in model:
+    """With a slash: a path relative to the file; without: a name in `models`, or without `models` a folder there."""
+    if model is not None and ("/" in model or (folder is None and (base / model).is_dir())):
         return base / model
     return None if folder is None else folder / (model or name)
 
