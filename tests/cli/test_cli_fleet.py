@@ -132,7 +132,8 @@ def test_down_saves_jobs_and_up_takes_them_on(fleet: Commands) -> None:
     fleet.up()
     fleet.ok("submit", "--name", "job", "--", "sh", "-c", "sleep 600")
     fleet.until("job", "running")
-    assert fleet.ok("fleet", "down", "--within", "60s") == "the fleet is down; 1 job will go on when it is up again\n"
+    said = fleet.ok("fleet", "down", "--within", "60s")
+    assert said == "the fleet is down; 1 job will continue when it is started again\n"
     jobs = fleet.up()["jobs"]
     assert jobs["running"] + jobs["queued"] == 1
     assert fleet.until("job", "running")["attempts"] == 2

@@ -35,7 +35,7 @@ def test_two_jobs_never_have_one_folder(tmp_path: Path) -> None:
 
     (tmp_path / "other").symlink_to(tmp_path / "mine")
     mine = Job(0, "first", spec("first", tmp_path / "mine"), 0.0)
-    with pytest.raises(InputError, match="is the folder of job first, which is not over") as caught:
+    with pytest.raises(InputError, match="is the folder of job first, which has not ended") as caught:
         admitted(spec("second", tmp_path / "other"), folder=tmp_path, beside=(mine,))
     assert caught.value.field == "job_dir"
     with pytest.raises(InputError, match="is the folder of another of these jobs"):

@@ -133,8 +133,8 @@ def test_agent_that_talks_nonsense_is_left_and_found_again(tenants: Tenants, age
         with broker.lock:
             broker.clients[0].connection.send(b"nonsense")
         assert process.stderr is not None
-        said = next(line for line in process.stderr if "the agent is gone" not in line)
-        assert "the agent is back" in said
+        said = next(line for line in process.stderr if "the agent has ended" not in line)
+        assert "the agent has returned" in said
         assert len(broker.clients) == 2
         launches = broker.clients[1].slot().launches
         wait_for(lambda: broker.clients[1].slot().launches > launches, what="it goes on")

@@ -173,7 +173,7 @@ def test_lost_agent(tenants: Tenants, agent: Agents, fail_mode: int, goes_on: bo
         wait_for(lambda: page.launches > launches + 1000)
         return
     assert process.stderr is not None
-    assert "launches wait until it is back" in process.stderr.readline()
+    assert "launches wait until it returns" in process.stderr.readline()
     launches = page.launches
     stays(lambda: page.launches == launches)
     with FakeAgent(broker.path, fail_mode=fail_mode) as heir:
