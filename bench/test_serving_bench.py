@@ -52,7 +52,7 @@ def test_scenarios(shared: Path, tmp_path: Path, planner: str, name: str) -> Non
     text = io.StringIO()
     with redirect_stdout(text):
         plan_set(
-            str(scenarios), str(shared / "reference" / "gpulet"), 4, PLANNERS[planner], 3.0, str(out), None,
+            str(scenarios), str(shared / "reference" / "gpulet"), 4, PLANNERS[planner], 30.0, str(out), None,
             as_json=True, repeats=1 if planner == "exact" else 5,
         )  # fmt: skip
     found, verdict = json.loads(text.getvalue()), judge(shared, scenarios, out)
@@ -105,6 +105,25 @@ def test_a_thousand_services_on_500_gpus() -> None:
     assert plan.feasible
     assert problems(plan, services, packer.gpus) == []
     print(f"\n1,000 services: {min(times):.2f} s, {plan.gpus_used} GPUs of 500")
+
+
+def test_sixty_services_under_mig() -> None:
+    """Rates of 20 to 1,500 requests/s (bert 2 to 100), SLOs around those of ParvaGPU's scenario 3."""
+    profile, rng = load_profile("A100-80GB"), np.random.default_rng(1)
+    models = sorted(profile.models)
+    slo_ms = dict(zip(models, (4294, 126, 150, 119, 282, 113, 144, 146, 138, 227, 265), strict=True))
+    services = []
+    for i, m in enumerate(rng.choice(models, 60).tolist()):
+        rate = float(rng.uniform(2, 100) if m == "bert" else rng.uniform(20, 1500))
+        services.append(Service(f"s{i}", m, rate, slo_ms[m] * float(rng.uniform(0.8, 1.5))))
+    packer = Packer(PLANNERS["gpulet-interference"], Gpus.uniform(profile, 120), services, time_limit_s=60.0)
+    packer.plan()
+    began = time.process_time()
+    plan = packer.plan()
+    took = time.process_time() - began
+    assert problems(plan, services, packer.gpus) == []
+    least = 120 / packer.bound(np.array([s.rate_rps for s in services]))
+    print(f"\n60 services under MIG: {took:.2f} s of CPU, {plan.gpus_used} GPUs, bound {least:.2f}")
 
 
 def test_simulated_requests_per_second() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from cotenant.cli.plan_sets import plan_set
 from cotenant.policy.serving.packing.specs import PLANNERS
-from cotenant.workloads.requests.scenarios import generate, read_scenarios
+from cotenant.workloads.requests.scenarios import generate, read_scenarios, write_scenarios
 
 # last step of the public planners with their shipped flags, in one row of successes from the first
 PUBLIC_STEPS = {"equal": 27, "scen1": 9, "scen2": 52, "scen3": 52, "scen4": 39, "scen5": 39}
@@ -81,3 +81,19 @@ def test_the_large_set_has_every_combination() -> None:
     assert len(found) == 19_682
     assert found["combo-00001"] == [("bert", 100.0, 22.0)]
     assert len(found["combo-19682"]) == 9
+
+
+def test_combinations_that_only_shared_gpulets_serve(shared: Path, tmp_path: Path) -> None:
+    """The exact planner finds them, and proves of others that no plan exists, though prices allow 3 % to 13 % more."""
+    names = {"combo-0124": True, "combo-0121": True, "combo-0316": True, "combo-0527": False, "combo-0349": False}
+    read = read_scenarios(shared / "reference" / "gpulet" / "scenarios-1023.csv")
+    few, out, report = tmp_path / "few.csv", tmp_path / "plans.csv", tmp_path / "report.csv"
+    with few.open("w") as file:
+        write_scenarios(((name, read[name]) for name in names), file)
+    plan_set(
+        str(few), str(shared / "reference" / "gpulet"), 4, PLANNERS["exact"], 600.0, str(out), str(report), as_json=True
+    )
+    assert judged(shared, few, out) == (3, 3)
+    with report.open() as file:
+        found = {row["scenario"]: row["outcome"] for row in csv.DictReader(file)}
+    assert found == {name: "claimed" if served else "infeasible" for name, served in names.items()}

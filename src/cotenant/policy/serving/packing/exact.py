@@ -14,8 +14,9 @@ from cotenant.policy.solver import compressed, solve_milp
 @dataclass(frozen=True)
 class Proof:
     """`factor`: no plan, with shared gpulets or without, serves more than this factor of the rates. `chosen`: patterns
-    of a plan found, or None. `status`: found, infeasible (by the factor), alone-infeasible (no plan of single-model
-    gpulets exists; shared ones remain possible up to the factor) or undecided (the time ran out)."""
+    of a plan found, or None. `status`: found, infeasible (by the factor, or because a search of all patterns ended),
+    alone-infeasible (no plan of single-model gpulets exists; shared ones remain possible up to the factor) or undecided
+    (the time ran out)."""
 
     factor: float
     status: str

@@ -22,12 +22,13 @@ from cotenant.policy.serving.packing.adjust import pattern_caps
 from cotenant.policy.serving.packing.kernel import State, Tables
 from cotenant.policy.serving.packing.patterns import Pattern, pareto, patterns
 from cotenant.policy.serving.packing.search import empty_all
+from cotenant.policy.serving.packing.shared import undominated
 from cotenant.policy.solver import Solution, compressed, solve_milp
 
 PAIRED = 16  # services up to which every two may take turns
 POINTS = 8  # of the trade-off between two services that take turns, per instance
 CYCLES = 32  # lengths of a cycle tried for sets of services
-SMALLEST = 12  # services of least demand, of which sets share an instance
+SMALLEST = 12  # services of least demand, of which sets of three or more share an instance
 
 Content = tuple[tuple[int, tuple[int, ...], tuple[float, ...]], ...]  # (partition, services, requests/s) per gpulet
 
@@ -77,11 +78,11 @@ class InstanceTable:
 
     def _alone(self, i: int) -> list[Column]:
         caps, what = patterns(self.T, self.kinds[i][0], self.parts(i))
-        keep = [c for c in range(len(caps)) if caps[c].any() and self._holds(i, what[c])]
-        keep = [
-            c for c in keep
-            if not any((caps[d] >= caps[c]).all() and ((caps[d] > caps[c]).any() or d < c) for d in keep if d != c)
-        ]  # fmt: skip
+        alike: dict[tuple[int, ...], list[int]] = {}  # only columns of the same services can be worse than another
+        for c in range(len(caps)):
+            if caps[c].any() and self._holds(i, what[c]):
+                alike.setdefault(tuple(np.nonzero(caps[c])[0].tolist()), []).append(c)
+        keep = [rows[int(x)] for rows in alike.values() for x in undominated(caps[rows])]
         return [Column(i, caps[c], self._content(i, what[c], caps[c])) for c in keep]
 
     def _content(self, i: int, what: Pattern, caps: np.ndarray) -> Content:
@@ -93,12 +94,13 @@ class InstanceTable:
 
     def _holds(self, i: int, what: Pattern) -> bool:
         size = self.T.size[self.kinds[i][0]]
-        return self._memory_fits(i, [s for p, s, _ in what for _ in range(size["procs"][p])], len(what))
+        processes = [s for p, s, _ in what for _ in range(size["procs"][p])]
+        return self._memory_fits(i, processes, len(processes))
 
     def _memory_fits(self, i: int, services: Sequence[int], gpulets: int) -> bool:
         t = self.kinds[i][0]
         row, slots = self.T.gpu[t], self.T.size["slots"][t, self.parts(i)[0]]
-        used = float(self.T.svc["mem"][list(services)].sum()) + max(gpulets, 1) * float(row["mem_let"])
+        used = float(self.T.svc["mem"][list(services)].sum()) + gpulets * float(row["mem_let"])
         return used <= float(row["mem_gpu"]) * int(slots) / int(row["slots"])
 
     def _ms(self, i: int, p: int) -> np.ndarray:
@@ -140,36 +142,50 @@ class InstanceTable:
                 caps = np.zeros(len(rates))
                 caps[[a, b]] = capped[at]
                 out.append(Column(i, caps, ((p, (a, b), tuple(capped[at].tolist())),)))
-        done: set[tuple[int, tuple[int, ...]]] = set()
-        for i in sorted(range(len(self.kinds)), key=lambda i: float(self._fraction(i))):
-            for p, services in self._sets(i, rates):
-                if (self.kinds[i][0], services) in done:
-                    continue  # a smaller instance holds them
-                done.add((self.kinds[i][0], services))
-                caps = np.zeros(len(rates))
-                caps[list(services)] = rates[list(services)]
-                out.append(Column(i, caps, ((p, services, tuple(caps[list(services)].tolist())),)))
+        for wanted in (rates, self._remainders(rates)):
+            done: set[tuple[int, tuple[int, ...]]] = set()
+            for i in sorted(range(len(self.kinds)), key=self._fraction):
+                for p, services in self._sets(i, wanted):
+                    if (self.kinds[i][0], services) in done:
+                        continue  # a smaller instance holds them
+                    done.add((self.kinds[i][0], services))
+                    caps = np.zeros(len(rates))
+                    caps[list(services)] = wanted[list(services)]
+                    out.append(Column(i, caps, ((p, services, tuple(caps[list(services)].tolist())),)))
         return out
+
+    def _remainders(self, rates: np.ndarray) -> np.ndarray:
+        """(S,) what instances of a service's own, of the kind that costs least, leave of its rate when each is full."""
+        best = np.zeros(len(rates))
+        cost = np.full(len(rates), np.inf)
+        for column in self.alone:
+            for s in np.nonzero(column.caps)[0] if len(column.content) == 1 else ():
+                each = self._fraction(column.kind) / column.caps[s]
+                if each < cost[s]:
+                    cost[s], best[s] = each, column.caps[s]
+        left = np.where(best > 0, rates % np.maximum(best, 1e-9), rates)
+        return np.where(left > 1e-6 * rates, left, rates)
 
     def _fraction(self, i: int) -> float:
         return float(self.T.size["whole"][self.kinds[i][0], self.parts(i)[0]])
 
     def _sets(self, i: int, rates: np.ndarray) -> list[tuple[int, tuple[int, ...]]]:
-        """Sets of services whose whole rates an instance serves in turns."""
+        """Sets of services all of whose rates an instance serves in turns."""
         p = self.whole(i)
         if p is None:
             return []
         ms, slo = self._ms(i, p), self.T.svc["slo"]
-        small = np.argsort(rates * self.T.svc["cost"], kind="stable")[:SMALLEST]
+        small = set(np.argsort(rates * self.T.svc["cost"], kind="stable")[:SMALLEST].tolist())
         cycle = np.geomspace(slo.max() / 2000, slo.max() / 2, CYCLES)
         batch = np.maximum(1, np.ceil(rates[:, None] * cycle[None, :] / 1000 - 1e-9)).astype(np.int64)
         within = batch < ms.shape[1]
         work = np.where(within, np.take_along_axis(ms, np.where(within, batch, 0), axis=1), np.inf)
         late = cycle[None, :] > slo[:, None] / 2
         work[late] = np.inf
-        fits = [s for s in sorted(small.tolist()) if (work[s] <= cycle).any()]
+        fits = [s for s in range(len(rates)) if (work[s] <= cycle).any()]
         return [
-            (p, services) for n in range(2, self.T.seats + 1) for services in combinations(fits, n)
+            (p, services) for n in range(2, self.T.seats + 1)
+            for services in combinations(fits if n == 2 else [s for s in fits if s in small], n)
             if (work[list(services)].sum(axis=0) <= cycle).any() and self._may_share(i, services)
         ]  # fmt: skip
 

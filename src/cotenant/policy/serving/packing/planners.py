@@ -17,11 +17,13 @@ from cotenant.policy.serving.packing.exact import Proof, prove
 from cotenant.policy.serving.packing.instances import InstanceTable
 from cotenant.policy.serving.packing.kernel import State
 from cotenant.policy.serving.packing.prices import CoverTable, cover_table
+from cotenant.policy.serving.packing.shared import SharedTable, serve_all, shared_table
 from cotenant.policy.serving.packing.specs import KEPT_APART, Spec
 from cotenant.policy.serving.packing.tables import Gpus, build_tables, most_rows, new_state
 
 SEED = 0x9E3779B97F4A7C15
 SMALL = 64  # services or GPUs up to which feasibility is searched for; above, plans are built in one pass
+MANY = 300  # services up to which MIG instances are given out by an integer program
 COVERED = 12  # services up to which patterns are enumerated
 LOOKS = 400  # places tried for one service, the latest opened GPUs first
 GRID = math.log(1.01)  # feasibility is decided at rates rounded up to a geometric grid, see _covers
@@ -75,10 +77,15 @@ class Packer:
         return cover_table(self.tables) if enough else None
 
     @cached_property
+    def shared(self) -> SharedTable | None:
+        """All patterns, shared gpulets included; None where one gpulet has one model, or there are too many."""
+        return shared_table(self.tables, sorted(set(self.gpus.types))) if self.spec.rules.seats > 1 else None
+
+    @cached_property
     def instances(self) -> InstanceTable | None:
         """The integer program of GPUs that are cut into MIG instances; None where no GPU is, or it would take long."""
         cut = bool((self.tables.size["whole"] < 1 - 1e-9).any())
-        searched = self.spec.climb > 0 and not self.spec.rules.whole_only and len(self.services) <= SMALL
+        searched = self.spec.climb > 0 and not self.spec.rules.whole_only and len(self.services) <= MANY
         return InstanceTable(self.tables) if cut and searched else None
 
     def plan(self, rates_rps: Sequence[float] | None = None, start: ServingPlan | None = None) -> ServingPlan:
@@ -137,6 +144,12 @@ class Packer:
             best = self._states[2]
             if proof.chosen is not None and self._take(proof.chosen, rates * SPARE, best):
                 state = best
+            elif proof.status != "infeasible" and self.shared is not None:
+                status, patterns = serve_all(self.shared, rates, self._counts, self.time_limit_s)
+                if status == "infeasible":
+                    proof = replace(proof, status=status)
+                elif rows.place_patterns(self.tables, self.shared, patterns, rates, best):
+                    state = best
         if state is None:
             state = self._best_effort(rates, services, left)
         plan = self._extract(state, services, left)
@@ -160,7 +173,7 @@ class Packer:
         A, C, best = self._states
         left = np.zeros(len(rates))
         self._rng[0] = SEED
-        if self.instances is not None and self._covers_instances(rates * SPARE, best):
+        if self.instances is not None and self._covers_instances(rates, best):
             return best if self.instances.bounds else self._leaner(best, rates)
         if self.spec.climb == 0 or not self.small:
             return A if search.build(self.tables, A, self._scratch, rates, LOOKS, 1, self._rng, left) else None
@@ -241,7 +254,7 @@ class Packer:
         """Fill a state with the fewest GPUs that the integer program finds; False where it finds none that holds."""
         table = self.instances
         assert table is not None
-        found = table.fewest(rates, self._counts, self.time_limit_s)
+        found = table.fewest(rates * SPARE, self._counts, self.time_limit_s)
         if found is None:
             return False
         table.fill(*found, rates, out)
@@ -360,7 +373,7 @@ def _with_proof(plan: ServingPlan, proof: Proof) -> ServingPlan:
         "found": "undecided: the plan found does not fit the memory",
     }[proof.status]
     note = f"{said}; no plan serves more than {proof.factor:.4f} of the rates"
-    return replace(plan, bound=proof.factor, proven_infeasible=proof.factor < 1 - 1e-9, notes=(*plan.notes, note))
+    return replace(plan, bound=proof.factor, proven_infeasible=proof.status == "infeasible", notes=(*plan.notes, note))
 
 
 def _used(state: State) -> int:

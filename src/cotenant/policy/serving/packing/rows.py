@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.policy.serving.packing.adjust import settle_all
 from cotenant.policy.serving.packing.kernel import State, Tables
 from cotenant.policy.serving.packing.search import empty_all
+from cotenant.policy.serving.packing.shared import SharedTable
 from cotenant.policy.serving.packing.tables import Gpus
 from cotenant.profiles.serving.mig_layout import starts
 
@@ -48,6 +50,28 @@ def _together(T: Tables, seats: list[tuple[int, Seat]]) -> list[tuple[int, Seat]
     groups = T.svc["group"]
     stays = max((groups[i] for i, _ in seats), default=0)
     return [(i, seat) for i, seat in seats if groups[i] == stays][: T.seats]
+
+
+def place_patterns(T: Tables, table: SharedTable, chosen: Sequence[int], rates: np.ndarray, out: State) -> bool:
+    """Write patterns that serve the rates into a state, one a GPU; False where they do not hold together, or a gpulet
+    has more models than it may."""
+    empty_all(out)
+    if not chosen:
+        return False
+    total = table.caps[list(chosen)].sum(axis=0)
+    free = {int(t): np.nonzero(T.gpu_type == t)[0].tolist() for t in set(table.kind[list(chosen)].tolist())}
+    for c in chosen:
+        g = free[int(table.kind[c])].pop(0)
+        for j, (p, given) in enumerate(zip(table.parts[c].tolist(), table.rates[c], strict=True)):
+            members = np.nonzero(given)[0]
+            if len(members) > T.seats:
+                return False
+            if p >= 0:
+                row = out[g, j]
+                row["part"], row["inst"], row["count"] = p, 0, len(members)
+                row["svc"][: len(members)] = members
+                row["rate"][: len(members)] = given[members] * rates[members] / total[members]
+    return bool(settle_all(T, out))
 
 
 def gpulets(gpus: Gpus, state: State, g: int, services: Sequence[Service]) -> list[Gpulet]:

@@ -1,0 +1,270 @@
+"""Every GPU pattern whose gpulets may be shared by several models, and an exact search over them.
+
+SLOs leave few batch vectors for models that take turns (`2 * work <= SLO` of each), so all of them can be listed: each
+vector on each partition, alone on the GPU and beside each vector on another partition, under the pressure that the two
+put on each other. What is undominated among these is all that a GPU can do.
+
+The search is depth-first over GPUs. At each node prices bound what remains: capacities are first cut at the remaining
+rates, since more is worth nothing, so the bound of the pattern LP becomes sharper than for rates in general; a pattern
+that earns less than the best by more than the bound leaves to spare is in no plan and goes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from cotenant.policy.serving.packing.kernel import Tables
+from cotenant.policy.solver import compressed, solve_milp
+
+VECTORS = 4000  # batch vectors of one partition, above which nothing is listed
+PAIRS = 4_000_000  # of batch vectors on two partitions
+PRICES = 16  # latest price vectors of a node, tried before a new one is computed
+TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class SharedTable:
+    """rates (C, 2, S): requests/s that each of two gpulets gives each service; caps (C, S) of both together; kind (C):
+    GPU type; parts (C, 2): their partitions, -1 for none."""
+
+    rates: np.ndarray
+    kind: np.ndarray
+    parts: np.ndarray
+    caps: np.ndarray
+
+
+def shared_table(T: Tables, types: Sequence[int]) -> SharedTable | None:
+    """All undominated patterns of these GPU types with two gpulets at most; None where there would be too many."""
+    found: list[_Rows] = []
+    for t in types:
+        parts = np.nonzero(T.size["allowed"][t])[0].tolist()
+        listed = {p: _Vectors(T, t, p, _vectors(T, t, p)) for p in parts}
+        sizes = [len(v.batches) for v in listed.values()]
+        pairs = [
+            (p, q) for p in parts for q in parts
+            if p <= q and T.gpu["lets"][t] > 1 and T.size["share"][t, p] + T.size["share"][t, q] <= 1 + TINY
+        ]  # fmt: skip
+        joint = sum(len(listed[p].batches) * len(listed[q].batches) for p, q in pairs)
+        if max(sizes) > VECTORS or joint > PAIRS:
+            return None
+        for p, v in listed.items():
+            work = v.work(np.array([-1.0]))[:, 0]
+            keep = np.nonzero(work <= v.limit)[0]
+            rates = v.rates(keep, work[keep]) * float(T.size["procs"][t, p])
+            rates = rates[undominated(rates)]
+            found.append(_Rows(t, (p, -1), np.stack([rates, np.zeros_like(rates)], axis=1)))
+        for p, q in pairs:
+            found += _beside(t, listed[p], listed[q])
+    all_rates = np.concatenate([x.rates for x in found])
+    kind = np.concatenate([np.full(len(x.rates), x.kind) for x in found])
+    at = np.concatenate([np.tile(np.array(x.parts), (len(x.rates), 1)) for x in found])
+    return SharedTable(all_rates, kind, at, all_rates.sum(axis=1))
+
+
+def _vectors(T: Tables, t: int, p: int) -> np.ndarray:
+    """(n, S) batches of every set of services that keep their SLOs in turns, alone on partition p."""
+    services, slo = len(T.svc), T.svc["slo"]
+    ms = _ms(T, t, p)
+    several = T.size["procs"][t, p] == 1
+    out = [np.zeros((0, services), np.int16)]
+    count = 0
+    for n in range(1, services + 1 if several else 2):
+        before = count
+        for chosen in combinations(range(services), n):
+            limit = slo[list(chosen)].min() / 2
+            grids = [np.nonzero(ms[s] <= limit)[0] for s in chosen]
+            apart = len(set(T.svc["group"][list(chosen)].tolist())) > 1
+            if apart or sum(ms[s][g[0]] if g.size else np.inf for s, g in zip(chosen, grids, strict=True)) > limit:
+                continue
+            if np.prod([float(g.size) for g in grids]) > 100 * VECTORS or count > VECTORS:
+                return np.zeros((VECTORS + 1, services), np.int16)
+            mesh = np.meshgrid(*grids, indexing="ij")
+            work = sum(ms[s][g] for s, g in zip(chosen, mesh, strict=True))
+            fits = np.asarray(work) <= limit
+            rows = np.zeros((int(fits.sum()), services), np.int16)
+            for s, g in zip(chosen, mesh, strict=True):
+                rows[:, s] = g[fits]
+            out.append(rows)
+            count += len(rows)
+        if count == before:
+            break  # a larger set holds one of these
+    return np.concatenate(out)
+
+
+def _ms(T: Tables, t: int, p: int) -> np.ndarray:
+    """(S, B+1) milliseconds alone; inf for a batch of 0."""
+    model = T.svc["model"]
+    ms: np.ndarray = (T.lat[t, model, p] + T.cell["over"][t, model]) * T.gpu["margin"][t]
+    ms[:, 0] = np.inf
+    return ms
+
+
+class _Vectors:
+    """Batch vectors of a partition with what is asked of them."""
+
+    def __init__(self, T: Tables, t: int, p: int, batches: np.ndarray) -> None:
+        self.T, self.t, self.p, self.batches = T, t, p, batches
+        self.limit = np.where(batches > 0, T.svc["slo"][None, :], np.inf).min(axis=1, initial=np.inf) / 2
+        other = T.cell["other"][t, T.svc["model"]]
+        self.press = np.where(batches > 0, other[np.arange(len(T.svc))[None, :], batches], 0.0).max(axis=1, initial=0.0)
+        self.press *= T.size["share"][t, p]
+
+    def work(self, pressure: np.ndarray) -> np.ndarray:
+        """(n, m) ms of a cycle beside neighbours of these pressures; below 0: alone."""
+        T, t, p = self.T, self.t, self.p
+        out = np.zeros((len(self.batches), len(pressure)))
+        for s, m in enumerate(T.svc["model"].tolist()):
+            cell, lat = T.cell[t, m], np.where(np.isfinite(T.lat[t, m, p]), T.lat[t, m, p], 0.0)
+            beside = T.gpu["alpha0"][t] + cell["own"][:, None] * T.size["share"][t, p] + pressure[None, :]
+            alpha = np.where(pressure[None, :] < 0, 1.0, np.maximum(1.0, beside))
+            ms = (lat[:, None] * alpha + cell["over"][:, None]) * T.gpu["margin"][t]
+            ms[0] = 0.0
+            out += ms[self.batches[:, s]]
+        return out
+
+    def rates(self, rows: np.ndarray, work: np.ndarray) -> np.ndarray:
+        """(len(rows), S) requests/s of vectors whose cycles take `work` ms."""
+        return self.batches[rows] * 1000.0 / work[:, None]
+
+
+class _Rows(NamedTuple):
+    """Patterns of one pair of partitions: rates (n, 2, S)."""
+
+    kind: int
+    parts: tuple[int, int]
+    rates: np.ndarray
+
+
+def _beside(t: int, a: _Vectors, b: _Vectors) -> list[_Rows]:
+    """Undominated patterns of two gpulets, by which services are on them."""
+    work_a, work_b = a.work(b.press), b.work(a.press).T
+    i, j = np.nonzero((work_a <= a.limit[:, None]) & (work_b <= b.limit[None, :]))
+    weight = 1 << np.arange(a.batches.shape[1], dtype=np.int64)
+    held = ((a.batches[i] > 0) @ weight << len(weight)) + (b.batches[j] > 0) @ weight
+    out = []
+    for group in np.unique(held):
+        x, y = i[held == group], j[held == group]
+        rates = np.stack([a.rates(x, work_a[x, y]), b.rates(y, work_b[x, y])], axis=1)
+        out.append(_Rows(t, (a.p, b.p), rates[undominated(rates.sum(axis=1))]))
+    return out
+
+
+def undominated(caps: np.ndarray) -> np.ndarray:
+    """Indices of the rows of which no other row has all."""
+    order = np.argsort(-caps.sum(axis=1), kind="stable")
+    kept = np.zeros_like(caps)
+    chosen: list[int] = []
+    for i in order:
+        if not (kept[: len(chosen)] >= caps[i] - 1e-12).all(axis=1).any():
+            kept[len(chosen)] = caps[i]
+            chosen.append(int(i))
+    return np.array(chosen, np.int64)
+
+
+@dataclass
+class _Search:
+    """One search; `late` once its time ran out."""
+
+    table: SharedTable
+    ends: float
+    late: bool = False
+
+    def within(self) -> bool:
+        self.late = self.late or time.monotonic() > self.ends
+        return not self.late
+
+    def prices(self, caps: np.ndarray, kind: np.ndarray, rates: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """(S + T,) prices at which all GPUs together earn 1 at most, and the rates are worth most; then each GPU
+        type's part of it."""
+        services, types = len(rates), len(counts)
+        rows = np.zeros((len(caps) + 1, services + types))
+        rows[:-1, :services] = caps
+        rows[np.arange(len(caps)), services + kind] = -1.0
+        rows[-1, services:] = counts
+        found = solve_milp(
+            np.concatenate([rates, np.zeros(types)]), compressed(rows), np.full(len(rows), -np.inf),
+            np.concatenate([np.zeros(len(caps)), [1.0]]), np.zeros(services + types), np.full(services + types, 1e9),
+            np.zeros(services + types, bool), maximise=True, time_limit_s=60.0,
+        )  # fmt: skip
+        price = np.zeros(services) if found.x is None else np.maximum(found.x[:services], 0.0)
+        # weak duality holds for any prices once each GPU type's worth is what its best pattern earns
+        earned = caps @ price
+        worth = np.array([earned[kind == t].max(initial=0.0) for t in range(types)])
+        total = float(counts @ worth) or float(price @ rates) / 2 or 1.0  # nothing earns: priced out
+        return np.concatenate([price, worth]) / total
+
+    def cover(self, rows: np.ndarray, caps: np.ndarray, rates: np.ndarray, counts: np.ndarray) -> list[int] | None:
+        """Patterns (of these rows of the table, with these capacities) that serve the rates; None where none do."""
+        if not (rates > 0).any():
+            return []
+        kind = self.table.kind[rows]
+        usable = counts[kind] > 0
+        rows, kind, caps = rows[usable], kind[usable], np.minimum(caps[usable], rates)
+        if counts.sum() <= 1 or not len(rows):
+            serves = (caps >= rates - 1e-9 * np.maximum(1.0, rates)).all(axis=1)
+            return [int(rows[np.argmax(serves)])] if counts.sum() and serves.any() else None
+        price = self.prices(caps, kind, rates, counts)
+        worth = float(price[: len(rates)] @ rates)
+        if worth > 1 + TINY:
+            return None
+        lost = price[len(rates) :][kind] - caps @ price[: len(rates)]
+        near = np.nonzero(lost <= 1 - worth + TINY)[0]
+        for t in np.unique(kind):
+            mine = near[kind[near] == t]
+            near = np.concatenate([near[kind[near] != t], mine[undominated(caps[mine])]])
+        rows, caps, kind, lost = rows[near], caps[near], kind[near], lost[near]
+        if not len(rows):
+            return None
+        urgent = int(np.argmax(rates / np.maximum(caps.max(axis=0), TINY)))
+        alive = np.ones(len(rows), bool)
+        known = [price]
+        for i in np.argsort(lost, kind="stable"):
+            if caps[i, urgent] <= 0:
+                continue
+            if not self.within():
+                return None
+            rest = rates - caps[i]
+            rest[rest <= TINY * np.maximum(1.0, rates)] = 0.0
+            left = counts.copy()
+            left[kind[i]] -= 1
+            if not self._priced_out(caps[alive], kind[alive], rest, left, known):
+                found = self.cover(rows[alive], caps[alive], rest, left)
+                if found is not None:
+                    return [int(rows[i]), *found]
+            alive[i] = False
+        return None
+
+    def _priced_out(
+        self, caps: np.ndarray, kind: np.ndarray, rates: np.ndarray, counts: np.ndarray, known: list[np.ndarray]
+    ) -> bool:
+        """Whether prices prove that the rates cannot be served; new ones are added to those known."""
+        if not (rates > 0).any() or counts.sum() <= 1:
+            return False
+        cut = np.minimum(caps, rates)
+        for price in known[-PRICES:]:
+            earned = cut @ price[: len(rates)]
+            most = sum(float(earned[kind == t].max(initial=0.0)) * n for t, n in enumerate(counts.tolist()) if n)
+            if float(price[: len(rates)] @ rates) > most * (1 + TINY):
+                return True
+        usable = counts[kind] > 0
+        if not usable.any():
+            return True
+        price = self.prices(cut[usable], kind[usable], rates, counts)
+        known.append(price)
+        return float(price[: len(rates)] @ rates) > 1 + TINY
+
+
+def serve_all(table: SharedTable, rates: np.ndarray, counts: np.ndarray, time_limit_s: float) -> tuple[str, list[int]]:
+    """(found, patterns), (infeasible, none): no plan at all serves the rates, or (undecided, none): the time ran
+    out."""
+    search = _Search(table, time.monotonic() + time_limit_s)
+    found = search.cover(np.arange(len(table.caps)), table.caps, rates, counts)
+    if found is not None:
+        return "found", found
+    return ("undecided" if search.late else "infeasible"), []
