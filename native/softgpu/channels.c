@@ -1,5 +1,5 @@
 /* Contexts as the NVIDIA driver's objects, and its controls on them: what a program makes it tells by ioctl(), as libcuda
- * does, and whoever holds its file may set slices and take channels off the device.  The kernel knows nothing of these calls: the
+ * does, and a process that holds its file may set slices and take channels off the device.  The kernel does not know these calls: the
  * driver shim, which sees them, hands those of this driver to cotenant_soft_ioctl. */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* Streams that wait for a word in memory, and write one.
  *
- * The schedule knows only ends that can be computed when work is queued; a wait ends when somebody stores a value.  From
+ * The schedule knows only ends that can be computed when work is queued; a wait ends when some processor stores a value.  From
  * such a wait on, a stream is held: what comes behind is kept as a list, and one thread of the process moves it to the
  * schedule, in order, when its time has come. */
 #define _GNU_SOURCE

@@ -84,7 +84,7 @@ EXPORT CUresult cuMemCreate(struct soft_handle **out, size_t bytes, const struct
     return CUDA_SUCCESS;
 }
 
-/* The memory lives as long as anybody has a descriptor; each process counts what it has a handle of. */
+/* The memory lives as long as any process has a descriptor; each process counts what it has a handle of. */
 EXPORT CUresult cuMemExportToShareableHandle(void *out, struct soft_handle *handle, int type, uint64_t flags)
 {
     (void)flags;

@@ -1,6 +1,6 @@
 /* A client of MPS, where COTENANT_SOFTGPU_MPS names a stand-in for its control command.  The process connects at cuInit by the
  * socket of its pipe folder; the server answers with the SMs and the memory that it may have.  Without a folder, or with
- * one where nobody listens, it is a process like any other: the whole GPU, and no error, as with the real one. */
+ * one where no server listens, it is a process like any other: the whole GPU, and no error, as with the real one. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  *
  * Each context has a clock that stands still while it has work and does not run.  All times of its work (ends of streams,
  * events) are by that clock, so they are known when work is queued, whatever others do later.  Who ran since the last look is worked
- * out by whoever looks next, on a copy of the schedule that then becomes the live one: a process that is killed meanwhile
+ * out by the process that looks next, on a copy of the schedule that then becomes the live one: a process that is killed meanwhile
  * leaves the copy before it. */
 #include <string.h>
 

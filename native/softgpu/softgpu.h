@@ -3,7 +3,7 @@
  * Time is a schedule, not a simulation thread: a launch reserves the next free span of the device, so "done" means
  * "now is past the end of the span".  Processes that use the same state file share the device's schedule and memory
  * and contend for both.  The shared state is changed by atomic operations only; there is no lock that a killed process
- * could leave behind, and what a dead process held is taken back by whoever looks next.
+ * could leave behind, and what a dead process held is taken back by the process that looks next.
  *
  * A module is text, one kernel per line after the first:
  *

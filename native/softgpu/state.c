@@ -94,7 +94,7 @@ int soft_open_state(void)
     return fd;
 }
 
-/* A fresh file is all zeros; whoever sees that first writes the geometry.  Writing it twice writes the same. */
+/* A fresh file is all zeros; the process that sees that first writes the geometry.  Writing it twice writes the same. */
 static void found(struct soft_state *fresh)
 {
     if (atomic_load(&fresh->magic) == STATE_MAGIC)

@@ -23,7 +23,7 @@ def _two_jobs_on_one_gpu() -> Trace:
 @pytest.mark.parametrize("cost_s", [300.0, 700.0])
 def test_restarts_longer_than_turns(cost_s: float) -> None:
     options = EngineOptions(restart_cost_s=cost_s)
-    with pytest.raises(WorkError, match="nobody got any work done"):
+    with pytest.raises(WorkError, match="no job made progress"):
         run_training(_two_jobs_on_one_gpu(), parse_cluster("1x1"), load_profiles(), JobPolicy("las"), options)
 
 

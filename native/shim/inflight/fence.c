@@ -1,6 +1,6 @@
 /* Fences work in flight about once per predicted millisecond, and learns the costs of launches from the fences.
  *
- * In an unbounded turn nobody else waits, so fences are further apart and more may be queued; while estimates are
+ * In an unbounded turn no other tenant waits, so fences are further apart and more may be queued; while estimates are
  * accurate, only one interval in 16 is sampled and compared, and the others are checked only when half of the allowed
  * work is queued.
  *

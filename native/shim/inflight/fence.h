@@ -13,7 +13,7 @@ struct cost { /* estimated cost of one launch of a kernel, graph or copy */
 #define COST_FLOOR_NS 4000            /* so that an interval contains fewer than INTERVAL_LOG launches */
 #define COST_UNKNOWN_NS 1000000       /* a new kernel gets an interval alone */
 #define INTERVAL_NS 1000000
-#define INTERVAL_ALONE_NS 8000000     /* in an unbounded turn, where nobody else waits */
+#define INTERVAL_ALONE_NS 8000000     /* in an unbounded turn, where no other tenant waits */
 #define INTERVAL_LOG 2048
 _Static_assert(INTERVAL_LOG > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1, "the log must hold every launch of an interval");
 #define INFLIGHT_ALONE 16             /* factor on the work that the agent allows to be queued, in an unbounded turn */

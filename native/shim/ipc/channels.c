@@ -1,6 +1,6 @@
 /* Observes the driver's objects behind contexts as libcuda creates them: libcuda calls ioctl(), and the preloaded
  * definition comes first.  Each compute channel group is sent to the agent, with the file on which its client was
- * created: whoever holds that file can set the group's time slice.  Launches make no such calls, so their path is
+ * created: a process that holds that file can set the group's time slice.  Launches make no such calls, so their path is
  * unaffected. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

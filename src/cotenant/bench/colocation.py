@@ -192,7 +192,7 @@ class Plan:
     rounds: int = 5
     block_s: float = 2.0
     copy: bool = False
-    changes: dict[str, Any] = field(default_factory=dict)  # settings of the floor, over the scheme's own
+    changes: dict[str, Any] = field(default_factory=dict)  # co-location settings that override the scheme's
     ls_class: str = "unknown"  # that the service shows
     be_kernels: str = ""  # profile of the loads' kernels, compiled; "": as known (`known_work`)
     progress: Callable[[str], None] = lambda text: None

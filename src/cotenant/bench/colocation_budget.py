@@ -1,7 +1,7 @@
 """`cotenant bench budget`: how much best-effort work a latency-sensitive service tolerates beside it.
 
-The floor is up all the time, so best-effort (BE) work runs by tidal's `overlap` alone: one launch at a time, for a part
-of the time, on a part of the SMs. The curve of the service's slowdown over that is what choose_budget takes.
+The service always reports work, so best-effort work (BE) runs by tidal's `overlap` alone: one launch at a time,
+for a part of the time, on a part of the SMs. The curve of the service's slowdown over that is choose_budget's input.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def said(row: dict[str, Any]) -> str:
 
 @contextmanager
 def held_up(floor: Floor) -> Iterator[None]:
-    """The floor is up all the time, with signs of life."""
+    """Report latency-sensitive work without a pause, with heartbeats."""
     over = threading.Event()
 
     def keep() -> None:

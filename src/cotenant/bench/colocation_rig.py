@@ -188,11 +188,11 @@ class Rig:
         return program
 
     def ls(self, name: str = "ls", *, sms: float = 1.0, batch: int = 4) -> Program:
-        """An LS client, our own worker: no shim, on the floor once it is ready (`join`)."""
+        """An LS client, a worker of this project without the shim; it reports its work once it is ready (`join`)."""
         return self._native(name, ["cotenant.bench.ls_client", self.bench.backend, str(batch)], sms)
 
     def join(self, ls: Program, work_class: str = "unknown") -> None:
-        """Let a ready LS client join the floor, to show that class there."""
+        """Let a ready LS client report its work to the agent, as that class."""
         ls.ask(f"floor {self.bench.folder} {self.uuid} {work_class}")
 
     def be_native(self, name: str = "be-native", *, sms: float = 1.0) -> Program:

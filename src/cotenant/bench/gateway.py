@@ -98,7 +98,7 @@ def cpu_s(pid: int) -> float:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -129,7 +129,7 @@ def process(command: list[str], port: int, folder: Path) -> Iterator[subprocess.
         with suppress(subprocess.TimeoutExpired):
             server.wait(10)
         with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)  # a session of its own: nobody else is in it
+            os.killpg(server.pid, signal.SIGKILL)  # a session of its own, with no other process
         server.wait()
 
 

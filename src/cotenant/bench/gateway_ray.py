@@ -1,4 +1,4 @@
-"""Ray Serve in the gateway benchmark: one replica that runs the model, asked over Ray's own HTTP door."""
+"""Ray Serve in the gateway benchmark: one replica that runs the model, behind Ray's own HTTP proxy."""
 
 from __future__ import annotations
 

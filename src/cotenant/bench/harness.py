@@ -111,7 +111,7 @@ class Bench:
 
     def __enter__(self) -> Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
-        # a software GPU of its own: nobody else's work on it
+        # a software GPU of its own, without other work
         self.environment = dict(os.environ)
         if self.device.simulated:
             self.environment["COTENANT_SOFTGPU_STATE"] = str(self.folder / "softgpu")

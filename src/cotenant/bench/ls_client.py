@@ -1,6 +1,6 @@
 """The latency-sensitive service of `cotenant bench colocation`: `python -m cotenant.bench.ls_client BACKEND BATCH`.
 
-Protocol: prints `ready NAME`; then `floor FOLDER UUID [CLASS]` joins the floor of an agent, to show that class there,
+Protocol: prints `ready NAME`; then `floor FOLDER UUID [CLASS]` makes it report its work to an agent, as that class,
 and each line `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrivals and prints one JSON object
 {"latency_ms": [...], "service_ms": [...], "late_ms": [...], "active_s", "begin_ns", "end_ns"}. Latency counts from the
 scheduled arrival; late is what passes before a request begins with none in front of it: a host that paused.
@@ -60,7 +60,7 @@ def serve(
     copy: bool,
     work_class: WorkClass = WorkClass.UNKNOWN,
 ) -> dict[str, Any]:
-    """Serve the arrivals one after the other; the floor is up while a request is served or waits."""
+    """Serve the arrivals one after the other; the service reports work while a request is served or waits."""
     latency_ms: list[float] = []
     service_ms: list[float] = []
     late_ms: list[float] = []

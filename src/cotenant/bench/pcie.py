@@ -125,7 +125,7 @@ def measure(
     if simulated and memory == "pageable":
         size, chunk_bytes = size or SOFT_PAGEABLE_COPY, chunk_bytes or SOFT_PAGEABLE_CHUNK
     size = size or (SOFT_COPY if simulated else COPY)
-    # everybody at once: a tenant under `time` copies only in its turns, which is another question
+    # all at once: a tenant under `time` copies only in its turns, which is another question
     mechanism = mechanism or mechanisms.choose(Use.TENANT, concurrent=True)
     program = ["cotenant.bench.copying", direction, memory, mode, str(size)]
     settings = settings_for(gpus, chunk_bytes, period_bytes)

@@ -73,7 +73,7 @@ def _refuse_if_used(nvml: Nvml, device: NvmlGpu, change: Change, *, beside_runni
         pids = ", ".join(
             f"{pid} on {names[where]}" if where in names else str(pid) for pid, where in sorted(running.items())[:8]
         )
-        hint = "" if beside_running else "; --beside-running changes only instances that nobody uses"
+        hint = "" if beside_running else "; --beside-running changes only instances that are not in use"
         raise WorkError(f"GPU {device.index} runs process {pids}: stop it first{hint}")
 
 

@@ -103,7 +103,7 @@ class Loop:
         self.next = 0
         self.done = 0
         self.wrong = 0  # answers that belong to another request or model
-        self.stray = 0  # answers that nobody waited for
+        self.stray = 0  # answers to no open request
         self.reasons: dict[str, int] = {}
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._epoll = select.epoll()

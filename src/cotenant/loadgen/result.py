@@ -22,7 +22,7 @@ COLUMNS = ("service", "scheduled_s", "sent_s", "finished_s", "inference_ms", "to
 @dataclass(frozen=True)
 class LoadResult:
     """One load test. `rows` (n,) of ROW in order of schedule: seconds from the start, ms for `inference`, -1 for what
-    never happened. `wrong`: answers that belonged to another request; `stray`: answers nobody waited for."""
+    never happened. `wrong`: answers that belonged to another request; `stray`: answers to no open request."""
 
     services: tuple[LoadService, ...]
     rows: np.ndarray
@@ -109,7 +109,7 @@ class LoadResult:
         if self.wrong:
             found.append(f"{self.wrong:,} answers belonged to another request or model; they count as failed")
         if self.stray:
-            found.append(f"{self.stray:,} answers came for nobody")
+            found.append(f"{self.stray:,} answers belong to no open request")
         for reason, count in sorted(self.reasons.items(), key=lambda x: -x[1])[:3]:
             found.append(f"{count:,} failed: {reason}")
         return found

@@ -196,7 +196,7 @@ class ColocationEngine:
     def _arrive(self, at: int) -> None:
         self._waiting.append(at)
         if self._active_since is None:
-            self._active_since = self.now  # the floor is up
+            self._active_since = self.now  # latency-sensitive work begins
             self._at(self.now + self.table.launch_ns, self._begin)
 
     def _begin(self) -> None:
@@ -211,11 +211,11 @@ class ColocationEngine:
             return
         assert self._active_since is not None
         self.result.active_ns += self.now - self._active_since
-        self._active_since = None  # the floor is down
+        self._active_since = None  # latency-sensitive work has ended
         self._be_host()
 
     def _ls_class(self) -> WorkClass:
-        """What the floor shows: Orion's worker tells the class of the operator that runs, others only that one does."""
+        """The class that the service reports: with orion that of its running operator, else only that one runs."""
         if self._active_since is None:
             return WorkClass.NONE
         if self.scheme.rule is not RuleKind.ORION:
@@ -258,7 +258,7 @@ class ColocationEngine:
             self._at(self.now + self.table.launch_ns, self._submit_be, work, self._event(work))
 
     def _look_again(self, work: KernelWork, active: WorkClass) -> None:
-        """By events when a kernel ends or the floor falls; by the clock for what only time brings."""
+        """By events when a kernel or the service's work ends; by the clock for what only time brings."""
         if self.scheme.rule is not RuleKind.TIDAL:
             return
         at = float(self.state.busy_until_ns - self.rule.lead_ns)

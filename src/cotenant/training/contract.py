@@ -1,4 +1,4 @@
-"""How a job and whoever started it talk: environment, files in the job's folder, one exit code.
+"""Protocol between a job and the process that started it: environment, files in the job's folder, one exit code.
 
 Files are JSON and replaced by rename, so a reader sees the old or the new one. They outlive both sides: a controller
 that comes back finds what its jobs did meanwhile. The folder is the same wherever the job is moved.

@@ -17,7 +17,7 @@ class LeaseWatch:
     """Keeps up with the lease file; `lease` is what holds now.
 
     Without a file, the lease is what the environment says, for ever. `fenced`: the file is for a later start of this
-    job, so whoever reads it here should not be running.
+    job, so a process that reads this should not be running.
     """
 
     def __init__(self, folder: Path | None, attempt: int) -> None:

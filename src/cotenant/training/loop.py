@@ -183,7 +183,7 @@ class Loop:
                 self.epoch, self._batch, self._seed = state["epoch"], state["batch"], state["seed"]
                 if self._gang.rank < saved.world:
                     randomness.put(state["random"])
-                else:  # a rank that is new: nobody's numbers, but the same ones every time
+                else:  # a new rank: numbers that no other rank uses, the same ones every time
                     randomness.set_all(randomness.derive(self._seed, saved.step, self._gang.rank))
         if self._seed is None:
             self._seed = _seed_of_process()
@@ -266,7 +266,7 @@ def loop(
     if epochs < 1:
         raise InputError(f"{epochs} epochs are no training", field="epochs")
     if steps is not None and steps < 0:
-        raise InputError(f"{steps} steps are fewer than none", field="steps")
+        raise InputError(f"steps must be 0 or more, not {steps}", field="steps")
     if most_workers < 1:
         raise InputError(f"{most_workers} workers are none", field="most_workers")
     if not every_s > 0:

@@ -34,7 +34,7 @@ class Source(ABC):
         return None
 
     def set_memory(self, memory_bytes: int) -> None:  # noqa: B027 most sources keep nothing
-        """Tell whoever keeps data in memory how much the job has."""
+        """Tell code that keeps data in memory how much the job has."""
 
 
 class SequenceSource(Source):

@@ -24,7 +24,7 @@ _ask: Callable[[], int] | None = None
 
 
 def _turn_left_s() -> float:
-    """Seconds until this program's turn ends; infinite without the shim, or while nobody waits."""
+    """Seconds until this program's turn ends; infinite without the shim, or while no other tenant waits."""
     global _ask
     if _ask is None:
         try:

@@ -155,8 +155,8 @@ DISCIPLINES: tuple[Discipline, ...] = (
     ),
     Discipline(
         "exclusive-turns",
-        "The whole GPU for N seconds, first come, first served; dropped early only when idle or somebody waits"
-        " (nvshare).",
+        "The whole GPU for N seconds, first come, first served; given up early only when idle or while another "
+        "tenant waits (nvshare).",
         _rank_arrival,
         _quota_exclusive,
     ),

@@ -3,7 +3,7 @@
 The model, which softgpu/share.c follows too. SMs: a kernel takes what older ones leave (a running kernel is not stopped
 and has no priority), and runs as much slower as it got less than it needs: all that it fills, or if it is bound by
 memory a third. Memory bandwidth: shared in proportion to the accesses
-under way, SMs held times a density per class; nobody gets more than it asks for, and the rest goes to the others.
+under way, SMs held times a density per class; no kernel gets more than it needs, and the rest goes to the others.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class MpsMigModel:
         distribution = self.posterior(mps)
         large = weighted_median(distribution, self._targets)
         small = weighted_median(distribution, self._small)
-        known = (distribution @ ~np.isnan(self._small)) >= 0.5  # else nobody alike ran there: regress
+        known = (distribution @ ~np.isnan(self._small)) >= 0.5  # no similar job ran there: use the regression
         guess = self.small_slices(large[..., 0] / large[..., 1], large[..., 0] / large[..., 2])
         return by_kind(np.concatenate([large, np.where(known, small, guess)], -1), geo)
 

@@ -230,7 +230,7 @@ class Replanner:
                 if str(error) != self.note:
                     self.say(f"no new plan: {error}", logging.WARNING)
                 self.note = str(error)
-                if isinstance(error, UnavailableError):  # nobody is to blame: soon it may be otherwise
+                if isinstance(error, UnavailableError):  # no error of the plan; a later attempt may succeed
                     loop.call_later(SAMPLE_S, self.wanted.set)
 
 

@@ -6,7 +6,7 @@ asked of its actor twice a second, since Ray itself takes up to half a minute to
 
 Pickled messages on a socket: `(number, gpu, method, arguments)` comes in and is called on that GPU's node; `(number,
 answer)` goes out, None where the node is lost, and `("gpus" | "died" | "lost", ...)` unasked. "gpus" is sent twice a
-second, as a sign of life. None comes in before the server hangs up.
+second, as a heartbeat. None comes in before the server hangs up.
 """
 
 from __future__ import annotations

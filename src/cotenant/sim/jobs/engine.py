@@ -208,7 +208,7 @@ def run_window(
         status = kernel.advance(window.world)
         if status == kernel.NOWHERE:
             raise WorkError(
-                f"for {IDLE_ROUNDS:,} rounds nobody got any work done: jobs take turns, and restarts and checkpoints "
+                f"for {IDLE_ROUNDS:,} rounds no job made progress: jobs take turns, and restarts and checkpoints "
                 "take longer than their turns; use a longer --lease or --sticky"
             )
         if status == kernel.NEED_CHOICE:

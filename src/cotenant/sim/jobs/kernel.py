@@ -145,7 +145,7 @@ def _serve(w: World, now: float) -> None:
     run, c = w.run, w.run.counters
     ends = 0
     anybody = False
-    owing = True  # restarts take the whole lease of everybody who runs
+    owing = True  # restarts take the whole lease of all running jobs
     grants = w.alloc.job
     for i in range(c[C_ACTIVE]):
         job = run.order[i]
@@ -176,7 +176,7 @@ def advance(w: World) -> int:
     """Go on until DONE, until buffers are full or arrivals are missing (FLUSH), or until the policy is to choose
     (NEED_CHOICE).
 
-    NOWHERE: for `idle_limit` rounds restarts took the whole lease of everybody who ran.
+    NOWHERE: for `idle_limit` rounds restarts took the whole lease of all running jobs.
     """
     run, c = w.run, w.run.counters
     while True:
@@ -210,7 +210,7 @@ def advance(w: World) -> int:
             tell_round(w, now)
             _serve(w, now)
             if c[C_STALLED] == 1 and c[C_NEXT] >= len(w.jobs):
-                return DONE  # nobody runs and nobody will come: the rest can never run here
+                return DONE  # no job runs and none will arrive: the waiting ones can never run here
             c[C_STALLED] = 0
             if c[C_IDLE] > w.options.idle_limit:
                 return NOWHERE

@@ -34,7 +34,7 @@ def _worker(point: Point, folder: str, base: str) -> None:
 
 
 def _start_worker() -> None:
-    """A worker ends with its parent, however that one ended: nobody would take what it makes."""
+    """A worker ends with its parent, however the parent ended: no process would read its results."""
 
     def end_with_parent() -> None:
         parent = multiprocessing.parent_process()

@@ -203,7 +203,7 @@ def digest_of(path: Path) -> str:
         status = path.stat()
         return _digest(path, status.st_mtime_ns, status.st_size)
     except OSError:
-        return ""  # whoever reads it says what is wrong
+        return ""  # the reader of the file reports what is wrong
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from cotenant.policy.mig.optimizer import PartitionPlan
 from cotenant.profiles.mig.speeds import mps_speed
 from cotenant.sim.mig.state import Clock, Entry, GpuState, Mode, Work, share_of
 
-Predict = Callable[[int, int], np.ndarray]  # (job, co-runners measured with it) -> believed speeds by kind
+Predict = Callable[[int, int], np.ndarray]  # (job, co-runners measured with it) -> predicted speeds by kind
 
 
 @dataclass
@@ -24,7 +24,7 @@ class PartitionInput:
     """What a run needs. Arrays by job: arrival, gpus (whole numbers), work in seconds of the whole GPU, launch time.
 
     `speeds`: (jobs, kinds) true speeds, 0 where the job may not run. `qos_floor`: least speed, 0..1. `nodes`: node of
-    every GPU. `predict`: what miso believes after measuring; None predicts without error.
+    every GPU. `predict`: miso's prediction after measuring; None predicts without error.
     """
 
     geo: Geometry
@@ -170,7 +170,7 @@ class Enforcer:
         return speeds
 
     def promote(self) -> None:
-        """Static: when nobody waits, move jobs from small slices to larger free ones, the smallest slice first."""
+        """Static: when no job waits, move jobs from small slices to larger free ones, the smallest slice first."""
         if self.queue:
             return
         seated = sorted(
@@ -224,7 +224,7 @@ class Enforcer:
         self.clock.at(end, "measured", gpu.index, gpu.version)
 
     def measured(self, gpu: GpuState) -> None:
-        """Profiling is over: believe what was predicted from it and partition; who no longer fits waits again."""
+        """Profiling is over: partition by its predictions; a job that no longer fits is queued again."""
         gpu.mode = Mode.MIG
         for job in gpu.jobs:
             speeds = self.data.speeds[job]
@@ -247,7 +247,7 @@ class Enforcer:
         self.apply(gpu, gpu.jobs, plan)
 
     def evict(self, gpu: GpuState, job: int) -> None:
-        """Back to the head of the queue: with what is now believed of it, it does not fit here."""
+        """Back to the head of the queue: by its predicted speeds it does not fit here."""
         self.work.stop(job, self.clock.now)
         self.work.gpu[job] = ()
         gpu.jobs.remove(job)
@@ -259,6 +259,6 @@ class Enforcer:
 
 
 def _prior(geo: Geometry, speeds: np.ndarray) -> np.ndarray:
-    """What is believed of a job before it was measured: the square root of the compute share, where it fits."""
+    """Predicted speeds of a job before it was measured: the square root of the compute share, where it fits."""
     share = np.array([p.compute / geo.compute_slices for p in geo.profiles.values()])
     return np.where(speeds > 0, np.sqrt(share), 0.0)

@@ -36,7 +36,7 @@ class Verified:
     rounds: int
 
     def holds(self, target: float) -> bool:
-        """Whether the plan serves everybody and every service surely reaches the target."""
+        """Whether the plan serves all services and each surely reaches the target."""
         return self.plan.feasible and all(a >= target for a in self.surely.values())
 
 
@@ -46,8 +46,8 @@ def plan_verified(
 ) -> Verified:  # fmt: skip
     """Plan `packer`'s services for `headroom` times their rates and more, until simulated attainment reaches `target`.
 
-    Best-effort services have no SLO to keep. When a larger rate no longer fits, the last plan that served everybody is
-    returned, with the attainment it reached.
+    Best-effort services have no SLO to keep. When a larger rate no longer fits, returns the last plan that served all
+    services, with the attainment it reached.
     """
     services = packer.services
     staged = {stage.service.name for _, stages in applications for stage in stages}

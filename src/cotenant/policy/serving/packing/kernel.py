@@ -298,7 +298,7 @@ def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
 
 @inner
 def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
-    """Most that service s could still get on gpulet j, if turns were free and nobody pressed: an upper bound."""
+    """Upper bound of what service s could still get on gpulet j: turns free, and no time for the other services."""
     t, p = T.gpu_type[g], A[g, j].part
     load = 0.0
     for k in range(A[g, j].count):

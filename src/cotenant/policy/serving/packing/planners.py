@@ -274,7 +274,7 @@ class Packer:
 
     def _kept(self, rates: np.ndarray, start: ServingPlan) -> State | None:
         """The start plan's gpulets with the new rates: seats are raised or lowered in place, then what is missing is
-        placed; None when that does not serve everybody."""
+        placed; None when that does not serve all services."""
         A = self._states[0]
         now = {s.name: float(r) for s, r in zip(self.services, rates, strict=True)}
         rows.place_as(self.tables, self.gpus, self.services, A, start, now)

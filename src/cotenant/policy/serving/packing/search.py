@@ -69,7 +69,7 @@ def consumed(T: Tables, t: int, p: int, lets: int) -> float:
 
 @inner
 def can_share(T: Tables, A: State, g: int, j: int, s: int) -> bool:
-    """Whether single requests of everybody would fit in half of the tightest SLO: a cheap test before a real one."""
+    """Whether single requests of all services would fit in half of the tightest SLO: a cheap first test."""
     if A[g, j].count == 0 or A[g, j].count >= T.seats or T.size[T.gpu_type[g], A[g, j].part].procs > 1:
         return False
     if T.svc[A[g, j].svc[0]].group != T.svc[s].group:

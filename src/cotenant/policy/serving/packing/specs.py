@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from cotenant.core.errors import InputError
 from cotenant.policy.serving.packing.tables import Rules
 
-# said of a plan that only this rule keeps from serving everybody
+# hint for a plan that would serve all services without this rule
 KEPT_APART = (
     "all services would fit if latency-sensitive and best-effort ones shared gpulets, which "
     "co-location excludes: allow more gpulets per GPU, smaller partitions or more GPUs"

@@ -41,7 +41,7 @@ class Gpus:
 @dataclass(frozen=True)
 class Rules:
     """What a planner may do: `whole_only` keeps GPUs whole, `seats` models share a gpulet, up to `crowd` of them where
-    that many do not serve everybody; `interference` is seen, `apart`: a gpulet is shared only by services of one class
+    fewer do not serve all services; `interference` is seen, `apart`: a gpulet is shared only by services of one class
     (latency-sensitive or best-effort)."""
 
     whole_only: bool = False
