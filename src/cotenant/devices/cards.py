@@ -1,5 +1,6 @@
-"""What NVML's C library tells of cards: memory, clocks, power. It is loaded by ctypes, because an agent that runs from
-source has no Python binding for it, and because the software GPU has a library with the same functions."""
+"""NVML by ctypes: memory, clocks and power of GPUs. Not the Python binding, because an agent that runs from source has
+none, and because the software GPU has a library with the same functions.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ WHY = {"power_cap": 0x4, "thermal": 0x20 | 0x40, "slowdown": 0x8 | 0x80}
 
 
 class Memory(NamedTuple):
-    """A card's memory."""
+    """Memory of a GPU."""
 
     total_bytes: int
     free_bytes: int
 
 
 class MemoryLimits(NamedTuple):
-    """What the driver holds a control group to, on one card. `hard_bytes` NO_LIMIT: nothing."""
+    """Limits that the driver has for a control group on one GPU. `hard_bytes` NO_LIMIT: no limit."""
 
     soft_bytes: int
     hard_bytes: int
@@ -82,13 +83,13 @@ def _checked(library: ctypes.CDLL, name: str, *arguments: object) -> None:
 
 
 class Cards:
-    """The cards that a library knows. OSError where it cannot be loaded, or its driver is not there."""
+    """The GPUs that a library knows. OSError if it cannot be loaded or its driver is missing."""
 
     def __init__(self, library: str) -> None:
         self._library = _load(library)
 
     def all(self) -> list[Card]:
-        """In NVML's order."""
+        """In the order of NVML."""
         count = ctypes.c_uint()
         _checked(self._library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
         return [self._open(index) for index in range(count.value)]
@@ -107,14 +108,14 @@ class Cards:
         return text.value.decode(errors="replace")
 
     def card(self, uuid: str) -> Card:
-        """The card with a UUID."""
+        """The GPU with a UUID."""
         handle = ctypes.c_void_p()
         _checked(self._library, "nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
         return Card(self._library, handle, uuid)
 
 
 class Card:
-    """One card. OSError for what it does not tell."""
+    """One GPU. Methods raise OSError for values that it does not report."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p, uuid: str, index: int = 0) -> None:
         self._library, self._handle = library, handle
@@ -129,19 +130,19 @@ class Card:
         return float(value.value)
 
     def name(self) -> str:
-        """The model."""
+        """Name of the GPU model."""
         text = ctypes.create_string_buffer(TEXT_BYTES)
         self._call("nvmlDeviceGetName", text, ctypes.c_uint(TEXT_BYTES))
         return text.value.decode(errors="replace")
 
     def memory(self) -> Memory:
-        """Its memory now."""
+        """Its current memory use."""
         found = (ctypes.c_uint64 * 3)()  # total, free, used
         self._call("nvmlDeviceGetMemoryInfo", found)
         return Memory(int(found[0]), int(found[1]))
 
     def processes(self) -> list[int]:
-        """Processes with memory there."""
+        """Processes that hold memory on it."""
         count = ctypes.c_uint(MOST_PROCESSES)
         found = (_Process * MOST_PROCESSES)()
         self._call("nvmlDeviceGetComputeRunningProcesses_v3", ctypes.byref(count), found)
@@ -152,7 +153,7 @@ class Card:
         now, pending = ctypes.c_uint(), ctypes.c_uint()
         try:
             self._call("nvmlDeviceGetMigMode", ctypes.byref(now), ctypes.byref(pending))
-        except NvmlError:  # it has none
+        except NvmlError:  # this GPU has no MIG
             return False
         return bool(now.value)
 
@@ -163,17 +164,17 @@ class Card:
         return str(found.bus_id.decode())
 
     def set_memory_limits(self, group: Path, soft_bytes: int, hard_bytes: int) -> None:
-        """Hold a control group to that much memory of this card, from now on; 0 and NO_LIMIT clear it. NvmlError."""
+        """Limit a control group's memory on this GPU from now on; 0 and NO_LIMIT clear the limits. NvmlError."""
         self._call("nvmlDeviceSetMemoryLimits_v1", ctypes.byref(_Limits(str(group).encode(), soft_bytes, hard_bytes)))
 
     def memory_limits(self, group: Path) -> MemoryLimits:
-        """What a control group, or the nearest above it that has limits, is held to. NvmlError."""
+        """The limits of a control group, or of the nearest group above it that has limits. NvmlError."""
         found = _Limits(str(group).encode())
         self._call("nvmlDeviceGetMemoryLimits_v1", ctypes.byref(found))
         return MemoryLimits(int(found.soft), int(found.hard), int(found.used))
 
     def compute_mode(self) -> str:
-        """Who may use it: one of MODES."""
+        """Its compute mode: one of MODES."""
         return MODES.get(int(self._number("nvmlDeviceGetComputeMode")), "")
 
     @functools.cached_property
@@ -182,12 +183,14 @@ class Card:
         return self._number("nvmlDeviceGetMaxClockInfo", CLOCK_SM)
 
     def part(self) -> float:
-        """The SM clock now, over the highest."""
+        """Current SM clock as a fraction of the highest."""
         return self._number("nvmlDeviceGetClockInfo", CLOCK_SM) / max(1.0, self.highest_mhz)
 
     def read(self) -> dict[str, float]:
-        """SM and memory clock in MHz, power in mW, degrees, and for each reason to hold the clock back 0 or 1; without
-        what cannot be read."""
+        """SM and memory clock in MHz, power in mW, temperature in degrees, and for each reason of a reduced clock 0 or
+        1;
+                values that cannot be read are left out.
+        """
         found: dict[str, float] = {}
         for key, name, arguments in (
             ("sm_mhz", "nvmlDeviceGetClockInfo", (CLOCK_SM,)),

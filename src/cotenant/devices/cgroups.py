@@ -1,6 +1,7 @@
-"""The kernel's control groups, version 2: where a process is, groups made and removed, controllers passed on.
+"""The kernel's control groups, version 2: find a process's group, create and remove groups, delegate controllers.
 
-The software GPU has a folder that plays the same (cotenant.softgpu.cgroups). Groups are folders by their whole path.
+The software GPU has a folder that plays the same role (cotenant.softgpu.cgroups). Groups are folders by their full
+path.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PROC = Path("/proc")
 
 
 class Hierarchy(Protocol):
-    """A tree of control groups. OSError, as the kernel's files fail."""
+    """A tree of control groups. Methods raise OSError as the kernel's files do."""
 
     version: int
     root: Path
@@ -28,19 +29,19 @@ class Hierarchy(Protocol):
         """A group and all below it."""
 
     def processes(self, group: Path) -> list[int]:
-        """Processes in a group, those below it left out."""
+        """Processes in a group, without those in groups below it."""
 
     def read(self, group: Path, name: str) -> str:
         """A file of a group."""
 
     def create(self, group: Path) -> None:
-        """A new group below one that is there."""
+        """Create a group below an existing one."""
 
     def delegate(self, group: Path, controller: str) -> None:
-        """Groups below this one get a controller. EBUSY where processes are in it."""
+        """Enable a controller for the groups below this one. EBUSY if processes are in it."""
 
     def enter(self, group: Path, pid: int) -> None:
-        """Move a process there; its children that are there already stay where they are."""
+        """Move a process into a group; its existing children stay where they are."""
 
     def remove(self, group: Path) -> None:
         """Remove an empty group. EBUSY while processes are in it."""
@@ -51,11 +52,11 @@ class Cgroups:
 
     def __init__(self, root: Path = MOUNT, proc: Path = PROC) -> None:
         self.root, self._proc = root, proc
-        # in the hybrid form version 2 has no controllers, and the driver limits nothing there
+        # in the hybrid form, version 2 has no controllers, so the driver limits nothing there
         self.version = 2 if (root / "cgroup.controllers").exists() else 1
 
     def of(self, pid: int) -> Path:
-        """See Hierarchy. OSError too where the group is outside the part of the tree that is visible here."""
+        """See Hierarchy. OSError also if the group is outside the visible part of the tree."""
         for line in (self._proc / str(pid) / "cgroup").read_text(errors="replace").splitlines():
             if line.startswith("0::/") and not line.startswith("0::/.."):
                 return self.root / line.removeprefix("0::/").removesuffix(" (deleted)")
@@ -64,7 +65,7 @@ class Cgroups:
     def groups(self, top: Path) -> Iterator[Path]:
         """See Hierarchy."""
         yield top
-        with contextlib.suppress(OSError):  # it has gone meanwhile
+        with contextlib.suppress(OSError):  # it was removed meanwhile
             for entry in sorted(os.scandir(top), key=lambda entry: entry.name):
                 if entry.is_dir(follow_symlinks=False):
                     yield from self.groups(Path(entry.path))
@@ -96,7 +97,7 @@ class Cgroups:
 
 
 def delegate_down(hierarchy: Hierarchy, group: Path, controller: str) -> None:
-    """Give a group a controller, through all that is above it. OSError says where that failed."""
+    """Enable a controller for a group, through all groups above it. OSError says where that failed."""
     above = [parent for parent in group.parents if parent.is_relative_to(hierarchy.root)]
     for parent in reversed(above):
         hierarchy.delegate(parent, controller)

@@ -1,11 +1,12 @@
-"""Channel groups of the NVIDIA driver, set from outside the program that owns them.
+"""Channel groups of the NVIDIA driver, controlled from outside the program that owns them.
 
 A program's context is a channel group on the compute engine. A process that holds the program's file of /dev/nvidiactl
 may set the group's time slice and take its channels off the GPU: the driver ties a client to the open file, not to a
 process. Numbers and layouts are those of the driver's public sources, the same from release 550 to 595. This is the
 only module that knows them, and it refuses a release that it does not know.
 
-The file must be closed as soon as its program has gone: while it is open the driver keeps all that the program had.
+The file must be closed as soon as its program has ended: while it is open, the driver keeps all of the program's
+objects.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ SET_SLICE, GET_SLICE, PREEMPT, GET_INFO = 0xA06C0103, 0xA06C0104, 0xA06C0105, 0x
 DISABLE_CHANNELS = 0x2080110B
 GET_UUID = 0x2080014A
 SOFT_USAGE = 0x50F70001
-MOST_CHANNELS = 64  # of one call
+MOST_CHANNELS = 64  # in one call
 _DISABLE = struct.Struct(f"=B3xIBB6xQ{MOST_CHANNELS}I{MOST_CHANNELS}I")
 _UUID = struct.Struct("=III256s")
-LONGEST_SLICE_US = 10_000_000  # more than any driver has set: a sign that the layout is another
+LONGEST_SLICE_US = 10_000_000  # more than any driver sets: a larger value means that the layout differs
 
 Ioctl = Callable[[int, int, bytearray], int]
 
 
 @dataclass(frozen=True)
 class ChannelGroup:
-    """Handles of one group, as its program made them. `compute`: of the compute engine, else of a copy engine."""
+    """Handles of one group, as its program created them. `compute`: of the compute engine, otherwise of a copy
+    engine.
+    """
 
     client: int
     device: int
@@ -50,7 +53,7 @@ class ChannelGroup:
 
 
 def refusal(release: str) -> str:
-    """Why the controls cannot be used with this release of the driver, in words; empty where they can."""
+    """Why the controls cannot be used with this driver release, as text; empty if they can."""
     if release == SOFTWARE:
         return ""
     major = release.partition(".")[0]
@@ -65,18 +68,17 @@ def _driver_ioctl(fd: int, request: int, data: bytearray) -> int:
 
 
 class ChannelControls:
-    """Controls of one release of the driver. Methods raise WorkError where the driver refuses, or the program has
-    gone."""
+    """Controls of one driver release. Methods raise WorkError if the driver refuses or the program has ended."""
 
     def __init__(self, release: str, ioctl: Ioctl = _driver_ioctl, library: str = "") -> None:
-        """`library`: of a driver that is no part of the kernel. WorkError: a release that is not known."""
+        """`library`: of a driver that is not part of the kernel. WorkError: the release is not known."""
         if why := refusal(release):
             raise WorkError(why)
         self.release, self.library = release, library
         self._ioctl = ioctl
 
     def check(self, fd: int, group: ChannelGroup) -> str:
-        """Ask what changes nothing; why the answers are not those of a driver that is known, in words, or empty."""
+        """Check the answers to read-only calls; returns in what they differ from a known driver's, or empty."""
         try:
             number = self.info(fd, group)
             slice_us = self.slice_us(fd, group)
@@ -93,25 +95,25 @@ class ChannelControls:
         return int.from_bytes(data, "little")
 
     def slice_us(self, fd: int, group: ChannelGroup) -> int:
-        """Its time slice as set, microseconds."""
+        """Its configured time slice in microseconds."""
         data = bytearray(8)
         self._call(fd, group.client, group.group, GET_SLICE, data)
         return int.from_bytes(data, "little")
 
     def set_slice(self, fd: int, group: ChannelGroup, slice_us: int) -> None:
-        """Set it; takes a third of a millisecond."""
+        """Set its time slice; takes a third of a millisecond."""
         self._call(fd, group.client, group.group, SET_SLICE, bytearray(slice_us.to_bytes(8, "little")))
 
     def preempt(self, fd: int, group: ChannelGroup) -> None:
-        """Take it off the GPU once; it comes again in its turn."""
+        """Preempt it once; it runs again in its turn."""
         self._call(fd, group.client, group.group, PREEMPT, bytearray(struct.pack("=BBxxI", 1, 0, 0)))
 
     def disable(self, fd: int, groups: Sequence[ChannelGroup]) -> None:
-        """Take all channels of groups of one file off the GPU, in the middle of what runs; takes 0.4 to 0.8 ms."""
+        """Take all channels of groups of one file off the GPU, even during a kernel; takes 0.4 to 0.8 ms."""
         self._enable(fd, groups, off=True)
 
     def enable(self, fd: int, groups: Sequence[ChannelGroup]) -> None:
-        """Put them on again."""
+        """Allow the channels on the GPU again."""
         self._enable(fd, groups, off=False)
 
     def gpu_uuid(self, fd: int, group: ChannelGroup) -> str:
@@ -122,7 +124,7 @@ class ChannelControls:
         return bytes(text[:length]).partition(b"\0")[0].decode("ascii", "replace")
 
     def usage(self, fd: int, group: ChannelGroup) -> Usage:
-        """What the group has had; the software GPU alone can be asked."""
+        """GPU time of the group; only the software GPU answers."""
         data = bytearray(24)
         self._call(fd, group.client, group.group, SOFT_USAGE, data)
         return Usage(*struct.unpack("=QQQ", data))

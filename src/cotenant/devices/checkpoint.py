@@ -1,7 +1,8 @@
-"""The driver's checkpoint of processes: `python -m cotenant.devices.checkpoint LIBRARY` carries out one order a line.
+"""Runs the driver's checkpoints of processes: `python -m cotenant.devices.checkpoint LIBRARY` executes one order per
+line.
 
-It is a process of its own, because a driver call may take long, hang, or take its process down; the agent only talks to
-it. Orders and answers are JSON objects, see `Driver.run`. `Checkpointer` is the agent's end.
+It is a separate process, because a driver call may take long, hang, or crash its process; the agent only talks to it.
+Orders and answers are JSON objects, see `Driver.run`. `Checkpointer` is the agent's side.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ CALLS = {
     "unlock": "cuCheckpointProcessUnlock",
 }
 INVALID_VALUE = 1
-# GPUs that a map may name, with the two that change places: all of the machine; the two; the one alone
+# the GPUs that a map may name, with the two that are exchanged: all of the machine; the two; the one alone
 MAPS = ("all GPUs", "two GPUs", "one GPU")
-OLDEST_DRIVER = 12080  # the first with these calls (release 570)
-# what the driver's codes mean for these calls
+OLDEST_DRIVER = 12080  # first driver version with these calls (release 570)
+# meanings of the driver's error codes for these calls
 MEANINGS = {
     1: "the driver knows no such CUDA process, or one that it cannot handle",
     2: "there was not enough memory",
@@ -81,7 +82,9 @@ class Driver:
         return int(function(ctypes.c_int(pid), argument))
 
     def _arguments(self, order: dict[str, Any]) -> Any:
-        """The argument structures, as large as any of them and zero where nothing is said (driver API 13.0)."""
+        """The argument structures, with the size of the largest, and zero in fields that are not given (driver API
+        13.0).
+        """
         raw = (ctypes.c_uint8 * 128)()
         if order["op"] == "lock":
             ctypes.c_uint32.from_buffer(raw, 0).value = int(order.get("timeout_ms", 0))
@@ -95,8 +98,9 @@ class Driver:
         return raw
 
     def _exchanged(self, home: bytes, target: bytes, named: str) -> list[tuple[bytes, bytes]]:
-        """Pairs (old, new) in which two GPUs change places: for every GPU of the machine, as a driver wants it whose
-        process sees all of them, or for fewer."""
+        """Pairs (old, new) that exchange two GPUs: for every GPU of the machine, as a driver requires whose
+        process sees all of them, or for fewer.
+        """
         if named != MAPS[0]:
             return [(home, target), (target, home)][: 2 if named == MAPS[1] else 1]
         count = ctypes.c_int()
@@ -111,7 +115,7 @@ class Driver:
 
 
 def main() -> int:
-    """Serve orders from standard input until it ends."""
+    """Execute orders from standard input until it is closed."""
     serve_pipe(lambda: Driver(sys.argv[1]).run)
     return 0
 
@@ -125,17 +129,19 @@ class CheckpointError(Exception):
 
 
 class Checkpointer:
-    """The agent's end: starts the process when it is needed, one order at a time, and a new one when it hangs."""
+    """The agent's side: starts the process when it is needed, sends one order at a time, and restarts it when it
+    hangs.
+    """
 
     def __init__(self, library: Callable[[], Path]) -> None:
-        """`library`: finds the driver, when it is first needed."""
+        """`library`: finds the driver at the first use."""
         self._library = library
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
 
     @property
     def pid(self) -> int | None:
-        """Of the process that calls the driver, while there is one."""
+        """Id of the process that calls the driver; None if there is none."""
         return self._process.pid if self._process is not None else None
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -157,7 +163,7 @@ class Checkpointer:
         )
 
     async def order(self, op: str, pid: int = 0, *, within_s: float = 60.0, **more: Any) -> dict[str, Any]:
-        """Carry out an order. CheckpointError when the driver says no, or nothing for `within_s`."""
+        """Execute an order. CheckpointError if the driver refuses or does not answer within `within_s`."""
         what = f"{op} of process {pid}" if pid else f"the driver's {op}"
         async with self._lock:
             if self._process is None or self._process.returncode is not None:

@@ -22,7 +22,7 @@ from cotenant.policy.shares.slice_tenant import Usage
 
 RECORDS, RECORD_BYTES = 1 << 14, 32
 STARTS, ENDS = 6, 7  # tags of records
-SAVING_NS = 100_000  # of a run, what saving and restoring takes; it counts in runs shorter than:
+SAVING_NS = 100_000  # time of saving and restoring in a run; subtracted from runs shorter than:
 SHORT_NS = 5_000_000
 ROOT, DEVICE, SUBDEVICE, MEMORY, BUFFER = 0x41, 0x80, 0x2080, 0x3E, 0x90CD
 BIND, ENABLE, SET_GET, FLUSH = 0x20801238, 0x90CD0101, 0x90CD0102, 0x90CD0104
@@ -34,13 +34,13 @@ def _request(number: int, size: int) -> int:
 
 
 class SwitchLog:
-    """A Meter of one card. WorkError where the driver does not give the log."""
+    """A Meter of one GPU. WorkError if the driver does not provide the log."""
 
     def __init__(self, minor: int) -> None:
         """`minor`: number of the card's device file."""
         self._files: list[int] = []
         self._handle = 0xCAFE0000
-        self._running: tuple[int, int] | None = None  # process, since when on the card's clock
+        self._running: tuple[int, int] | None = None  # process, and since when by the GPU's clock
         self._had: dict[int, Usage] = {}
         self._get = 0
         if os.geteuid() != 0:

@@ -23,7 +23,7 @@ class Gang:
         return well
 
     def close(self) -> None:
-        """After everything else of the loop, on every rank."""
+        """Called after everything else of the loop, on every rank."""
 
 
 class TorchGang(Gang):
@@ -42,7 +42,7 @@ class TorchGang(Gang):
         self._work: Any = None
 
     def agree(self, leave: bool, save: bool) -> tuple[bool, bool]:
-        """See Gang; a wish is known to all one step later."""
+        """See Gang; all ranks know a wish one step later."""
         wanted = self._read()
         self._wishes = self._torch.tensor([leave, save], dtype=self._torch.int32)
         self._work = self._dist.all_reduce(self._wishes, group=self._group, async_op=True)

@@ -1,4 +1,4 @@
-"""The lease as a running job sees it."""
+"""Reads the lease of a running job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOOK_S = 0.05  # between looks at the file
 
 
 class LeaseWatch:
-    """Keeps up with the lease file; `lease` is what holds now.
+    """Follows the lease file; `lease` is the current lease.
 
-    Without a file, the lease is what the environment says, for ever. `fenced`: the file is for a later start of this
-    job, so a process that reads this should not be running.
+    Without a file, the lease is the one in the environment, without an end. `fenced`: the file is for a later start of
+    this job, so a process that reads this should not be running.
     """
 
     def __init__(self, folder: Path | None, attempt: int) -> None:
@@ -31,7 +31,7 @@ class LeaseWatch:
         self.look(time.monotonic())
 
     def look(self, now_s: float) -> bool:
-        """Read the file if it is time and it has changed; whether the lease is another than before."""
+        """Read the file if it is due and has changed; returns whether the lease changed."""
         if self._file is None or self._folder is None or now_s < self._next_s:
             return False
         self._next_s = now_s + LOOK_S
@@ -48,7 +48,7 @@ class LeaseWatch:
         self._seen = seen
         self.fenced = found.attempt > self._attempt
         if found.attempt < self._attempt:
-            return False  # of the start before; ours is not written yet
+            return False  # written for the previous start; ours is not written yet
         before = self.lease
         self.lease = replace(
             found,
@@ -58,7 +58,7 @@ class LeaseWatch:
         return self.lease != before
 
     def over(self, now_s: float) -> bool:
-        """Whether the job is to leave."""
+        """Whether the job has to stop."""
         until_s = self.lease.until_s
         return self.fenced or self.lease.stop or (until_s is not None and now_s >= until_s)
 

@@ -1,8 +1,8 @@
 """`for batch in cotenant.loop(loader, checkpoint=...)`: a training loop that can be stopped, moved and resumed exactly.
 
-After every step the loop looks at its lease, tells how far it is, and saves where that is due or wanted. Asked to
-leave, it saves and ends the process with exit code 75; started again with the same folder, it goes on with the next
-batch.
+After every step the loop reads its lease, reports its progress, and saves a checkpoint if one is due or requested. When
+asked to stop, it saves and ends the process with exit code 75; started again with the same folder, it resumes at the
+next batch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Loop:
 
     @property
     def lease(self) -> Lease:
-        """What this process may use: as last told, else as it was started with."""
+        """What this process may use: the latest lease, or else the one that it was started with."""
         return self._watch.lease
 
     @property
@@ -82,10 +82,11 @@ class Loop:
 
     def __iter__(self) -> Iterator[Any]:
         if self._begun:
-            raise RuntimeError("a loop is iterated over once; start another for more training")
+            raise RuntimeError("a loop can be iterated over only once; create another one for more training")
         self._begun = True
         self._gang = find_gang()
-        self._apart = apart_rank() if self._gang.world == 1 else 0  # of several that do not talk: each saves its own
+        # one of several processes that do not communicate: each saves its own checkpoints
+        self._apart = apart_rank() if self._gang.world == 1 else 0
         before = self._listen()
         try:
             self._resume()
@@ -123,14 +124,14 @@ class Loop:
                 if self._enough():
                     return
                 if self._other_workers(lease):
-                    ended = False  # go on with new ones at the next batch
+                    ended = False  # resume with new workers at the next batch
                     break
             if ended:
                 self.epoch += 1
                 self._batch = 0
 
     def _other_workers(self, before: Lease) -> bool:
-        """Whether the lease now asks for other worker processes: other cores, or other memory to tell them of."""
+        """Whether the lease now needs other worker processes: other cores, or another memory size to tell them."""
         workers = self._source.workers(self.lease.cpus)
         other_memory = self.lease.memory_bytes != before.memory_bytes
         return workers != self._source.workers(before.cpus) or (workers > 0 and other_memory)
@@ -158,7 +159,9 @@ class Loop:
     # ---- beginning and ending
 
     def _listen(self) -> Any:
-        """Take SIGTERM as a wish to leave; returns the handler before, None where signals are not ours to take."""
+        """Handle SIGTERM as a request to stop; returns the previous handler, None if this thread cannot set
+        handlers.
+        """
         if threading.current_thread() is not threading.main_thread():
             return None
 
@@ -205,13 +208,13 @@ class Loop:
         self._tell("finished")
 
     def _try_to_save(self) -> None:
-        """Save; where the disk fails, training goes on and the report says so. A job that was replaced ends."""
+        """Save; if the disk fails, training continues and the report says so. A job that was replaced ends."""
         try:
             self._save()
         except FencedError as error:
             raise SystemExit(f"cotenant: {error}") from None
         except WorkError as error:
-            self._saved_s = time.monotonic()  # again when it is due again
+            self._saved_s = time.monotonic()  # retry at the next interval
             self._problem = str(error)
             _say(str(error))
 
@@ -234,7 +237,7 @@ class Loop:
             )  # fmt: skip
             self._mute = False
         except OSError as error:
-            if not self._mute:  # once until it works again
+            if not self._mute:  # say it once per outage
                 _say(f"progress could not be told: {error.strerror or error}")
             self._mute = True
 
@@ -264,24 +267,24 @@ def loop(
     InputError for arguments that cannot be right, WorkError for a checkpoint that cannot be read.
     """
     if epochs < 1:
-        raise InputError(f"{epochs} epochs are no training", field="epochs")
+        raise InputError(f"epochs must be 1 or more, not {epochs}", field="epochs")
     if steps is not None and steps < 0:
         raise InputError(f"steps must be 0 or more, not {steps}", field="steps")
     if most_workers < 1:
-        raise InputError(f"{most_workers} workers are none", field="most_workers")
+        raise InputError(f"most_workers must be 1 or more, not {most_workers}", field="most_workers")
     if not every_s > 0:
-        raise InputError(f"{every_s} seconds between checkpoints are not above 0", field="every_s")
+        raise InputError(f"every_s must be above 0, not {every_s}", field="every_s")
     where = Path(folder) if folder is not None else _folder_given()
     if where is not None:
         try:
             where.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{where} cannot be made: {error.strerror or error}", field="folder") from None
+            raise InputError(f"{where} cannot be created: {error.strerror or error}", field="folder") from None
     return Loop(find_source(loader, most_workers), find_states(checkpoint), epochs, steps, where, every_s, seed)
 
 
 def _say(text: str) -> None:
-    """On standard error, where that can be written: a log on the same full disk ends no training."""
+    """Write to standard error if possible: a log on the same full disk must not end the training."""
     with contextlib.suppress(OSError):
         print(f"cotenant: {text}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""A loop that is being measured: a few steps to warm up, a window that is timed, and the process ends."""
+"""Measures a training loop: a few steps to warm up, a timed window, then the process ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEASURED_FILE = "measured.json"
 
 
 class Measuring:
-    """Counts steps; after the last it writes what it measured into the job's folder and leaves with exit code 0."""
+    """Counts steps; after the last it writes the measurement into the job's folder and exits with code 0."""
 
     def __init__(self, folder: Path, warm: int, timed: int) -> None:
         self._folder, self._warm, self._timed = folder, warm, timed
@@ -32,7 +32,7 @@ class Measuring:
         return cls(folder, int(warm), max(1, int(timed)))
 
     def step(self, source: Source, lease: Lease) -> None:
-        """Called after each step."""
+        """Count a step."""
         self._done += 1
         if self._done not in (self._warm, self._warm + self._timed):
             return

@@ -1,4 +1,6 @@
-"""The random number generators of a process: taken, put back, set from a seed. Those of libraries that are loaded."""
+"""States of a process's random number generators: read, restored, or set from a seed; only of libraries that are
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def take() -> State:
 
 
 def put(state: State) -> None:
-    """Put a state back. GPUs beyond those that the state knows keep theirs."""
+    """Restore a state. GPUs that the state does not contain keep theirs."""
     random.setstate(state["python"])
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and "numpy" in state:
@@ -51,7 +53,7 @@ def set_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def apart(seed: int) -> Iterator[None]:
-    """Inside, the CPU's generators start from a seed; afterwards they go on where they were."""
+    """Inside, the CPU's generators start from a seed; afterwards they continue from their previous state."""
     kept = _take_cpu()
     set_all(seed)
     try:
@@ -77,8 +79,9 @@ def _take_cpu() -> State:
 
 
 class Stream:
-    """CPU generators of their own, from a seed: what runs inside `with stream` draws from them and leaves the process's
-    alone, however the two take turns."""
+    """CPU generators of its own, from a seed: code inside `with stream` draws from them and leaves the process's
+    generators unchanged, however the two alternate.
+    """
 
     def __init__(self, seed: int) -> None:
         with apart(seed):

@@ -1,7 +1,7 @@
-"""Where batches come from, by number: every source can begin an epoch at any batch and gives the same batches again.
+"""Sources of batches by number: every source can begin an epoch at any batch and gives the same batches again.
 
-What a loader draws (its order, its augmentations) comes from the seed, the epoch and the batch's number alone. So it
-needs no saving, and it does not change with the number of workers, which follows the cores that the job has.
+What a loader draws (its order, its augmentations) depends only on the seed, the epoch and the batch's number. So it
+needs no saving, and it does not change with the number of workers, which follows the cores of the job.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SequenceSource(Source):
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
         """See Source."""
-        if isinstance(self._batches, list | tuple | range):  # these draw nothing
+        if isinstance(self._batches, list | tuple | range):  # these draw no random numbers
             yield from self._batches[first:]
             return
         for number in range(first, len(self._batches)):
@@ -59,8 +59,9 @@ class SequenceSource(Source):
 
 
 class IterableSource(Source):
-    """Anything that can be iterated anew for each epoch, or a function from the epoch to an iterable. To begin in the
-    middle, the batches before are drawn and dropped."""
+    """Anything that can be iterated again for each epoch, or a function from the epoch to an iterable. To begin in the
+    middle, the earlier batches are drawn and dropped.
+    """
 
     def __init__(self, make: Callable[[int], Iterable[Any]], length: int | None, loader: Any = None) -> None:
         self._make, self._length, self._loader = make, length, loader
@@ -89,7 +90,9 @@ class IterableSource(Source):
 
 
 def tell_memory(dataset: Any, memory_bytes: int) -> None:
-    """Tell the data set, and what it wraps (`.dataset`), how much memory the job has, where it wants to know."""
+    """Tell the data set, and the one that it wraps (`.dataset`), how much memory the job has, if it has a method for
+    that.
+    """
     while dataset is not None:
         if hasattr(dataset, "set_memory_budget"):
             dataset.set_memory_budget(memory_bytes)

@@ -1,4 +1,4 @@
-"""What training changes, by name, and how each kind of object gives and takes its state."""
+"""Objects that training changes, by name, and how each kind of object saves and restores its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Object:
 
 @dataclass(frozen=True)
 class States:
-    """Named objects with state. `wanted`: whether anything is to be saved at all."""
+    """Named objects with state. `wanted`: whether anything is saved at all."""
 
     objects: Mapping[str, _Object]
     wanted: bool
@@ -27,7 +27,9 @@ class States:
         return {name: one.take() for name, one in self.objects.items()}
 
     def put(self, states: Mapping[str, Any]) -> None:
-        """Give each its state back; WorkError where the names are others than those saved, or one does not take it."""
+        """Restore each object's state; WorkError if the names differ from the saved ones, or an object refuses its
+        state.
+        """
         if set(states) != set(self.objects):
             raise WorkError(
                 f"the checkpoint holds {', '.join(sorted(states)) or 'nothing'}, and the program asks for"

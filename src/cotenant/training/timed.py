@@ -1,9 +1,9 @@
-"""A pretend training job: steps that take as long as its profile says at the cores and memory it has.
+"""A simulated training job: each step sleeps as long as the model's profile says for its cores and memory.
 
     python -m cotenant.training.timed --profile F.json --model NAME --iterations N [--gpus G] [--time-scale X]
 
 It trains nothing and needs no GPU, but it is a job of `cotenant.loop` like any other: leases, progress, checkpoints,
-resuming. Only the standard library, because many of them start on one machine.
+resuming. It uses only the standard library, because many of them start on one machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.training.contract import GPUS_ENV, Lease
 from cotenant.training.loop import loop
 
-MOST_STEP_S = 0.05  # an iteration is cut into steps no longer than this, so that a wish to leave is soon heard
-BEHIND_S = 0.25  # a pretend GPU computes on while the machine is busy elsewhere, for so long at most
+MOST_STEP_S = 0.05  # an iteration is cut into steps no longer than this, so that a request to stop is noticed soon
+BEHIND_S = 0.25  # longest delay of the machine that later steps catch up, as a real GPU would have computed on
 
 
 class Pace:
-    """Seconds per iteration of one model, as `cotenant.profiles.training.tables` has it, without numpy."""
+    """Seconds per iteration of one model, computed as in `cotenant.profiles.training.tables`, without numpy."""
 
     def __init__(self, profile: dict[str, Any], model: str) -> None:
         entry = profile["models"][model]
@@ -61,7 +61,7 @@ def _cell(axis: Sequence[float], x: float) -> tuple[int, float]:
 
 
 class _Nothing:
-    """A model that learns nothing: its checkpoint is the loop's own."""
+    """A model without weights: its checkpoint is only the loop's own state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -104,8 +104,9 @@ def steps_per_iteration(iteration_s: float) -> int:
 
 
 def train(pace: Pace, iterations: float, gpus: float, time_scale: float = 1.0, *, torch: bool = False) -> None:
-    """Sleep through the iterations; `time_scale` 0.1 is ten times as fast as the profile. `torch`: in each step a small
-    PyTorch model learns, and the rest of the step is slept."""
+    """Sleep through the iterations; `time_scale` 0.1 is ten times as fast as the profile. `torch`: each step trains a
+    small PyTorch model and sleeps for the rest.
+    """
     parts = steps_per_iteration(pace.iteration_s * time_scale)
     model = _Small() if torch else _Nothing()
     work = loop(range(max(1, round(iterations * parts))), checkpoint={"model": model}, every_s=60.0)
@@ -148,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _gpus_here() -> float:
-    """GPUs that this process has by its environment: their number, or their names."""
+    """Number of GPUs that this process has by its environment, which has their number or their names."""
     text = os.environ.get(GPUS_ENV, "")
     try:
         return float(text)

@@ -1,4 +1,6 @@
-"""PyTorch's DataLoader as a source: its dataset, sampler and settings in a loader that can begin at any batch."""
+"""Source of batches from PyTorch's DataLoader: its dataset, sampler and settings in a loader that can begin at any
+batch.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ class _Numbered(list[Any]):
 
 
 class _Seeded:
-    """A dataset that gives whole batches, whose random choices depend on seed, epoch and batch number alone: those of
-    the samples and those of putting them together."""
+    """A dataset that gives whole batches, whose random choices (of samples, and of combining them) depend only on seed,
+    epoch and batch number.
+    """
 
     def __init__(self, loader: DataLoader[Any], seed: int, epoch: int) -> None:
         self._dataset, self._collate, self._seed, self._epoch = loader.dataset, loader.collate_fn, seed, epoch
@@ -33,7 +36,7 @@ class _Seeded:
             many = getattr(self._dataset, "__getitems__", None)
             return self._collate(many(list(batch)) if many else [self._dataset[index] for index in batch])
 
-    def __getitem__(self, one: _Numbered) -> Any:  # a loader that does not batch: the list holds what its sampler gave
+    def __getitem__(self, one: _Numbered) -> Any:  # the loader does not batch: the list has what its sampler gave
         with apart(derive(self._seed, self._epoch, one.number)):
             return self._collate(self._dataset[one[0]])
 
@@ -43,7 +46,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class _Order:
-    """The sampler's batches from one on, drawn as they are asked for, from random generators of their own."""
+    """The sampler's batches from a given one on, drawn on demand, from random generators of their own."""
 
     def __init__(self, sampler: Any, seed: int, epoch: int, first: int, *, batched: bool) -> None:
         self._sampler, self._first, self._batched = sampler, first, batched
@@ -73,7 +76,7 @@ class _Order:
 
 
 class _Worker:
-    """What a worker process does first: leave signals for the job to the job, then what the user wants."""
+    """Start of a worker process: ignore signals that are for the job, then run the user's own initialization."""
 
     def __init__(self, users: Callable[[int], None] | None) -> None:
         self._users = users
@@ -118,7 +121,7 @@ class TorchSource(Source):
         return _length(self._loader)
 
     def workers(self, cpus: float | None) -> int:
-        """As many as there are cores, up to a most, where the loader has workers at all and the cores are known."""
+        """As many as there are cores, up to a maximum, if the loader has workers at all and the cores are known."""
         stated = self._loader.num_workers
         return stated if stated == 0 or cpus is None else max(1, min(int(cpus), self._most_workers))
 
@@ -133,7 +136,8 @@ class TorchSource(Source):
 
 def torch_source(loader: DataLoader[Any], most_workers: int) -> Source:
     """A DataLoader as a source. One over a stream (IterableDataset) has no indices: it keeps its workers, and to begin
-    in the middle of an epoch its batches are drawn and dropped."""
+    in the middle of an epoch its earlier batches are drawn and dropped.
+    """
     if isinstance(loader.dataset, IterableDataset):
         return IterableSource(lambda epoch: loader, _length(loader), loader)
     return TorchSource(loader, most_workers)
