@@ -42,7 +42,7 @@ enum cotenant_message_type {
     COTENANT_MEMORY_REPLY = 68, /* answers MEMORY_RESERVE and MEMORY_QUERY */
     COTENANT_PAGE_UPDATE = 69, /* flags or numbers of the page have changed */
     COTENANT_ERROR = 70, /* answers what cannot be done; header.status has the reason */
-    COTENANT_COPY_REPLY = 71, /* status OK: brings the GPU's copy page */
+    COTENANT_COPY_REPLY = 71, /* with status OK, carries the GPU's copy page */
     COTENANT_MOVE_STATE = 80, /* one way: what is where */
     COTENANT_MOVE_ROOM = 81, /* answered by MOVE_ROOM_REPLY */
     COTENANT_MOVE_PROGRESS = 82, /* one way */

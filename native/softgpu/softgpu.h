@@ -261,11 +261,11 @@ void soft_settle(struct soft_stream *stream);
 bool soft_is_device_memory(uint64_t address);
 bool soft_is_pageable(uint64_t address);
 bool soft_is_within_its_span(uint64_t address, uint64_t bytes);
-bool soft_is_pooled(uint64_t address); /* with soft_lock */
-bool soft_is_pooled_or_mapped(uint64_t address, bool on_device); /* with soft_lock */
+bool soft_is_pooled(uint64_t address); /* the caller holds soft_lock */
+bool soft_is_pooled_or_mapped(uint64_t address, bool on_device); /* the caller holds soft_lock */
 CUresult soft_add_node(struct soft_stream *stream, struct soft_node node);
 CUresult soft_unsafe_call(void); /* a call that a capture in global mode forbids; CUDA_SUCCESS if none does */
-void soft_invalidate(struct soft_graph *graph); /* with soft_lock; NULL: all captures */
+void soft_invalidate(struct soft_graph *graph); /* the caller holds soft_lock; NULL invalidates all captures */
 CUresult soft_legacy_beside_capture(struct soft_stream *stream);
 CUresult soft_join_capture(struct soft_stream *stream, struct soft_graph *graph, int mode, bool origin);
 struct soft_stream *soft_stream_new(struct soft_context *context, bool blocking, int priority);

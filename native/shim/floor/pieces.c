@@ -8,7 +8,7 @@
 #define WRONG 0.1            /* a timing window with a larger error causes events on the next batches */
 #define NOISE 0.05           /* smaller errors move an estimate only partly */
 #define NOISE_GAIN 0.25
-#define SURELY_SLOW 16       /* windows in a row: LS work does not overlap every one of so many */
+#define SURELY_SLOW 16       /* after as many too-long windows in a row the cause is not LS work, which does not overlap all */
 #define DRIFT 1e-4           /* largest drift of the GPU's clock against the host's */
 
 

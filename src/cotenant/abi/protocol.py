@@ -45,7 +45,7 @@ class MessageType(enum.IntEnum):
     MEMORY_REPLY = 68  # answers MEMORY_RESERVE and MEMORY_QUERY
     PAGE_UPDATE = 69  # flags or numbers of the page have changed
     ERROR = 70  # answers what cannot be done; header.status has the reason
-    COPY_REPLY = 71  # status OK: brings the GPU's copy page
+    COPY_REPLY = 71  # with status OK, carries the GPU's copy page
     MOVE_STATE = 80  # one way: what is where
     MOVE_ROOM = 81  # answered by MOVE_ROOM_REPLY
     MOVE_PROGRESS = 82  # one way

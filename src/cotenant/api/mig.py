@@ -1,4 +1,4 @@
-"""MIG: speeds on instances from what was measured under MPS."""
+"""Predicts a job's speeds on MIG instances from measurements under MPS."""
 
 from __future__ import annotations
 

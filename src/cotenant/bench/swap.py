@@ -246,7 +246,7 @@ def text(result: dict[str, Any]) -> str:
         swap, copy = result["swap_gbps"][way], result["copy_gbps"][way]
         lines.append(f"  {label:20} {swap:6.1f} GB/s   pinned copy {copy:6.1f} GB/s   {swap / copy:.1%}")
     two = result["copy_two_processes_gbps"]["both"]
-    lines.append(f"  {'':20} of copies of two processes, one each way: {two:.1f} GB/s   {both / two:.1%}")
+    lines.append(f"  {'':20} relative to copies by two processes, one per direction: {two:.1f} GB/s   {both / two:.1%}")
     if "park_s" in result:
         lines.append(f"  by checkpoint: out {result['park_s']['out']:.2f} s, back {result['park_s']['in']:.2f} s")
     lines.append(f"  corrupted: {result['corrupted']}")

@@ -54,8 +54,8 @@ class Seat:
 
 @dataclass(frozen=True)
 class Gpulet:
-    """A partition of one GPU whose seats take turns in cycles of `duty_ms`; `slot` tells twins of one size apart.
-    `instance`: first memory slot of the MIG instance that it is, or lies in with others; 0 without MIG."""
+    """A partition of one GPU whose seats take turns in cycles of `duty_ms`; `slot` distinguishes gpulets of
+    equal size. `instance`: first memory slot of the MIG instance that it is or that it shares; 0 without MIG."""
 
     gpu: int
     gpu_model: str

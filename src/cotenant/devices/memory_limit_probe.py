@@ -34,7 +34,7 @@ def detect(device: Device, gpu: Gpu) -> Detected:
 
 
 def has_call(card: Card, group: Path) -> bool:
-    """Whether NVML has the calls: what they say of a group does not matter."""
+    """Whether NVML has the calls; their result for the group is ignored."""
     try:
         card.memory_limits(group)
     except NvmlError as error:

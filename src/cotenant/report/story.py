@@ -34,7 +34,7 @@ LOST: dict[Reason, str] = {
     Reason.NOT_CHOSEN: "the policy gave its GPUs to jobs that gain more by them",
     Reason.REPLACED: "everything was placed anew",
     Reason.FAILED: "its processes failed",
-    Reason.LOST: "its node, or what ran it there, was lost",
+    Reason.LOST: "its node, or the process that ran it there, was lost",
     Reason.CANCELLED: "it was cancelled",
     Reason.TAKEN_DOWN: "the fleet was taken down",
     Reason.KILLED: "it did not leave within its grace and was killed; work since its last checkpoint is lost",

@@ -139,7 +139,7 @@ class ColocationEngine:
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
     def _submit(self, owner: int, work: KernelWork, event_ns: int = 0) -> None:
-        """`event_ns`: of the GPU's time, for an event behind it."""
+        """Queue a kernel; `event_ns`: GPU time of an event that is recorded after it."""
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
         # with fewer SMs than it would fill, a kernel takes as much longer

@@ -132,7 +132,7 @@ class FolderCgroups:
         shutil.rmtree(group)
 
     def write(self, group: Path, name: str, line: str) -> None:
-        """Change the line of a region, as a root in a container, or another program of the node, may do."""
+        """Change the line of a region, to test what root in a container or another program of the node may do."""
         wanted = line.split()[0]
         kept = [old for old in self.read(group, name).splitlines() if old.split()[0] != wanted]
         (group / name).write_text("".join(f"{text}\n" for text in [*kept, line]))

@@ -20,7 +20,7 @@ with needs("sim"):
 
 csv.field_size_limit(2**31 - 1)  # a complaint about a cell of any length must find its line
 MAX_GPUS_PER_JOB = 100_000
-LEAST_PART = 0.001  # of a GPU: policies count in thousandths
+LEAST_PART = 0.001  # least share of a GPU: policies count in thousandths
 MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a broken number
 Mask = NDArray[np.bool_]
 
@@ -203,7 +203,7 @@ class Table:
         equal = int((np.diff(jobs.arrival_s) == 0).sum()) if n else 0
         if equal:
             again = counted(equal, "row arrives", "rows arrive")
-            self.remarks.append(f"{again} at the same time as another; the order of the file is kept")
+            self.remarks.append(f"{again} at the same time as another row; the order of the file is kept")
         trace = Trace(jobs=jobs, source=source, left_out=dict(self.left_out), remarks=list(self.remarks))
         if self._text:
             trace.line_of = _Lines(self.path, columns["id"], self.rows + (1 if self._header else 0))

@@ -123,7 +123,7 @@ class OwnerOrders:
         return {"let_go": [tenant.name for tenant in gone]}
 
     async def held(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Everything held for orchestrators of a kind."""
+        """List the tenants that are held for orchestrators of a kind."""
         kind = _kind(order)
         tenants = self._registry.tenants.values()
         return {"held": [self._row(t) for t in tenants if t.owner is not None and t.owner.kind == kind]}

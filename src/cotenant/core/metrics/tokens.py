@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Target:
-    """The SLOs of a model; None: none."""
+    """The SLOs of a model; a None field is no SLO."""
 
     name: str
     ttft_ms: float | None = None

@@ -1,8 +1,8 @@
-"""Loaded by a tenant's Python when it was started with --empty-cache: gives PyTorch's cached blocks back in time.
+"""Loaded by a tenant's Python when it was started with --empty-cache: frees PyTorch's cached blocks at the right time.
 
-Freed memory that a framework keeps would be carried off the GPU and back like any other. This waits until the program
-imports torch, links nothing and needs nothing else: after each optimizer step it calls torch.cuda.empty_cache, in the
-program's own thread; always (`iteration`), or only after the last step before the turn ends (`turn`).
+When a tenant is evicted, blocks that PyTorch has freed but keeps in its cache are copied to the host and back too. This
+module waits until the program imports torch, and then calls torch.cuda.empty_cache after optimizer steps, in the
+program's own thread: after each (`iteration`), or only after the last one before the turn ends (`turn`).
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ class GpuTurns:
         account = turn.account
         held_ns = end_ns - turn.start_ns
         contended_ns = end_ns if account.contended_ns is None else min(account.contended_ns, end_ns)
-        # time alone is not counted, since otherwise a tenant that arrives after minutes would have all of it as credit
+        # time alone is not counted, since otherwise a tenant that arrives minutes later would get those as credit
         account.served += (end_ns - contended_ns) / account.weight
         account.window.add(turn.start_ns, contended_ns, FREE)
         account.window.add(contended_ns, end_ns, HELD)

@@ -187,7 +187,7 @@ def normalised(latencies: np.ndarray, field: str = "X") -> np.ndarray:
 
 
 def by_kind(row: np.ndarray, geo: Geometry) -> np.ndarray:
-    """(..., 5) latencies on 7g/4g/3g and speeds on 2g/1g -> (..., kinds) speeds; the double-memory 1g counts as 1g."""
+    """From (..., 5) latencies on 7g/4g/3g and speeds on 2g/1g to (..., kinds) speeds; 1g+me is taken as 1g."""
     speed = {"7g": np.ones(row.shape[:-1]), "4g": row[..., 0] / row[..., 1], "3g": row[..., 0] / row[..., 2]}
     speed |= {"2g": row[..., 3], "1g": row[..., 4], "1g+": row[..., 4]}
     return np.stack([speed[kind] for kind in geo.kinds], -1)

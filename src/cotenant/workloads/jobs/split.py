@@ -69,7 +69,7 @@ def _largest_deficit(n: int, shares: tuple[Fraction, ...]) -> Ints:
     targets = [int(share * scale) for share in shares]
     total = sum(targets)
     wanted = [c for c, target in enumerate(targets) if target]  # a class without a share wins no tie
-    # share - count/k, times k * total; at k = 0 all are 0 and the shares themselves decide
+    # lack of a class: (its share - its count / k), scaled to whole numbers by k * total; at k = 0 the shares decide
     lack = [0] * len(targets)
     chosen: list[int] = []
     seen: dict[tuple[int, ...], int] = {}

@@ -96,7 +96,7 @@ def draw(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.G
     if not math.isfinite(rate_rps) or rate_rps <= 0:
         raise InputError(f"a rate of {rate_rps:g} requests/s is not positive", field="rate_rps")
     if not math.isfinite(duration_s) or duration_s <= 0:
-        raise InputError(f"a duration of {duration_s:g} s is not positive", field="duration")
+        raise InputError(f"duration must be above 0 s, not {duration_s:g} s", field="duration")
     if rate_rps * duration_s > MAX_REQUESTS:
         raise InputError(f"{rate_rps * duration_s:.3g} requests are over {MAX_REQUESTS:,}", field="duration")
     if process.kind == "constant":
@@ -148,7 +148,7 @@ def fit_to(
     short. The shape of the trace is kept. `span_s`: the length of one round, where the format says so; `total`: the
     requests of a whole round, where `times_s` are only as many as the duration needs."""
     if not math.isfinite(duration_s) or duration_s <= 0:
-        raise InputError(f"a duration of {duration_s:g} s is not positive", field="duration")
+        raise InputError(f"duration must be above 0 s, not {duration_s:g} s", field="duration")
     if len(times_s) == 0 and total is None:
         raise InputError("the trace has no requests", field="arrivals")
     if span_s is not None:
@@ -163,7 +163,9 @@ def fit_to(
         times, span = times * scale, span * scale
     rounds = math.ceil(duration_s / span)
     if rounds * len(times) > MAX_REQUESTS:
-        raise InputError(f"{rounds * len(times):,} requests are over {MAX_REQUESTS:,}", field="duration")
+        raise InputError(
+            f"{rounds * len(times):,} requests are more than the maximum of {MAX_REQUESTS:,}", field="duration"
+        )
     times = (times[None, :] + (np.arange(rounds) * span)[:, None]).ravel()
     kept: np.ndarray = times[times < duration_s]
     return kept
