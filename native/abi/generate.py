@@ -136,7 +136,8 @@ def python_module(schema: Schema) -> str:
         lines += ["", "", *_py_layouts(schema, messages)]
     for struct in rows:
         formats = "".join(_format(field) for field in struct.fields)
-        lines += ["", f'{struct.name.upper()} = struct.Struct("={formats}")  # {struct.meaning}']
+        after_class = [""] if lines[-1].startswith(" ") else []
+        lines += ["", *after_class, f'{struct.name.upper()} = struct.Struct("={formats}")  # {struct.meaning}']
     for struct in pages:
         lines += ["", "", *_py_page(struct)]
     return "\n".join([*lines, ""])
