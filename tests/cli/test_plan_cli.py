@@ -346,7 +346,7 @@ def test_wrong_options_are_one_sentence(run: Any, services: Path, args: tuple[st
     ("args", "says"),
     [
         (("--arrivals", "sometimes"), "not an arrival process"),
-        (("--duration", "0s"), "not positive"),
+        (("--duration", "0s"), "must be above 0"),
         (("--hold", "2"), "between 0 and 1"),
         (("--plan", "none.json"), "cannot read the plan"),
         (("--arrivals", "trace:disb:none.json"), "cannot read"),
