@@ -67,10 +67,10 @@ def test_the_largest_load_is_found() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--url", "ftp://x", "--service", "a=1"], "is no address"),
+        (["--url", "ftp://x", "--service", "a=1"], "is not an address"),
         (["--url", "http://127.0.0.1:9"], "nothing to send"),
         (["--url", "http://127.0.0.1:9", "--service", "a"], "needs a rate"),
-        (["--url", "http://127.0.0.1:9", "--service", "a=1", "--service", "a=2"], "a is there twice"),
+        (["--url", "http://127.0.0.1:9", "--service", "a=1", "--service", "a=2"], "a is given twice"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--slo", "b=3"], "'b' is not under load"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--arrivals", "sometimes"], "not an arrival process"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--arrivals", "trace:/nowhere.csv"], "cannot read"),

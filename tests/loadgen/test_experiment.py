@@ -78,7 +78,7 @@ def test_a_run_leaves_its_analysis(call: Any, tmp_path: Path) -> None:
         ("[", "not valid YAML"),
         ({**SMALL, "duration": "soon"}, "is not a quantity"),
         ({**SMALL, "load": {"rate": "fast"}}, "is not a factor"),
-        ({**SMALL, "load": {"rates": {"dogs": [1]}}}, "'dogs' is no service"),
+        ({**SMALL, "load": {"rates": {"dogs": [1]}}}, "'dogs' is not a service"),
         ({**SMALL, "load": {"speed": 1}}, "load.speed"),
         ({**SMALL, "services": "none.yaml"}, "cannot be read"),
     ],

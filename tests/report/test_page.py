@@ -134,7 +134,7 @@ def test_jobs_against_themselves_under_the_first_policy(runs: list[Run]) -> None
 
 def test_the_baseline_can_be_chosen(runs: list[Run]) -> None:
     assert data_of(build_page(runs, baseline="srtf + tune"))["runs"][1]["ratio"] is None
-    with pytest.raises(InputError, match="no run of policy 'sjf'; there are 'fifo"):
+    with pytest.raises(InputError, match="no run of policy 'sjf'; known: 'fifo"):
         build_page(runs, baseline="sjf")
 
 

@@ -34,7 +34,7 @@ def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:
         code, out, _ = call(*test, *token)
         assert (code, json.loads(out)["services"]["a"]["failed"]) == (0, 0)
         code, _, err = call(*test)
-        assert (code, "asks for a token that it knows" in err) == (2, True)
+        assert (code, "requires a valid token" in err) == (2, True)
         code, _, err = call("top", "--url", server.http_url, "--once", "--token", tmp_path / "empty")
         assert (code, "the file with the token cannot be read" in err) == (2, True)
         url = server.http_url

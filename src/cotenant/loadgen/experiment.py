@@ -1,4 +1,4 @@
-"""Experiments as files: boot a server, put load on it, stop both, and say what came out beside what simulation says."""
+"""Runs experiments from files: start a server, send load, stop both, and compare the results with the simulation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
 
 
 class LoadEntry(Strict):
-    """`load`: what is sent, against what is planned."""
+    """`load`: the requests that are sent, relative to the planned rates."""
 
     rate: str = "x1"
     """Factor on the planned rates."""
@@ -44,33 +44,33 @@ class LoadEntry(Strict):
     rates: dict[str, list[float]] = Field(default_factory=dict)
     """By service, its rate in each step."""
     step: str = "20s"
-    """Length of a step."""
+    """Duration of a step."""
     senders: int = Field(default=1, ge=1, le=64)
-    """Processes that send."""
+    """Number of sending processes."""
     grpc: bool = False
-    """Send over gRPC, not HTTP."""
+    """Send over gRPC instead of HTTP."""
 
 
 class ExperimentFile(Strict):
-    """The whole of an experiment file."""
+    """The whole content of an experiment file."""
 
     title: str = "Experiment"
     """Title of the page."""
     services: dict[str, Any] | str
     """A services file, or its content."""
     load: LoadEntry = LoadEntry()
-    """What is sent."""
+    """The requests that are sent."""
     duration: str = "30s"
-    """Length of the load."""
+    """Duration of the load."""
     seed: int = Field(default=0, ge=0)
     """Seed of the requests."""
     replan: bool = False
-    """Whether the server may follow the rates."""
+    """Whether the server may adapt its plan to the rates."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment, checked. `content` is its services file; `path` where paths in it start from."""
+    """A validated experiment. `content` is its services file; `path` is the base of relative paths in it."""
 
     name: str
     raw: ExperimentFile
@@ -80,7 +80,7 @@ class Experiment:
 
     @property
     def duration_s(self) -> float:
-        """Length of the load."""
+        """Duration of the load."""
         return parse_seconds(self.raw.duration, field="duration")
 
 
@@ -95,13 +95,17 @@ def shipped() -> dict[str, str]:
 
 
 def read_experiment(name: str, changes: Mapping[str, Any], rate: str = "x1") -> Experiment:
-    """An experiment file, or a shipped one by name. `changes`: keys of the file set otherwise; `rate`: a factor on what
-    is planned and sent."""
+    """Read an experiment file, or a shipped one by name. `changes`: values that replace keys of the file; `rate`: a
+    factor
+        on the planned and sent rates.
+    """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.exists():
         if name not in shipped():
             known = ", ".join(shipped())
-            raise InputError(f"{name!r} is no file and no shipped experiment; those are {known}", field="experiment")
+            raise InputError(
+                f"{name!r} is neither a file nor a shipped experiment; shipped: {known}", field="experiment"
+            )
         path = Path(str(resources.files("cotenant.loadgen").joinpath("mixes", f"{name}.yaml")))
     read = read_yaml(path)
     if not isinstance(read.content, dict):
@@ -128,12 +132,12 @@ def _checked(path: Path, raw: ExperimentFile, factor: float) -> Experiment:
     names = [s.name for s in deployment.services] + [a.name for a in deployment.applications]
     unknown = next((n for n in raw.load.rates if n not in names), None)
     if unknown is not None:
-        raise InputError(f"{unknown!r} is no service; there are {', '.join(names)}", file=path, field="load.rates")
+        raise InputError(f"{unknown!r} is not a service; known: {', '.join(names)}", file=path, field="load.rates")
     return Experiment(path.stem, raw, content, base, deployment)
 
 
 def load_services(experiment: Experiment) -> tuple[LoadService, ...]:
-    """What the experiment sends."""
+    """The services and arrivals that the experiment sends."""
     load, deployment = experiment.raw.load, experiment.deployment
     factor = parse_factor(load.rate)
     made = []
@@ -146,7 +150,7 @@ def load_services(experiment: Experiment) -> tuple[LoadService, ...]:
 
 
 class ServerProcess:
-    """`cotenant serve` as a process of its own, from ready to stopped."""
+    """`cotenant serve` as a process, from ready to stopped."""
 
     def __init__(self, services: Path, arguments: Sequence[str], log: Path) -> None:
         self.log = log
@@ -156,7 +160,7 @@ class ServerProcess:
         self.addresses: dict[str, Any] = {}
 
     def wait_ready(self) -> None:
-        """Until it says where it listens; WorkError with its last words when it does not."""
+        """Wait until it prints its address; WorkError with the end of its log if it does not."""
         import select
 
         assert self.process.stdout is not None
@@ -168,12 +172,12 @@ class ServerProcess:
         self.addresses = json.loads(line)
 
     def last_words(self) -> str:
-        """The end of what it said on standard error."""
+        """The end of its standard error."""
         lines = [x for x in self.log.read_text(errors="replace").splitlines() if x.strip()]
         return lines[-1].removeprefix("cotenant: ") if lines else f"it ended with code {self.process.returncode}"
 
     def stop(self) -> int:
-        """Ask it to end, kill it where it does not; its exit code."""
+        """Ask it to end, and kill it if it does not; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -184,7 +188,7 @@ class ServerProcess:
 
 
 def make_plan(problem: Problem, seed: int) -> ServingPlan:
-    """The plan that a fixed run holds, verified by simulation."""
+    """The plan for a run without replanning, verified by simulation."""
     from cotenant.policy.serving.packing.planners import Packer
     from cotenant.sim.serving.verify import plan_verified
 
@@ -199,7 +203,7 @@ def make_plan(problem: Problem, seed: int) -> ServingPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found; `simulated` is None where the server replanned, which the simulator does not."""
+    """Result of an experiment; `simulated` is None if the server replanned, which the simulator does not support."""
 
     experiment: Experiment
     plan: ServingPlan | None
@@ -208,7 +212,7 @@ class Outcome:
     server_code: int
 
     def summary(self) -> dict[str, Any]:
-        """As JSON: the live run as `cotenant load` reports it, the simulated one, and how far apart they are."""
+        """As JSON: the live run as `cotenant load` reports it, the simulated one, and their differences."""
         live = self.result.summary()
         out: dict[str, Any] = {"title": self.experiment.raw.title, **live, "server_exit_code": self.server_code}
         if self.plan is not None:
@@ -261,7 +265,7 @@ def run_experiment(
 
 
 def _written(experiment: Experiment, out: Path) -> Path:
-    """The services file of the run, with paths that hold from anywhere."""
+    """Write the services file of the run, with absolute paths."""
     content = json.loads(json.dumps(experiment.content))
     base = experiment.path.parent.resolve()
     if isinstance(content.get("models"), str):
@@ -278,7 +282,7 @@ def _written(experiment: Experiment, out: Path) -> Path:
 
 
 def simulate(experiment: Experiment, problem: Problem, plan: ServingPlan) -> dict[str, Any] | None:
-    """The same rates and arrivals on the same plan in virtual time; None where rates change in steps."""
+    """Simulate the same rates and arrivals on the same plan; None if rates change in steps."""
     from cotenant.sim.serving.engine import Scenario, run
 
     load = experiment.raw.load

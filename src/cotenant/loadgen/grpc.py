@@ -1,5 +1,5 @@
-"""Requests over gRPC: Open Inference Protocol v2. A request differs from the next in its id alone, so everything around
-the id is made beforehand; of an answer only name and id are looked at.
+"""Requests over gRPC: Open Inference Protocol v2. Requests differ only in their id, so all other bytes are made
+beforehand; of an answer only name and id are checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTCOMES = {RESOURCE_EXHAUSTED: FULL, DEADLINE_EXCEEDED: DROPPED, UNAVAILABLE: D
 
 
 class GrpcPayload:
-    """ModelInferRequest of one service, made once but for the id."""
+    """ModelInferRequest of one service, made once except for the id."""
 
     def __init__(
         self, model: str, inputs: Sequence[Tensor], check: bool = True, deadline_ms: float | None = None
@@ -46,12 +46,12 @@ class GrpcPayload:
         return self._front + b"\x1a\x08%08x" % (index & 0xFFFFFFFF) + self._back
 
     def belongs(self, index: int, answer: bytes) -> bool:
-        """Whether an answer is this request's; ValueError where it is no message."""
+        """Whether an answer belongs to this request; ValueError if it is not a protobuf message."""
         if not self.check:
             return True
         try:
             found = self._answer.FromString(answer)
-        except Exception:  # protobuf's own, which is imported with it
+        except Exception:  # protobuf's own exception, whose class cannot be named before protobuf is imported
             raise ValueError("not a protobuf message") from None
         return found.model_name in ("", self.model) and found.id in ("", "%08x" % (index & 0xFFFFFFFF))
 
@@ -70,12 +70,12 @@ def header_block(target: Target, method: str) -> bytes:
 
 
 def envelope(message: bytes) -> bytes:
-    """A message as gRPC frames it: not compressed, its length."""
+    """Frame a message for gRPC: a byte for "not compressed", then its length."""
     return b"\x00" + len(message).to_bytes(4, "big") + message
 
 
 def connect(target: Target) -> socket.socket:
-    """A connected socket, with TLS where the address says so; OSError when the server does not take it."""
+    """Connect a socket, with TLS if the address has it; OSError if the server refuses."""
     made = socket.create_connection((target.host, target.port), timeout=ASK_WITHIN_S)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if target.scheme == "grpcs":
@@ -87,7 +87,7 @@ def connect(target: Target) -> socket.socket:
 
 
 def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
-    """One call that is waited for: status, what the server says of it, and the answer; WorkError without one."""
+    """Make one call and wait for it; returns status, status message and answer. WorkError if there is no answer."""
     client = Http2Client()
     try:
         with connect(target) as channel:
@@ -109,21 +109,21 @@ def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
 
 
 def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    """A model's inputs, as its server names them."""
+    """A model's inputs, as its server reports them."""
     question = classes()["ModelMetadataRequest"](name=model).SerializeToString()
     status, text, answer = call(target, "ModelMetadata", question)
     if status in (NOT_FOUND, INVALID_ARGUMENT):
         raise InputError(f"{target} has no model {model!r}", field="service")
     if status in (UNAUTHENTICATED, PERMISSION_DENIED):
-        raise InputError(f"{target} asks for a token that it knows: give --token FILE", field="token")
+        raise InputError(f"{target} requires a valid token: give --token FILE", field="token")
     if status:
-        raise WorkError(f"{target} does not say what {model} takes: {text or f'status {status}'}")
+        raise WorkError(f"{target} does not report the inputs of {model}: {text or f'status {status}'}")
     found = classes()["ModelMetadataResponse"].FromString(answer)
     return tuple((x.name, x.datatype, tuple(x.shape)) for x in found.inputs)
 
 
 class Channel:
-    """One connection that carries many calls at a time."""
+    """One connection with many concurrent calls."""
 
     def __init__(self, owner: GrpcTransport) -> None:
         self.owner = owner
@@ -136,18 +136,18 @@ class Channel:
         owner.loop.watch(self.fd, self.ready)
 
     def room(self) -> bool:
-        """Whether another call may begin."""
+        """Whether another call may start."""
         return self.fd >= 0 and not self.client.going_away and len(self.calls) < self.client.most_streams
 
     def begin(self, index: int, svc: int, message: bytes) -> int:
-        """Start a call; its stream."""
+        """Start a call; returns its stream."""
         stream = self.client.request(self.owner.block, envelope(message))
         self.calls[stream] = (index, svc)
         self.flush()
         return stream
 
     def flush(self) -> None:
-        """Hand to the kernel what it takes; the rest goes when the socket can be written."""
+        """Send as much as the kernel accepts; the rest is sent when the socket is writable again."""
         out = self.client.out
         try:
             while out:
@@ -162,7 +162,7 @@ class Channel:
             self.owner.loop.rewatch(self.fd, select.EPOLLIN | (select.EPOLLOUT if out else 0))
 
     def ready(self, events: int) -> None:
-        """The socket can be read, or written."""
+        """Handle a readable or writable socket."""
         while events & ~select.EPOLLOUT and self.fd >= 0:
             try:
                 data = self.socket.recv(RECEIVE)
@@ -190,7 +190,7 @@ class Channel:
 
 
 class GrpcTransport:
-    """Calls on as few connections as the server's limit of calls on each allows. See Transport."""
+    """Calls over as few connections as the server's limit of concurrent calls allows. See Transport."""
 
     def __init__(self, target: Target, payloads: Sequence[GrpcPayload], most: int) -> None:
         self.target, self.payloads, self.most = target, payloads, most
@@ -237,7 +237,7 @@ class GrpcTransport:
             self.where[index] = (channel, stream)
 
     def ended(self, channel: Channel, stream: Stream) -> None:
-        """A call has its answer."""
+        """Handle the answer of a call."""
         index, svc = channel.calls.pop(stream.number, (-1, 0))
         if index < 0 or self.where.pop(index, None) is None:
             self.loop.stray += 1
@@ -266,7 +266,7 @@ class GrpcTransport:
         self.loop.finish(index, outcome, reason=why if outcome == FAILED else "")
 
     def broken(self, channel: Channel, error: Exception | None) -> None:
-        """A connection has ended: so have its calls."""
+        """Handle the end of a connection, which fails its calls."""
         calls, channel.calls = channel.calls, {}
         self._drop(channel)
         for index, _ in calls.values():

@@ -1,4 +1,4 @@
-"""Requests over HTTP/1.1: connections that are kept and reused, one request at a time on each, opened as needed."""
+"""Requests over HTTP/1.1: connections are kept and reused, with one request at a time, and opened on demand."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class _Answer:
 
 
 class Parser:
-    """Takes bytes as they come, gives whole answers. Enough of HTTP/1.1 for a server's answers to POST."""
+    """Parses answers from received bytes. It supports as much of HTTP/1.1 as servers use in answers to POST."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._need = 0  # bytes that an answer whose head has been read needs; 0: the head is not there yet
+        self._need = 0  # missing bytes of the answer whose head has been read; 0: the head is incomplete
 
     def __bool__(self) -> bool:
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> _Answer | None:
-        """The next answer, None until it is whole; ValueError for what is not HTTP."""
+        """The next answer, None until it is complete; ValueError for bytes that are not HTTP."""
         buffer = self._buffer
         buffer += data
         if len(buffer) < self._need:
@@ -55,7 +55,7 @@ class Parser:
         end = buffer.find(b"\r\n\r\n")
         if end < 0:
             if len(buffer) > RECEIVE:
-                raise ValueError("a head without an end")
+                raise ValueError("a response head without an end")
             return None
         head = bytes(buffer[: end + 2])
         if not head.startswith(b"HTTP/1."):
@@ -108,7 +108,7 @@ class Connection:
         owner.loop.watch(self.fd, self.ready, select.EPOLLIN | (select.EPOLLOUT if self.connecting else 0))
 
     def send(self, index: int, svc: int, data: bytes) -> None:
-        """Send a request; what the kernel does not take now goes when it can."""
+        """Send a request; bytes that the kernel does not accept now are sent when the socket is writable."""
         self.index, self.svc = index, svc
         if self.connecting:
             self.out = data
@@ -126,7 +126,7 @@ class Connection:
             self.owner.loop.rewatch(self.fd, select.EPOLLIN | select.EPOLLOUT)
 
     def ready(self, events: int) -> None:
-        """The socket can be read, or written to."""
+        """Handle a readable or writable socket."""
         if self.connecting:
             self._connected()
             if self.fd < 0:
@@ -139,7 +139,7 @@ class Connection:
             self._pull()
 
     def _connected(self) -> None:
-        """The connection is there, or will not be; the request that waited for it leaves now."""
+        """The connection attempt has ended; send the request that waited for it."""
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self.owner.broken(self, OSError(code, os.strerror(code)))
@@ -193,7 +193,7 @@ class Connection:
 
 
 class HttpTransport:
-    """Up to `most` connections. A request that finds none free waits for one, which its record shows as sent late."""
+    """Up to `most` connections. A request without a free connection waits for one, and is recorded as sent late."""
 
     def __init__(self, target: Target, payloads: Sequence[Payload], most: int, warm: int = 8) -> None:
         self.target, self.payloads, self.most, self.warm = target, payloads, most, min(warm, most)
@@ -204,11 +204,12 @@ class HttpTransport:
         self.count = 0
         self.peak = 0
         self.context = target.ssl_context()
-        self.peer: tuple[int, Any] | None = None  # address family and address that the first connection found
+        self.peer: tuple[int, Any] | None = None  # address family and address of the first connection
 
     def connect(self) -> tuple[socket.socket, bool]:
-        """A socket that does not block, and whether it is still connecting. The first ones are waited for, so that a
-        server that is not there is known before anything is sent, and so are those with TLS. OSError: refused."""
+        """A non-blocking socket, and whether it is still connecting. The first connections, and those with TLS, are
+        established before return, so that a missing server is noticed before requests are sent. OSError: refused.
+        """
         if self.peer is not None and self.context is None:
             made = socket.socket(self.peer[0], socket.SOCK_STREAM)
             made.setblocking(False)
@@ -229,7 +230,7 @@ class HttpTransport:
         return made, False
 
     def open(self, loop: Loop) -> None:
-        """Open the first connections; WorkError when the server cannot be reached."""
+        """Open the first connections; WorkError if the server cannot be reached."""
         self.loop = loop
         try:
             for _ in range(self.warm):
@@ -246,7 +247,8 @@ class HttpTransport:
     def send(self, index: int, svc: int) -> None:
         """See Transport."""
         if self.free:
-            connection = self.free.pop()  # the last used: its buffers are warm, and the others may be closed in peace
+            # the most recently used: its buffers are in caches, and the server may close the others when they are idle
+            connection = self.free.pop()
         elif self.count < self.most:
             try:
                 connection = self._new()
@@ -264,7 +266,7 @@ class HttpTransport:
         return self.payloads[svc].request(index)
 
     def answered(self, connection: Connection, answer: _Answer) -> None:
-        """A whole answer came on a connection."""
+        """Handle a complete answer on a connection."""
         index, svc = connection.index, connection.svc
         if index == FREE:
             self.loop.stray += 1
@@ -273,7 +275,7 @@ class HttpTransport:
         del self.busy[index]
         connection.index = FREE
         if answer.close or connection.parser or connection.out:
-            # bytes beyond the answer, or an answer before the request was sent: not to be used again
+            # bytes after the answer, or an answer before the request was sent: the connection is not reused
             self.loop.stray += bool(connection.parser)
             self._drop(connection)
         else:
@@ -303,7 +305,7 @@ class HttpTransport:
         self.send(index, svc)
 
     def broken(self, connection: Connection, error: Exception | None) -> None:
-        """The connection has ended. A server may close one that is idle; with a request on it, that request failed."""
+        """The connection has ended. A server may close an idle one; a request on it has failed."""
         index = connection.index
         connection.index = FREE
         self._drop(connection)

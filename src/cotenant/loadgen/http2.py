@@ -1,7 +1,7 @@
-"""The client's half of HTTP/2, as far as gRPC needs it: bytes in, ended streams out. It owns no socket.
+"""The client side of HTTP/2, as far as gRPC needs it: takes received bytes, returns ended streams. It owns no socket.
 
-RFC 9113. The server is told to keep no table of headers (SETTINGS_HEADER_TABLE_SIZE 0), so a block of headers means the
-same wherever it comes, and blocks that were seen before need not be decoded again.
+RFC 9113. The server is told to keep no header table (SETTINGS_HEADER_TABLE_SIZE 0), so equal header blocks have equal
+meanings, and a block that was decoded before need not be decoded again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cotenant.core.http2 import (
     unpadded,
 )  # fmt: skip
 
-FRAME = 16_384  # bytes of a frame, until the server allows more
+FRAME = 16_384  # maximum bytes of a frame, until the server allows more
 REFILL = 1 << 24  # bytes received before the connection's window is opened again
 MOST_KEPT, MOST_RECEIVED = 4096, 1 << 30
 
@@ -39,7 +39,7 @@ Headers = dict[bytes, bytes]
 
 @dataclass
 class Stream:
-    """One request on its way; `headers` are all that came, trailers included."""
+    """One request under way; `headers` are all received ones, including trailers."""
 
     number: int
     window: int
@@ -62,17 +62,18 @@ class Http2Client:
         self.out = bytearray(PREFACE + frame(SETTINGS, 0, 0, settings))
         self.out += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", MOST_WINDOW - FIRST_WINDOW))
         self.streams: dict[int, Stream] = {}
-        self.most_streams = 100  # until the server says otherwise
+        self.most_streams = 100  # until the server sets another limit
         self.going_away = False
         self._buffer = bytearray()
         self._next = 1
         self._window, self._stream_window, self._frame = FIRST_WINDOW, FIRST_WINDOW, FRAME
         self._received = 0
-        self._blocked: deque[int] = deque()  # streams with data that windows hold back
-        self._block: tuple[int, int, bytearray] | None = None  # stream, flags and headers that go on
+        self._blocked: deque[int] = deque()  # streams whose data waits for flow-control windows
+        # stream, flags and headers of a block that continues in the next frame
+        self._block: tuple[int, int, bytearray] | None = None
 
     def request(self, block: bytes, body: bytes) -> int:
-        """Begin a stream: its number. The body follows as far as windows allow."""
+        """Start a stream and return its number. The body is sent as far as flow control allows."""
         number, self._next = self._next, self._next + 2
         self.out += frame(HEADERS, END_HEADERS, number, block)
         stream = self.streams[number] = Stream(number, self._stream_window, body)
@@ -81,12 +82,12 @@ class Http2Client:
         return number
 
     def cancel(self, number: int) -> None:
-        """Give up a stream."""
+        """Cancel a stream."""
         if self.streams.pop(number, None) is not None:
             self.out += frame(RST_STREAM, 0, number, struct.pack(">I", 8))
 
     def _push(self, stream: Stream) -> bool:
-        """Send what may be sent; whether that was all."""
+        """Send as much of the body as flow control allows; returns whether that was all."""
         while True:
             size = min(len(stream.unsent), self._window, stream.window, self._frame)
             if size <= 0 and stream.unsent:
@@ -107,7 +108,7 @@ class Http2Client:
                 self._blocked.append(number)
 
     def feed(self, data: bytes) -> list[Stream]:
-        """Take what the socket received; the streams that have ended."""
+        """Process received bytes; returns the streams that have ended."""
         buffer = self._buffer
         buffer += data
         ended: list[Stream] = []
@@ -211,7 +212,7 @@ class Http2Client:
             try:
                 found = {bytes(name): bytes(value) for name, value in self._decoder.decode(block, raw=True)}
             except HPACKError as error:
-                raise ValueError(f"headers that cannot be read: {error}") from None
+                raise ValueError(f"headers cannot be decoded: {error}") from None
             if len(self._kept) < MOST_KEPT:
                 self._kept[block] = found
         return found

@@ -1,4 +1,4 @@
-"""A running engine measured through its API: which requests, and what their tokens say of its steps."""
+"""Measures a running language-model engine through its API: which requests to send, and step times from token times."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from cotenant.workloads.llm.trace import make_trace
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 1024, 4096)
-TOKENS = 32  # of an answer whose gaps are measured
+TOKENS = 32  # tokens of an answer whose intervals are measured
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is sent at once: `batch` prompts of `prompt` tokens. Prefill is the first token of one; decode the gaps."""
+    """Requests that are sent at once: `batch` prompts of `prompt` tokens. The time to the first token of a single
+    request
+        measures prefill; the intervals between tokens measure decode.
+    """
 
     prompt: int
     batch: int
@@ -34,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Profiling:
-    """A measurement. `most_tokens`: of one request, as the engine allows; `kv_tokens`: of all requests of a cell."""
+    """A measurement. `most_tokens`: limit per request by the engine; `kv_tokens`: limit for all requests of a cell."""
 
     target: Target
     model: str
@@ -45,7 +48,7 @@ class Profiling:
     seed: int = 0
 
     def cells(self) -> list[Cell]:
-        """All cells that the engine can take."""
+        """All cells that the engine can run."""
         found = [Cell(p, 1, False) for p in PROMPTS if p + 1 <= self.most_tokens]
         for batch in BATCHES:
             for prompt in CONTEXTS:
@@ -55,7 +58,7 @@ class Profiling:
 
 
 def measure(work: Profiling, tell: Callable[[int, int], object] = lambda done, of: None) -> Fit:
-    """Every cell in every round, in an order drawn anew each time; one round before is not counted."""
+    """Measure every cell in every round, in a newly drawn order each time; a round before that is not counted."""
     cells = work.cells()
     rng = random.Random(work.seed)
     seen: dict[Cell, list[tuple[Step, float]]] = {cell: [] for cell in cells}
@@ -74,7 +77,7 @@ def _once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
     output = TOKENS if cell.decode else 1
     trace = make_trace("profile", [0.0] * cell.batch, None, [cell.prompt] * cell.batch, [output] * cell.batch,
                        (work.model,))  # fmt: skip
-    seed = work.seed * 1_000_003 + number  # no two cells have prompts alike
+    seed = work.seed * 1_000_003 + number  # so that the prompts of any two cells differ
     test = OpenAiTest(
         work.target, trace, (Promise(work.model),), work.endpoint, {"ignore_eos": True}, seed=seed,
         connections=max(BATCHES),
@@ -94,8 +97,10 @@ def _once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
 
 
 def _gap(stamps: Sequence[np.ndarray], begin: float, end: float) -> float:
-    """Seconds per token while all requests decode: the median over requests of what each had between its first and last
-    token of that time; over all their time where it is too short."""
+    """Seconds per token while all requests decode: the median over requests of the interval between each one's first
+    and
+        last token in that period; if the period is too short, over the whole time of the request.
+    """
     found = []
     for own in stamps:
         inside = own[(own >= begin) & (own <= end)]
@@ -108,7 +113,7 @@ def _gap(stamps: Sequence[np.ndarray], begin: float, end: float) -> float:
 
 
 def limits(target: Target, model: str) -> int | None:
-    """The longest request that the engine says it takes, None where it does not say."""
+    """The longest request by the engine's own report, None if it reports none."""
     _, content = replace(target, prefix=target.prefix.removesuffix("/v1")).ask("/v1/models")
     try:
         rows = {row["id"]: row.get("max_model_len") for row in content["data"]}

@@ -1,7 +1,8 @@
-"""The sender's loop: requests leave when the schedule says so, whatever the answers do; latencies count from there.
+"""The sender's loop: requests leave at their scheduled times, whatever the answers do; latencies count from these
+times.
 
-One thread, epoll and a timer of the kernel: asyncio's timers are whole milliseconds, which at thousands of requests per
-second would be the largest part of what is measured. How late each request left is recorded, never corrected.
+One thread, epoll and a kernel timer: asyncio's timers have a resolution of a millisecond, which at thousands of
+requests per second would dominate the measurement. The delay of each request's sending is recorded, never corrected.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Protocol
 
 from cotenant.loadgen.schedule import Schedule
 
-OK, LATE, DROPPED, FULL, FAILED = 1, 2, 3, 4, 0  # as in metrics.serving.OUTCOMES; LATE is told apart afterwards
-BURST = 32  # sends between two looks at the answers
-RETRY_S = 0.005  # a closed-loop client that was refused waits so long
+OK, LATE, DROPPED, FULL, FAILED = 1, 2, 3, 4, 0  # as in metrics.serving.OUTCOMES; LATE is assigned afterwards
+BURST = 32  # requests sent between two checks for answers
+RETRY_S = 0.005  # pause of a closed-loop client after a refused request
 
 
 class Transport(Protocol):
@@ -33,14 +34,14 @@ class Transport(Protocol):
         """Send now, or as soon as a connection is free."""
 
     def expire(self, index: int) -> None:
-        """Give up a request that has waited too long; `Loop.finish` must not come for it any more."""
+        """Cancel a request that has waited too long; `Loop.finish` must not be called for it afterwards."""
 
     def close(self) -> None:
         """Close all connections."""
 
 
 class Timer:
-    """A wake-up for epoll at a time of the monotonic clock, to a few microseconds (Linux timerfd)."""
+    """Wakes epoll at a time of the monotonic clock, within a few microseconds (Linux timerfd)."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -58,17 +59,17 @@ class Timer:
         self._settime(self.fd, 1, self._pointer, None)  # 1: an absolute time
 
     def clear(self) -> None:
-        """Take note of a wake-up."""
+        """Acknowledge a wake-up."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 8)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self.fd)
 
 
 class Records:
-    """What became of each request, by index; times in seconds from the start, negative where it never happened."""
+    """Results of requests, by index; times in seconds from the start, negative if the event did not happen."""
 
     def __init__(self, times_s: array[float], svc: array[int]) -> None:
         self.svc, self.scheduled = svc, times_s
@@ -77,7 +78,7 @@ class Records:
         self.outcome = bytearray(len(svc))
 
     def add(self, svc: int, now: float) -> int:
-        """One more request, of a closed-loop client."""
+        """Add a request of a closed-loop client."""
         index = len(self.svc)
         self.svc.append(svc)
         self.scheduled.append(now)
@@ -89,7 +90,7 @@ class Records:
 
 
 class Loop:
-    """Runs one schedule over one transport. `run` returns when every request is answered, failed or given up."""
+    """Runs one schedule over one transport. `run` returns when every request is answered, failed or cancelled."""
 
     def __init__(
         self, schedule: Schedule, transport: Transport, duration_s: float, timeout_s: float,
@@ -110,7 +111,7 @@ class Loop:
         self._timer = Timer()
         self._client_of: dict[int, int] = {}
         self._retries: list[tuple[float, int]] = []
-        self._pending: dict[int, None] = {}  # sent or waiting to be, oldest first
+        self._pending: dict[int, None] = {}  # sent or waiting to be sent, oldest first
         self._tell, self._tell_every_s = tell, tell_every_s
         self.began = 0.0
 
@@ -124,7 +125,7 @@ class Loop:
         self._epoll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Forget a descriptor; harmless for one that is not watched."""
+        """Stop watching a descriptor; does nothing for one that is not watched."""
         if self._handlers.pop(fd, None) is not None:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
@@ -134,11 +135,11 @@ class Loop:
         return time.monotonic() - self.began
 
     def sent(self, index: int) -> None:
-        """The transport has handed a request to the kernel."""
+        """Note that the transport has handed a request to the kernel."""
         self.records.sent[index] = time.monotonic() - self.began
 
     def finish(self, index: int, outcome: int, inference_ms: float = -1.0, reason: str = "", at: float = -1.0) -> None:
-        """A request is over. `reason`: why it failed; `at`: when, where that was noted earlier."""
+        """End a request. `reason`: why it failed; `at`: its end, if noted earlier."""
         if index not in self._pending:
             self.stray += 1
             return
@@ -155,7 +156,7 @@ class Loop:
             svc = self._client_of.pop(index)
             if outcome == OK:
                 self._next_of_client(svc, now)
-            else:  # a refusal comes at once; without a pause a client would do nothing but ask
+            else:  # a refusal is immediate; without a pause the client would only repeat requests
                 self._retries.append((now + RETRY_S, svc))
 
     def _next_of_client(self, svc: int, now: float) -> None:
@@ -169,12 +170,13 @@ class Loop:
         self.transport.send(index, svc)
 
     def run(self, start_at: float | None = None) -> Records:
-        """Send everything, from `start_at` on the monotonic clock (default: now). Collecting cycles is off meanwhile:
-        a pause of it would be measured as the server's."""
+        """Send everything, from `start_at` on the monotonic clock (default: now). Garbage collection is off meanwhile:
+        a pause would be measured as the server's.
+        """
         self.transport.open(self)
         self._epoll.register(self._timer.fd, select.EPOLLIN)
         was_on = gc.isenabled()
-        gc.collect()  # before the clock runs: in a large process this takes half a second
+        gc.collect()  # before the start: in a large process this takes half a second
         gc.disable()
         self.began = time.monotonic() if start_at is None else start_at
         if start_at is not None:
@@ -190,7 +192,7 @@ class Loop:
         return self.records
 
     def stop(self) -> None:
-        """Send nothing more; what is under way is waited for. The run was as long as it was."""
+        """Stop sending, and wait for requests under way. The run's duration ends here."""
         if not self.stopping:
             self.stopping = True
             self.duration_s = min(self.duration_s, max(1e-3, self.now()))
@@ -248,7 +250,7 @@ class Loop:
                 self._next_of_client(svc, now)
 
     def _housekeeping(self, now: float) -> None:
-        """Requests without an answer for too long have failed; the oldest stand first."""
+        """Fail requests that have waited too long for an answer; the oldest come first."""
         scheduled = self.records.scheduled
         while self._pending:
             index = next(iter(self._pending))

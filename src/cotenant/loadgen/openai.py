@@ -1,4 +1,6 @@
-"""Streams of OpenAI's API under load: requests of given token counts, the times of their first and last tokens."""
+"""Load on the OpenAI API with streamed answers: requests of given token counts, times of their first and last
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ MOST_MADE = 256 << 20
 
 @dataclass(frozen=True)
 class OpenAiTest:
-    """What is sent. `trace.models`: names that the server knows; `extra`: fields of every request; `check`: answers
-    must be those of a timed engine of the model that was asked. `clients`: so many requests of each model are in flight
-    for `duration_s` seconds, whatever the trace's times; its lengths are used in turn."""
+    """Definition of a test. `trace.models`: names that the server knows; `extra`: fields of every request; `check`:
+    answers
+        must be those of a timed engine of the requested model. `clients`: requests per model that are in flight
+        for `duration_s` seconds, whatever the trace's times; the trace's lengths are used in turn.
+    """
 
     target: Target
     trace: TokenTrace
@@ -48,7 +52,7 @@ class OpenAiTest:
 
 @dataclass(frozen=True)
 class OpenAiResult:
-    """What came of a test. `test.trace`: the requests that were sent; `outcome`: codes of the loop."""
+    """Result of a test. `test.trace`: the requests that were sent; `outcome`: codes of the loop."""
 
     test: OpenAiTest
     times: TokenTimes
@@ -60,17 +64,17 @@ class OpenAiResult:
 
     @property
     def attainment(self) -> float:
-        """The least attainment of a model that was asked, 0..1."""
+        """The lowest attainment of any requested model, 0..1."""
         kept = self.times.kept(self.test.promises)
         return min(float(kept[self.times.model == m].mean()) for m in np.unique(self.times.model))
 
     @property
     def answered_rps(self) -> float:
-        """Whole answers per second."""
+        """Complete answers per second."""
         return float(np.isfinite(self.times.last_s).sum() / self.duration_s)
 
     def summary(self) -> dict[str, Any]:
-        """Figures per model as the simulator has them, and how late requests left."""
+        """Figures per model as the simulator reports them, and how late requests were sent."""
         sent = self.sent_s >= 0
         late = (self.sent_s[sent] - self.times.due_s[sent]) * 1e3
         rows = self.times.rows(self.test.promises, self.duration_s)
@@ -101,7 +105,7 @@ class Requests:
         ).encode()
 
     def prompt(self, index: int, row: int) -> str:
-        """Words, as many as this row of the trace has prompt tokens; no two requests begin alike."""
+        """A prompt with as many tokens as this row of the trace; no two requests begin alike."""
         return prompt_text(int(self._test.trace.prompt[row]), f"{self._test.seed}/{index}")
 
     def request(self, index: int, row: int) -> bytes:
@@ -120,7 +124,7 @@ class Requests:
 
 
 class _Answer:
-    """A response as it comes: httptools calls the methods that it knows by name."""
+    """Parser callbacks for a response; httptools calls them by name."""
 
     def __init__(self, token: Callable[[str], None]) -> None:
         self._token = token
@@ -131,7 +135,7 @@ class _Answer:
         self.parser = httptools.HttpResponseParser(self)
 
     def on_body(self, data: bytes) -> None:
-        """Part of the body."""
+        """Handle a part of the body."""
         if self.parser.get_status_code() != 200:
             self.error += data[:300]
             return
@@ -159,12 +163,12 @@ class _Answer:
                 self._token(text)
 
     def on_message_complete(self) -> None:
-        """The response is whole."""
+        """Handle the end of the response."""
         self.ended = True
 
 
 class StreamConnection(Connection):
-    """A connection whose response is read as it comes."""
+    """A connection whose response is read while it is received."""
 
     owner: OpenAiTransport
     answer: _Answer | None = None
@@ -188,15 +192,15 @@ class StreamConnection(Connection):
 
 
 class OpenAiTransport(HttpTransport):
-    """See Transport. Times of tokens are taken when their bytes are read."""
+    """See Transport. A token's time is when its bytes are read."""
 
     def __init__(self, test: OpenAiTest, stamps: bool = False) -> None:
-        """`stamps`: keep the time of every token."""
+        """`stamps`: record the time of every token."""
         self.requests = [Requests(test, m) for m in range(len(test.trace.models))]
         super().__init__(test.target, self.requests, test.connections)  # type: ignore[arg-type]
         count = 0 if test.clients else len(test.trace)
         self.check = test.check
-        self.rows = array("q", range(count))  # of the trace, by request
+        self.rows = array("q", range(count))  # row of the trace by request
         self.first, self.last = array("d", [np.nan]) * count, array("d", [np.nan]) * count
         self.tokens, self.prompt = array("q", [0]) * count, array("q", [0]) * count
         self.texts: dict[int, list[str]] = {}
@@ -207,7 +211,7 @@ class OpenAiTransport(HttpTransport):
         self._used = [0] * len(self._pools)
 
     def open(self, loop: Loop) -> None:
-        """See Transport. Requests are made beforehand, as many as memory should hold."""
+        """See Transport. Requests are prepared in advance, as many as a memory limit allows."""
         size = 0
         for index, svc in enumerate(self._trace.model[: len(self.rows)].tolist()):
             self._made[index] = self.requests[svc].request(index, index)
@@ -217,7 +221,7 @@ class OpenAiTransport(HttpTransport):
         super().open(loop)
 
     def send(self, index: int, svc: int) -> None:
-        """See Transport. A request of a closed loop is a new one."""
+        """See Transport. In a closed loop a new request is made."""
         if index == len(self.rows):
             pool = self._pools[svc]
             self.rows.append(pool[self._used[svc] % len(pool)])
@@ -240,7 +244,7 @@ class OpenAiTransport(HttpTransport):
         return made
 
     def received(self, connection: StreamConnection, data: bytes) -> bool:
-        """Bytes came; False: the connection is no longer to be read."""
+        """Handle received bytes; False: stop reading the connection."""
         index = connection.index
         if index < 0:
             self.loop.stray += 1
@@ -267,7 +271,7 @@ class OpenAiTransport(HttpTransport):
         return False
 
     def closed(self, connection: StreamConnection) -> None:
-        """The server closed the connection, which ends a response without a length."""
+        """Handle a connection closed by the server, which ends a response without a length."""
         answer = connection.answer
         if answer is not None and connection.index >= 0 and (answer.done or answer.error):
             self._over(connection, answer)
@@ -326,7 +330,7 @@ def _sentence(raw: bytes) -> str:
 
 
 def ask_models(target: Target) -> list[str]:
-    """Names that the server has. WorkError where it does not tell."""
+    """Names of the server's models. WorkError if it does not list them."""
     status, content = Target(**{**vars(target), "prefix": target.prefix.removesuffix("/v1")}).ask("/v1/models")
     try:
         names = [str(row["id"]) for row in content["data"]]
@@ -340,8 +344,10 @@ def ask_models(target: Target) -> list[str]:
 def run_openai(
     test: OpenAiTest, tell: Callable[[Loop], None] | None = None, transport: OpenAiTransport | None = None
 ) -> OpenAiResult:
-    """Send everything from this process and thread; requests leave when they are due, whatever the answers do, or where
-    the test has clients, when the client's last one is over."""
+    """Send everything from this process and thread; requests leave at their scheduled times, whatever the answers do,
+    or,
+        if the test has clients, when the client's previous request has ended.
+    """
     trace = test.trace
     schedule = Schedule(trace.times_s, trace.model.astype(np.int32), ())
     length_s = max(trace.span_s, 1e-3)
@@ -369,5 +375,5 @@ def run_openai(
 
 
 def promises(models: Sequence[str], ttft: Mapping[str, float], tpot: Mapping[str, float]) -> tuple[Promise, ...]:
-    """Each model's promises; the name "" is all models."""
+    """Each model's SLOs; the name "" stands for all models."""
     return tuple(Promise(m, ttft.get(m, ttft.get("")), tpot.get(m, tpot.get(""))) for m in models)

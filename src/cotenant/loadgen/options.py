@@ -1,4 +1,4 @@
-"""Command-line forms of a load test: which services, arrivals, SLOs and shapes were asked for."""
+"""Parsing of a load test's command-line options: services, arrivals, SLOs and shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from cotenant.workloads.requests.readers import FORMATS
 
 def parse_load_arrivals(text: str) -> Arrivals:
     """The forms of parse_arrivals, and for live load: closed (one client, or as many as the service's number), and
-    trace:FILE, whose format is told from the file."""
+    trace:FILE, whose format is detected from the file.
+    """
     if text == "closed":
         return Arrivals("closed")
     kind, _, rest = text.partition(":")
@@ -28,7 +29,7 @@ def parse_load_arrivals(text: str) -> Arrivals:
 
 
 def recognise(path: str) -> str:
-    """The format of a file of requests, by its name and first line."""
+    """Detect the format of a request file from its name and first line."""
     name = Path(path).name.lower()
     if ".tar" in name or name.endswith((".tgz", ".txz")):
         return "servegen"
@@ -55,7 +56,7 @@ def recognise(path: str) -> str:
 def read_load_services(
     texts: Sequence[str], file: str | None, arrivals: str, slos: Sequence[str], target: Target
 ) -> tuple[LoadService, ...]:
-    """The services under load. SLOs: from --slo, else from the file, else what the server tells."""
+    """The services under load. SLOs come from --slo, else from the file, else from the server."""
     process = parse_load_arrivals(arrivals)
     found = [_closed(_parsed(text, process)) for text in texts]
     given: dict[str, float] = {}
@@ -67,7 +68,7 @@ def read_load_services(
     names = [s.name for s in found]
     twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
     if twice is not None:
-        raise InputError(f"{twice} is there twice", field="service")
+        raise InputError(f"{twice} is given twice", field="service")
     told = ask_slos(target)
     asked = _slos(slos, names)
     return tuple(replace(s, slo_ms=asked.get(s.name, given.get(s.name, told.get(s.name)))) for s in found)
@@ -82,7 +83,7 @@ def _parsed(text: str, process: Arrivals) -> LoadService:
 
 
 def _closed(service: LoadService) -> LoadService:
-    """`closed` without a number: as many clients as the service's number says, one without."""
+    """`closed` without a number: as many clients as the service's number, or one."""
     if service.arrivals.kind != "closed":
         return service
     if service.arrivals.clients:
@@ -118,7 +119,7 @@ def _slos(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
         if not math.isfinite(value) or value <= 0:
             raise InputError(f"{text!r} is not an SLO; write 50 or NAME=50, in milliseconds", field="slo")
         if equals and name not in names:
-            raise InputError(f"{name!r} is not under load; there are {', '.join(names)}", field="slo")
+            raise InputError(f"{name!r} is not under load; known: {', '.join(names)}", field="slo")
         found |= {name: value} if equals else {n: value for n in names if n not in found}
     return found
 

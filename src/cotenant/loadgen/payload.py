@@ -1,6 +1,6 @@
-"""What is sent to whom: the address of a server, what its models take, and requests that carry a number of their own.
+"""Request contents: the inputs that a server's models take, and requests with a number of their own.
 
-The number comes back as the protocol's request `id`, so that an answer that belongs to another request shows.
+The number is returned as the protocol's request `id`, so that an answer that belongs to another request is detected.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from cotenant.loadgen.target import Target
 from cotenant.serving.protocol.oip import HEADER_LENGTH
 from cotenant.serving.protocol.tensors import DTYPES, Tensor, pack_strings
 
-FREE_SIZE = 4  # of a dimension that takes any size
+FREE_SIZE = 4  # size that is used for a dimension that allows any
 MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a model takes: (name, data type, shape with -1 for any size) of each input."""
+    """Inputs of a model: (name, data type, shape with -1 for any size) of each."""
 
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
 def ask_form(target: Target, model: str) -> Form:
-    """A model's inputs as its server tells them; InputError where the server does not have the model."""
+    """A model's inputs as its server reports them; InputError if the server does not have the model."""
     if target.is_grpc:
         return Form(ask_inputs(target, model))
     status, content = target.ask(f"/v2/models/{quote(model, safe=':')}")
     if status in (401, 403):
-        raise InputError(f"{target} asks for a token that it knows (status {status}): give --token FILE", field="token")
+        raise InputError(f"{target} requires a valid token (status {status}): give --token FILE", field="token")
     if status in (400, 404):
         raise InputError(f"{target} has no model {model!r}", field="service")
     try:
         inputs = [(str(x["name"]), str(x["datatype"]), tuple(int(n) for n in x["shape"])) for x in content["inputs"]]
     except (KeyError, TypeError, ValueError):
-        raise WorkError(f"{target} does not say what {model} takes (status {status})") from None
+        raise WorkError(f"{target} does not report the inputs of {model} (status {status})") from None
     return Form(tuple(inputs))
 
 
 def ask_slos(target: Target) -> dict[str, float]:
-    """SLOs in ms by service, where the server is one of ours; empty otherwise."""
+    """SLOs in ms by service if the server is a Cotenant server; otherwise empty."""
     if target.is_grpc:
         return {}
     try:
@@ -104,14 +104,16 @@ def _data(datatype: str, count: int, rng: np.random.Generator) -> bytes:
         return rng.random(count).astype(dtype).tobytes()
     if dtype.kind == "b":
         return (rng.random(count) < 0.5).tobytes()
-    # small numbers: they may be word numbers, of which every model has a few
+    # small numbers: they may be token ids, of which every model has at least a few
     return rng.integers(0, 100, count).astype(dtype).tobytes()
 
 
 @dataclass
 class Payload:
-    """Requests of one service over HTTP: everything but the number is made once. `check`: the answer's bytes must hold
-    the number and the model's name (servers that send no id back are taken at their word)."""
+    """Requests of one service over HTTP, made once except for the number. `check`: the answer must contain the number
+    and
+        the model's name (answers of servers that return no id are assumed to be right).
+    """
 
     target: Target
     model: str
@@ -157,11 +159,13 @@ class Payload:
         self._spaced = f'"model_name": {json.dumps(self.model)}'.encode()
 
     def request(self, index: int) -> bytes:
-        """All bytes of request number `index`; the number is eight characters, so every request has one length."""
+        """All bytes of request number `index`; the number has eight characters, so all requests have the same
+        length.
+        """
         return b"%b%08x%b" % (self._head[0], index & 0xFFFFFFFF, self._head[1])
 
     def belongs(self, index: int, body: bytes) -> bool:
-        """Whether an answer is this request's."""
+        """Whether an answer belongs to this request."""
         if not self.check:
             return True
         if b'"id"' in body and b'"%08x"' % (index & 0xFFFFFFFF) not in body:

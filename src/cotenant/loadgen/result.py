@@ -1,4 +1,4 @@
-"""What a load test found: every request as a row, and the figures that the simulator reports of its own."""
+"""Results of a load test: a row per request, and the same figures as the simulator's."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ COLUMNS = ("service", "scheduled_s", "sent_s", "finished_s", "inference_ms", "to
 
 @dataclass(frozen=True)
 class LoadResult:
-    """One load test. `rows` (n,) of ROW in order of schedule: seconds from the start, ms for `inference`, -1 for what
-    never happened. `wrong`: answers that belonged to another request; `stray`: answers to no open request."""
+    """One load test. `rows` (n,) of ROW in order of schedule: seconds from the start, ms for `inference`, -1 for events
+    that did not happen. `wrong`: answers that belonged to another request; `stray`: answers to no open request.
+    """
 
     services: tuple[LoadService, ...]
     rows: np.ndarray
@@ -37,12 +38,12 @@ class LoadResult:
 
     @property
     def latency_ms(self) -> np.ndarray:
-        """(n,) milliseconds from when a request was due to its answer."""
+        """(n,) milliseconds from a request's scheduled time to its answer."""
         latency: np.ndarray = (self.rows["finished"] - self.rows["scheduled"]) * 1000.0
         return latency
 
     def summary(self) -> dict[str, Any]:
-        """Result keys per service as the simulator has them, and how well the requests left on time."""
+        """Result keys per service as in the simulator, and how late requests were sent."""
         rows, latency = self.rows, self.latency_ms
         services = {}
         for s, service in enumerate(self.services):
@@ -71,23 +72,23 @@ class LoadResult:
 
     @property
     def span_s(self) -> float:
-        """From the start to the last answer, the whole run at least."""
+        """Seconds from the start to the last answer, at least the duration of the run."""
         return max(self.duration_s, float(self.rows["finished"].max()) if len(self.rows) else 0.0)
 
     @property
     def answered_rps(self) -> float:
-        """Answered requests per second of the whole run."""
+        """Answered requests per second over the whole run."""
         answered = (self.rows["outcome"] == OK) | (self.rows["outcome"] == LATE)
         return float(answered.sum() / self.span_s)
 
     @property
     def attainment(self) -> float:
-        """The least SLO attainment of any service; 1 where nothing was sent."""
+        """The lowest SLO attainment of any service; 1 if nothing was sent."""
         found = [row["slo_attainment"] for row in self.summary()["services"].values()]
         return min((x for x in found if x is not None), default=1.0)
 
     def lateness(self) -> dict[str, float | None]:
-        """How long after its time a request left, in ms: the generator's own part of the latencies."""
+        """How late requests were sent, in ms: the generator's own part of the latencies."""
         sent = self.rows["sent"] >= 0
         late = (self.rows["sent"][sent] - self.rows["scheduled"][sent]) * 1000.0
         if not len(late):
@@ -96,7 +97,7 @@ class LoadResult:
         return {"p50": float(p50), "p99": float(p99), "max": float(late.max())}
 
     def warnings(self) -> list[str]:
-        """What a reader of the figures must know: a generator that was late, answers that were wrong."""
+        """Warnings about the figures: the generator was late, or answers were wrong."""
         found = list(self.remarks)
         late = self.lateness()["p99"]
         slos = [s.slo_ms for s in self.services if s.slo_ms is not None]
@@ -115,7 +116,7 @@ class LoadResult:
         return found
 
     def csv(self) -> str:
-        """The client's log: COLUMNS; what never happened is empty."""
+        """The client's log: COLUMNS; cells of events that did not happen are empty."""
         import polars as pl
 
         rows = self.rows
@@ -136,19 +137,19 @@ class LoadResult:
 
 
 def rows_of(loop: Loop, services: Sequence[LoadService]) -> np.ndarray:
-    """The requests of a finished loop as ROW; answers after their service's SLO become late."""
+    """The requests of a finished loop as ROW; answers that exceed their service's SLO become late."""
     records = loop.records
     rows = np.zeros(len(records.svc), ROW)
     rows["svc"] = records.svc
     for name in ("scheduled", "sent", "finished", "inference"):
         rows[name] = getattr(records, name)
     rows["outcome"] = np.frombuffer(bytes(records.outcome) + bytes(len(rows) - len(records.outcome)), np.uint8)
-    unsent = np.arange(len(rows))  # of a run that was stopped: what was never due is no part of it
+    unsent = np.arange(len(rows))  # if the run was stopped: requests that were not due are not part of it
     return mark_late(rows[(unsent < loop.next) | (unsent >= loop.open_count)], services)
 
 
 def mark_late(rows: np.ndarray, services: Sequence[LoadService]) -> np.ndarray:
-    """Tell ok and late apart by each service's SLO."""
+    """Mark answers that exceed their service's SLO as late."""
     slo = np.array([np.inf if s.slo_ms is None else s.slo_ms for s in services])
     answered = (rows["outcome"] == OK) | (rows["outcome"] == LATE)
     late = (rows["finished"] - rows["scheduled"]) * 1000.0 > slo[rows["svc"]]
@@ -157,7 +158,7 @@ def mark_late(rows: np.ndarray, services: Sequence[LoadService]) -> np.ndarray:
 
 
 def merge(results: Sequence[LoadResult]) -> LoadResult:
-    """One result of several senders of one schedule."""
+    """Merge the results of several senders of one schedule."""
     first = results[0]
     rows = np.concatenate([r.rows for r in results])
     reasons: dict[str, int] = {}

@@ -1,5 +1,6 @@
-"""A load test from options to result. Senders are processes of their own, so that neither a live table nor a plot
-takes time from them; `run_here` sends from this process, for tests and short looks."""
+"""Runs a load test from options to result. Senders are separate processes, so that a live table or a plot does not take
+time from them; `run_here` sends from this process, for tests and short checks.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +22,16 @@ from cotenant.loadgen.result import LoadResult, merge, rows_of
 from cotenant.loadgen.schedule import LoadService, Schedule, build_schedule
 from cotenant.loadgen.target import Target
 
-TELL_S = 0.1  # between two looks at what is over, of a sender that tells
-START_IN_S = 0.6  # senders start together, so long after they are all ready
+TELL_S = 0.1  # between two progress reports of a sender
+START_IN_S = 0.6  # senders start together, this long after all are ready
 MAX_SENDERS = 64
 
 
 @dataclass(frozen=True)
 class LoadTest:
-    """Everything that a load test is. `timeout_s`: an answer that takes longer has failed; `connections`: at most so
-    many over HTTP; `batch`: items of one request; `deadline`: tell the server each request's SLO."""
+    """Definition of a load test. `timeout_s`: a slower answer has failed; `connections`: maximum number over HTTP;
+    `batch`: items per request; `deadline`: send each request's SLO to the server.
+    """
 
     target: Target
     services: tuple[LoadService, ...]
@@ -47,7 +49,7 @@ class LoadTest:
     sizes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def scaled(self, factor: float, duration_s: float | None = None, seed: int | None = None) -> LoadTest:
-        """The same test with all rates times a factor, of another length and seed where given."""
+        """The same test with all rates times a factor, and with another duration and seed if given."""
         return replace(
             self,
             services=tuple(s.scaled(factor) for s in self.services),
@@ -58,7 +60,7 @@ class LoadTest:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sender is: requests that left and that are over, by service (sent, ok, other, sum of ms, worst ms)."""
+    """Progress of a sender: requests sent and ended, by service (sent, ok, other, sum of ms, worst ms)."""
 
     now_s: float
     sent: int
@@ -67,12 +69,12 @@ class Progress:
 
 
 def ask_forms(test: LoadTest) -> dict[str, Form]:
-    """What every model of a test takes; InputError names one that the server does not have."""
+    """Inputs of every model of a test; InputError names a model that the server does not have."""
     return {s.name: ask_form(test.target, s.name) for s in test.services}
 
 
 def make_transport(test: LoadTest, forms: dict[str, Form]) -> Transport:
-    """The transport of a test's address, with its requests made."""
+    """The transport for a test's address, with its requests prepared."""
     inputs = [random_inputs(forms[s.name], test.batch, test.seed, dict(test.sizes)) for s in test.services]
     deadlines = [s.slo_ms if test.deadline else None for s in test.services]
     if test.target.is_grpc:
@@ -95,7 +97,7 @@ def run_here(
     schedule: Schedule | None = None, start_at: float | None = None, on_loop: Callable[[Loop], None] | None = None,
     transport: Transport | None = None,
 ) -> LoadResult:  # fmt: skip
-    """Send a whole test from this process and thread. `on_loop` is given the loop before it runs."""
+    """Run a whole test in this process and thread. `on_loop` gets the loop before it runs."""
     if schedule is None:
         schedule = build_schedule(test.services, test.duration_s, test.seed, test.step_s, test.as_recorded)
     if transport is None:
@@ -111,14 +113,14 @@ def run_here(
 
 
 def run_load(test: LoadTest, tell: Callable[[Sequence[Progress]], None] | None = None) -> LoadResult:
-    """Run a test with `test.senders` processes; `tell` gets the progress of each, twice a second."""
+    """Run a test with `test.senders` processes; `tell` gets the progress of each twice a second."""
     if not 0 < test.timeout_s < 1e9:
-        raise InputError(f"a timeout of {test.timeout_s:g} s is not positive", field="timeout")
+        raise InputError(f"timeout must be above 0 s, not {test.timeout_s:g} s", field="timeout")
     if not 1 <= test.senders <= MAX_SENDERS:
-        raise InputError(f"{test.senders} senders are not 1 to {MAX_SENDERS}", field="senders")
+        raise InputError(f"senders must be 1 to {MAX_SENDERS}, not {test.senders}", field="senders")
     forms = ask_forms(test)
-    make_transport(test, forms)  # what is wrong with the requests is said before a process starts
-    # drawn here once, so that a trace that cannot be read is an error of this process
+    make_transport(test, forms)  # errors in the requests are reported before a process starts
+    # drawn here once, so that an unreadable trace is reported by this process
     build_schedule(test.services, test.duration_s, test.seed, test.step_s, test.as_recorded)
     senders = [Sender(test, forms, n, tell is not None) for n in range(test.senders)]
     try:
@@ -145,7 +147,7 @@ def _collect(senders: list[Sender], tell: Callable[[Sequence[Progress]], None] |
         while len(results) < len(senders):
             try:
                 ready = selector.select()
-            except KeyboardInterrupt:  # once: stop sending and report what there is
+            except KeyboardInterrupt:  # first interrupt: stop sending and report the results so far
                 for sender in senders:
                     sender.process.send_signal(signal.SIGINT)
                 continue
@@ -162,7 +164,7 @@ def _collect(senders: list[Sender], tell: Callable[[Sequence[Progress]], None] |
 
 
 class Sender:
-    """A process that sends part of a test; pickled messages over its pipes."""
+    """A process that sends part of a test; it exchanges pickled messages over its pipes."""
 
     def __init__(self, test: LoadTest, forms: dict[str, Form], number: int, telling: bool) -> None:
         self.process = subprocess.Popen(
@@ -184,7 +186,7 @@ class Sender:
             raise WorkError("a sender of the load test ended early") from None
 
     def hear(self) -> tuple[str, Any]:
-        """Its next message (kind, content); what went wrong there is raised here."""
+        """Its next message (kind, content); an exception of the process is raised here."""
         try:
             kind, content = pickles.read(self.out)
         except EOFError:
@@ -199,7 +201,7 @@ class Sender:
             continue
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         with contextlib.suppress(OSError):
             if self.process.stdin is not None:
                 self.process.stdin.close()

@@ -1,4 +1,4 @@
-"""What a load test sends and when: services with their arrivals become one sorted schedule. Nothing is sent here."""
+"""Schedules of load tests: services with their arrivals become one sorted list of requests. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ MAX_CLIENTS = 100_000
 
 @dataclass(frozen=True)
 class LoadService:
-    """One service under load. `rates_rps`: one rate, or several that follow each other every `step` seconds, round and
-    round; empty for closed loops and traces as recorded. `slo_ms` None: every answer is in time."""
+    """One service under load. `rates_rps`: one rate, or several that alternate cyclically, one per `step` seconds;
+    empty for
+        closed loops and traces as recorded. `slo_ms` None: no answer is late.
+    """
 
     name: str
     rates_rps: tuple[float, ...]
@@ -31,7 +33,7 @@ class LoadService:
 
     @property
     def mean_rps(self) -> float | None:
-        """Mean of the steps, None without rates."""
+        """Mean over the steps, None without rates."""
         return sum(self.rates_rps) / len(self.rates_rps) if self.rates_rps else None
 
 
@@ -45,17 +47,19 @@ class Schedule:
     remarks: tuple[str, ...] = ()
 
     def part(self, sender: int, senders: int) -> Schedule:
-        """Every `senders`-th request, so that several processes share a schedule."""
+        """Every `senders`-th request, so that several processes divide a schedule."""
         return Schedule(self.times_s[sender::senders], self.svc[sender::senders], self.clients[sender::senders])
 
 
 def build_schedule(
     services: Sequence[LoadService], duration_s: float, seed: int, step_s: float = 20.0, as_recorded: bool = False
 ) -> Schedule:
-    """Draw the requests of `duration_s` seconds. Each service draws from a stream of its own, so that another service
-    more or less leaves its requests as they were."""
+    """Draw the requests of `duration_s` seconds. Each service has its own random stream, so that its requests do not
+    change
+        when other services are added or removed.
+    """
     if not math.isfinite(duration_s) or duration_s <= 0:
-        raise InputError(f"a duration of {duration_s:g} s is not positive", field="duration")
+        raise InputError(f"duration must be above 0 s, not {duration_s:g} s", field="duration")
     times: list[np.ndarray] = []
     svc: list[np.ndarray] = []
     clients: list[int] = []
@@ -78,9 +82,13 @@ def build_schedule(
         svc.append(np.full(len(own), s, np.int32))
     total = sum(len(t) for t in times)
     if total > MAX_REQUESTS:
-        raise InputError(f"{total:,} requests are over {MAX_REQUESTS:,}; make the run shorter", field="duration")
+        raise InputError(
+            f"{total:,} requests are more than the maximum of {MAX_REQUESTS:,}; make the run shorter", field="duration"
+        )
     if len(clients) > MAX_CLIENTS:
-        raise InputError(f"{len(clients):,} closed-loop clients are over {MAX_CLIENTS:,}", field="arrivals")
+        raise InputError(
+            f"{len(clients):,} closed-loop clients are more than the maximum of {MAX_CLIENTS:,}", field="arrivals"
+        )
     if not total and not clients:
         raise InputError(f"no request falls into {duration_s:g} s at these rates", field="duration")
     at = np.concatenate(times) if times else np.zeros(0)
@@ -97,7 +105,7 @@ def _drawn(
     if len(rates) == 1:
         return draw(process, rates[0], duration_s, rng)
     if not math.isfinite(step_s) or step_s <= 0:
-        raise InputError(f"a step of {step_s:g} s is not positive", field="step")
+        raise InputError(f"step must be above 0 s, not {step_s:g} s", field="step")
     parts, start, n = [], 0.0, 0
     while start < duration_s:
         length, rate = min(step_s, duration_s - start), rates[n % len(rates)]
@@ -108,7 +116,7 @@ def _drawn(
 
 
 def _disb(service: LoadService, as_recorded: bool) -> tuple[Arrivals, tuple[float, ...]]:
-    """The client of a DISB file that stands for a service: by its name, else by its model."""
+    """The client of a DISB file for a service: by its name, else by its model."""
     found = disb_clients(service.arrivals.path)
     for client in found:
         if service.name in (client.name, client.model):

@@ -1,4 +1,4 @@
-"""The highest load that keeps the SLOs: a factor on all rates, found by probes on the running server."""
+"""Search of the highest load that keeps the SLOs: a factor on all rates, found by tests on the running server."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LEAST_FACTOR = 1e-3
 
 
 class Outcome(Protocol):
-    """What the search needs of a load test's result."""
+    """What the search reads from a load test's result."""
 
     @property
     def attainment(self) -> float:
-        """The least SLO attainment of any service or model, 0..1."""
+        """The lowest SLO attainment of any service or model, 0..1."""
 
     @property
     def answered_rps(self) -> float:
@@ -31,7 +31,7 @@ R = TypeVar("R", bound=Outcome)
 
 @dataclass(frozen=True)
 class Probe(Generic[R]):
-    """One probe: the factor, whether the SLOs held, and what came out."""
+    """One test of the search: the factor, whether the SLOs were kept, and the result."""
 
     factor: float
     held: bool
@@ -42,8 +42,10 @@ class Probe(Generic[R]):
 
 @dataclass(frozen=True)
 class Found(Generic[R]):
-    """`factor` 0: not even the smallest load held. `open_ended`: the search ended before anything failed, so that more
-    may be possible. `confirmed`: a last, longer run at `factor` held as well."""
+    """`factor` 0: even the smallest load missed an SLO. `open_ended`: the search ended before any test failed, so a
+    higher
+        load may be possible. `confirmed`: a final, longer run at `factor` also kept the SLOs.
+    """
 
     factor: float
     probes: tuple[Probe[R], ...]
@@ -69,9 +71,9 @@ def find_max(
     more, and lower where that fails. `step`: only its multiples are tried (1/8: numbers in flight of a load of 8).
     """
     if not 0 < target <= 1:
-        raise InputError(f"a target of {target:g} is not above 0 and at most 100 %", field="target")
+        raise InputError(f"target must be above 0 and at most 100 %, not {target:g}", field="target")
     if not 0.001 <= tolerance < 1:
-        raise InputError(f"a tolerance of {tolerance:g} is not between 0.001 and 1", field="tolerance")
+        raise InputError(f"tolerance must be between 0.001 and 1, not {tolerance:g}", field="tolerance")
     probes: list[Probe[R]] = []
 
     def run(factor: float) -> bool:
@@ -102,7 +104,7 @@ def find_max(
     open_ended = high == math.inf
     if confirm is None or not low:
         return Found(low, tuple(probes), open_ended, False, None)
-    for again in range(CONFIRMATIONS):  # down from what held once, in steps that grow
+    for again in range(CONFIRMATIONS):  # downwards from the factor that passed, in growing steps
         final = confirm(low, len(probes) + again)
         if holds(final, target):
             return Found(low, tuple(probes), open_ended and not again, True, final)

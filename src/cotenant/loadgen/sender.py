@@ -1,4 +1,4 @@
-"""The process that sends: a test on standard input, its part of the requests, progress and result on standard output.
+"""The sending process: reads a test from standard input, sends its part, writes progress and result to standard output.
 
 python -m cotenant.loadgen.sender
 """
@@ -19,8 +19,9 @@ PORTIONS = 5
 
 
 class Teller:
-    """Counts what is over since the last look, a microsecond or two per request, and reports at every fifth: in small
-    portions, since requests that are due wait meanwhile."""
+    """Counts ended requests since the last report, which takes a microsecond or two per request; it works in small
+    portions, since requests that are due wait meanwhile.
+    """
 
     def __init__(self, write: Callable[[object], None], services: int) -> None:
         self.write = write
@@ -66,7 +67,7 @@ def main() -> None:
         try:
             start_at = pickles.read(source)
         except EOFError:
-            return  # the parent has gone
+            return  # the parent has ended
 
         def on_loop(loop: Loop) -> None:
             signal.signal(signal.SIGINT, lambda *_: loop.stop())

@@ -1,4 +1,4 @@
-"""The server under load: its address, its TLS, one question at a time."""
+"""The server under load: its address, its TLS settings, single requests to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASK_WITHIN_S = 10.0
 
 @dataclass(frozen=True)
 class Target:
-    """A server: `scheme` http, https or grpc(s), and what its port wants to see."""
+    """A server: `scheme` http, https or grpc(s), with its token and certificates."""
 
     scheme: str
     host: str
@@ -51,7 +51,7 @@ class Target:
         return context
 
     def ask(self, path: str) -> tuple[int, Any]:
-        """GET a JSON object; status and content (None where it is no JSON)."""
+        """GET a JSON object; returns status and content (None if it is not JSON)."""
         context = self.ssl_context()
         made: http.client.HTTPConnection = (
             http.client.HTTPConnection(self.host, self.port, timeout=ASK_WITHIN_S)
@@ -81,8 +81,8 @@ def parse_target(url: str, token: str | None = None, cafile: str | None = None, 
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname or port == -1:
-        raise InputError(f"{url!r} is no address; write http://HOST:PORT or grpc://HOST:PORT", field="url")
+        raise InputError(f"{url!r} is not an address; write http://HOST:PORT or grpc://HOST:PORT", field="url")
     if not (url + (token or "")).isprintable() or " " in url + (token or ""):
-        raise InputError("an address or token holds spaces or control characters", field="url")
+        raise InputError("an address or token contains spaces or control characters", field="url")
     default = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 8001}[parts.scheme]
     return Target(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"), token, cafile, insecure)

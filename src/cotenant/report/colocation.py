@@ -24,9 +24,9 @@ PROMISE_P99, PROMISE_BE = 1.05, 0.95
 COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "static": "#8e44ad", "tidal": "#1f77b4"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hexagon", "bowtie")
 ROUGH_REQUESTS = 500
-OVER = 1.02  # of what LS leaves: more than a measurement's error
-LATE_PART = 0.01  # so many late requests are what p99 is
-MOST_LATE = 4  # are named
+OVER = 1.02  # BE work may exceed what LS leaves by this much, the error of measurement
+LATE_PART = 0.01  # share of late requests that determines p99
+MOST_LATE = 4  # maximum number that is named
 STYLE = (
     ":root{--bg:#fff;--ink:#16202c;--soft:#5a6675;--line:#c9d0d8;--grid:#e3e7ec;--kept:#eef6ee;"
     "--font:system-ui,sans-serif;color-scheme:light dark}"
@@ -43,8 +43,7 @@ STYLE = (
 
 
 def short_names(names: list[str]) -> dict[str, str]:
-    """What a load is called where there is little room: a profile's file name, with as much of its folder as tells it
-    from the others."""
+    """Short names of loads: a profile's file name, with as much of its folder as distinguishes it from the others."""
     found = {}
     for name in names:
         if not name.startswith("profile:"):
@@ -65,13 +64,14 @@ def _interval(row: Mapping[str, Any], key: str, form: str) -> str:
 
 
 def kept(row: Mapping[str, Any]) -> bool:
-    """Whether both promises hold there."""
+    """Whether both promises are kept."""
     return bool(row["ls_p99_over_alone"] <= PROMISE_P99 and row["be_over_left"] >= PROMISE_BE)
 
 
 def table(rows: Rows, bounded: tuple[str, ...] = ("ls_p99_over_alone", "slo_attainment")) -> list[list[str]]:
-    """Head and lines of text: by BE load, then by scheme. Where both promises are kept, the scheme has a mark.
-    `bounded`: figures that have their 95 % interval beside them."""
+    """Head and lines of text: by BE load, then by scheme. Schemes that keep both promises have a mark.
+    `bounded`: figures that are shown with their 95 % interval.
+    """
     titles: list[str] = []
     for key, title, _ in COLUMNS:
         titles += [title, *(["95 %"] if key in bounded else [])]
@@ -92,7 +92,7 @@ def table(rows: Rows, bounded: tuple[str, ...] = ("ls_p99_over_alone", "slo_atta
 
 
 def notes(rows: Rows) -> list[str]:
-    """What a reader has to know of the figures."""
+    """Remarks on the figures for their reader."""
     every = [row for found in rows.values() for row in found.values()]
     said = [
         f"✓: LS p99 at most {PROMISE_P99 - 1:.0%} over alone, and BE at least {PROMISE_BE:.0%} of what it does alone in"
@@ -118,7 +118,7 @@ def notes(rows: Rows) -> list[str]:
 
 
 def _paused(rows: Rows) -> list[str]:
-    """Which p99 is the host's: it began 1 % of the requests or more later than it could, alone or beside."""
+    """Values of p99 that a pause of the host caused: 1 % of the requests or more began late, alone or co-located."""
     found = []
     for scheme, loads in rows.items():
         for load, row in loads.items():
@@ -183,10 +183,10 @@ def figures(rows: Rows) -> list[dict[str, Any]]:
 def _figure(
     data: list[dict[str, Any]], title: str, height: int, xaxis: dict[str, Any], promise: float | None
 ) -> dict[str, Any]:
-    """Points under a title, with lines where the promises are: p99 over alone, and (in x) BE work."""
+    """Points with a title, and lines at the promises: p99 relative to alone, and (in x) BE work."""
     dotted = {"type": "line", "line": {"dash": "dot", "width": 1.5, "color": "#777"}}
     lines = [{**dotted, "xref": "paper", "x0": 0, "x1": 1, "y0": PROMISE_P99, "y1": PROMISE_P99}]
-    exponent = math.log10(PROMISE_P99)  # where a label on a logarithmic axis is
+    exponent = math.log10(PROMISE_P99)  # position of a label on a logarithmic axis
     plain = {"showarrow": False, "xanchor": "left"}
     labels = [{**plain, "text": "+5 %", "x": 0, "xref": "paper", "y": exponent, "yanchor": "top"}]
     if promise is not None:
@@ -205,7 +205,7 @@ def _figure(
 
 
 def build_page(rows: Rows, title: str, about: Mapping[str, str] | None = None) -> str:
-    """The page as text; one file, no network. `about`: what was run and on what, shown at its head."""
+    """The page as text; one file, no network access. `about`: setting of the run, shown at the top."""
     head, *lines = table(rows)
     cells = "".join(f"<th>{html.escape(text)}</th>" for text in head)
     body, last = [], ""
@@ -230,7 +230,7 @@ def build_page(rows: Rows, title: str, about: Mapping[str, str] | None = None) -
 
 
 def write_page(path: str | Path, rows: Rows, title: str, about: Mapping[str, str] | None = None) -> None:
-    """Write the page; the file appears whole or not at all."""
+    """Write the page atomically."""
     page = build_page(rows, title, about)
     with atomic_file(path) as file:
         file.write(page)

@@ -1,4 +1,4 @@
-"""Distributions boiled down to what a line on a screen can show."""
+"""Distributions reduced to the points that a chart can show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ MOST_POINTS = 260
 
 
 def quantile_grid(n: int) -> Floats:
-    """Shares 0..1 at which a distribution of n values is drawn: every value if few, else finer toward the tail."""
+    """Shares 0..1 at which a distribution of n values is drawn: every value if n is small, else denser toward the
+    tail.
+    """
     if n <= MOST_POINTS:
         return np.arange(1, n + 1) / n
     body = np.linspace(1 / n, 0.98, 180)
@@ -22,7 +24,7 @@ def quantile_grid(n: int) -> Floats:
 
 
 def cdf_points(values: Floats) -> dict[str, Any]:
-    """x: values, y: share of jobs at or below; NaN left out; ends at the largest value."""
+    """x: values, y: share of jobs at or below; NaN is left out; ends at the largest value."""
     known = np.sort(values[~np.isnan(values)])
     if len(known) == 0:
         return {"x": [], "y": []}
@@ -35,7 +37,7 @@ def cdf_points(values: Floats) -> dict[str, Any]:
 
 
 def ratio_to(values: Floats, base: Floats) -> dict[str, Any] | None:
-    """CDF of values / base job by job, with the share of jobs that got at least 1 % faster and slower."""
+    """CDF of values / base per job, with the shares of jobs that became at least 1 % faster and slower."""
     known = ~np.isnan(values) & ~np.isnan(base) & (base > 0)
     if not known.any():
         return None
@@ -48,7 +50,7 @@ def ratio_to(values: Floats, base: Floats) -> dict[str, Any] | None:
 
 
 def rounded(value: Any, figures: int = 5) -> Any:
-    """A number, or a list of numbers, to so many significant figures; None for what is not finite."""
+    """A number, or a list of numbers, rounded to significant figures; None for values that are not finite."""
     if isinstance(value, list):
         return [rounded(item, figures) for item in value]
     if value is None or not math.isfinite(value):

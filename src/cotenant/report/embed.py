@@ -1,4 +1,4 @@
-"""Self-contained pages: one shell for all, with styles, scripts, data and the chart library inside."""
+"""Self-contained pages: a common template, with styles, scripts, data and the chart library inside."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ ASSETS = resources.files("cotenant.report").joinpath("assets")
 
 
 def asset(name: str) -> str:
-    """A file of the page's own."""
+    """Content of a file of this package."""
     return ASSETS.joinpath(name).read_text(encoding="utf-8")
 
 
 def plotly() -> str:
-    """Plotly's basic bundle (scatter and bar), the one file here that others wrote; its licence lies beside it."""
+    """Plotly's basic bundle (scatter and bar), the only third-party file here; its licence is in the same folder."""
     return gzip.decompress(ASSETS.joinpath("plotly-basic.min.js.gz").read_bytes()).decode()
 
 
 def shell(
     title: str, head: str, main: str, parts: Mapping[str, str], data: Any, scripts: Sequence[str], body: str = ""
 ) -> str:
-    """A whole page. `head`: HTML below the title; `main`: the asset with the page's sections, whose {{NAME}} are taken
-    from `parts`, HTML as well; `data`: what the `scripts` (assets) draw; `body`: attributes of the body element.
+    """A whole page. `head`: HTML below the title; `main`: the asset with the page's sections, whose {{NAME}} are
+    replaced
+        by `parts`, HTML as well; `data`: input of the `scripts` (assets); `body`: attributes of the body element.
 
-    All names are replaced in one pass, so that a text with braces of its own stays what it is."""
+        All names are replaced in one pass, so that a replacement that contains braces is not replaced again.
+    """
     whole = {
         "title": html.escape(title),
         "head": head,
@@ -44,7 +46,7 @@ def shell(
 
 
 def lead(text: str) -> str:
-    """What came out, as the paragraph below the title."""
+    """The result as the paragraph below the title."""
     return f'<p class="headline">{html.escape(text)}</p>'
 
 

@@ -1,4 +1,4 @@
-"""One job's life in words, from the record alone."""
+"""Explains one job's history in sentences, from the record alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cotenant.core.record.record import Record
 from cotenant.report.story import Happening, Step, tell
 from cotenant.report.text import clock_text, join_words, metric_text, plural, ratio_text, time_text
 
-_DIFF_AMONG = 20_000  # ids compared letter by letter when looking for a near one
+_DIFF_AMONG = 20_000  # largest number of ids that are compared by letters to find a similar one
 
 
 @dataclass
 class Story:
-    """One job's life: facts, figures, what happened, and that in words."""
+    """One job's history: facts, figures, events, and sentences."""
 
     job: str
     run: str
@@ -39,7 +39,7 @@ class Story:
         return f"{self.job} under {self.run}: {', '.join(what)}"
 
     def lines(self) -> list[str]:
-        """The story as lines of text: title, then time and sentence."""
+        """The history as lines of text: title, then time and sentence."""
         times = [clock_text(step.time_s) for step in self.steps]
         width = max((len(text) for text in times), default=0)
         return [self.title, *(f"  {at:>{width}}  {step.text}" for at, step in zip(times, self.steps, strict=True))]
@@ -57,9 +57,9 @@ class Story:
 
 
 def explain(record: Record, job: str, every_event: bool = False) -> Story:
-    """The life of the job with this id; `every_event` collapses nothing.
+    """The history of the job with this id; `every_event`: do not combine events.
 
-    Raises InputError for an id the run does not have, with near ones.
+    Raises InputError for an id that the run does not have, with similar ones.
     """
     row = find_job(record, job)
     analysis = Analysis(record)
@@ -78,7 +78,7 @@ def explain(record: Record, job: str, every_event: bool = False) -> Story:
 
 
 def find_job(record: Record, job: str) -> int:
-    """Row of a job id; InputError suggests near ids."""
+    """Row of a job id; InputError suggests similar ids."""
     ids = record.job("id")
     found = np.flatnonzero(ids == job)
     if len(found):
@@ -116,7 +116,7 @@ def happenings(record: Record, row: int) -> list[Happening]:
 
 
 def rounds_at(record: Record) -> Any:
-    """A function from a time to what the cluster looked like after the last decision by then, or None."""
+    """A function from a time to the cluster's state after the last decision by then, or None."""
     times = record.rounds["time_s"].to_numpy()
     total = record.info.cluster.get("gpus")
 
@@ -162,7 +162,7 @@ def _ending(story: Story, record: Record) -> Step:
 
 
 def notable_jobs(record: Record) -> list[tuple[str, str]]:
-    """(job id, why it is worth a look): the slowest, the one that waited longest, the most preempted and moved ..."""
+    """(job id, reason to look at it): the slowest, the one that waited longest, the most preempted and moved ..."""
     jobs = Analysis(record).jobs
     ids = record.job("id")
     found: dict[str, list[str]] = {}

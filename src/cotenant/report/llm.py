@@ -1,5 +1,6 @@
 """One self-contained HTML page for requests to language models, sent or simulated: distributions of TTFT and TPOT
-against promises, and in a simulation, which models were on the GPUs."""
+against SLOs, and in a simulation, which models were on the GPUs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from cotenant.loadgen.openai import OpenAiResult
 
 WINDOWS = 60
-PIXELS = 1500  # of the longest run
+PIXELS = 1500  # width of the longest run
 HEADS = (
     ("requests", "requests"), ("answered", "answered"), ("ttft_ms", "TTFT p50 / p99 ms"),
     ("tpot_ms", "TPOT p50 / p99 ms"), ("attainment", "in time"), ("goodput_rps", "goodput /s"),
@@ -29,7 +30,7 @@ HEADS = (
 
 
 def write_page(path: str | Path, result: OpenAiResult | LlmResult) -> None:
-    """Write the page; the file appears whole or not at all."""
+    """Write the page atomically."""
     page = build_page(result)
     with atomic_file(path) as file:
         file.write(page)
@@ -107,8 +108,10 @@ def page_data(result: OpenAiResult | LlmResult) -> dict[str, Any]:
 
 
 def stays(switches: Sequence[Switch], end_s: float) -> list[dict[str, Any]]:
-    """When each model was on which GPU, or on its way there or back (`moving`), as bars of seconds. Bars of one model
-    closer than a pixel are one bar."""
+    """When each model was on which GPU, or was being moved there or back (`moving`), as bars of seconds. Bars of one
+    model
+        closer than a pixel are merged.
+    """
     gap_s, found = end_s / PIXELS, []
     open_bars: dict[tuple[int, bool], dict[str, Any]] = {}
 
@@ -121,7 +124,7 @@ def stays(switches: Sequence[Switch], end_s: float) -> list[dict[str, Any]]:
             open_bars[model, moving] = last
             found.append(last)
 
-    there: dict[int, float] = {}  # by model, since when
+    there: dict[int, float] = {}  # by model, since when it has been there
     for switch in switches:
         begun = there.pop(switch.model, None)
         if begun is not None:

@@ -1,4 +1,4 @@
-"""One self-contained HTML page for a load test: figures, latencies against SLOs, and how they went over time."""
+"""One self-contained HTML page for a load test: figures, latencies against SLOs, and their course over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cotenant.report.serving import POINTS, WINDOWS, in_time, service_table
 
 
 def write_page(path: str | Path, result: LoadResult, title: str = "Load test") -> None:
-    """Write the page; the file appears whole or not at all."""
+    """Write the page atomically."""
     page = build_page(result, title)
     with atomic_file(path) as file:
         file.write(page)
@@ -28,7 +28,7 @@ def build_page(result: LoadResult, title: str = "Load test") -> str:
 
 
 def headline(result: LoadResult) -> str:
-    """What came out, in a few sentences, with what the generator itself added."""
+    """The result in a few sentences, with the generator's own part in the latencies."""
     content = result.summary()
     text = [
         f"{content['requests']:,} requests in {content['duration_s']:g} s to {result.url or 'a server'} "

@@ -1,4 +1,4 @@
-"""One self-contained HTML page for any number of runs: works offline, light and dark, wide and narrow."""
+"""One self-contained HTML page for any number of runs: works offline, in light and dark, on wide and narrow screens."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from cotenant.report.table import COLUMNS, Column, best_rows, cell_texts
 from cotenant.report.text import count_text, metric_text, plural, time_text
 
 SERIES = ("running", "waiting", "gpu", "cpu", "memory", "useful_cpu", "useful_memory", "wanted", "stranded")
-LEVEL = 1.005  # means within half a percent are level
+LEVEL = 1.005  # means that differ by less than half a percent count as equal
 SPREADS_SHOWN = ("jct_s", "queueing_s", "slowdown", "ftf_rho")
 
 
 def write_page(path: str | Path, runs: list[Run], title: str = "Cotenant runs", baseline: str | None = None) -> None:
-    """Write the page for `runs`; the file appears whole or not at all.
+    """Write the page for `runs` atomically.
 
-    `baseline`: the policy that jobs are compared with one by one; None: fifo with the proportional share where that is
-    among the runs, else the first. Raises InputError where the file cannot be written or no run has that policy.
+    `baseline`: the policy to compare jobs with one by one; None: fifo with the proportional share if it is among
+    the runs, else the first. Raises InputError if the file cannot be written or no run has that policy.
     """
     page = build_page(runs, title, baseline)
     with atomic_file(path) as file:
@@ -36,7 +36,7 @@ def write_page(path: str | Path, runs: list[Run], title: str = "Cotenant runs", 
 
 
 def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | None = None) -> str:
-    """The page as text. Runs are arranged anew: labels made unique, facets found."""
+    """The page as text. Runs get unique labels and the facets in which they differ."""
     arrange(runs)
     head = (
         f'<p class="lede">{lede(runs)}</p>\n    <p class="headline">{headline(runs)}</p>\n'
@@ -53,12 +53,12 @@ def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | No
 
 
 def pick_baseline(runs: list[Run], wanted: str | None = None) -> str:
-    """The policy to compare jobs with; InputError for one that no run has."""
+    """The policy to compare jobs with; InputError if no run has it."""
     policies = list(dict.fromkeys(run.policy for run in runs))
     if wanted is not None:
         if wanted not in policies:
             known = ", ".join(repr(policy) for policy in policies)
-            raise InputError(f"no run of policy {wanted!r}; there are {known}", field="--baseline")
+            raise InputError(f"no run of policy {wanted!r}; known: {known}", field="--baseline")
         return wanted
     plain = [run.policy for run in runs if run.info.options.get("ordering") == "fifo"]
     return next((policy for policy in plain if "proportional" in policy), policies[0])
@@ -121,15 +121,17 @@ def _facets(runs: list[Run]) -> list[dict[str, Any]]:
     facets = []
     for key in runs[0].facets if runs else ():
         values = list(dict.fromkeys(run.facets[key] for run in runs))
-        with contextlib.suppress(ValueError):  # not numbers: the order given stays
+        with contextlib.suppress(ValueError):  # not numbers: keep the given order
             values = sorted(values, key=lambda text: float(text.split("/")[0]))
         facets.append({"key": key, "name": facet_name(key), "values": values})
     return facets
 
 
 def opening(runs: list[Run]) -> dict[str, str]:
-    """The condition a page opens on: where the policies' mean completion times are furthest apart, by ratio; of
-    conditions that are alike the last. A condition with one policy only is a last resort."""
+    """The condition that a page shows first: the one with the largest ratio between the policies' mean completion
+    times; of
+        equal ones the last. A condition with a single policy is used only if there is no other.
+    """
     best, facets = -1.0, dict(runs[0].facets) if runs else {}
     for condition in dict.fromkeys(tuple(run.facets.items()) for run in runs):
         here = [run for run in runs if tuple(run.facets.items()) == condition]
@@ -154,7 +156,7 @@ def lede(runs: list[Run]) -> str:
 
 
 def headline(runs: list[Run]) -> str:
-    """The one sentence to remember: which policy finishes jobs soonest, and against which."""
+    """The main result in a sentence: which policy finishes jobs soonest, and compared with which."""
     finished = [run for run in runs if run.summary["jct_s"]["mean"] is not None]
     if not finished:
         return "No job finished in these runs."
@@ -178,7 +180,7 @@ def headline(runs: list[Run]) -> str:
 
 
 def _headline_over_conditions(runs: list[Run]) -> str:
-    """Which policy wins where; seeds are repetitions of a condition, and a policy's mean is taken over them."""
+    """Which policy is best where; seeds are repetitions of a condition, and a policy's mean is taken over them."""
     means: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
     for run in runs:
         condition = tuple((key, value) for key, value in run.facets.items() if key != "seed")
@@ -191,7 +193,7 @@ def _headline_over_conditions(runs: list[Run]) -> str:
     over = f", {seeds} seeds each" if seeds > 1 else ""
     best = [{p for p, mean in by.items() if mean <= LEVEL * min(by.values())} for by in means.values()]
     wins = Counter(policy for policies in best for policy in policies)
-    # of policies that win alike often, the one with the lower times
+    # of policies that are best equally often, the one with the lower times
     winner = min(sorted(wins), key=lambda p: (-wins[p], sum(by.get(p, 0.0) for by in means.values())))
     won, level = wins[winner], any(winner in policies and len(policies) > 1 for policies in best)
     name = f"<b>{html.escape(winner)}</b>"
@@ -214,7 +216,7 @@ def _headline_over_conditions(runs: list[Run]) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    """A time as the table and the tiles write it."""
+    """A time in the format of the table and the tiles."""
     return time_text(seconds, trim=False)
 
 
@@ -232,7 +234,7 @@ TILES = (
 
 
 def tiles(runs: list[Run]) -> str:
-    """Four figures with the run that holds each."""
+    """Four figures, each with the run that has its best value."""
     columns = {column.key: column for column in COLUMNS}
     cells = []
     for key, best, plain in TILES:
@@ -253,7 +255,7 @@ def tiles(runs: list[Run]) -> str:
 
 
 def table_html(runs: list[Run]) -> str:
-    """The table of runs; readable without scripts, sortable and filtered with them."""
+    """The table of runs; readable without scripts, sortable and filterable with them."""
     summaries = [run.summary for run in runs]
     columns = [c for c in COLUMNS if any(lookup(s, c.key) is not None for s in summaries)]
     if all(s["jobs_completed"] == s["jobs"] for s in summaries):
@@ -272,7 +274,7 @@ def table_html(runs: list[Run]) -> str:
             raw = "" if value is None else f' data-v="{value:.6g}"'
             text = texts[column.key][i]
             cells.append(f'<td class="{" ".join(classes)}"{raw}><span>{text}</span></td>')
-        # what differs beside the policy is said by the controls above the table where scripts run
+        # with scripts, the controls above the table show the conditions, so the label shows the policy only
         rest = f'<span class="cond">{html.escape(run.label.removeprefix(run.policy))}</span>'
         name = f'<th scope="row"><i class="swatch"></i>{html.escape(run.policy)}{rest}</th>'
         rows.append(f'<tr data-run="{i}">{name}{"".join(cells)}</tr>')
@@ -293,7 +295,7 @@ def _table_heads(columns: list[Column], leads: set[str]) -> str:
 
 
 def conditions_html(runs: list[Run]) -> str:
-    """What was run, for the end of the page: trace, cluster, options, seed, remarks of the reader."""
+    """Conditions of the runs, for the end of the page: trace, cluster, options, seed, remarks of the reader."""
     blocks = []
     for run in runs:
         info = run.info

@@ -18,13 +18,13 @@ from cotenant.core.metrics.timeline import HOLDING
 from cotenant.core.record.record import Placements, Record
 
 CLUSTER_PID = 1  # nodes follow: node n is process n + 2
-_WHOLE = 0.999  # shares below are parts of a GPU
+_WHOLE = 0.999  # smaller shares are parts of a GPU
 
 
 def write_perfetto(record: Record, path: str | Path) -> int:
     """Write the trace as Chrome's JSON; returns the number of slices.
 
-    Raises InputError where the record leaves placements out or the file cannot be written.
+    Raises InputError if the record has no placements or the file cannot be written.
     """
     if record.placements is None:
         raise InputError(
@@ -74,18 +74,20 @@ def _counters(record: Record) -> Iterator[dict[str, Any]]:
 
 
 class Lanes:
-    """The GPUs of one node: which are free. A record says how many GPUs a job holds on a node, not which; the lowest
-    free ones are drawn. Parts of a GPU share one, each in a lane of its own beneath it."""
+    """The GPUs of one node and which are free. A record says how many GPUs a job holds on a node, not which, so the
+    lowest
+        free ones are drawn. Parts of a GPU are drawn as lanes below that GPU.
+    """
 
     PER_GPU = 1000  # lane = gpu * PER_GPU, + 1.. for parts
 
     def __init__(self, gpus: int) -> None:
         self.free = list(range(gpus))
-        self.more = gpus  # lanes beyond, should a record hold more than the node has
+        self.more = gpus  # additional lanes, if a record holds more than the node has
         self.parts: dict[int, dict[int, float]] = {}
 
     def take(self, amount: float) -> list[int]:
-        """Lanes for so many GPUs, or for a part of one."""
+        """Lanes for a number of GPUs, or for a part of one."""
         if amount < _WHOLE:
             return [self._take_part(amount)]
         return [self._take_gpu() * self.PER_GPU for _ in range(round(amount))]
@@ -123,7 +125,7 @@ def lane_name(lane: int) -> str:
 
 @dataclass
 class _Stay:
-    """A job on a node, from one event on."""
+    """A job on a node, since one event."""
 
     gpus: float
     lanes: list[int]
@@ -139,9 +141,9 @@ def _slices(record: Record, placements: Placements, lanes: list[Lanes]) -> Itera
     drawn = _Drawer(record)
     for begin, end in _simultaneous(events.time_s):
         now = float(events.time_s[begin])
-        last = {int(events.job[i]): i for i in range(begin, end)}  # only what holds after this instant is drawn
+        last = {int(events.job[i]): i for i in range(begin, end)}  # only the state after this instant is drawn
         wanted = {job: dict(placements.at(i)) if holding[i] else {} for job, i in last.items()}
-        # first everything that ends here, so that its GPUs are free for what begins
+        # first everything that ends here, so that its GPUs are free for jobs that begin
         for job, places in wanted.items():
             for node in [n for n, stay in held.get(job, {}).items() if places.get(n) != stay.gpus]:
                 stay = held[job].pop(node)

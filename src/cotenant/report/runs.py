@@ -1,4 +1,4 @@
-"""What a report needs of each run, and how runs differ."""
+"""The data of a report about each run, and how runs differ."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cotenant.core.metrics.summary import Analysis, breakdown
 from cotenant.core.record.record import Record
 from cotenant.core.record.schema import RunInfo
 
-MOST_GROUPS = 12  # of a breakdown; the rest, the rarest, are left out
+MOST_GROUPS = 12  # groups of a breakdown; the rarest beyond are left out
 Floats = NDArray[np.float64]
 
 
 @dataclass
 class Run:
-    """One run, boiled down: metrics, distributions, time lines. The record itself is let go."""
+    """One run, reduced to metrics, distributions and time lines. The record itself is not kept."""
 
     info: RunInfo
     summary: dict[str, Any]
@@ -42,7 +42,7 @@ class Run:
 
 
 def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 240) -> Run:
-    """Boil a record down. `families`: model name -> class (image, language ...), for the breakdown by class."""
+    """Reduce a record to a Run. `families`: model name -> class (image, language ...), for the breakdown by class."""
     analysis = Analysis(record)
     groups, counts = _groups(record, analysis, families or {})
     return Run(
@@ -105,7 +105,7 @@ def arrange(runs: list[Run]) -> list[Run]:
             len({c.get(key, "") for r, c in zip(runs, conditions, strict=True) if r.policy == p}) > 1 for p in shared
         )
     ]
-    for key in ("trace", "cluster", "rate"):  # a trace drawn anew for each load and seed is no condition of its own
+    for key in ("trace", "cluster", "rate"):  # a trace drawn for each load and seed is not a condition of its own
         rest = [other for other in varying if other != key]
         if key in varying and rest and _determined(key, rest, conditions):
             varying = rest
@@ -119,7 +119,7 @@ def arrange(runs: list[Run]) -> list[Run]:
 
 
 def in_order(runs: list[Run]) -> list[Run]:
-    """Arranged runs by policy, then by their conditions, numbers by size: an order that folder names do not give."""
+    """Arranged runs by policy, then by their conditions, numbers by size; folder names do not have this order."""
 
     def natural(text: str) -> tuple[tuple[float, str], ...]:
         pieces = re.findall(r"\d+\.?\d*|\D+", text)
@@ -129,7 +129,7 @@ def in_order(runs: list[Run]) -> list[Run]:
 
 
 def moves_note(runs: Iterable[tuple[RunInfo, dict[str, Any]]]) -> str | None:
-    """What to say beside the moves of (info, summary) where moving cost nothing; None where it did, or none moved."""
+    """A note for the moves of (info, summary) if moving was free of cost; None if it was not, or if no job moved."""
     moved = [info.options for info, summary in runs if summary["moves"]]
     free = [o for o in moved if o.get("restart_cost_s") == 0 and o.get("checkpoint_cost_s") == 0]
     if not free:
@@ -145,12 +145,12 @@ FACET_NAMES = {"cpus_per_node": "CPUs per node", "gpu_mix": "GPU mix", "memory_p
 
 
 def facet_name(key: str) -> str:
-    """A condition as people call it: "cpus_per_node" is "CPUs per node"."""
+    """Display name of a condition: "cpus_per_node" is "CPUs per node"."""
     return FACET_NAMES.get(key, key.removesuffix("_s").replace("_", " "))
 
 
 def _determined(key: str, by: list[str], conditions: list[dict[str, str]]) -> bool:
-    """Whether the values of the other conditions leave only one value for this one."""
+    """Whether the values of the other conditions determine the value of this one."""
     seen: dict[tuple[str, ...], str] = {}
     for c in conditions:
         if seen.setdefault(tuple(c.get(other, "") for other in by), c.get(key, "")) != c.get(key, ""):
@@ -159,7 +159,7 @@ def _determined(key: str, by: list[str], conditions: list[dict[str, str]]) -> bo
 
 
 def _shorten_paths(conditions: list[dict[str, str]]) -> None:
-    """Name traces by their file alone where that tells them apart."""
+    """Reduce paths of traces to file names if these are unique."""
     full = {c["trace"] for c in conditions if "trace" in c}
     short = {name: name.rsplit("/", 1)[-1] for name in full}
     if len(set(short.values())) == len(full):
@@ -195,7 +195,7 @@ def _short(value: Any) -> str:
 
 
 def load_of(info: RunInfo) -> float | None:
-    """The load a run was made under, as its options state it: `load` as a fraction, else `rate` ("8/h") per hour."""
+    """The load of a run by its options: `load` as a fraction, else `rate` ("8/h") per hour."""
     for source in (info.options, info.trace):
         for key in ("load", "rate"):
             value = source.get(key)

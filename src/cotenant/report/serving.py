@@ -1,4 +1,4 @@
-"""One self-contained HTML page for a serving run: the plan, latencies against SLOs, and how they went over time."""
+"""One self-contained HTML page for a serving run: the plan, latencies against SLOs, and their course over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POINTS = 200
 
 
 def write_page(path: str | Path, result: ServingResult, title: str = "Serving run") -> None:
-    """Write the page; the file appears whole or not at all."""
+    """Write the page atomically."""
     page = build_page(result, title)
     with atomic_file(path) as file:
         file.write(page)
@@ -39,7 +39,7 @@ def _rows(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def headline(result: ServingResult, summary: dict[str, Any]) -> str:
-    """What came out, in a sentence or two."""
+    """The result in a sentence or two."""
     plan = result.plan
     rows = {name: row for name, row in _rows(summary).items() if row["slo_attainment"] is not None}
     text = (
@@ -53,7 +53,7 @@ def headline(result: ServingResult, summary: dict[str, Any]) -> str:
 
 
 def in_time(worst: str, share: float) -> str:
-    """A sentence on SLO attainment: of the service that has least, 0..1."""
+    """A sentence on the lowest SLO attainment, with its service; 0..1."""
     if share == 1:
         return "Every request was answered in time."
     if share >= 0.99:
@@ -63,7 +63,7 @@ def in_time(worst: str, share: float) -> str:
 
 def service_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Rows of the summary, a row per service or stage, as a table's HTML."""
-    failing = any(row.get("failed") for row in rows.values())  # in a simulation nothing fails
+    failing = any(row.get("failed") for row in rows.values())  # only live runs have failures
     more = ("failed",) if failing else ()
     heads = ("service", "sent", "p50 ms", "p95 ms", "p99 ms", "late", "dropped", *more, "in time")
     lines = ["<thead><tr>" + "".join(f"<th>{h}</th>" for h in heads) + "</tr></thead><tbody>"]
@@ -81,9 +81,11 @@ def service_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def page_data(result: ServingResult) -> dict[str, Any]:
-    """Curves and bars of the page: per service the latency distribution over its SLO and windows of attainment; the
-    gpulets of every GPU with the part of time that each was busy. A stage of an application is timed as it is judged:
-    from the application's arrival to the time by which the stage must be done."""
+    """Curves and bars of the page: per service the latency distribution relative to its SLO and attainment in windows;
+    the
+        gpulets of every GPU with the fraction of time that each was busy. A stage of an application is timed as it is
+        judged: from the application's arrival to the time by which the stage must be done.
+    """
     rows = result.requests
     services = result.scenario.all_services()
     staged = {stage.service.name: stage.deadline_ms for _, stages in result.scenario.applications for stage in stages}
@@ -126,6 +128,6 @@ def page_data(result: ServingResult) -> dict[str, Any]:
 
 
 def _busy_ms(rows: np.ndarray, let: int) -> float:
-    """Time that a gpulet ran batches: every request of a batch of n carries an nth of its time."""
+    """Time that a gpulet ran batches: every request of a batch of n counts an nth of its time."""
     mine = rows[rows["let"] == let]
     return float(((mine["finished"] - mine["started"]) / np.maximum(1, mine["batch"])).sum())

@@ -1,4 +1,4 @@
-"""Sentences for what happened to a job, with stretches of like events drawn together."""
+"""Sentences about the events of a job; similar consecutive events are combined."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cotenant.core.events import Kind, Reason
 from cotenant.core.metrics.timeline import HOLDING
 from cotenant.report.text import clock_text, figures, join_words, plural, time_text
 
-MOVES_TOLD = 2  # of one stretch; more are drawn together
-STRETCHES_TOLD = 8  # ran or waited; of more, the middle is drawn together
+MOVES_TOLD = 2  # moves of one period that are told; more are combined
+STRETCHES_TOLD = 8  # periods of running or waiting that are told; of more, the middle ones are combined
 Where = list[tuple[int, float]]
 
 WAITED: dict[Reason, str] = {
@@ -58,7 +58,7 @@ NEVER: dict[Reason, str] = {
 
 @dataclass(frozen=True)
 class Happening:
-    """One event of one job, which wants `gpus`; `where`: (node, GPUs) pairs, None where the record leaves them out."""
+    """One event of one job, which wants `gpus`; `where`: (node, GPUs) pairs, None if the record leaves them out."""
 
     gpus: float
     time_s: float
@@ -87,7 +87,7 @@ class Happening:
 
 @dataclass(frozen=True)
 class Step:
-    """One sentence of the story and the time it speaks of."""
+    """One sentence and the time to which it refers."""
 
     time_s: float
     text: str
@@ -95,7 +95,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Events in a row during which the job held a share, or held none."""
+    """Consecutive events during which the job held GPUs, or held none."""
 
     holds: bool
     events: list[Happening]
@@ -117,9 +117,9 @@ def tell(
     cluster_at: Callable[[float], str | None],
     every_event: bool = False,
 ) -> list[Step]:
-    """The story of a job up to `end_s` (its finish or the record's end), without its ending.
+    """The history of a job up to `end_s` (its finish or the record's end), without its ending.
 
-    `cluster_at` says what the cluster looked like at a time.
+    `cluster_at` returns the state of the cluster at a time.
     """
     steps = [Step(float(facts["arrival_s"]), "arrived")]
     stretches = _stretches(events, end_s)
@@ -177,7 +177,8 @@ def _waited(
     looked = cluster_at(waits[0].time_s if waits else stretch.begin_s)
     beside = f" ({looked})" if looked else ""
     reasons = _reasons_by_time(waits, stretch.end_s)
-    if not reasons and before is None:  # nothing was decided about it yet: what the cluster held explains nothing
+    # no decision was made about it yet, so the state of the cluster explains nothing
+    if not reasons and before is None:
         steps.append(Step(stretch.begin_s, f"waited {time_text(stretch.length_s)} for the next round"))
     elif not reasons:
         steps.append(Step(stretch.begin_s, f"waited {time_text(stretch.length_s)}{beside}"))
@@ -191,7 +192,7 @@ def _waited(
 
 
 def _reasons_by_time(waits: list[Happening], end_s: float) -> list[tuple[Reason, float]]:
-    """Reasons with the time each one held, longest first."""
+    """Reasons with the time during which each applied, longest first."""
     held: Counter[Reason] = Counter()
     ends = [event.time_s for event in waits[1:]] + [end_s] * bool(waits)
     for event, end in zip(waits, ends, strict=True):
@@ -258,7 +259,7 @@ def _many_changes(stretch: Stretch, moves: int, sizes: int) -> str:
 
 
 def _turns(stretches: list[Stretch], facts: dict[str, Any]) -> Step:
-    """Many stretches of running and waiting, in one sentence."""
+    """Combine many periods of running and waiting into one sentence."""
     ran = sum(s.length_s for s in stretches if s.holds)
     waited = sum(s.length_s for s in stretches if not s.holds)
     lost = [e for s in stretches for e in s.events if e.kind == Kind.PREEMPT]

@@ -1,4 +1,4 @@
-"""Runs side by side on a terminal."""
+"""Tables of runs for the terminal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table of runs: where its value stands in the summary, its heading, and the group it stands in
-    where headings are grouped (then with the short heading)."""
+    """One column of a table of runs: where its value is in the summary, its heading, and its group if
+    headings are grouped (then with the short heading).
+    """
 
     key: str
     head: str
@@ -31,8 +32,9 @@ class Column:
 
     @property
     def better(self) -> str:
-        """Which way is better between runs; neither for utilisation: of two runs of the same jobs, the one in which
-        they run slower holds its GPUs for longer."""
+        """Which direction is better between runs; none for utilisation: of two runs of the same jobs, the one with
+        slower jobs holds its GPUs for longer.
+        """
         return "neither" if self.key.startswith("utilisation.") else self.metric.better
 
 
@@ -55,17 +57,17 @@ COLUMNS: tuple[Column, ...] = (
     Column("moves", "moved", "Disruption"),
     Column("jobs_completed", "jobs", "Jobs", "done"),
 )
-# where all do not fit, the last of these goes first
+# if not all fit, the last of these is left out first
 BY_IMPORTANCE = (
     "jct_s.mean", "queueing_s.mean", "jct_s.p99", "makespan_s", "jct_s.median", "utilisation.gpu", "slowdown.mean",
     "utilisation.cpu", "ftf_rho.mean", "jct_s.p95", "preemptions", "moves", "fragmentation", "utilisation.memory",
     "jobs_completed", "energy.total_j", "jct_s.p999",
 )  # fmt: skip
-LABEL_WIDTH = 20  # a longer label is folded rather than a column left out
+LABEL_WIDTH = 20  # a longer label is wrapped before a column is left out
 
 
 def best_rows(summaries: Sequence[dict[str, Any]], column: Column) -> set[int]:
-    """Rows that hold the best value as it is shown; none where all are alike or neither way is better."""
+    """Rows with the best displayed value; none if all are equal or neither direction is better."""
     values = [lookup(summary, column.key) for summary in summaries]
     known = [value for value in values if value is not None]
     if column.better == "neither" or len(known) < 2:
@@ -94,8 +96,9 @@ def runs_table(
     columns: Sequence[Column] | None = None,
     label_width: int | None = None,
 ) -> Table:
-    """A table of (label, summary); the best value of a column is green. Labels longer than `label_width` are folded;
-    numbers never are."""
+    """A table of (label, summary); the best value of a column is green. Labels longer than `label_width` are wrapped;
+    numbers never are.
+    """
     from rich import box
     from rich.table import Table
 
@@ -122,9 +125,9 @@ def print_runs(
     moves_note: str | None = None,
     console: Console | None = None,
 ) -> None:
-    """Print (label, summary) side by side; `moves_note` stands below where moves are shown.
+    """Print (label, summary) as a table; `moves_note` is printed below it if moves are shown.
 
-    Where the terminal is too narrow, long labels are folded and columns left out, which is said below the table. Output
+    If the terminal is too narrow, long labels are wrapped and columns left out, as a line below the table says. Output
     to a file has every column, unless COLUMNS is set.
     """
     from rich.console import Console
@@ -148,7 +151,7 @@ def print_runs(
 def _fit(
     console: Console, rows: Sequence[tuple[str, dict[str, Any]]], columns: list[Column]
 ) -> tuple[list[Column], int | None]:
-    """The most columns that fit the console, and the width that is left for labels; None: they need no folding."""
+    """The most columns that fit the console, and the width that is left for labels; None: no label is wrapped."""
     longest = max([3, *(len(label) for label, _ in rows)])
     ranked = sorted(columns, key=lambda c: BY_IMPORTANCE.index(c.key))
     for n in range(len(ranked), 0, -1):

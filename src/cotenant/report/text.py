@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same in tables, sentences and the page."""
+"""Formats of numbers for readers, the same in tables, sentences and the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DASH = "–"
 
 
 def time_text(seconds: float | None, trim: bool = True) -> str:
-    """A length of time in three figures: 0 s, 350 ms, 42 s, 5.2 min, 13.4 h, 2.41 d; `trim` drops trailing zeros."""
+    """A duration with three figures: 0 s, 350 ms, 42 s, 5.2 min, 13.4 h, 2.41 d; `trim` drops trailing zeros."""
     if seconds is None or math.isnan(seconds):
         return DASH
     size = abs(seconds)
@@ -47,7 +47,7 @@ def figures(value: float, n: int = 3, trim: bool = True) -> str:
     """n significant figures without an exponent: 0.0123, 1.5, 134, 1,340; `trim` drops trailing zeros."""
     if value == 0:
         return "0"
-    value = float(f"{value:.{n - 1}e}")  # first: 0.9996 has the decimals of 1.00
+    value = float(f"{value:.{n - 1}e}")  # round first: 0.9996 has the decimals of 1.00
     decimals = n - 1 - math.floor(math.log10(abs(value)))
     text = f"{round(value, decimals):,.{max(decimals, 0)}f}"
     return text.rstrip("0").rstrip(".") if trim and "." in text else text
@@ -64,7 +64,7 @@ def ratio_text(ratio: float | None, trim: bool = True) -> str:
 
 
 def count_text(count: float | None) -> str:
-    """A count with thousands separated: 12,345."""
+    """A count with thousands separators: 12,345."""
     return DASH if count is None or math.isnan(count) else f"{count:,.0f}"
 
 

@@ -1,5 +1,5 @@
-"""A folder that imitates a cgroup2 hierarchy with the dmem controller, or without: what the kernel does on a machine
-with driver 615, for the software GPU, whose driver (native/softgpu/limits.c) reads the same files.
+"""Imitates a cgroup2 hierarchy, with or without the dmem controller, in a folder: the kernel's part of memory limits on
+a machine with driver 615. The software GPU's driver (native/softgpu/limits.c) reads the same files.
 
 COTENANT_SOFTGPU_CGROUPS names the folder. Rules and texts are from the manual (Documentation/admin-guide/cgroup-v2.rst
 of Linux 6.14); calls fail as the kernel's files do, with an OSError.
@@ -20,12 +20,12 @@ DMEM_FILES = {"dmem.max": "max", "dmem.min": "0", "dmem.low": "0", "dmem.current
 
 
 def region(index: int) -> str:
-    """What the kernel calls the memory of a GPU."""
+    """The kernel's name for the memory of a GPU."""
     return f"nvidia/00000000:{index + 1:02X}:00.0/vidmem"
 
 
 class FolderCgroups:
-    """The hierarchy in a folder. Groups are folders by their whole path, as the driver takes them."""
+    """The hierarchy in a folder. Groups are folders by their full path, as the driver takes them."""
 
     version = 2
 
@@ -34,7 +34,7 @@ class FolderCgroups:
 
     @classmethod
     def make(cls, root: Path, *, dmem: bool, memory_bytes: int, gpus: int = 1, version: int = 2) -> FolderCgroups:
-        """A machine that has just started. `version` 1: its control groups are of the old kind."""
+        """Create the hierarchy of a machine that has just started. `version` 1: old control groups."""
         root.mkdir(parents=True)
         (root / "cgroup.procs").write_text("")
         if version == 2:
@@ -49,7 +49,7 @@ class FolderCgroups:
 
     @classmethod
     def found(cls) -> FolderCgroups | None:
-        """The one that the environment names."""
+        """The hierarchy that the environment names."""
         folder = os.environ.get(VARIABLE)
         if not folder:
             return None
@@ -60,7 +60,7 @@ class FolderCgroups:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def of(self, pid: int) -> Path:
-        """The group of a process: where it is listed, else where its nearest listed ancestor is, else the root."""
+        """The group of a process: where it is listed, else the group of its nearest listed ancestor, else the root."""
         listed = {number: group for group in self.groups(self.root) for number in self._listed(group)}
         while pid > 1:
             if pid in listed:
@@ -89,7 +89,7 @@ class FolderCgroups:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def create(self, group: Path) -> None:
-        """A new group below one that is there."""
+        """Create a group below an existing one."""
         group.mkdir()
         (group / "cgroup.procs").write_text("")
         (group / "cgroup.controllers").write_text(self.read(group.parent, "cgroup.subtree_control"))
@@ -97,7 +97,9 @@ class FolderCgroups:
         self._offer(group)
 
     def delegate(self, group: Path, controller: str) -> None:
-        """Groups below this one get a controller. ENOENT where it has none to give, EBUSY where processes are in it."""
+        """Enable a controller for the groups below this one. ENOENT if it is not available here, EBUSY if processes are
+        in it.
+        """
         if controller not in self.read(group, "cgroup.controllers").split():
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(group / "cgroup.subtree_control"))
         given = self.read(group, "cgroup.subtree_control").split()
@@ -112,7 +114,7 @@ class FolderCgroups:
             self._offer(child)
 
     def enter(self, group: Path, pid: int) -> None:
-        """Move a process, which leaves the group where it is. EBUSY where only groups may be."""
+        """Move a process; its memory stays charged to the old group. EBUSY if the group may contain only groups."""
         if not _alive(pid):
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH), str(group / "cgroup.procs"))
         if group != self.root and self.read(group, "cgroup.subtree_control").split():
@@ -126,7 +128,7 @@ class FolderCgroups:
                 fresh.rename(other / "cgroup.procs")
 
     def remove(self, group: Path) -> None:
-        """Remove a group. EBUSY while there are processes or groups in it. What it had in its ancestors' sums stays."""
+        """Remove a group. EBUSY while processes or groups are in it. Its charges stay in its ancestors' sums."""
         if self.processes(group) or any(child.is_dir() for child in group.iterdir()):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group))
         shutil.rmtree(group)

@@ -1,4 +1,4 @@
-"""The software GPU's controls on channel groups: the calls that /dev/nvidiactl takes, answered by its own library."""
+"""The software GPU's controls on channel groups: the ioctl calls of /dev/nvidiactl, answered by its own library."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cotenant.native.libraries import SOFT_DRIVER, library_path
 
 
 class SoftIoctl:
-    """Takes what fcntl.ioctl takes. The file is the state file that a program has open."""
+    """Has the signature of fcntl.ioctl. The file is the state file that a program has open."""
 
     def __init__(self, path: str = "") -> None:
-        """`path`: the library, where it has been built already."""
+        """`path`: the library, if it is already built."""
         self.path = path or str(library_path(SOFT_DRIVER))
         self._call = ctypes.CDLL(self.path, use_errno=True).cotenant_soft_ioctl
         self._call.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
