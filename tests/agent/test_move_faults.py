@@ -204,7 +204,7 @@ def test_what_would_stop_the_agent_itself_is_not_parked(node: Callable[..., Node
     children = Path(f"/proc/{here.agent.pid}/task/{here.agent.pid}/children").read_text().split()
     assert children  # the helper that calls the driver
     for pid in (1, os.getpid(), here.agent.pid, *children):
-        with pytest.raises(InputError, match="its ancestor: parked, it could not be resumed"):
+        with pytest.raises(InputError, match="its ancestor, which could not be resumed if parked"):
             here.call("park", name=f"pid:{pid}")
     assert program.ask("work(0.1)").endswith("intact")
 

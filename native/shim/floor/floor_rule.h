@@ -11,7 +11,7 @@
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
 #define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times do not overflow */
-#define FLOOR_STRETCH 4000 /* permille: with it LS work finds up to budget_ns in flight on average */
+#define FLOOR_STRETCH 4000 /* the stretch_permille at which LS work finds up to budget_ns in flight on average */
 #define FLOOR_GAP_NS INT64_C(1000000)
 
 static inline int64_t floor_least(int64_t a, int64_t b)

@@ -180,7 +180,7 @@ class Rig:
         return self.plain(name, arguments)
 
     def plain(self, name: str, arguments: list[str]) -> Program:
-        """Any module as a program that the agent knows nothing of, and no client of MPS."""
+        """Run any module as a program without the agent and without MPS."""
         device = self.bench.device
         more = device.environment([self.uuid]) | {LIBRARY_VARIABLE: str(device.driver())}
         program = Program(name, arguments, self.bench.environment | more | self.core)

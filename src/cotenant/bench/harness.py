@@ -188,7 +188,7 @@ class Bench:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # an interrupt is for this process, which ends them
-            preexec_fn=_end_with_parent,  # one that waits for an agent that has gone sees no end of its input
+            preexec_fn=_end_with_parent,  # otherwise a child that waits for an ended agent would live on
         )
         workload = Workload(process)
         self._workloads.append(workload)

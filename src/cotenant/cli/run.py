@@ -43,7 +43,7 @@ def run(
     ] = "off",
     mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="Mechanism that enforces the share.")] = AUTO,
     priority: Annotated[int, typer.Option(help="For discipline priority: larger goes first.")] = 0,
-    weight: Annotated[float, typer.Option(help="For discipline weighted-round-robin.")] = 0.0,
+    weight: Annotated[float, typer.Option(help="Weight, for discipline weighted-round-robin.")] = 0.0,
     best_effort: Annotated[
         bool, typer.Option("--best-effort", help="Yield to latency-sensitive tenants of this GPU.")
     ] = False,

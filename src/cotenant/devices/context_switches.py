@@ -22,8 +22,8 @@ from cotenant.policy.shares.slice_tenant import Usage
 
 RECORDS, RECORD_BYTES = 1 << 14, 32
 STARTS, ENDS = 6, 7  # tags of records
-SAVING_NS = 100_000  # time of saving and restoring in a run; subtracted from runs shorter than:
-SHORT_NS = 5_000_000
+SAVING_NS = 100_000  # part of a run that saves and restores state; subtracted from short runs
+SHORT_NS = 5_000_000  # shorter runs are short
 ROOT, DEVICE, SUBDEVICE, MEMORY, BUFFER = 0x41, 0x80, 0x2080, 0x3E, 0x90CD
 BIND, ENABLE, SET_GET, FLUSH = 0x20801238, 0x90CD0101, 0x90CD0102, 0x90CD0104
 CACHED_READ_ONLY = ((1 << 29) | (1 << 27) | (1 << 25), 1 << 22)

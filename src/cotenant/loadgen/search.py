@@ -64,11 +64,12 @@ def find_max(
     confirm: Callable[[float, int], R] | None = None, note: Callable[[Probe[R]], None] | None = None,
     step: float = 0.0,
 ) -> Found[R]:  # fmt: skip
-    """Search upwards from factor 1 (downwards where that fails) until one held and one failed, then between them.
+    """Find the largest factor on the load at which the SLOs hold, by tests: `probe(factor, number)` runs one.
 
-    The gap is halved (geometrically) to `tolerance`; `probe(factor, number)` runs one probe. Whether SLOs hold need not
-    be monotone in load: what is reported is a factor that held, next to one that failed, and `confirm` runs it once
-    more, and lower where that fails. `step`: only its multiples are tried (1/8: numbers in flight of a load of 8).
+    The search raises the factor from 1 (or lowers it, if the first test fails) until one test passed and one failed,
+    then bisects the interval geometrically to `tolerance`. A higher load can pass where a lower one failed, so the
+    result is only a factor that passed, next to one that failed; `confirm` tests it again, and lower ones if it fails.
+    `step`: only its multiples are tested (1/8 for a load of 8 requests in flight).
     """
     if not 0 < target <= 1:
         raise InputError(f"target must be above 0 and at most 100 %, not {target:g}", field="target")

@@ -17,7 +17,7 @@ MOST_BEHIND_S = 0.02  # a machine that stood still for longer does not make step
 
 
 class Device(Protocol):
-    """What steps take their time on."""
+    """The simulated GPU on which steps run."""
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
         """Return when a step that began at `began_s` of the monotonic clock is over: the time that it ended."""

@@ -59,7 +59,7 @@ class WholeProcesses:
             keys = (key, *sorted(processes.descendants({key})))
             if key.pid == 1 or os.getpid() in {each.pid for each in keys} or self.checkpointer.pid == key.pid:
                 raise InputError(
-                    f"process {key.pid} is this agent, its helper or its ancestor: parked, it could not be resumed"
+                    f"process {key.pid} is this agent, its helper or its ancestor, which could not be resumed if parked"
                 )
             return keys
         mine = {s.process for s in tenant.sessions if any(s.page.slots[slot].contexts for slot in s.slots)}

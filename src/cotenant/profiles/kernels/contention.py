@@ -22,8 +22,8 @@ class Contention:
     sm_count: int
     demand: tuple[float, ...]
     density: tuple[float, ...]
-    fill: tuple[float, ...]  # most of the SMs that a kernel of a class keeps busy
-    reach: tuple[float, ...]  # with that part of them it is as fast as with all
+    fill: tuple[float, ...]  # largest fraction of the SMs that a kernel of the class keeps busy
+    reach: tuple[float, ...]  # smallest fraction of the SMs with which it runs at full speed
     sliced: float
     slice_ns: int
     launch_ns: int

@@ -24,7 +24,7 @@ class Point:
 
     @property
     def median_s(self) -> float:
-        """The figure of the point."""
+        """Median of the measured times."""
         return median(self.seconds)
 
     def interval(self, seed: int = 0) -> tuple[float, float]:

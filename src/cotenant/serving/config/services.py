@@ -127,7 +127,7 @@ class ServicesFile(BaseModel):
     services: list[ServiceEntry] = Field(default_factory=list)
     """Models that answer requests."""
     applications: list[ApplicationEntry] = Field(default_factory=list)
-    """Graphs of models that answer as one."""
+    """Graphs of models that answer a request together."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,9 @@ def draw(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.G
     if not math.isfinite(duration_s) or duration_s <= 0:
         raise InputError(f"duration must be above 0 s, not {duration_s:g} s", field="duration")
     if rate_rps * duration_s > MAX_REQUESTS:
-        raise InputError(f"{rate_rps * duration_s:.3g} requests are over {MAX_REQUESTS:,}", field="duration")
+        raise InputError(
+            f"{rate_rps * duration_s:.3g} requests are more than the maximum of {MAX_REQUESTS:,}", field="duration"
+        )
     if process.kind == "constant":
         return np.arange(math.ceil(rate_rps * duration_s)) / rate_rps
     if process.kind == "poisson":

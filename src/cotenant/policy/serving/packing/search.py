@@ -29,8 +29,8 @@ from cotenant.policy.serving.packing.kernel import (
 
 # for functions that make arrays, or call ones that do
 counted = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-STEPS = np.int64(7)  # bisections of a partial rate: 1 % of it
-COARSE = np.int64(4)  # to choose among places
+STEPS = np.int64(7)  # bisection steps for the largest rate that fits: an error of 1 %
+COARSE = np.int64(4)  # the same, when places are compared
 JUST = 1.0 - 1e-6  # a gpulet's very capacity would miss by rounding
 GALLOP = np.array([0.4, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87, 0.91, 0.94, 0.97, 1.0])
 ORDERS = 5
