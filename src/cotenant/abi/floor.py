@@ -53,6 +53,7 @@ class RunAhead(enum.IntEnum):
     ALWAYS = 1
     NEVER = 2
 
+
 KERNEL = struct.Struct("=QIHB1x")  # A row of the table of kernels
 
 
