@@ -89,7 +89,7 @@ def test_a_configuration_that_cannot_be_applied(server: Running, config: Any, sa
         ),
         ("load", {"config": {}}, "load takes one parameter, config"),
         ("load", {"version": "1"}, "got 'version'"),
-        ("load", [], "the body is {}"),
+        ("load", [], "the body must be {}"),
         ("unload", {"config": "{}"}, "unload takes one parameter, unload_dependents"),
         ("unload", {"unload_dependents": 1}, "a boolean"),
     ],

@@ -78,7 +78,7 @@ def test_a_client_of_http_that_goes_leaves_the_queue(server: Running, name: str)
     stays.shutdown(socket.SHUT_WR)  # it reads on: it is told
     answer = stays.recv(65536)
     assert answer.startswith(b"HTTP/1.1 503")
-    assert b"the client has gone" in answer
+    assert b"the client has disconnected" in answer
     assert waiting(server) == 0
 
 
@@ -136,4 +136,4 @@ def test_the_reason_is_sent(server: Running) -> None:
     peer.send(taken_back(1, 2500))
     payload = peer.until(GOAWAY)[3]
     assert int.from_bytes(payload[4:8], "big") == CALM
-    assert b"taken back" in payload
+    assert b"too many cancelled calls" in payload
