@@ -1,1 +1,1 @@
-"""What a piece of work does on a share: tables and predictors."""
+"""Tables and predictors of the speed of work on a share of a GPU."""

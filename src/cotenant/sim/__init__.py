@@ -1,1 +1,1 @@
-"""The executor in virtual time."""
+"""Simulators in virtual time."""

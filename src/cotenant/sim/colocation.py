@@ -1,7 +1,7 @@
-"""Token engine for kernels: LS requests beside a BE program on one GPU in virtual time, under any co-location scheme.
+"""Simulates kernels of LS requests and a BE program on one GPU in virtual time, under any co-location scheme.
 
-BE launches go through the compiled rule that the shim obeys, too (native/shim/floor/floor_rule.h); what kernels do to
-each other is the software GPU's table (profiles/kernels/contention.py). Deterministic for given arrivals; times in
+BE launches go through the same compiled rule as in the shim (native/shim/floor/floor_rule.h); contention between
+kernels follows the software GPU's table (profiles/kernels/contention.py). Deterministic for given arrivals; times in
 nanoseconds.
 """
 
@@ -21,15 +21,17 @@ from cotenant.policy.colocation import ColocationSettings, Scheme
 from cotenant.profiles.kernels.contention import Contention, rates, read_table
 from cotenant.profiles.kernels.profile import KernelWork
 
-QUEUE_AHEAD = 64  # kernels a BE program without a gate has queued
+QUEUE_AHEAD = 64  # kernels that a BE program without a gate keeps queued
 EPSILON_NS = 0.5
 LS, BE = 0, 1
 
 
 @dataclass(frozen=True)
 class Job:
-    """What runs: LS kernels per request, BE kernels in a cycle, arrivals in ns. `sm_count`: of the GPU the profiles are
-    from."""
+    """Input: LS kernels per request, BE kernels per cycle, arrivals in ns. `sm_count`: of the GPU on which the profiles
+    were
+        measured.
+    """
 
     ls: Sequence[KernelWork]
     be: Sequence[KernelWork]
@@ -57,10 +59,10 @@ class _Running:
     work: KernelWork
     need: float
     left_ns: float
-    alone: float  # of its time here, what it would take alone on the whole GPU
+    alone: float  # part of its time here that it would take alone on the whole GPU
 
     def delay(self, by_ns: int) -> None:
-        """Let it take that much longer."""
+        """Extend it by this time."""
         self.alone *= self.left_ns / (self.left_ns + by_ns)
         self.left_ns += by_ns
 
@@ -84,7 +86,7 @@ class ColocationEngine:
         self._waiting: deque[int] = deque()  # arrivals not yet served
         self._left_in_request = 0
         self._active_since: float | None = None
-        self._holder = LS  # whose slice of time it is, where they do not run together
+        self._holder = LS  # the owner of the current time slice, if they do not run together
         self._slice_end = 0.0
         self._be_next = 0
         self._be_submitted = 0  # launched and not yet in the queue
@@ -95,7 +97,7 @@ class ColocationEngine:
     # -- the clock -------------------------------------------------------------------------------------------------
 
     def run(self) -> ColocationResult:
-        """Advance to the end of the job; requests that arrived by then are served to their end."""
+        """Advance to the end of the job; requests that arrived by then are completed."""
         for at in self.job.arrivals_ns:
             self._at(float(at), self._arrive, at)
         if self.job.be:
@@ -142,7 +144,7 @@ class ColocationEngine:
         """Queue a kernel; `event_ns`: GPU time of an event that is recorded after it."""
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
-        # with fewer SMs than it would fill, a kernel takes as much longer
+        # with fewer SMs than it would fill, a kernel takes longer in proportion
         takes_ns = work.duration_ns * max(1.0, min(fill, self.table.reach[work.work_class]) / need) + event_ns
         self._queues[owner].append(_Running(owner, work, need, takes_ns, work.duration_ns / takes_ns))
         self._dispatch()
@@ -152,7 +154,9 @@ class ColocationEngine:
         self._submit(BE, work, event_ns)
 
     def _event(self, work: KernelWork) -> int:
-        """Time of the event that tells the gate of this kernel's end: behind each, or only every so often."""
+        """GPU time of an event that reports this kernel's end to the gate: after each kernel, or only after every
+        nth.
+        """
         if self.scheme.rule is RuleKind.FREE:
             return 0
         self._unchecked_ns += work.duration_ns
@@ -162,7 +166,7 @@ class ColocationEngine:
         return self.table.event_ns
 
     def _dispatch(self) -> None:
-        """Put the heads of the queues onto the GPU: both together, or the one whose turn it is."""
+        """Start the heads of the queues on the GPU: both together, or the one whose turn it is."""
         busy = {kernel.owner for kernel in self._running}
         if self.scheme.together:
             for owner in (LS, BE):
@@ -187,7 +191,7 @@ class ColocationEngine:
             return
         self._left_in_request -= 1
         if self.scheme.rule is RuleKind.ORION:
-            self._be_host()  # another operator of LS runs: another class
+            self._be_host()  # another operator of LS runs, with another class
         if self._left_in_request == 0:
             self._at(notice, self._answer)
 
@@ -239,7 +243,7 @@ class ColocationEngine:
         )
 
     def _be_host(self) -> None:
-        """The BE program's thread: launch while the rule lets it, then look again when something may have changed."""
+        """The BE program's thread: launch while the rule permits it, then set when to check again."""
         while self.job.be and self.now <= self.job.end_ns:
             work = self.job.be[self._be_next]
             now_ns, active = round(self.now), self._ls_class()
@@ -258,7 +262,9 @@ class ColocationEngine:
             self._at(self.now + self.table.launch_ns, self._submit_be, work, self._event(work))
 
     def _look_again(self, work: KernelWork, active: WorkClass) -> None:
-        """By events when a kernel or the service's work ends; by the clock for what only time brings."""
+        """Set the next check: at an event when a kernel or the service's work ends, at a time for rules that depend on
+        time only.
+        """
         if self.scheme.rule is not RuleKind.TIDAL:
             return
         at = float(self.state.busy_until_ns - self.rule.lead_ns)

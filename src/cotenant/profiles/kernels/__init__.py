@@ -1,1 +1,1 @@
-"""Profiles of single kernels, and what kernels of different processes cost each other."""
+"""Profiles of single kernels, and the slowdown that kernels of different processes cause each other."""

@@ -1,9 +1,9 @@
-"""What kernels of different processes do to each other on one GPU: the software GPU's table, and the model behind it.
+"""Model of contention between kernels of different processes on one GPU, with the software GPU's constants.
 
-The model, which softgpu/share.c follows too. SMs: a kernel takes what older ones leave (a running kernel is not stopped
-and has no priority), and runs as much slower as it got less than it needs: all that it fills, or if it is bound by
-memory a third. Memory bandwidth: shared in proportion to the accesses
-under way, SMs held times a density per class; no kernel gets more than it needs, and the rest goes to the others.
+The same model as in softgpu/share.c. SMs: a kernel gets those that earlier kernels leave free (a running kernel is not
+preempted and has no priority). It needs all SMs that it would fill, or a third of them if it is bound by memory; with
+fewer it is slower in proportion. Memory bandwidth: shared in proportion to the accesses under way, which are SMs held
+times a density per class; no kernel gets more than it needs, and the rest goes to the others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from cotenant.abi import contention as soft
 
 @dataclass(frozen=True)
 class Contention:
-    """The table. `demand[c]`: part of the bandwidth a kernel of class c uses alone; `density[c]`: its accesses under
-    way per SM, against a memory-bound one. Times in nanoseconds."""
+    """The constants. `demand[c]`: fraction of the bandwidth that a kernel of class c uses alone; `density[c]`: its
+    accesses
+        under way per SM, relative to a memory-bound kernel. Times in nanoseconds.
+    """
 
     sm_count: int
     demand: tuple[float, ...]
@@ -51,7 +53,7 @@ def read_table() -> Contention:
 
 
 def grants(needs: Sequence[float]) -> list[float]:
-    """Part of the SMs each kernel gets, oldest first; `needs` are the parts they would fill."""
+    """Fraction of the SMs that each kernel gets, oldest first; `needs` are the fractions that they would fill."""
     left, found = 1.0, []
     for need in needs:
         got = min(need, left)
@@ -61,7 +63,7 @@ def grants(needs: Sequence[float]) -> list[float]:
 
 
 def rates(table: Contention, needs: Sequence[float], classes: Sequence[int]) -> list[float]:
-    """Speed of each kernel against itself alone, oldest first."""
+    """Speed of each kernel relative to running alone, oldest first."""
     held = grants(needs)
     used = [min(need, table.reach[c]) for need, c in zip(needs, classes, strict=True)]
     speeds = [min(1.0, got / part) if part else 0.0 for got, part in zip(held, used, strict=True)]

@@ -1,4 +1,4 @@
-"""Profiles of kernels: what each of a program's kernels takes, fills and needs most. Orion's files and ours."""
+"""Profiles of kernels: duration, SMs and bottleneck of each of a program's kernels. Reads Orion's files and our own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ORION_CLASS = {"-1": WorkClass.UNKNOWN, "0": WorkClass.MEMORY, "1": WorkClass.C
 
 @dataclass(frozen=True)
 class KernelWork:
-    """One kernel of a program's cycle. `sms`: SMs it would fill (more than there are: several waves)."""
+    """One kernel of a program's cycle. `sms`: SMs it would fill (more than the GPU has: several waves)."""
 
     name: str
     duration_ns: int
@@ -29,7 +29,7 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One kind of launch. `shape`: grid and block, six numbers; none: of any. `sms`, `duration_ns` 0: not known."""
+    """One kind of launch. `shape`: grid and block, six numbers; empty: any. `sms`, `duration_ns` 0: not known."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class KernelRow:
 
     @property
     def total_ns(self) -> int:
-        """Time that all its launches took."""
+        """Total time of all its launches."""
         return self.duration_ns * self.count
 
 
@@ -71,7 +71,7 @@ def read_orion(path: Path) -> list[KernelWork]:
 
 
 def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, object]) -> None:
-    """Our own form: JSON, `kernels` in issue order with names of classes."""
+    """Write a profile in our own form: JSON, `kernels` in issue order with names of classes."""
     from cotenant.core.files import atomic_file
 
     rows = [asdict(k) | {"work_class": CLASS_NAMES[k.work_class]} for k in kernels]
@@ -82,7 +82,7 @@ def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, ob
 def read_kernel_rows(path: Path) -> list[KernelRow]:
     """The rows of a profile that `cotenant profile kernels` wrote. InputError."""
     if path.exists() and not path.is_file():
-        raise InputError("not a file", file=path)  # a pipe or a device may have no end
+        raise InputError("not a file", file=path)  # a pipe or a device may be endless
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
     except OSError as error:
@@ -120,8 +120,10 @@ def read_kernels(path: Path) -> list[KernelWork]:
 
 
 def _cycle(kernels: Sequence[KernelWork], counts: Sequence[int]) -> list[KernelWork]:
-    """One cycle of a program of which only is known how often it launched each kernel: evenly mixed, each as often as
-    the rarest goes into it, at most MOST_IN_CYCLE altogether."""
+    """One cycle of a program whose launch counts are known but whose order is not: evenly mixed, each kernel as often
+    as
+        its count is a multiple of the smallest count, at most MOST_IN_CYCLE in total.
+    """
     per_cycle = [count / max(1, min(counts)) for count in counts]
     scale = min(1.0, MOST_IN_CYCLE / sum(per_cycle))
     repeats = [max(1, round(part * scale)) for part in per_cycle]

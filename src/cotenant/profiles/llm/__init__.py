@@ -1,1 +1,1 @@
-"""What a step of a language model's engine takes: the profile, its files, its fit."""
+"""Step times of a language model's engine: the profile, its files, its fit."""

@@ -90,7 +90,7 @@ def row_of(profile: LlmProfile, measured: dict[str, Any] | None = None) -> dict[
 
 
 def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | None = None) -> None:
-    """Write a model's row into a file, beside those that are there."""
+    """Write a model's row into a file, and keep the other rows."""
     from cotenant.core.files import atomic_file
 
     content: dict[str, Any] = {"format": FORMAT, "models": {}}

@@ -1,4 +1,4 @@
-"""Coefficients of a step's time from measured points: least squares of relative errors, none below 0; residuals."""
+"""Fit of step-time coefficients to measured points: least squares of relative errors, no coefficient below 0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """Coefficients, and for each point predicted over measured, less 1."""
+    """Coefficients, and for each point predicted / measured - 1."""
 
     times: StepTimes
     points: tuple[Point, ...]
@@ -49,7 +49,7 @@ class Fit:
         return max(map(abs, self.residuals))
 
     def measured(self) -> dict[str, Any]:
-        """What a profile's file says of its points."""
+        """The entry of a profile's file about its points."""
         rows = []
         for point, residual in zip(self.points, self.residuals, strict=True):
             low, high = point.interval()
@@ -61,7 +61,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """Fit prefill and decode apart. InputError where either has fewer than three points."""
+    """Fit prefill and decode separately. InputError if either has fewer than three points."""
     prefill = [p for p in points if p.step.tokens]
     decode = [p for p in points if p.step.sequences]
     if min(len(prefill), len(decode)) < 3:
@@ -73,8 +73,9 @@ def fit(points: Sequence[Point]) -> Fit:
 
 
 def _nonnegative(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> list[float]:
-    """Least squares of relative errors with coefficients of at least 0: the best of all sets of columns whose own
-    solution has none below 0."""
+    """Least squares of relative errors with coefficients of at least 0: the best solution over all subsets of columns
+    that has no negative coefficient.
+    """
     width = len(rows[0])
     scaled = [[x / v for x in row] for row, v in zip(rows, values, strict=True)]
     best, best_error = [0.0] * width, float(len(rows))

@@ -1,14 +1,14 @@
-"""What an iteration of a language model's engine takes: prefill by tokens, decode by batch and context. Pure.
+"""Model of the duration of an engine's iteration: prefill by tokens, decode by batch and context. Pure.
 
-An engine with iteration-level batching runs steps. A step computes prompt tokens of some requests and one token each
-of others:
+An engine with iteration-level batching runs steps. A step computes prompt tokens of some requests and one token each of
+others:
 
     step_s = base + per_token T + per_pair A + per_sequence B + per_context C
 
-T new prompt tokens; A pairs of them with the tokens before, which is what their attention computes; B requests that
-decode; C tokens of context that these read. `base` is that of the prefill or of the decode, the larger one where a
-step has both: the weights are read once. The form is that of a roofline: products over the weights grow with T,
-attention with A, a decode reads weights and cache.
+T new prompt tokens; A pairs of them with earlier tokens, over which their attention is computed; B requests that
+decode; C tokens of context that these read. `base` is that of the prefill or of the decode, the larger one if a step
+has both: the weights are read once. The form is that of a roofline: products with the weights grow with T, attention
+with A, and a decode reads weights and cache.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cotenant.core.errors import InputError
 H100_FLOPS = 989e12  # dense bf16
 H100_BYTES_PER_S = 3.35e12
 H100_MEMORY = 80 << 30
-USED_MEMORY = 0.9  # of a program's memory, by weights and cache
-REACHED_FLOPS, REACHED_BYTES = 0.6, 0.8  # of the peaks, by a good engine
+USED_MEMORY = 0.9  # fraction of a program's memory for weights and cache
+REACHED_FLOPS, REACHED_BYTES = 0.6, 0.8  # fractions of the peaks that a good engine reaches
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class StepTimes:
         )  # fmt: skip
 
     def scaled(self, factor: float) -> StepTimes:
-        """All times times a factor."""
+        """All times multiplied by a factor."""
         return StepTimes(*(x * factor for x in vars(self).values()))
 
     def prefill_s(self, prompt: int, batch: int = 1) -> float:
@@ -62,15 +62,16 @@ class StepTimes:
         return self.seconds(Step(tokens=batch * prompt, pairs=batch * pairs_of(prompt)))
 
     def decode_s(self, batch: int, context: int) -> float:
-        """One token each of `batch` requests that have `context` tokens each."""
+        """Length of a step that decodes one token for each of `batch` requests with `context` tokens each."""
         return self.seconds(Step(sequences=batch, context=batch * context))
 
 
 @dataclass(frozen=True)
 class LlmProfile:
-    """A model on one GPU. `kv_tokens`: tokens of all running requests that its cache holds; `step_tokens`: tokens
-    that a step computes at most; `max_sequences`: requests in a step at most; `max_context`: prompt and answer of one
-    request at most."""
+    """A model on one GPU. `kv_tokens`: capacity of the cache, in tokens of all running requests; `step_tokens`: maximum
+    tokens of a step; `max_sequences`: maximum requests in a step; `max_context`: maximum of prompt and answer of one
+    request.
+    """
 
     name: str
     times: StepTimes
@@ -95,7 +96,7 @@ class LlmProfile:
 
 
 def pairs_of(tokens: int, before: int = 0) -> int:
-    """Pairs that `tokens` new prompt tokens attend to, behind `before` that are in the cache."""
+    """Pairs over which the attention of `tokens` new prompt tokens is computed, with `before` tokens in the cache."""
     return tokens * before + tokens * (tokens + 1) // 2
 
 
@@ -120,7 +121,7 @@ def roofline(name: str, parameters: float, memory_bytes: float = H100_MEMORY) ->
 
 
 def parse_size(text: str) -> float | None:
-    """Parameters of a size such as 8b or 0.5B; None where the text is no size."""
+    """Parameters of a size such as 8b or 0.5B; None if the text is not a size."""
     try:
         value = float(text[:-1]) * 1e9 if text[-1:] in ("b", "B") else 0.0
     except ValueError:

@@ -1,14 +1,14 @@
-"""Latencies of jobs that really ran under MPS, as the columns that the MPS -> MIG predictor reads."""
+"""Converts latencies of jobs that ran under MPS into the columns that the MPS -> MIG predictor reads."""
 
 from __future__ import annotations
 
 import numpy as np
 
 LEVELS = (1.0, 0.5, 0.14)  # active-thread percentages at which the predictor was trained
-WIDTH = 7  # co-runners it expects
+WIDTH = 7  # number of co-runners that it expects
 
-# What a dummy process showed at the three levels beside k real jobs, over its largest; means over the 10,955 mixes of
-# the public MISO measurements (Li et al., SoCC'22). They stand in for dummies that are not run here.
+# latencies of a dummy process at the three levels beside k real jobs, divided by its largest; means over the 10,955
+# mixes of the public MISO measurements (Li et al., SoCC'22). They replace dummies, which are not run here.
 _DUMMY = {
     1: (0.997, 0.797, 0.789),
     2: (1.000, 0.630, 0.550),

@@ -1,9 +1,9 @@
 """Predicts speeds on MIG slices from latencies measured under MPS. Numpy only.
 
-Up to seven co-runners are measured at three active-thread levels (100, 50, 14 %). Every column (one co-runner) looks at
-the six others through self-attention without positions, so the order of columns cannot matter, and becomes a
+Up to seven co-runners are measured at three active-thread levels (100, 50, 14 %). Each column (one co-runner) attends
+to the six others through self-attention without positions, so the order of columns does not matter, and becomes a
 distribution over known workloads; the prediction is the weighted median of their MIG latencies. Training is in
-bench/profiles/train_mps_mig.py; the shipped file carries its card of errors and provenance.
+bench/profiles/train_mps_mig.py; the shipped file contains its errors and provenance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SMALL = ("2g", "1g")
 
 
 def features(columns: np.ndarray) -> np.ndarray:
-    """(..., 3) latencies normalised by their maximum -> (..., 8): themselves, their logarithms, two ratios."""
+    """(..., 3) latencies normalised by their maximum -> (..., 8): the latencies, their logarithms, two ratios."""
     a, b, c = columns[..., 0:1], columns[..., 1:2], columns[..., 2:3]
     return np.concatenate([columns, 2 * np.log(columns), a / b, b / c], axis=-1)
 
@@ -44,7 +44,7 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 def weighted_median(distribution: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(..., classes) and (classes, t) -> (..., t); classes with NaN in a column of the table do not vote there."""
+    """(..., classes) and (classes, t) -> (..., t); classes with NaN in a column of the table are ignored for it."""
     out = np.full((*distribution.shape[:-1], table.shape[1]), np.nan)
     for t in range(table.shape[1]):
         known = np.flatnonzero(~np.isnan(table[:, t]))
@@ -55,7 +55,7 @@ def weighted_median(distribution: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 class MpsMigModel:
-    """A trained predictor. `card` tells how it was trained and how far off it is."""
+    """A trained predictor. `card` describes its training and errors."""
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.card: dict[str, Any] = json.loads(str(arrays["card"]))
@@ -126,10 +126,10 @@ class MpsMigModel:
         return np.asarray(np.clip(design @ self._regression.T, 0.0, speed_3g[..., None]))
 
     def draw(self, rng: np.random.Generator, model: str, jobs: int, speeds: np.ndarray, geo: Geometry) -> np.ndarray:
-        """A prediction as it may turn out for a workload measured beside `jobs - 1` others: speeds by kind.
+        """A random prediction for a workload measured beside `jobs - 1` others: speeds by kind, with errors.
 
-        Drawn from predictions that the model made for mixes it had not seen. For a workload that is not among them the
-        relative errors of a random one are put on its true `speeds` (kinds of geo).
+        Drawn from predictions that the model made for mixes outside its training set. For a workload that is not among
+        them, the relative errors of a random one are applied to its true `speeds` (kinds of geo).
         """
         pools = self._samples[:, min(max(jobs, 1), 7) - 1]
         if model in self.names and not np.isnan(pools[self.names.index(model)]).all():
@@ -200,9 +200,9 @@ def _shipped() -> MpsMigModel:
 
 
 def _read_npz(path: str | Path) -> dict[str, np.ndarray]:
-    """All arrays of an npz file; InputError for a file that is none."""
+    """All arrays of an npz file; InputError if the file is not one."""
     try:
-        with zipfile.ZipFile(path) as archive:  # np.load would try .npy and pickle, and say so
+        with zipfile.ZipFile(path) as archive:  # np.load would also try .npy and pickle, with misleading errors
             names = [n for n in archive.namelist() if n.endswith(".npy")]
         with np.load(path, allow_pickle=False) as data:
             return {n.removesuffix(".npy"): data[n] for n in names}
@@ -220,6 +220,6 @@ def read_measurements(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def write_predictions(path: str | Path, latencies: np.ndarray, speeds: np.ndarray) -> None:
-    """An npz file with P (n, 3, 7) and S (n, 7, kinds), whole or not at all."""
+    """Write an npz file with P (n, 3, 7) and S (n, 7, kinds) atomically."""
     with atomic_file(path) as file:
         np.savez_compressed(file.buffer, P=latencies, S=speeds)

@@ -1,6 +1,6 @@
-"""Speeds on MIG slices: what carries over from one GPU's slices to another's, and how jobs fare under MPS.
+"""Speeds on MIG slices: transfer from one GPU's slices to another's, and speeds of jobs under MPS.
 
-Both are models, not measurements; docs/benchmarks/mig.md says what rests on them.
+Both are models, not measurements; docs/benchmarks/mig.md lists the figures that depend on them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MPS_PENALTY = 0.15  # slowdown factor per further co-runner, from the co-locatio
 
 
 def compute_fraction(geo: Geometry) -> np.ndarray:
-    """Fraction of the whole GPU's SMs on each kind; compute slices stand in where SM counts are not published."""
+    """Fraction of the whole GPU's SMs on each kind; the fraction of compute slices if SM counts are not published."""
     profiles = list(geo.profiles.values())
     sms = [p.sms for p in profiles]
     if any(s is None for s in sms):

@@ -19,7 +19,9 @@ COLUMNS = ("l2", "dram", "fraction", "l2_other", "dram_other", "fraction_other",
 
 @dataclass(frozen=True)
 class Pair:
-    """One measurement: utilisations (0..1, alone on the whole GPU) and fractions of both, and one's own slowdown."""
+    """One measurement: utilisations (0..1, alone on the whole GPU) and fractions of both models, and the first one's
+    slowdown.
+    """
 
     l2: float
     dram: float
@@ -41,8 +43,9 @@ class Fit:
 
 
 def fit_interference(pairs: Sequence[Pair]) -> Fit:
-    """Least squares of slowdown = max(1, linear). Pairs measured at 1 that the model also puts at or below 1 say only
-    that it is right, so they leave the fit and it is repeated until the set no longer changes."""
+    """Least squares of slowdown = max(1, linear). Pairs measured at 1 for which the model also gives at most 1 carry no
+    further information, so they are left out, and the fit is repeated until that set no longer changes.
+    """
     if len(pairs) < LEAST:
         raise InputError(f"{len(pairs)} pairs do not fix five coefficients; measure at least {LEAST}")
     rows = np.array(

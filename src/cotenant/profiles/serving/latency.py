@@ -1,4 +1,4 @@
-"""What a model's batch costs on a partition of a GPU: latency, interference between neighbours, memory.
+"""Cost of a model's batch on a partition of a GPU: latency, interference between neighbours, memory.
 
 Effective latency of a batch of b requests on a partition p beside neighbours:
 
@@ -8,10 +8,9 @@ Effective latency of a batch of b requests on a partition p beside neighbours:
 p and p' are parts of the GPU, or of the MIG instance that holds both: instances do not slow each other down.
 
 L comes from the profile, linear between the profiled batches of the same partition. `l2` and `dram` are the
-utilisations of cache and device memory that the model reaches alone on the whole GPU; a neighbour counts with its
-worst model.
-Linear interference model: Choi et al., "Serving Heterogeneous Machine Learning Models on Multi-GPU Servers with
-Spatio-Temporal Sharing", USENIX ATC 2022. With more than one neighbour their terms are added.
+utilisations of cache and device memory that the model reaches alone on the whole GPU; a neighbour counts with its worst
+model. Linear interference model: Choi et al., "Serving Heterogeneous Machine Learning Models on Multi-GPU Servers with
+Spatio-Temporal Sharing", USENIX ATC 2022. The terms of several neighbours are added.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ Points = tuple[tuple[int, float], ...]  # (batch, value), batches ascending
 class Partition:
     """A size of gpulet: the `fraction` of the GPU's SMs that it has, and its `label` in files.
 
-    `slots`: memory slots of the MIG instance that it is or lies in, `instance` the kind of that instance; 0 and ""
-    without MIG, where the GPU itself is what is cut. `share`: its part of the instance, or of the GPU. `processes`: its
-    times were measured with so many MPS processes of one model that share the instance evenly: an instance of this size
-    holds as many gpulets, all of one service, and none beside them.
+    `slots`: memory slots of the MIG instance that it is or is part of, `instance` the kind of that instance; 0 and ""
+    without MIG. `share`: its fraction of the instance, or of the GPU. `processes`: number of MPS processes of one model
+    that shared the instance evenly in the measurement; an instance of this size holds as many gpulets, all of one
+    service, and no others.
     """
 
     fraction: float
@@ -49,7 +48,7 @@ class Partition:
             object.__setattr__(self, "share", 1.0 if self.slots else self.fraction)
 
     def cut(self, label: str, share: float, processes: int = 1) -> Partition:
-        """A part of this one."""
+        """A part of this partition."""
         return replace(self, label=label, fraction=self.fraction * share, share=self.share * share, processes=processes)
 
     @property
@@ -68,11 +67,13 @@ class Interference:
     constant: float = 1.0
 
     def own(self, l2: float, dram: float) -> float:
-        """Share of alpha from one's own utilisations, to be multiplied by one's own fraction of the GPU."""
+        """The part of alpha from a model's own utilisations, to be multiplied by its own fraction of the GPU."""
         return self.l2_self * l2 + self.dram_self * dram
 
     def other(self, l2: float, dram: float) -> float:
-        """Share of alpha from a neighbour's utilisations, to be multiplied by the neighbour's fraction of the GPU."""
+        """The part of alpha from a neighbour's utilisations, to be multiplied by the neighbour's fraction of the
+        GPU.
+        """
         return self.l2_other * l2 + self.dram_other * dram
 
 
@@ -107,11 +108,11 @@ def interpolate(points: Points, batch: int, what: str) -> float:
 
 @dataclass(frozen=True)
 class ServingProfile:
-    """All that is known of one GPU type for serving.
+    """Profile of one GPU type for serving.
 
-    `usable` is the part of `memory_bytes` that may be planned, `per_gpulet_bytes` what each gpulet takes before any
-    model (context, framework), `max_gpulets` how many a GPU may hold, `margin` the factor on every latency.
-    `network_bps` caps the input traffic of one GPU (bits per second), None for no cap.
+    `usable` is the fraction of `memory_bytes` for plans, `per_gpulet_bytes` the memory of each gpulet before any
+    model (context, framework), `max_gpulets` the maximum per GPU, `margin` the factor on every latency.
+    `network_bps` limits the input traffic of one GPU (bits per second), None: no limit.
     """
 
     gpu: str
@@ -129,7 +130,7 @@ class ServingProfile:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def model(self, name: str) -> ModelProfile:
-        """The profile of a model, by its name or a known other name; InputError names what is there."""
+        """The profile of a model, by its name or an alias; InputError lists the known ones."""
         found = self.models.get(name) or self.models.get(self.aliases.get(name, ""))
         if found is None:
             known = ", ".join(sorted(self.models))
@@ -155,7 +156,7 @@ class ServingProfile:
         return interpolate(model.latency_ms.get(label, ()), batch, f"{self.gpu}: latency of {name} on {label}")
 
     def overhead_ms(self, name: str, batch: int) -> float:
-        """Milliseconds of building one batch; 0 where the profile names no overhead for the model."""
+        """Milliseconds of building one batch; 0 if the profile has no overhead for the model."""
         points = self.model(name).overhead_ms
         return interpolate(points, batch, f"{self.gpu}: overhead of {name}") if points else 0.0
 
@@ -168,7 +169,7 @@ class ServingProfile:
         return interpolate(model.l2, batch, what), interpolate(model.dram, batch, what)
 
     def pressure(self, name: str, batch: int, label: str) -> float:
-        """What a model's batch adds to a neighbour's alpha."""
+        """The addition of a model's batch to a neighbour's alpha."""
         return self.interference.other(*self.utilisation(name, batch)) * self.partition(label).share
 
     def alpha(self, name: str, batch: int, label: str, neighbour_pressure: float | None) -> float:

@@ -1,9 +1,9 @@
-"""Serving profiles as files: our own JSON, and the reader of a folder laid out like the public gpulet data.
+"""Serving profiles as files: our own JSON, and folders in the layout of the public gpulet data.
 
 Our format is one JSON object: gpu, source, memory_mb, usable, per_gpulet_mb, max_gpulets, margin, partitions (label to
 fraction; to {"fraction", "slots"} for a MIG instance; to {"of", "fraction"} or {"of", "processes"} for a part of
-another partition), interference (the five coefficients, or absent), aliases, and models: name to
-memory_mb, latency_ms {label: {batch: ms}}, overhead_ms {batch: ms}, l2 and dram {batch: 0..1}. MB is 10^6 bytes.
+another partition), interference (the five coefficients, or absent), aliases, and models: name to memory_mb, latency_ms
+{label: {batch: ms}}, overhead_ms {batch: ms}, l2 and dram {batch: 0..1}. MB is 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def shipped_profiles() -> dict[str, str]:
 
 
 def load_profile(gpu: str, path: str | Path | None = None) -> ServingProfile:
-    """The profile of a GPU type: from `path` (our JSON, or a folder), else the shipped one; InputError without any."""
+    """The profile of a GPU type: from `path` (our JSON, or a folder), else the shipped one; InputError if there is
+    none.
+    """
     if path is None:
         shipped = shipped_profiles()
         same = {_plain(name): name for name in shipped}
@@ -174,7 +176,7 @@ def _partitions(sizes: Mapping[str, _Size], file: str | Path) -> tuple[Partition
 
 
 def _size_content(p: Partition, whole: Sequence[Partition]) -> Any:
-    """A partition as our JSON has it."""
+    """A partition in our JSON format."""
     if p in whole:
         return {"fraction": p.fraction, "slots": p.slots} if p.slots else p.fraction
     of = next(w for w in whole if w.instance == p.instance and (p.instance or w.share > 1 - 1e-9))

@@ -1,4 +1,4 @@
-"""Where the MIG instances of a serving plan lie on a GPU."""
+"""Placement of a serving plan's MIG instances on a GPU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SEVEN_SLICES = "A100-80GB"  # its geometry is that of every seven-slice GPU
 
 
 def mig_geometry(profile: ServingProfile) -> Geometry | None:
-    """The geometry that bounds a profile's MIG instances; None where it has none, or kinds that no GPU has."""
+    """The geometry that limits a profile's MIG instances; None without instances, or for kinds that no GPU has."""
     if not profile.slots:
         return None
     try:
         geo = geometry(profile.gpu, double_memory=True)
-    except InputError:  # a name of the user's own
+    except InputError:  # a GPU name of the user's own
         geo = geometry(SEVEN_SLICES, double_memory=True)
     known = geo.memory_slots == profile.slots and all(
         p.instance in geo.profiles and geo.profiles[p.instance].memory_slots == p.slots
@@ -27,7 +27,7 @@ def mig_geometry(profile: ServingProfile) -> Geometry | None:
 
 
 def starts(profile: ServingProfile, kinds: Sequence[str]) -> list[int]:
-    """The first memory slot of each of these instances of one GPU; largest first where no GPU's geometry is known."""
+    """The first memory slot of each of these instances of one GPU; largest first if no GPU's geometry is known."""
     geo = mig_geometry(profile)
     slots = {p.instance: p.slots for p in profile.partitions}
     order = sorted(range(len(kinds)), key=lambda i: -slots[kinds[i]])

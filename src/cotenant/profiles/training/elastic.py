@@ -1,9 +1,9 @@
-"""Elastic profiles: how fast a job trains by GPU model, number of GPUs and batch, and beside another job on one GPU.
+"""Elastic profiles: training speed by GPU model, number of GPUs and batch, and with another job on the same GPU.
 
-Two kinds of measurement are read. `rate`: work per second for each GPU model and count, at the job's own batch
-(Gavel). `steps`: seconds per step, and of them synchronisation, for each GPU model, count and batch per GPU, with the
-gradient noise scale over the training (Sia); then work is counted in examples of full statistical efficiency, and the
-batch is the one with the most goodput.
+Two kinds of measurement are read. `rate`: work per second for each GPU model and count, at the job's own batch (Gavel).
+`steps`: seconds per step, and the synchronisation in it, for each GPU model, count and batch per GPU, with the gradient
+noise scale over the training (Sia); then work is counted in examples of full statistical efficiency, and the batch with
+the highest goodput is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ BATCHES = 50  # total batch sizes tried between the least and the largest, in ge
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds per step, and of them waiting for the gradients of others, at `batch` examples per GPU (rising)."""
+    """Seconds per step, and the part of waiting for the gradients of others, at `batch` examples per GPU
+    (ascending).
+    """
 
     batch: Floats
     step_s: Floats
@@ -37,9 +39,10 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ElasticModel:
-    """One model. `rate[gpu][count]`: work per second by phase of the training (an array; one phase where speed does not
-    depend on progress); `apart[gpu][count]`: the part of it that is left when the gang spans nodes though it need not;
-    `work`: work of a whole training, NaN where the trace says it; `restart_s`: what a restart takes, NaN unknown."""
+    """One model. `rate[gpu][count]`: work per second by phase of the training (an array; one phase if speed does not
+    depend on progress); `apart[gpu][count]`: factor on it when the gang spans more nodes than necessary;
+    `work`: work of a whole training, NaN if the trace has it; `restart_s`: time of a restart, NaN: unknown.
+    """
 
     name: str
     family: str
@@ -51,8 +54,10 @@ class ElasticModel:
 
 @dataclass(frozen=True)
 class ElasticProfiles:
-    """A set of elastic models. `beside[gpu][a, b]`: part of its speed alone that model a keeps on one GPU with model b;
-    `price[gpu]`: dollars per GPU and hour."""
+    """A set of elastic models. `beside[gpu][a, b]`: fraction of its speed alone that model a keeps on one GPU with
+    model b;
+        `price[gpu]`: dollars per GPU and hour.
+    """
 
     name: str
     source: str
@@ -70,15 +75,17 @@ class ElasticProfiles:
 
 
 def efficiency(batch: Floats, first_batch: float, noise: float) -> Floats:
-    """Progress per example at a batch against that at `first_batch`: (noise + first) / (noise + batch), after Pollux
-    (OSDI'21, equation 7); `noise`: gradient noise scale in examples."""
+    """Progress per example at a batch relative to that at `first_batch`: (noise + first) / (noise + batch), after
+    Pollux
+        (OSDI'21, equation 7); `noise`: gradient noise scale in examples.
+    """
     return np.asarray((noise + first_batch) / (noise + batch))
 
 
 def goodput(times: StepTimes, count: int, batch_range: tuple[float, float], noise: float) -> float:
-    """The most examples of full efficiency per second on `count` GPUs over all batch sizes; 0 where none fits.
+    """The most examples of full efficiency per second on `count` GPUs over all batch sizes; 0 if none fits.
 
-    A batch is split over the GPUs; where a part is larger than the largest measured one, gradients are accumulated over
+    A batch is split over the GPUs; if a part is larger than the largest measured one, gradients are accumulated over
     several passes without synchronisation. Between measured batches, times are interpolated.
     """
     least, most = batch_range
@@ -113,7 +120,7 @@ def load_elastic(name: str) -> ElasticProfiles:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Checks what it reads; `file` is named in complaints."""
+    """Checks values as they are read; `file` is named in errors."""
 
     file: str
 

@@ -1,4 +1,4 @@
-"""Real runs of a training job for its profile: so many cores, a few steps that `cotenant.loop` times, and out."""
+"""Runs a training job for its profile: with a given number of cores, for a few steps that `cotenant.loop` times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cotenant.training import contract
 from cotenant.training.contract import Lease, read_json, write_lease
 from cotenant.training.measuring import MEASURED_FILE, STEPS_ENV
 
-TAIL = 400  # characters of a failed program's last words that go into the error
+TAIL = 400  # characters of a failed program's last output that go into the error
 
 
 def usable_cores() -> list[int]:
@@ -27,10 +27,10 @@ def usable_cores() -> list[int]:
 
 @dataclass
 class JobRuns:
-    """A job that can be run for a moment with any number of cores.
+    """A job that can be run briefly with any number of cores.
 
-    `pretend`: the job is told its cores and not held to them, for programs that only pretend to compute. `warm` steps
-    are not counted, `steps` are timed. `raw` holds what the last run told.
+    `pretend`: the job is told its cores but not limited to them, for programs that only simulate computation. `warm`
+    steps are not counted, `steps` are timed. `raw` is the output of the last run.
     """
 
     command: Sequence[str]
@@ -44,8 +44,9 @@ class JobRuns:
     raw: dict[str, Any] = field(default_factory=dict)
 
     def step_s(self, cpus: int) -> float:
-        """Seconds per step with that many cores. InputError where the command cannot start, WorkError where it ends
-        without a measurement."""
+        """Seconds per step with this many cores. InputError if the command cannot start, WorkError if it ends
+        without a measurement.
+        """
         folder = Path(tempfile.mkdtemp(prefix="cotenant-profile-"))
         try:
             return self._run(cpus, folder)
@@ -96,7 +97,7 @@ class JobRuns:
 
 
 class _Held:
-    """Runs in the child before the program: keeps it, and all it starts, on the cores."""
+    """Runs in the child before the program: pins it and its children to the cores."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = cores

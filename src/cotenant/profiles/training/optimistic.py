@@ -1,8 +1,8 @@
 """Optimistic profiling: a training job's sensitivity to cores and memory from a few real runs.
 
-Only cores are measured, with all data in memory. What less memory costs is computed: the part of the data set that does
-not fit is read from storage each epoch, and an epoch takes the longer of that and of its computing (Synergy, OSDI'22,
-section 4.1; a cache that keeps what it holds, so the share of hits is the share that fits).
+Only cores are measured, with all data in memory. The effect of less memory is computed: the part of the data set that
+does not fit is read from storage each epoch, and an epoch takes the longer of reading and computing (Synergy, OSDI'22,
+section 4.1; it assumes a cache without replacement, whose hit rate is the fraction that fits).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-CLOSE = 0.10  # throughputs nearer than this to each other are the same speed to a scheduler
-STRAIGHT = 0.03  # a middle point as near as this to the line between its neighbours: the line will do
+CLOSE = 0.10  # throughputs with a smaller relative difference count as the same speed
+STRAIGHT = 0.03  # a middle point with a smaller relative distance to the line between its neighbours counts as on it
 CACHED = tuple(i / 10 for i in range(11))  # fractions of the data set in memory that the table has
 
 
 @dataclass(frozen=True)
 class CpuPoint:
-    """One real run: seconds per step with so many cores (all GPUs together)."""
+    """One real run: seconds per step with this many cores (all GPUs together)."""
 
     cpus: int
     step_s: float
 
 
 def sweep(measure: Callable[[int], float], least: int, most: int, stride: int, runs: int) -> list[CpuPoint]:
-    """Measure where it matters; returns the points in rising order of cores, at most `runs` of them.
+    """Measure the points that determine the curve; returns them in ascending order of cores, at most `runs` of them.
 
-    First both ends; then, as long as runs are left, the middle of the interval over which speed changes most: by more
-    than CLOSE, and not known to be straight. `measure(cpus)`: seconds per step. `stride`: cores come in multiples of it
+    First both ends; then, while runs are left, the middle of the interval over which speed changes most, if by more
+    than CLOSE and not known to be linear. `measure(cpus)`: seconds per step. `stride`: cores are multiples of it
     above `least` (one per GPU).
     """
     found = {most: measure(most)}
@@ -63,8 +63,9 @@ def sweep(measure: Callable[[int], float], least: int, most: int, stride: int, r
 
 @dataclass(frozen=True)
 class DataSet:
-    """What the memory side needs: the data set in bytes, how many steps read it once, and the speeds it is read at
-    (10^6 bytes per second) from storage and from memory. `resident_bytes`: the job's own memory beside the data."""
+    """Input of the memory computation: bytes of the data set, steps that read it once, and the read speeds
+    (10^6 bytes per second) from storage and from memory. `resident_bytes`: the job's own memory beside the data.
+    """
 
     bytes: int
     steps_per_epoch: int
@@ -76,8 +77,8 @@ class DataSet:
 def step_seconds(points: list[CpuPoint], data: DataSet | None) -> tuple[Floats, Floats]:
     """Memory axis [bytes] and seconds per step, (points, memory).
 
-    fetch = cached / memory speed + uncached / storage speed; epoch = max(fetch, measured). Without a data set memory
-    does not matter: one column.
+    fetch = cached / memory speed + uncached / storage speed; epoch = max(fetch, measured). Without a data set, memory
+    has no effect: one column.
     """
     measured = np.array([p.step_s for p in points])
     if data is None or data.bytes <= 0:
@@ -89,8 +90,9 @@ def step_seconds(points: list[CpuPoint], data: DataSet | None) -> tuple[Floats, 
 
 
 def storage_need_mbps(points: list[CpuPoint], data: DataSet) -> Floats:
-    """10^6 bytes per second that storage must give so that fetching never takes longer than computing, (points,
-    memory): all of what there is where even that is too slow."""
+    """10^6 bytes per second that storage must deliver so that fetching never takes longer than computing, (points,
+    memory): the full speed of storage if even that is too slow.
+    """
     cached = np.array(CACHED) * data.bytes
     epoch_s = np.array([p.step_s for p in points])[:, None] * data.steps_per_epoch
     left_s = epoch_s - cached[None, :] / data.memory_mbps / 1e6
@@ -112,7 +114,7 @@ def profile_table(
     """The content of a profile file with one model, as `tables.load_profiles` reads it.
 
     Cores and memory are per GPU; the base point (throughput 1) is 3 cores per GPU, or the nearest measured, with the
-    most memory. `more` goes into the model's entry beside the table.
+    most memory. `more` is added to the model's entry.
     """
     memory_bytes, step_s = step_seconds(points, data)
     cpus = np.array([p.cpus / gpus for p in points])

@@ -1,4 +1,4 @@
-"""How fast this machine reads: from storage without its cache, and from memory."""
+"""Measures this machine's read speeds: from storage without the page cache, and from memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 4 << 20
 
 
 def dataset_bytes(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; InputError where there are none."""
+    """Bytes of a file, or of all files below a folder; InputError if there are none."""
     try:
         if path.is_file():
             total = path.stat().st_size

@@ -21,7 +21,8 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class TwoSpeed:
     """A model's two speeds at one CPU:GPU ratio: seconds per iteration at the proportional share, and the speedup
-    (a factor) that its ideal demand gives."""
+    (a factor) with its ideal demand.
+    """
 
     iteration_s: float
     speedup: float
@@ -65,8 +66,9 @@ class ModelProfile:
         return float(value * min(1.0, cpus_per_gpu / self.cpus_per_gpu[0]))
 
     def two_speed_at(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> TwoSpeed:
-        """The two speeds where a GPU's proportional share is this much; from the table where the profile does not
-        state them for this ratio."""
+        """The two speeds if this is a GPU's proportional share; computed from the table if the profile does not
+        give them for this ratio.
+        """
         for ratio, stated in self.two_speed.items():
             if math.isclose(ratio, cpus_per_gpu):
                 return stated
@@ -177,14 +179,14 @@ def _two_speed(entry: _Entry) -> TwoSpeed:
 
 @dataclass(frozen=True)
 class _Entry:
-    """An object of a profile file whose values are checked as they are taken; `where`: its place in the file."""
+    """An object of a profile file whose values are checked when they are read; `where`: its place in the file."""
 
     content: dict[str, Any]
     file: str
     where: str
 
     def part(self, key: str) -> _Entry:
-        """The object at `key`, an empty one where there is none."""
+        """The object at `key`; an empty one if there is none."""
         content = self.content.get(key, {})
         if not isinstance(content, dict):
             raise self._wrong(key, "is not an object")

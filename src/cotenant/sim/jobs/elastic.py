@@ -42,7 +42,7 @@ TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile",
 
 @dataclass(frozen=True)
 class ElasticOptions:
-    """How to run, as a user says it. Times in seconds; None: as the policy's paper or the profile has it."""
+    """Options as the user gives them. Times in seconds; None: the value of the policy's paper or of the profile."""
 
     policy: str
     profiles: str | None = None
@@ -86,7 +86,7 @@ def run_elastic(
     progress: Callable[[int, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
-    """Run the trace to its end under an elastic policy; the record is in folder `out`, or in memory where that is None.
+    """Run the trace to its end under an elastic policy; the record is in folder `out`, or in memory if that is None.
 
     `on_ready()` is called once the input proved right, before anything takes long; `progress(finished, jobs)` at every
     flush. `more_options` go into the record beside the policy's own. Raises InputError for jobs that cannot run on the
@@ -163,7 +163,7 @@ def _world(jobs: work.Jobs, tables: ElasticTables, choice: Choice, lease_s: floa
 
 
 class Chooser:
-    """Keeps what an elastic policy is told of each job, and turns its decision into types, levels and an order."""
+    """Holds an elastic policy's view of each job, and converts its decisions into types, levels and an order."""
 
     def __init__(self, tables: ElasticTables, policy: ElasticPolicy, lease_s: float, restart_s: float | None) -> None:
         jobs, models = len(tables.base), len(tables.models)
@@ -178,7 +178,7 @@ class Chooser:
         self.attained_s = np.zeros(jobs)
 
     def choose(self, world: World) -> None:
-        """Ask the policy and write its answer into the kernel's arrays."""
+        """Ask the policy and write its decision into the kernel's arrays."""
         n = int(world.run.counters[C_ACTIVE])
         rows = np.sort(world.run.order[:n])
         view = self._view(world, rows)
@@ -220,7 +220,7 @@ class Chooser:
         )
 
     def _present_hosts(self, world: World, rows: NDArray[Any], held: Ints) -> Ints:
-        """The host of each job as a row of `rows`; NONE where it is over or waits."""
+        """The host of each job as a row of `rows`; NONE if the host has ended or waits."""
         hosts = self.host[rows]
         at = np.minimum(np.searchsorted(rows, hosts), len(rows) - 1)
         there = (hosts != NONE) & (rows[at] == hosts) & (held != NONE)
@@ -234,7 +234,7 @@ class Chooser:
         shared = host != NONE
         shared[host[shared]] = True
         stays = keeps_gpu((config == view.held) & runs, view.host, host)
-        world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING  # what it has is not kept
+        world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING  # its allocation is not kept
         self.restarts[rows[runs & ~stays & run.job["started"][rows]]] += 1
         self.config[rows] = config
         self.host[rows] = world.scratch.host[rows] = np.where(host == NONE, NONE, rows[host])

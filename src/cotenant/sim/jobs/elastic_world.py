@@ -1,7 +1,8 @@
-"""From jobs, elastic profiles and a cluster to the tables of an elastic run.
+"""Builds the tables of an elastic run from jobs, elastic profiles and a cluster.
 
-A job waits as its base type (its model and the GPUs it asks for) and runs as a type of its base in one configuration,
-so the kernel knows nothing of elasticity: a policy changes a job's type. Levels are the phases of the training.
+A waiting job has its base type (its model and the GPUs it asks for); a running job has a type of its base in one
+configuration. So the kernel needs no notion of elasticity: a policy changes a job's type. Levels are the phases of the
+training.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def build_tables(
 ) -> ElasticTables:
     """The tables; InputError names the job that has no profile or fits nowhere.
 
-    `rigid`: jobs run on just the GPUs that they ask for. `packs`: two jobs may share a GPU. `trace_gpu`: where the
-    trace's durations hold (default: the cluster's first GPU model on which the job can run).
+    `rigid`: jobs run on exactly the GPUs that they ask for. `packs`: two jobs may share a GPU. `trace_gpu`: GPU model
+    of the trace's durations (default: the cluster's first GPU model on which the job can run).
     """
     nodes, kinds = build_nodes(cluster)
     models = tuple(dict.fromkeys(group.gpu.name for group in kinds))
@@ -98,7 +99,7 @@ def build_tables(
 def _configurations(
     profiles: ElasticProfiles, nodes: Array, kinds: list[NodeGroup], models: tuple[str, ...]
 ) -> Configurations:
-    """Every measured (GPU model, count) that the cluster has room for; by model, then count."""
+    """Every measured (GPU model, count) for which the cluster has room; by model, then count."""
     model_of_kind = np.array([models.index(group.gpu.name) for group in kinds])
     capacity = np.bincount(model_of_kind[nodes["kind"]], weights=nodes["gpus"], minlength=len(models)).astype(np.int64)
     found = sorted(
@@ -176,8 +177,10 @@ def _check(
 def _reference(
     base: Base, rate: Floats, options: Configurations, models: tuple[str, ...], trace_gpu: str | None
 ) -> int:
-    """The configuration on which the trace's durations hold: the GPUs that the job asks for, or the most below that
-    were measured, or the least, on the trace's GPU model, else on the first that has the job."""
+    """The configuration of the trace's durations: the number of GPUs that the job asks for, or the largest measured
+    below,
+        or the smallest measured, on the trace's GPU model, or else on the first model that has a measurement.
+    """
     wanted = find_gpu(trace_gpu, "trace-gpu").name if trace_gpu else None
     order = sorted(range(len(models)), key=lambda g: (models[g] != wanted, g))
     for gpu in order:
@@ -220,7 +223,7 @@ def _demand(
 
 
 def _beside(bases: list[Base], profiles: ElasticProfiles, models: tuple[str, ...]) -> Floats:
-    """[B, B, G]: parts of the speed alone that were measured of two single-GPU jobs on one GPU, 0 of others."""
+    """[B, B, G]: measured fractions of the speed alone for two single-GPU jobs on one GPU, 0 where not measured."""
     table = np.zeros((len(bases), len(bases), len(models)))
     for g, gpu in enumerate(models):
         measured = profiles.beside.get(gpu, {})

@@ -40,14 +40,14 @@ from cotenant.sim.jobs.state import (
 )
 from cotenant.sim.jobs.window import JOBS_AT_ONCE, Window
 
-IDLE_ROUNDS = 10_000  # rounds in which restarts eat everything before a run is given up
+IDLE_ROUNDS = 10_000  # rounds in which restarts take all the time before a run is aborted
 MAX_LEASES_OF_A_JOB = 50_000_000
-MOVES_RECORDED_UP_TO = 20_000  # jobs; beyond it placements are left out of the record unless asked for
+MOVES_RECORDED_UP_TO = 20_000  # jobs; in larger runs placements are not recorded unless requested
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How to run, as a user says it. Times in seconds."""
+    """Options as the user gives them. Times in seconds."""
 
     lease_s: float = 300.0
     finish: str = "exact"  #: exact | lease-end
@@ -62,13 +62,13 @@ class EngineOptions:
 
     @property
     def whole_iterations(self) -> bool:
-        """The public Synergy simulator credits whole iterations; so do we where asked to behave like it."""
+        """The public Synergy simulator credits whole iterations only; so does this one if asked to behave like it."""
         return self.speeds == "two-speed" and self.finish == "lease-end"
 
 
 @dataclass
 class Outcome:
-    """What a run gave beside its record. Wall times are here and not in the record."""
+    """Results of a run outside its record, such as wall times."""
 
     engine_s: float  #: wall time of the event loop, without reading, compiling and summarising
     solver: dict[str, Any] = field(default_factory=dict)
@@ -86,9 +86,9 @@ def run_training(
     progress: Callable[[int, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
-    """Run the trace to its end; the record is in folder `out`, or in memory where that is None.
+    """Run the trace to its end; the record is in folder `out`, or in memory if that is None.
 
-    `on_ready()` is called once the input proved right, before anything takes long; `progress(finished, jobs)` at every
+    `on_ready()` is called once the input is valid, before long computations; `progress(finished, jobs)` at every
     flush. Raises InputError for jobs that cannot run on the cluster and WorkError if some job never finished.
     """
     trace.require_jobs()
@@ -127,7 +127,7 @@ def run_training(
 
 
 def _check_length(jobs: work.Jobs, workload: Workload, lease_s: float) -> None:
-    """Every round is recorded: a run of a thousand million would end for lack of memory, hours later."""
+    """Refuse runs with too many rounds: every round is recorded, so they would exhaust memory after hours."""
     alone_s = workload.demand.type["isolated_s"][workload.type] * workload.iterations
     longest = int(np.argmax(alone_s))
     leases = float(alone_s[longest]) / lease_s
@@ -140,7 +140,7 @@ def _check_length(jobs: work.Jobs, workload: Workload, lease_s: float) -> None:
 
 
 def warm_up(demand: Demand, nodes: Array, choice: Choice) -> None:
-    """Compile the kernel, or load it from the cache, so that wall times measure the run alone."""
+    """Compile the kernel, or load it from the cache, so that wall times measure only the run."""
     options = Options(1.0, False, False, False, 1, False)
     context = JobPolicy().context(np.ones(1), 1.0)
     kernel.advance(make_world(np.zeros(0, JOB), demand, nodes, choice, context, options))
@@ -203,7 +203,7 @@ def run_window(
     writer: RecordWriter,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Run to the end and record it; `choose(world)` is called where the policy asks for it."""
+    """Run to the end and record it; `choose(world)` is called when the policy has to decide."""
     while True:
         status = kernel.advance(window.world)
         if status == kernel.NOWHERE:
@@ -224,7 +224,7 @@ def run_window(
 
 
 def _flush(window: Window, writer: RecordWriter) -> None:
-    """Hand what the kernel told to the record, and empty the buffers."""
+    """Write the kernel's events to the record, and empty the buffers."""
     c, out = window.world.run.counters, window.world.out
     events, rounds = out.event[: int(c[C_EVENTS])], out.round[: int(c[C_ROUNDS])]
     columns: dict[str, Any] = {name: events[name] for name in EVENT.names or () if name != "node_end"}
@@ -242,7 +242,7 @@ def _flush(window: Window, writer: RecordWriter) -> None:
 
 
 def recorded_jobs(jobs: work.Jobs, workload: Workload) -> Iterator[pl.DataFrame]:
-    """jobs.parquet in pieces: what the record says of each job."""
+    """jobs.parquet in pieces: the record's columns of each job."""
     demand = workload.demand
     rows, reference = np.arange(len(demand.type)), np.argmax(demand.allowed, axis=1)
     ideal, gpus = demand.amount[IDEAL, rows, reference], demand.type["gpus"]
@@ -261,7 +261,7 @@ def recorded_jobs(jobs: work.Jobs, workload: Workload) -> Iterator[pl.DataFrame]
 def describe_run(
     trace: work.Trace, cluster: Cluster, policy: JobPolicy, options: EngineOptions, label: str | None = None
 ) -> RunInfo:
-    """What run.json says of the run."""
+    """The description of the run in run.json."""
     jobs = len(trace.jobs)
     placements = options.record_placements
     return RunInfo(

@@ -1,7 +1,8 @@
 """The event loop of the training simulator, compiled. It runs until its buffers are full or a decision needs Python.
 
-A tick is the start of a lease. What happens at one: jobs that ended and arrived since the last are told, the rest is
-ordered, the policy decides, changes are told, and the lease is served at once, since nothing can change before its end.
+A tick is the start of a lease. At a tick, the jobs that ended and arrived since the previous one are recorded, the
+unfinished ones are ordered, the policy decides, changes are recorded, and the lease is credited at once, since nothing
+can change before its end.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ from cotenant.sim.jobs.telling import (
     tell_round,
 )
 
-# why `advance` came back
+# why `advance` returned
 DONE, FLUSH, NEED_CHOICE, NOWHERE = 0, 1, 2, 3
-# where to go on
+# where to continue
 P_TICK, P_DECIDE, P_TELL, P_SERVE = 0, 1, 2, 3
 
 
 @inner
 def _admit(w: World, now: float) -> bool:
-    """Tell ends and arrivals up to now, in time order; False when the buffers are full or the next arrival is not
-    loaded yet."""
+    """Record ends and arrivals up to now, in time order; False if the buffers are full or the next arrival is not
+    loaded yet.
+    """
     run, c = w.run, w.run.counters
     while True:
         if no_room(w, ZERO) or (c[C_MORE] == 1 and c[C_NEXT] == len(w.jobs)):
@@ -84,7 +86,7 @@ def _admit(w: World, now: float) -> bool:
                 run.order[kept] = job
                 kept += 1
         c[C_ACTIVE] = kept
-        c[C_FRESH] += c[C_FINISHED]  # the round differs from the last
+        c[C_FRESH] += c[C_FINISHED]  # the round differs from the previous one
         c[C_FINISHED] = 0
         c[C_TOLD] = 0
     return True
@@ -92,7 +94,7 @@ def _admit(w: World, now: float) -> bool:
 
 @inner
 def _order(w: World, now: float) -> bool:
-    """Bring the unfinished jobs into order; whether the last decision stands."""
+    """Order the unfinished jobs; returns whether the last decision remains valid."""
     run, c = w.run, w.run.counters
     n = c[C_ACTIVE]
     code = w.choice.ordering
@@ -109,12 +111,13 @@ def _order(w: World, now: float) -> bool:
     for i in range(n):
         run.previous_order[i] = run.order[i]
     c[C_FRESH] = 0
-    return same and w.jobs[run.order[0]].rank < RESERVED_PRIORITY  # who waits no longer keeps its GPUs from now on
+    # jobs that waited long enough keep their GPUs from now on
+    return same and w.jobs[run.order[0]].rank < RESERVED_PRIORITY
 
 
 @inlined
 def _serve_job(jobs: Array, progress: Array, o: Options, now: float, job: int) -> bool:
-    """Credit one lease to a running job; whether it ended."""
+    """Credit one lease to a running job; returns whether it ended."""
     delay = min(progress[job].debt_s, o.lease_s)
     time = o.lease_s
     if delay > 0.0:
@@ -141,7 +144,7 @@ def _serve_job(jobs: Array, progress: Array, o: Options, now: float, job: int) -
 
 @inner
 def _serve(w: World, now: float) -> None:
-    """Credit the lease to every running job and note which end, by finish time."""
+    """Credit the lease to every running job, and note those that end, by finish time."""
     run, c = w.run, w.run.counters
     ends = 0
     anybody = False
@@ -173,7 +176,7 @@ def _serve(w: World, now: float) -> None:
 
 @bare
 def advance(w: World) -> int:
-    """Go on until DONE, until buffers are full or arrivals are missing (FLUSH), or until the policy is to choose
+    """Continue until DONE, until buffers are full or arrivals are missing (FLUSH), or until the policy has to decide
     (NEED_CHOICE).
 
     NOWHERE: for `idle_limit` rounds restarts took the whole lease of all running jobs.

@@ -74,12 +74,12 @@ class TrainingConfig(BaseModel):
 
     @property
     def is_sticky(self) -> bool:
-        """Whether running jobs keep their GPUs: as said, else where a move costs time."""
+        """Whether running jobs keep their GPUs: as given, else if a move costs time."""
         return self.restart_cost + self.checkpoint_cost > 0 if self.sticky is None else self.sticky
 
 
 def training_config(values: dict[str, Any], file: str | Path | None = None) -> TrainingConfig:
-    """The options, checked; names may be written with dashes. InputError names file and field."""
+    """The validated options; names may be written with dashes. InputError names file and field."""
     try:
         return TrainingConfig(**{name.replace("-", "_"): value for name, value in values.items()})
     except ValidationError as error:
@@ -93,7 +93,7 @@ def _dashed(name: str | None) -> str:
 
 
 def first_problem(error: ValidationError, file: str | Path | None = None) -> InputError:
-    """The first thing wrong, as one sentence with its field."""
+    """The first validation error, as one sentence with its field."""
     problem = error.errors()[0]
     field = ".".join(str(part).replace("_", "-") for part in problem["loc"])
     cause = problem.get("ctx", {}).get("error")

@@ -1,4 +1,4 @@
-"""The state of a simulated run as arrays, and the buffers through which it tells what happened."""
+"""The state of a simulated run as arrays, and the buffers for its events."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ROUND_ROOM = 1 << 14
 (C_PHASE, C_TICK, C_ACTIVE, C_NEXT, C_EMIT, C_FINISHED, C_TOLD, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_FRESH,
  C_SAME, C_DECISIONS, C_STALLED, C_IDLE, C_MORE) = range(17)  # fmt: skip
 
-# what the simulator knows of a job beyond what policies read
+# the simulator's state of a job, in addition to what policies read
 PROGRESS = np.dtype([
-    ("iteration_s", "f8"),  # seconds per iteration where it runs now
+    ("iteration_s", "f8"),  # seconds per iteration with its current resources
     ("finish_s", "f8"),  # NaN until known
     ("debt_s", "f8"),  # restart and checkpoint time still to be served
-    ("resume_s", "f8"),  # lost when a job that ran before starts again or moves (checkpoint + restart)
+    ("resume_s", "f8"),  # time lost when a job that ran before starts again or moves (checkpoint + restart)
     ("started", "?"),  # has run before
     ("told_waiting", "?"),
-    ("old_first", "i8"),  # the last decision's grant
+    ("old_first", "i8"),  # the previous decision's grant
     ("old_count", "i8"),
     ("old_level", "i8"),
 ])  # fmt: skip
@@ -54,7 +54,7 @@ class Options(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What changes while a run goes on, beside the jobs themselves. J jobs, E entries."""
+    """State that changes during a run, in addition to the jobs. J jobs, E entries."""
 
     job: Array  #: PROGRESS[J]
     order: Array  #: i8[J] unfinished jobs, as ordered last
@@ -75,7 +75,7 @@ class Buffers(NamedTuple):
 
 
 class World(NamedTuple):
-    """Everything the kernel works on."""
+    """All arrays of the kernel."""
 
     jobs: Array  #: policy.arrays.JOB[J]
     run: Run
@@ -98,7 +98,7 @@ def make_progress(jobs: int) -> Array:
 
 
 def make_run(jobs: int, entries: int) -> Run:
-    """The state of a run that has not begun."""
+    """The state of a run before its start."""
     return Run(
         job=make_progress(jobs),
         order=np.zeros(jobs, np.int64),
@@ -112,7 +112,7 @@ def make_run(jobs: int, entries: int) -> Run:
 
 
 def make_world(jobs: Array, demand: Demand, nodes: Array, choice: Choice, context: Context, options: Options) -> World:
-    """A run that has not begun."""
+    """A run before its start."""
     j = len(jobs)
     alloc = make_allocation(demand, nodes, j)
     e = len(alloc.entry)

@@ -1,7 +1,7 @@
 """Sweeps: every combination of a sweep file as a run of its own, on all cores or a Ray cluster, resumable.
 
-Each run's folder is named by a hash of its options and appears only when the run is done, so an interrupted sweep goes
-on where it stopped, and a changed file keeps the runs that are still asked for.
+Each run's folder is named by a hash of its options and appears only when the run is done, so an interrupted sweep
+resumes where it stopped, and a changed file keeps the runs that are still part of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _worker(point: Point, folder: str, base: str) -> None:
 
 
 def _start_worker() -> None:
-    """A worker ends with its parent, however the parent ended: no process would read its results."""
+    """End a worker with its parent, however the parent ended: no process would read its results."""
 
     def end_with_parent() -> None:
         parent = multiprocessing.parent_process()
@@ -46,7 +46,7 @@ def _start_worker() -> None:
 
 
 def compile_once() -> None:
-    """Bring the kernels into the cache, so that workers need not compile them each."""
+    """Compile the kernels into the cache, so that each worker need not."""
     from cotenant.policy.compiled import is_compiled
     from cotenant.policy.jobs.choice import JobPolicy
     from cotenant.policy.jobs.demand import build_workload
@@ -68,7 +68,7 @@ def run_sweep(
     progress: Progress | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> list[Path]:
-    """Run what is not done yet; returns the folders of all runs, in the sweep's order.
+    """Run the missing points; returns the folders of all runs, in the sweep's order.
 
     `workers`: runs at once; None: one per core. `address`: of a Ray cluster that does them; None: this machine.
     `on_ready()` is called before the first run, if there is one to do; `progress(done, runs)` after each.
@@ -135,7 +135,7 @@ def _run_all(todo: list[tuple[Point, Path]], base: Path, workers: int, on_done: 
 
 @contextmanager
 def _deaf_to_interrupt() -> Iterator[None]:
-    """Processes started meanwhile ignore Ctrl-C, which a terminal sends to all: stopping them is the parent's work."""
+    """Processes started inside ignore Ctrl-C, which a terminal sends to all: the parent stops them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

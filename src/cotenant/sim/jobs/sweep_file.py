@@ -1,6 +1,6 @@
-"""The sweep file: options, some with several values, and what one combination of them means.
+"""Reads sweep files: options, some with several values, and the runs of their combinations.
 
-A point is a run's whole set of options, by their names in the file. Paths in it are relative to the file's folder.
+A point is a run's complete set of options, by their names in the file. Paths in it are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PARTITION = tuple(name for name in PartitionOptions.__dataclass_fields__ if name
 POLICY = (*TrainingConfig.model_fields, *PARTITION)
 CLUSTER = ("cluster", "gpu", "cpus_per_node", "memory_per_node", "storage_mbps")
 TEXTS = ("arrivals", "durations", "gpu_mix", "split", "split_mode")
-DRAWN = ("jobs", "like", "load")  # of a trace that is drawn
-# of a trace that is read
+DRAWN = ("jobs", "like", "load")  # options of a generated trace
+# options of a trace that is read
 READ = (
     "trace", "rate_scale", "gpu_counts", "max_jobs", "from", "to", "tenant", "only_gpus", "min_duration",
     "max_duration",
 )  # fmt: skip
 TRACE = (*READ, *DRAWN, "rate", *TEXTS, "seed")
-# what a record says of how its trace and cluster were made, for reports to tell runs apart
+# the record's description of trace and cluster, by which reports distinguish runs
 SHOWN = (
     "load", "rate", "split", "gpu_mix", "arrivals", "durations", "rate_scale", "from", "to", "tenant", "only_gpus",
     "cpus_per_node",
@@ -62,7 +62,7 @@ class Sweep:
     axes: dict[str, list[Any]]
 
     def points(self) -> Iterator[Point]:
-        """Every combination, the last axis fastest."""
+        """Every combination; the last axis changes fastest."""
         for values in itertools.product(*self.axes.values()):
             yield {**self.fixed, **dict(zip(self.axes, values, strict=True))}
 
@@ -84,7 +84,7 @@ class Sweep:
 def read_sweep(path: Path, changes: Sequence[str] = ()) -> Sweep:
     """Read and check a sweep file; InputError names file, line and field.
 
-    `changes`: "name=value" in YAML, which go over what the file says; paths in them are relative to the working folder.
+    `changes`: "name=value" in YAML, which replace options of the file, with paths relative to the working folder.
     """
     read = _load(path)
     with read.located():
@@ -185,7 +185,7 @@ def _check_measure(point: Point, trace: Trace, path: Path) -> None:
 
 
 def _small(point: Point) -> Point:
-    """The point with few jobs drawn: enough to find what is wrong with it."""
+    """The point with few generated jobs: enough to find errors in it."""
     if "jobs" not in point:
         return point
     return {**point, "jobs": min(_whole(point["jobs"], "jobs"), 100)}

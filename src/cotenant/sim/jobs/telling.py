@@ -1,6 +1,7 @@
-"""What the training simulator tells of a decision: events and rounds, written into buffers. Compiled.
+"""Writes the training simulator's events and rounds into buffers. Compiled.
 
-It compares the decision with the one before it: who started, stopped, moved, or got other CPU and memory.
+Events come from comparing a decision with the previous one: which jobs started, stopped, moved, or got other CPU and
+memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cotenant.policy.jobs.arrays import IDEAL, NOT_RUNNING, Allocation, Array
 from cotenant.policy.jobs.ordering import RESERVED_PRIORITY
 from cotenant.sim.jobs.state import C_ACTIVE, C_EMIT, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_SAME, World
 
-# plain numbers would be compiled in, a copy of the function for each (see policy.arrays)
+# plain numbers would be compiled in, with a copy of the function for each (see policy.arrays)
 ARRIVE, START, RESUME, MOVE, RESIZE, PREEMPT, FINISH, WAIT = (np.int64(k) for k in list(Kind)[:8])
 (R_NONE, R_GPUS_FULL, R_IN_ORDER, R_RESERVED, R_GAVE_WAY, R_GOT_IDEAL, R_REPLACED, R_OUTRANKED, R_DONE,
  R_OTHER_SPEED) = (
@@ -35,7 +36,7 @@ def gpus_of(w: World, job: int) -> float:
 
 @inner
 def tell(w: World, time_s: float, job: int, kind: int, reason: int, held: bool) -> None:
-    """Write one event; `held`: with what the job holds from now on."""
+    """Write one event; `held`: with the job's allocation from now on."""
     c, out, alloc = w.run.counters, w.out, w.alloc
     e = c[C_EVENTS]
     cpu, memory, speed = 0, 0, 0.0
@@ -90,7 +91,7 @@ def remember(w: World) -> None:
 
 @inlined
 def _pace(w: World, job: int) -> float:
-    """Seconds per iteration where the job runs now: its slowest node sets the pace of a gang."""
+    """Seconds per iteration with the job's current allocation: the slowest node determines a gang's speed."""
     alloc = w.alloc
     typ, level = w.jobs[job].type, alloc.job[job].level
     slowest = 0.0
@@ -103,7 +104,7 @@ def _pace(w: World, job: int) -> float:
 
 @inlined
 def _moved(alloc: Allocation, progress: Array, old_entry: Array, job: int) -> bool:
-    """Whether a running job holds other GPUs than after the last decision; the order of its nodes means nothing."""
+    """Whether a running job holds other GPUs than after the previous decision; the order of its nodes is ignored."""
     count = alloc.job[job].count
     moved = count != progress[job].old_count
     if not moved:
@@ -119,7 +120,7 @@ def _moved(alloc: Allocation, progress: Array, old_entry: Array, job: int) -> bo
 
 @inner
 def _gets_other(w: World, job: int, old: int) -> bool:
-    """Whether a job on the same GPUs gets other CPU or memory than before: levels may differ by name alone."""
+    """Whether a job on the same GPUs gets other CPU or memory than before: levels may differ in name only."""
     alloc, typ, level = w.alloc, w.jobs[job].type, w.alloc.job[job].level
     for e in range(alloc.job[job].first, alloc.job[job].first + alloc.job[job].count):
         kind = w.nodes[alloc.entry[e].node].kind
@@ -131,7 +132,7 @@ def _gets_other(w: World, job: int, old: int) -> bool:
 
 @inner
 def _tell_running(w: World, now: float, job: int, moved: bool) -> None:
-    """Tell that a job runs that did not, or runs elsewhere, or with other CPU and memory."""
+    """Write an event if a job started, moved, or got other CPU and memory."""
     progress, level = w.run.job, w.alloc.job[job].level
     old = progress[job].old_level
     progress[job].iteration_s = _pace(w, job)
@@ -152,7 +153,7 @@ def _tell_running(w: World, now: float, job: int, moved: bool) -> None:
 
 @inner
 def _tell_waiting(w: World, now: float, job: int) -> None:
-    """Tell that a job lost its share, or did not get one."""
+    """Write an event if a job lost its allocation, or did not get one."""
     progress, why = w.run.job, w.jobs[job].reason
     if progress[job].old_level != NOT_RUNNING:
         tell(w, now, job, PREEMPT, R_OUTRANKED if why == R_GPUS_FULL else why, HOLDS_NOT)
@@ -163,7 +164,7 @@ def _tell_waiting(w: World, now: float, job: int) -> None:
 
 @inner
 def tell_changes(w: World, now: float) -> bool:
-    """Tell what the decision changed; False when the buffers are full."""
+    """Write the changes of a decision; False if the buffers are full."""
     run, alloc, c, progress = w.run, w.alloc, w.run.counters, w.run.job
     compare = w.options.moves_matter
     for i in range(c[C_EMIT], c[C_ACTIVE]):

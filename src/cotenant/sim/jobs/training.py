@@ -1,4 +1,4 @@
-"""From checked options to a finished run: what `simulate`, `sweep` and `demo` have in common."""
+"""Runs a training simulation from validated options: common to `simulate`, `sweep` and `demo`."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def simulate(
 ) -> tuple[Record, Outcome]:
     """Run the trace on the cluster under the options; the record is in folder `out`, or in memory.
 
-    `on_ready()` is called once the input proved right, before anything takes long. `more_options` go into the record
-    beside the policy's own (such as the load that a sweep drew the trace for). `launch_s`: per job, what its first
-    start costs.
+    `on_ready()` is called once the input is valid, before long computations. `more_options` are added to the policy's
+    options in the record (such as the load for which a sweep generated the trace). `launch_s`: per job, the time of its
+    first start.
     """
     known = profiles or load_profiles(config.profiles)
     policy = policy_of(config, known)

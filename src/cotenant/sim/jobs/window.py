@@ -1,4 +1,6 @@
-"""Which jobs of a trace the kernel holds: the unfinished ones and the next to arrive, so that its state stays small."""
+"""Selects the jobs of a trace that the kernel holds: the unfinished and the next to arrive, so that its state is
+small.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class Window:
     """The kernel's world, and the trace row of each job in it, in trace order: `rows[k]` is job k of the world.
 
     `load(first, last)` makes the kernel's rows of the trace's jobs first..last: JOB[] and PROGRESS[]. A decision does
-    not depend on how many jobs are loaded at once: jobs keep their order, and one is loaded before it can arrive.
+    not depend on how many jobs are loaded at once: jobs keep their order, and each is loaded before it can arrive.
     """
 
     def __init__(
@@ -28,7 +30,7 @@ class Window:
         at_once: int = JOBS_AT_ONCE,
     ) -> None:
         self.world = world
-        self.jobs = jobs  #: in the whole trace
+        self.jobs = jobs  #: of the whole trace
         self._load, self._at_once = load, at_once
         self._loaded = len(world.jobs)
         self.rows: NDArray[np.int64] = np.arange(self._loaded)
@@ -36,28 +38,28 @@ class Window:
 
     @property
     def finished(self) -> int:
-        """Jobs that are over."""
+        """Number of finished jobs."""
         c = self.world.run.counters
         return int(self._loaded - len(self.rows) + c[C_NEXT] - c[C_ACTIVE])
 
     def unfinished(self) -> NDArray[np.int64]:
-        """Trace rows of the jobs without an end, of those that were loaded."""
+        """Trace rows of the loaded jobs that have not finished."""
         return np.asarray(self.rows[np.isnan(self.world.run.job["finish_s"])])
 
     def needs_jobs(self) -> bool:
-        """Whether the kernel cannot go on without knowing the next arrivals."""
+        """Whether the kernel cannot continue without the next arrivals."""
         c = self.world.run.counters
         return bool(c[C_MORE]) and int(c[C_NEXT]) == len(self.rows)
 
     def advance(self) -> None:
-        """Drop the jobs that are over and load the next to arrive. All events must have been taken from the buffers."""
+        """Drop finished jobs and load the next to arrive. All events must have been taken from the buffers."""
         assert self._load is not None
         world, run = self.world, self.world.run
         last = min(self._loaded + self._at_once, self.jobs)
         fresh_jobs, fresh_progress = self._load(self._loaded, last)
         active = int(run.counters[C_ACTIVE])
         kept = np.sort(run.order[:active])
-        place = np.full(len(self.rows) + 1, NONE)  # where a job comes to stand; the last entry keeps NONE as it is
+        place = np.full(len(self.rows) + 1, NONE)  # new index of each job; the last entry maps NONE to itself
         place[kept] = np.arange(active)
         jobs = np.concatenate([world.jobs[kept], fresh_jobs])
         moved = make_run(len(jobs), len(run.old_entry))
@@ -70,7 +72,7 @@ class Window:
         grants = np.zeros(len(jobs), GRANT)
         grants["level"] = NOT_RUNNING
         grants[:active] = world.alloc.job[kept]
-        # entries keep the old number of their job: it is read only in the decision that wrote it
+        # entries keep the old number of their job, which is read only in the decision that wrote it
         self.world = world._replace(
             jobs=jobs,
             run=moved,

@@ -1,4 +1,4 @@
-"""Language models in virtual time: token traces, batches per iteration, parts of GPUs, models that come and go."""
+"""Language models in virtual time: token traces, iteration-level batching, shares of GPUs, loading and eviction."""
 
 from cotenant.core.extras import require
 

@@ -1,7 +1,7 @@
-"""A token trace on shared GPUs in virtual time: the batcher, the residency policy and the shares of a live server.
+"""Simulates a token trace on shared GPUs with the batcher, the residency policy and the shares of a live server.
 
-Events are arrivals, ends of steps, ends of moves and times that the policy asked for. Moves take what `MoveRates` and
-the models' start times say, and take nothing from steps of others: copies run beside kernels.
+Events are arrivals, ends of steps, ends of moves and times that the policy requested. Moves take the times of
+`MoveRates` and the models' start times, and do not slow down steps of others: copies run concurrently with kernels.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.sim.llm.gpu import SharedGpu
 from cotenant.workloads.llm.trace import TokenTrace
 
-STOP_S = 1.0  # how long a program takes to end
+STOP_S = 1.0  # time that a program takes to end
 
 
 @dataclass(frozen=True)
 class SimModel:
-    """One model: what it is to the policy, what its steps take, its weight among those on a GPU (`fixed`: its
-    fraction)."""
+    """One model: its description for the policy, its step times, its weight among those on a GPU (`fixed`: its
+    fraction).
+    """
 
     facts: ModelFacts
     profile: LlmProfile
@@ -54,7 +55,7 @@ class LlmSetup:
 
 @dataclass(frozen=True)
 class Switch:
-    """A model's program comes to a GPU or leaves it, from `at_s` on for `seconds`. `do` None: there from the start."""
+    """A move of a model's program to or from a GPU, from `at_s` on for `seconds`. `do` None: there from the start."""
 
     at_s: float
     seconds: float
@@ -78,7 +79,7 @@ class LlmResult:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """The promises, by model."""
+        """The SLOs, by model."""
         return tuple(m.target for m in self.setup.models)
 
     def summary(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class _Run:
         self._heap: list[tuple[float, int, int, int, int]] = []  # time, order, kind, a, b
         self._order = 0
         self._wake_s = math.inf
-        self._waiting: set[int] = set()  # models with requests that no program has
+        self._waiting: set[int] = set()  # models with requests that have not been given to a program
         self._ready: set[int] = set()  # models whose next step may begin now
         self.now_s = 0.0
 
@@ -141,7 +142,7 @@ class _Run:
         heapq.heappush(self._heap, (at_s, self._order, kind, a, b))
 
     def run(self) -> None:
-        """To the last answer."""
+        """Run to the last answer."""
         times, which = self.trace.times_s.tolist(), self.trace.model.tolist()
         if self.setup.warm:
             self._warm()
@@ -150,7 +151,7 @@ class _Run:
         while True:
             due_s = times[at] if at < count else math.inf
             next_s = min(due_s, self._heap[0][0] if self._heap else math.inf)
-            if self._ready and next_s > self.now_s:  # all that happens at one time is known to the steps that follow
+            if self._ready and next_s > self.now_s:  # all events of one time are processed before the next steps begin
                 ready, self._ready = sorted(self._ready), set()
                 for index in ready:
                     self._step(self.models[index])
@@ -176,7 +177,7 @@ class _Run:
             self._decide()
 
     def _warm(self) -> None:
-        """Start what fits, as if it had been there before."""
+        """Place the models that fit as resident at the start."""
         free = list(self.setup.gpu_bytes)
         for model in sorted(self.models, key=lambda m: not m.config.facts.kept):
             need = model.config.facts.memory_bytes
@@ -228,7 +229,7 @@ class _Run:
         self._decide()
 
     def _admit(self, model: _Model) -> None:
-        """Give the program what may be given to it."""
+        """Give the program the requests that it may take."""
         row = self.policy.rows[model.name]
         while model.queue and row.open < model.config.max_concurrency and self.policy.admits(model.name):
             request = model.queue.popleft()
@@ -288,5 +289,5 @@ def simulate(trace: TokenTrace, setup: LlmSetup, progress: Callable[[int], None]
 
 
 def longest(models: Sequence[SimModel]) -> list[int]:
-    """Tokens of one request at most, by model."""
+    """Maximum tokens of one request, by model."""
     return [min(m.profile.max_context, m.profile.kv_tokens) for m in models]

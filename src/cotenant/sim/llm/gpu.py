@@ -1,4 +1,4 @@
-"""One GPU that several engines' steps share: how fast each goes, and which ends next. Pure, exact between events."""
+"""One GPU shared by the steps of several engines: the speed of each, and the next end. Pure, exact between events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHARING = ("conserving", "fixed")
 
 @dataclass
 class Running:
-    """A step: seconds of the whole GPU that are left of it."""
+    """A step, with the seconds that it would still take on the whole GPU."""
 
     left_s: float
     weight: float
@@ -21,8 +21,9 @@ class Running:
 
 
 class SharedGpu:
-    """`conserving`: steps go at once, each at its weight's part of those that are there; best-effort ones wait for the
-    latency-sensitive. `fixed`: each goes at its weight, whatever else is there, as on a fixed fraction of the SMs."""
+    """`conserving`: concurrent steps run at speeds in proportion to their weights; best-effort ones wait for the
+    latency-sensitive. `fixed`: each runs at its weight, whatever else runs, as on a fixed fraction of the SMs.
+    """
 
     def __init__(self, sharing: str = "conserving") -> None:
         if sharing not in SHARING:
@@ -31,22 +32,22 @@ class SharedGpu:
         self.running: dict[int, Running] = {}
         self._at_s = 0.0
         self.busy_s = 0.0
-        self.version = 0  # changes whenever an end that was foretold no longer holds
+        self.version = 0  # changes whenever an earlier prediction of an end becomes invalid
 
     def begin(self, key: int, seconds: float, weight: float, best_effort: bool, now_s: float) -> None:
-        """A step of so many seconds of the whole GPU begins."""
+        """Begin a step that takes this many seconds on the whole GPU."""
         self._advance(now_s)
         self.running[key] = Running(seconds, weight, best_effort)
         self._share()
 
     def end(self, key: int, now_s: float) -> None:
-        """A step is over."""
+        """End a step."""
         self._advance(now_s)
         del self.running[key]
         self._share()
 
     def next_end(self) -> tuple[float, int]:
-        """(when, whose) the next step ends; infinity and -1 where none runs."""
+        """(time, key) of the next end of a step; infinity and -1 if none runs."""
         at_s, key = math.inf, -1
         for k, step in self.running.items():
             if step.rate > 0.0 and self._at_s + step.left_s / step.rate < at_s:

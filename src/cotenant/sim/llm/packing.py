@@ -1,4 +1,4 @@
-"""How many language models go on a GPU: the same requests simulated with more and more models, then on more GPUs."""
+"""Search of how many language models fit on a GPU: the same requests simulated with more and more models, then GPUs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cotenant.core.errors import InputError
 from cotenant.sim.llm.engine import LlmSetup, simulate
 from cotenant.workloads.llm.trace import TokenTrace
 
-MISSES = 2  # so many numbers of models in a row that miss the target end the search
+MISSES = 2  # the search ends after this many numbers of models in a row that miss the target
 
 
 @dataclass(frozen=True)
 class Row:
-    """One simulation. `least`: the smallest attainment of a latency-sensitive model, `least_of` its name."""
+    """One simulation. `least`: the lowest attainment of a latency-sensitive model, `least_of` its name."""
 
     models: int
     gpus: int
@@ -32,7 +32,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Packing:
-    """`per_gpu`: models in file order that one GPU holds at the target; `gpus` for all, None where none tried did."""
+    """`per_gpu`: models in file order that one GPU serves at the target; `gpus`: needed for all, None if more than
+    tried.
+    """
 
     target: float
     per_gpu: int
@@ -48,7 +50,7 @@ class Packing:
 def pack(
     trace: TokenTrace, setup: LlmSetup, target: float, most_gpus: int, tell: Callable[[Row], None] | None = None
 ) -> Packing:
-    """`trace` has the requests of all models of the setup, whose GPUs are alike."""
+    """Search with `trace`, which has requests of all models of the setup; its GPUs are of one model."""
     rows: list[Row] = []
 
     def attempt(models: int, gpus: int) -> Row:

@@ -1,4 +1,4 @@
-"""Makes partition decisions true on simulated GPUs and charges what they cost."""
+"""Applies partition decisions to simulated GPUs and charges their costs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Predict = Callable[[int, int], np.ndarray]  # (job, co-runners measured with it)
 
 @dataclass
 class PartitionInput:
-    """What a run needs. Arrays by job: arrival, gpus (whole numbers), work in seconds of the whole GPU, launch time.
+    """Input of a run. Arrays by job: arrival, gpus (whole numbers), work in seconds of the whole GPU, launch time.
 
-    `speeds`: (jobs, kinds) true speeds, 0 where the job may not run. `qos_floor`: least speed, 0..1. `nodes`: node of
-    every GPU. `predict`: miso's prediction after measuring; None predicts without error.
+    `speeds`: (jobs, kinds) true speeds, 0 where the job may not run. `qos_floor`: lowest allowed speed, 0..1. `nodes`:
+    node of every GPU. `predict`: miso's prediction after measuring; None predicts without error.
     """
 
     geo: Geometry
@@ -39,7 +39,7 @@ class PartitionInput:
 
 
 class Enforcer:
-    """Makes decisions true on simulated GPUs: stops, reshapes, starts, shares, measures; charges time and logs."""
+    """Applies decisions to simulated GPUs: stops, repartitions, starts, shares and measures; charges time and logs."""
 
     def __init__(self, data: PartitionInput, rules: PartitionRules) -> None:
         self.data, self.rules, self.geo = data, rules, data.geo
@@ -51,10 +51,10 @@ class Enforcer:
         first = set(rules.layout) if rules.policy == "static" and rules.layout else set(self.geo.whole)
         mode = Mode.SHARED if rules.policy == "mps" else Mode.MIG
         self.gpus = [GpuState(i, node, set(first), mode=mode) for i, node in enumerate(data.nodes)]
-        # static: free instances, the largest last, of equal ones the lowest GPU last
+        # static: free instances, the largest last; of equal ones the lowest GPU last
         self.free = sorted((self.slice_size(p), -g.index, p) for g in self.gpus for p in g.instances)
         self.queue: deque[int] = deque()
-        self.claimed: list[GpuState] = []  # GPUs that a waiting gang keeps closed to those behind it
+        self.claimed: list[GpuState] = []  # GPUs that a waiting gang reserves against jobs behind it
         self.known = np.full(len(data.arrival_s), not rules.profiles)
         believed = _prior(self.geo, data.speeds) if rules.profiles else data.speeds
         self.believed = np.where(believed >= data.qos_floor[:, None], believed, 0.0)
@@ -86,7 +86,7 @@ class Enforcer:
         return Tenancy(tuple(gpu.jobs), tuple(gpu.place.get(j) for j in gpu.jobs))
 
     def apply(self, gpu: GpuState, jobs: list[int], plan: PartitionPlan) -> None:
-        """Give each job its instance: those whose instance changes stop, the GPU is reshaped, they start again."""
+        """Give each job its instance: stop jobs whose instance changes, repartition the GPU, and start them again."""
         now = self.clock.now
         target = dict(zip(jobs, plan.placements, strict=True))
         change = any(p not in gpu.instances for p in target.values())
@@ -102,7 +102,7 @@ class Enforcer:
             self.seat(gpu, job, now + saved + delay + float(self.launch_s[job]))
 
     def reshape(self, gpu: GpuState, wanted: set[Placement]) -> float:
-        """Create the wanted instances, keeping idle ones beside them where they fit; the time that takes."""
+        """Create the wanted instances and keep idle ones if they fit; returns the time that this takes."""
         kept = set(wanted)
         for place in sorted(gpu.instances - wanted):
             if self.geo.fits(kept | {place}):
@@ -121,7 +121,7 @@ class Enforcer:
         self.begin(job, (gpu.index,), ready, speed, share_of(self.geo, place))
 
     def sit(self, gpu: GpuState, job: int, place: Placement) -> None:
-        """Start a job on an instance that exists."""
+        """Start a job on an existing instance."""
         gpu.jobs.append(job)
         gpu.place[job] = place
         gpu.version += 1
@@ -149,7 +149,7 @@ class Enforcer:
         self.note(job, kind, Reason.IN_ORDER if first or waited else why, speed, share)
 
     def share(self, gpu: GpuState, newcomer: int | None) -> None:
-        """MPS without partitions: everyone's speed follows the number of sharers; only the newcomer has to launch."""
+        """MPS without partitions: all speeds depend on the number of sharers; only the new job has to launch."""
         now = self.clock.now
         gpu.version += 1
         if not gpu.jobs:
@@ -162,7 +162,9 @@ class Enforcer:
                 self.note(job, Kind.RESIZE, Reason.REPLACED, float(speed), 1.0 / len(gpu.jobs))
 
     def shared_speeds(self, jobs: list[int]) -> np.ndarray:
-        """Speeds of jobs on one GPU under MPS; a job whose floor is above its level gets the GPU alone, unlimited."""
+        """Speeds of jobs on one GPU under MPS; a job whose lowest allowed speed is above its level gets the GPU alone,
+        unlimited.
+        """
         level = 1.0 / self.rules.mps_jobs
         speeds = mps_speed(self.data.speeds[jobs], self.geo, len(jobs), level)
         if len(jobs) == 1 and speeds[0] < self.data.qos_floor[jobs[0]]:
@@ -190,11 +192,11 @@ class Enforcer:
                     break
 
     def usable(self, gpu: GpuState) -> bool:
-        """Whether a job may go to an instance of it now."""
+        """Whether a job may be placed on one of its instances now."""
         return gpu.mode is Mode.MIG and self.clock.now >= gpu.busy_until and not gpu.draining
 
     def gains(self, job: int, old: Placement, new: Placement) -> bool:
-        """Whether a job is faster on the new instance by enough to pay its restart within the horizon."""
+        """Whether a job gains enough speed on the new instance to pay for its restart within the horizon."""
         kinds = self.geo.kinds
         before, after = (float(self.believed[job, kinds.index(p.kind)]) for p in (old, new))
         return after * (1.0 - min(float(self.launch_s[job]) / self.rules.horizon_s, 1.0)) > before
@@ -202,7 +204,7 @@ class Enforcer:
     # ---- profiling under MPS
 
     def begin_profile(self, gpu: GpuState, job: int) -> None:
-        """Stop everyone, switch the GPU to one instance with MPS, run all together and measure."""
+        """Stop all jobs, switch the GPU to one instance with MPS, run all together and measure."""
         now = self.clock.now
         for other in gpu.jobs:
             self.work.stop(other, now)
@@ -231,7 +233,7 @@ class Enforcer:
             if self.data.predict is not None:
                 speeds = np.where(speeds > 0, self.data.predict(job, len(gpu.jobs)), 0.0)
             believed = np.where(speeds >= self.data.qos_floor[job], speeds, 0.0)
-            if believed[0] <= 0:  # no estimate may rule out the whole GPU, or the job would wait for ever
+            if believed[0] <= 0:  # no estimate may exclude the whole GPU, or the job would wait for ever
                 believed[0] = self.data.speeds[job, 0]
             self.believed[job] = believed
             self.known[job] = True
@@ -247,7 +249,7 @@ class Enforcer:
         self.apply(gpu, gpu.jobs, plan)
 
     def evict(self, gpu: GpuState, job: int) -> None:
-        """Back to the head of the queue: by its predicted speeds it does not fit here."""
+        """Put a job back at the head of the queue: by its predicted speeds it does not fit here."""
         self.work.stop(job, self.clock.now)
         self.work.gpu[job] = ()
         gpu.jobs.remove(job)

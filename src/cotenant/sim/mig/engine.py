@@ -1,6 +1,6 @@
 """Executor of partition policies in virtual time: arrivals, profiling, reconfiguration and departures as events.
 
-The policy side (policy.mig) decides who sits where; the enforcer makes it true, charges its cost and logs it.
+The policy (policy.mig) decides on placements; the enforcer applies them, charges their costs and logs them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PartitionEngine(Enforcer):
         return self.log
 
     def finish(self, job: int) -> None:
-        """A job is done: free what it held, then let waiting jobs in, then see whether a new layout pays."""
+        """A job is done: free its resources, then admit waiting jobs, then check whether a new layout pays off."""
         now = self.clock.now
         self.work.stop(job, now)
         self.work.left[job], self.work.finish[job] = 0.0, now
@@ -64,7 +64,7 @@ class PartitionEngine(Enforcer):
                 self.after_departure(gpu)
 
     def after_departure(self, gpu: GpuState) -> None:
-        """Give the freed part to those who stay where that pays; reset an empty GPU to the whole instance."""
+        """Give the freed part to the remaining jobs if that pays off; reset an empty GPU to the whole instance."""
         gpu.revisit = False
         if gpu.mode is not Mode.MIG:
             return
@@ -79,17 +79,17 @@ class PartitionEngine(Enforcer):
             if plan is not None and plan.moved:
                 self.apply(gpu, gpu.jobs, plan)
         elif self.rules.repartitions:
-            gpu.revisit = True  # its layout is changing right now: look again when that is done
+            gpu.revisit = True  # its layout is changing now: check again when that is done
 
     # ---- admission
 
     def schedule(self) -> None:
         """Admit waiting jobs, first come first served.
 
-        Later jobs pass one that fits no free slice (static), and single ones pass a gang that waits for its GPUs to
-        drain, which are closed to them; a later gang does not. A gang's claim holds for one pass, so it closes GPUs
-        only to jobs behind it: were it kept, a job put back before the gang would wait for those GPUs for ever, and
-        the gang behind that job.
+        Later jobs overtake one that fits no free slice (static), and single-GPU jobs overtake a gang that waits for its
+        GPUs to drain, except on these GPUs; a later gang does not. A gang's claim holds for one pass, so it excludes
+        only jobs behind it: if it were kept, a job that is put back before the gang would wait for those GPUs for ever,
+        and the gang for that job.
         """
         for gpu in self.claimed:
             gpu.draining = False
@@ -144,7 +144,9 @@ class PartitionEngine(Enforcer):
         return True
 
     def must_measure(self, jobs: list[int]) -> bool:
-        """Whether some job is unknown and has run long enough to be worth it, or has a floor to be honoured."""
+        """Whether a job is unmeasured and has run long enough for measuring to pay off, or has a lowest allowed
+        speed.
+        """
         late = self.rules.profile_after_s
         return any(not self.known[j] and (self.age(j) >= late or self.data.qos_floor[j] > 0) for j in jobs)
 
@@ -152,7 +154,9 @@ class PartitionEngine(Enforcer):
         return self.clock.now - self.work.start[job] if job in self._started else 0.0
 
     def admit_static(self, job: int) -> bool:
-        """The largest free slice anywhere on which the job may run; a GPU that a gang left gets its slices first."""
+        """Admit to the largest free slice on which the job may run; a GPU that a gang left is partitioned again
+        first.
+        """
         for size, index, place in reversed(self.free):
             gpu = self.gpus[-index]
             if self.usable(gpu) and self.believed[job, self.geo.kinds.index(place.kind)] > 0:
@@ -162,7 +166,7 @@ class PartitionEngine(Enforcer):
         return False
 
     def admit_shared(self, job: int) -> bool:
-        """MPS without partitions: the GPU with the fewest jobs where every floor still holds."""
+        """MPS without partitions: admit to the GPU with the fewest jobs on which every lowest allowed speed is kept."""
         gpu = min(
             (
                 g
@@ -186,7 +190,9 @@ class PartitionEngine(Enforcer):
         return not floors.any() or bool((self.shared_speeds(jobs) >= floors).all())
 
     def admit_gang(self, job: int) -> bool:
-        """Whole GPUs for a job of several, on one node where one has enough; until then those it waits for drain."""
+        """Admit a job of several GPUs to whole GPUs, on one node if possible; until then the GPUs that it waits for
+        drain.
+        """
         wanted = int(self.data.gpus[job])
         by_node: dict[int, list[GpuState]] = {}
         for gpu in self.gpus:

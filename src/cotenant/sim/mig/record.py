@@ -1,4 +1,4 @@
-"""The log of a partition run as a record, in the one schema of all runs."""
+"""Converts the log of a partition run into a record, in the schema of all runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_record(
 
 
 def _per_gpu(cluster: Cluster) -> tuple[np.ndarray, np.ndarray]:
-    """CPU cores (thousandths) and memory (MB) beside one GPU, by node."""
+    """CPU cores (thousandths) and memory (MB) per GPU, by node."""
     groups = [g for g in cluster.groups if g.gpus for _ in range(g.count)]
     cpus = np.array([g.cpus * 1000 / g.gpus for g in groups])
     return cpus, np.array([g.memory_bytes / 1e6 / g.gpus for g in groups])
@@ -88,7 +88,7 @@ def _events(writer: RecordWriter, cluster: Cluster, engine: PartitionEngine) -> 
 
 
 def _rounds(writer: RecordWriter, cluster: Cluster, engine: PartitionEngine) -> None:
-    """One row per moment at which something was decided."""
+    """Write one row per time at which a decision was made."""
     cpus, memory = _per_gpu(cluster)
     sizes = [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)]
     wanted = engine.data.gpus

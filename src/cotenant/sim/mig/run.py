@@ -1,4 +1,4 @@
-"""One run of a partition policy: from a trace and a cluster to a record, with the result keys of every simulation."""
+"""Runs a partition policy: from a trace and a cluster to a record, with the result keys of every simulation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass
 class MigJobs:
-    """Jobs as a partition policy runs them. Arrays by job; speeds (jobs, kinds) on the target and as measured."""
+    """Jobs of a partition policy. Arrays by job; speeds (jobs, kinds) on the target and as measured."""
 
     work_s: np.ndarray
     launch_s: np.ndarray
@@ -63,7 +63,7 @@ class PartitionOutcome:
 
 
 def cluster_geometry(cluster: Cluster, *, double_memory: bool | None = None) -> Geometry:
-    """The one MIG geometry of a cluster; InputError for unlike GPUs or GPUs without MIG."""
+    """The common MIG geometry of a cluster; InputError for different GPUs or GPUs without MIG."""
     models = cluster.gpu_models
     if len(models) != 1:
         raise InputError(f"partition policies need one GPU model, not {', '.join(models)}", field="cluster")
@@ -71,7 +71,7 @@ def cluster_geometry(cluster: Cluster, *, double_memory: bool | None = None) -> 
 
 
 def mig_jobs(trace: Trace, geo: Geometry, *, default_profile: str | None = None) -> MigJobs:
-    """Speeds of a trace's jobs on a geometry: by job where the trace has latencies, else by model from the table."""
+    """Speeds of a trace's jobs on a geometry: by job if the trace has latencies, else by model from the table."""
     jobs, n = trace.jobs, len(trace.jobs)
     own = read_latencies(trace.source.removeprefix("miso:")) if trace.source.startswith("miso:") else None
     base = own.measured_on if own else measured_geometry()
@@ -133,7 +133,7 @@ def _from_table(
 
 
 def _at_least(speeds: np.ndarray, geo: Geometry, least: list[str], own: MigLatencies | None) -> np.ndarray:
-    """Speeds with the slices below each job's min_slice taken out."""
+    """Speeds without the slices below each job's min_slice."""
     speeds = speeds.copy()
     for j, text in enumerate(least):
         if not text or own is None:
@@ -159,7 +159,7 @@ def run_partition(
     on_ready: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Record, PartitionOutcome]:
-    """Run a trace under a partition policy to its end; the record is in folder `out`, or in memory where None.
+    """Run a trace under a partition policy to its end; the record is in folder `out`, or in memory if None.
 
     `on_ready()` is called once the input proved right, before anything takes long; `progress(done, of)` as jobs
     finish. `more_options` go into the record beside the policy's own. Raises InputError for jobs that cannot run on
@@ -250,7 +250,7 @@ def best_static(
     double_memory: bool | None = None,
     progress: Progress | None = None,
 ) -> tuple[PartitionRules, dict[str, float]]:
-    """The static layout with the least mean JCT among all maximal multisets on which every job fits somewhere.
+    """The static layout with the lowest mean JCT among all maximal multisets on which every job fits somewhere.
 
     `progress(done, of)` counts the jobs of all runs of the search together.
     """
@@ -275,7 +275,7 @@ def best_static(
 
 
 def _parts(progress: Progress | None, layouts: Sequence[T]) -> Iterator[tuple[T, Progress | None]]:
-    """Every layout with a progress function for its run, one part of the whole."""
+    """Every layout with a progress function for its run, which counts one part of the whole."""
     for i, layout in enumerate(layouts):
         part = None if progress is None else partial(_tell_part, progress, i, len(layouts))
         yield layout, part
@@ -297,9 +297,9 @@ def named_rules(
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[PartitionRules, dict[str, float]]:
-    """Rules of a policy as a user names it; `layout` is a layout, or `best` to search, for policy static only.
+    """Rules of a policy from a user's options; `layout` is a layout, or `best` to search, for policy static only.
 
-    Also returns the mean JCT of every layout searched; `progress` tells of the search. `options` are fields of
+    Also returns the mean JCT of every layout searched; `progress` reports the search. `options` are fields of
     PartitionRules.
     """
     if layout and policy != "static":

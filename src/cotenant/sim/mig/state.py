@@ -13,7 +13,7 @@ from cotenant.core.mig import Geometry, Placement
 
 
 class Mode(IntEnum):
-    """What a GPU is doing."""
+    """State of a GPU."""
 
     MIG = 0  #: instances, one job each
     PROFILE = 1  #: one whole instance, its jobs measured under MPS
@@ -23,9 +23,9 @@ class Mode(IntEnum):
 
 @dataclass
 class GpuState:
-    """One GPU. `instances` exist on it; `place` says which of them a job holds; busy until its layout has changed.
+    """One GPU. `instances` exist on it; `place` maps them to jobs; the GPU is busy while its layout changes.
 
-    `draining`: a gang waits for it, for those behind that gang in the queue. `revisit`: a job left while it was busy.
+    `draining`: a gang waits for it, so jobs behind that gang may not use it. `revisit`: a job left while it was busy.
     """
 
     index: int
@@ -54,7 +54,7 @@ class Entry:
 
 
 class Clock:
-    """A time-ordered queue; equal times leave in the order they came."""
+    """A time-ordered queue; entries of equal time leave in their order of arrival."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str, int, int]] = []
@@ -73,7 +73,9 @@ class Clock:
 
 
 class Work:
-    """Progress of every job: work left in seconds of a whole GPU, speed since a time that may lie ahead (launching)."""
+    """Progress of every job: work left in seconds of a whole GPU, speed since a time that may be in the future
+    (launching).
+    """
 
     def __init__(self, work_s: np.ndarray) -> None:
         n = len(work_s)
@@ -87,7 +89,7 @@ class Work:
         self.restarts = [0] * n
 
     def settle(self, job: int, now: float) -> None:
-        """Book the work done until now."""
+        """Subtract the work done until now."""
         if now > self.since[job]:
             self.left[job] = max(0.0, self.left[job] - self.rate[job] * (now - self.since[job]))
             self.since[job] = now

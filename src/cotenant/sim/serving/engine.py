@@ -26,10 +26,11 @@ INTERFERENCE = ("planned", "running")
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is simulated: services with their true rates, applications with their stages, arrivals, length and seed.
+    """Input of a simulation: services with their true rates, applications with their stages, arrivals, length and seed.
 
-    `arrivals` by service or application name, "" for the rest. `interference`: planned takes the neighbours' planned
-    batches as always running, running only what runs when a batch starts. `as_recorded` leaves a trace's rate alone.
+    `arrivals` by service or application name, "" for the rest. `interference`: "planned" assumes that the neighbours'
+    planned batches always run, "running" uses the batches that run when a batch starts. `as_recorded` keeps a trace's
+    rate.
     """
 
     services: Sequence[Service]
@@ -42,7 +43,7 @@ class Scenario:
     as_recorded: bool = False
 
     def all_services(self) -> list[Service]:
-        """Services of their own, then the applications' stages."""
+        """The independent services, then the applications' stages."""
         return [*self.services, *(stage.service for _, stages in self.applications for stage in stages)]
 
 
@@ -95,7 +96,7 @@ class ServingResult:
         )
 
     def client_table(self) -> pl.DataFrame:
-        """The requests in the columns of a client's log; a simulated client sends when it meant to."""
+        """The requests in the columns of a client's log; a simulated client sends at the scheduled times."""
         names = [s.name for s in self.scenario.all_services()]
         rows = self.requests
         ran = rows["let"] >= 0
@@ -164,7 +165,7 @@ def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _disb(process: Arrivals, name: str, model: str, rate: float, scenario: Scenario) -> tuple[Arrivals, float]:
-    """The client of a DISB file that stands for a service: by its name, else by its model."""
+    """The client of a DISB file for a service: by its name, else by its model."""
     clients = disb_clients(process.path)
     for client in clients:
         if name in (client.name, client.model) or model == client.model:
@@ -214,7 +215,7 @@ def _reserve(desk: Desk, children: Sequence[int], roots: np.ndarray) -> int:
 
 
 def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
-    """Most requests that closed-loop clients can send: what all seats can run, and one retry per SLO after drops."""
+    """Upper bound of the requests of closed-loop clients: what all seats can run, and one retry per SLO after drops."""
     if len(clients) == 0:
         return 0
     duration_ms = scenario.duration_s * 1000.0

@@ -1,7 +1,7 @@
-"""Compiled loop of the serving simulator: requests in virtual time through the dispatcher that a server uses.
+"""Compiled loop of the serving simulator: requests in virtual time, through the same dispatcher as in a server.
 
 Events are arrivals (an array in time order), gpulets that finish or whose held batch is due, and closed-loop clients.
-The last two are leaves of a tournament tree, so the next event is its root.
+The last two are leaves of a tournament tree, whose root is the next event.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ RECORD = np.dtype(
      ("arrived", "f8"), ("started", "f8"), ("finished", "f8"), ("deadline", "f8")],
     align=True,
 )  # fmt: skip
-# how a service is reached: its application or -1, ms from the application's arrival to this stage's deadline, stages it
-# waits for, its children
+# position of a service in an application: its application or -1, ms from the application's arrival to this stage's
+# deadline, stages it waits for, its children
 STAGE = np.dtype(
     [("app", "i8"), ("budget", "f8"), ("parents", "i8"), ("local", "i8"), ("child", "i8"), ("children", "i8")],
     align=True,
@@ -30,15 +30,16 @@ STAGE = np.dtype(
 INSTANCE = np.dtype(
     [("app", "i8"), ("left", "i8"), ("outcome", "i8"), ("arrived", "f8"), ("finished", "f8")], align=True
 )
-# what a seat's batch costs beside what runs now
+# cost of a seat's batch with the batches that run now
 COST = np.dtype([("lat", "f8"), ("over", "f8"), ("own", "f8"), ("press", "f8")], align=True)
 
 
 class Run(NamedTuple):
-    """All state of a run. tree (2 * leaves): lets first, then clients; cursor: [rows used, next arrival, instances];
+    """All state of a run. tree (2 * leaves): gpulets first, then clients; cursor: [rows used, next arrival, instances];
     what: service of an arrival, or -1 - application; roots (A, R) first stages, -1 padded; stages (A); slo (A) ms;
     client_svc (C); mates: other gpulets of a gpulet's GPU (L, J), -1 padded; alpha0, margin (seats);
-    rows: room for the requests of one batch."""
+    rows: room for the requests of one batch.
+    """
 
     D: Desk
     tree: np.ndarray
@@ -110,7 +111,7 @@ def batch_time(R: Run, i: int) -> float:
 
 @inner
 def lose(R: Run, row: int, now: float, outcome: int) -> None:
-    """A request was dropped: its application fails, its client tries again after a while."""
+    """Drop a request: its application fails, its client retries after a pause."""
     R.rec[row].outcome = outcome
     R.rec[row].finished = now
     a = R.rec[row].app
@@ -125,7 +126,7 @@ def lose(R: Run, row: int, now: float, outcome: int) -> None:
 
 @inner
 def kick(R: Run, i: int, now: float) -> None:
-    """Let idle gpulet i start what it can; log what was dropped on the way."""
+    """Let idle gpulet i start a batch if it can; log the requests that are dropped by that."""
     D = R.D
     n = start(D, i, now)
     for x in range(D.ndrops[0]):
@@ -173,7 +174,7 @@ def arrive_app(R: Run, app: int, now: float) -> None:
 
 @inner
 def advance_app(R: Run, a: int, s: int, now: float) -> None:
-    """Stage s of application instance a has finished: its children may start, or the instance is done."""
+    """Stage s of application instance a has finished: start the children that are ready, or finish the instance."""
     R.instances[a].left -= 1
     if R.instances[a].outcome != PENDING:
         return
@@ -191,13 +192,13 @@ def advance_app(R: Run, a: int, s: int, now: float) -> None:
 
 @inner
 def complete(R: Run, i: int, now: float) -> None:
-    """Gpulet i has finished a batch: record it, pass applications and clients on, start the next."""
+    """Gpulet i has finished a batch: record it, advance applications and clients, start the next."""
     D = R.D
     k, n, first = D.lets[i].seat, D.lets[i].n, D.lets[i].seq
     s = D.seats[k].svc
     mask = D.ring.shape[1] - 1
     finish(D, i)
-    # freed first and started at once: what the batch brings about below arrives after it
+    # free the gpulet first and start its next batch: requests that the batch causes below arrive after it
     for x in range(n):
         R.rows[x] = D.ring[s, (first + x) & mask].tag
     started = D.lets[i].started

@@ -1,8 +1,8 @@
-"""A plan that holds in the simulator, not on paper only: plan, simulate, plan for more where requests were late.
+"""Plans that are verified by simulation: plan, simulate, and plan for higher rates where requests were late.
 
-A planner's promise is about steady arrivals. Random arrivals come in bursts, and a gpulet that carries its mean rate
-can still be late too often, most of all where single requests take a good part of the SLO. So each service has a factor
-on its planning rate that grows until simulated Poisson requests at the true rate keep the SLO.
+Planners assume steady arrivals. Random arrivals come in bursts, and a gpulet that sustains its mean rate can still be
+late too often, especially if single requests take a large part of the SLO. So each service has a factor on its planning
+rate that grows until simulated Poisson requests at the true rate keep the SLO.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from cotenant.workloads.requests.arrivals import Arrivals
 
 GROWTH = 1.12
 ROUNDS = 24
-REQUESTS = 4000  # of the rarest service, so that 1 % late is 40 requests
+REQUESTS = 4000  # of the service with the lowest rate, so that 1 % late is 40 requests
 SHORTEST_S, LONGEST_S = 30.0, 600.0
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A plan, the attainment simulated for each service, what it surely is (chance taken off), and the factors on the
-    true rates that it took."""
+    """A plan, the simulated attainment of each service, its lower confidence bound, and the factors on the true rates
+    that
+        were needed.
+    """
 
     plan: ServingPlan
     attainment: dict[str, float]
@@ -36,7 +38,7 @@ class Verified:
     rounds: int
 
     def holds(self, target: float) -> bool:
-        """Whether the plan serves all services and each surely reaches the target."""
+        """Whether the plan serves all services and the lower bound of each reaches the target."""
         return self.plan.feasible and all(a >= target for a in self.surely.values())
 
 
@@ -79,5 +81,7 @@ def plan_verified(
 
 
 def _less_chance(share: float, requests: int) -> float:
-    """A share less three standard errors: late requests come together, so two would not be enough."""
+    """Lower bound of a share: three standard errors below, since late requests come in groups and two would be
+    too few.
+    """
     return share - 3.0 * math.sqrt(max(0.0, share * (1.0 - share)) / max(1, requests))

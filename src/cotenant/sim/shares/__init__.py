@@ -1,1 +1,1 @@
-"""Tenants of one node in virtual time, against the same share policy that the agent runs."""
+"""Simulates the tenants of one node in virtual time, with the share policy that the agent runs."""

@@ -1,7 +1,7 @@
-"""Token engine: tenants in virtual time against the very broker object that the agent runs.
+"""Simulates tenants in virtual time with the same broker object that the agent runs.
 
-Each tenant is a cycle of GPU work and pauses, made of kernels that cannot be stopped: a turn that ends inside a kernel
-is overrun by the rest of it, and the overrun is charged, as on hardware. Deterministic; times in nanoseconds.
+Each tenant is a cycle of GPU work and pauses, made of kernels that cannot be preempted: a turn that ends during a
+kernel is overrun by the rest of it, and the overrun is charged, as on hardware. Deterministic; times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cotenant.policy.shares import (
 
 @dataclass(frozen=True)
 class Load:
-    """One tenant: what it was promised and how it behaves.
+    """One tenant: its promise and its behaviour.
 
     It works `busy_ns` of GPU time in kernels of `kernel_ns`, pauses `pause_ns`, and repeats; `busy_ns` None works
-    without end. It comes at `start_ns` and leaves (or dies, without a word) at `stop_ns`. `hangs_ns`: from then on its
-    kernel never ends.
+    without end. It arrives at `start_ns` and leaves (or dies without a message) at `stop_ns`. `hangs_ns`: from then on
+    its kernel never ends.
     """
 
     name: str
@@ -82,14 +82,14 @@ class _Tenant:
         self.left_ns = load.busy_ns
         self.epoch = 0
         self.deadline_ns = 0
-        self.working_ns: int | None = None  # since when kernels run back to back
+        self.working_ns: int | None = None  # since when kernels run without a pause
         self.wants = False
         self.alive = False
         self.stamp = 0
 
 
 class TokenEngine:
-    """Runs loads against a NodeTurns. `run` returns a TokenResult; the broker stays in `self.broker` for a look."""
+    """Runs loads with a NodeTurns. `run` returns a TokenResult; the broker can be inspected as `self.broker`."""
 
     def __init__(self, loads: Iterable[Load], settings: QuotaSettings, gpus: Iterable[str] = ("0",)) -> None:
         self.broker = NodeTurns(gpus, settings)
@@ -105,7 +105,7 @@ class TokenEngine:
                 self._at(tenant.load.stop_ns, self._die, tenant)
 
     def run(self, until_ns: int) -> TokenResult:
-        """Advance to `until_ns`; may be called again to go on."""
+        """Advance to `until_ns`; may be called again to continue."""
         self.result.turns = [turn for turn in self.result.turns if turn.reason != "open"]
         while self._queue and self._queue[0][0] <= until_ns:
             self.now_ns, _, call, arguments = heapq.heappop(self._queue)
@@ -121,18 +121,18 @@ class TokenEngine:
         return self.result
 
     def worked_ns(self, name: str) -> int:
-        """GPU time that a tenant's kernels took until now, that of a kernel under way included; summed over GPUs."""
+        """GPU time that a tenant's kernels have taken until now, including the running one; summed over GPUs."""
         ended = sum(end_ns - start_ns for tenant, _, start_ns, end_ns in self.result.worked if tenant == name)
         started = (t.working_ns for (tenant, _), t in self._tenants.items() if tenant == name)
         return ended + sum(self.now_ns - start_ns for start_ns in started if start_ns is not None)
 
     def waits_ns(self, name: str, gpu: str) -> int:
-        """How long a tenant has been waiting for the turn that has not come yet; 0 for one that waits for none."""
+        """How long a tenant has been waiting for its next turn; 0 if it waits for none."""
         account = self.broker.gpus[gpu].accounts.get(name)
         return self.now_ns - account.requested_ns if account is not None and account.waiting else 0
 
     def change(self, at_ns: int, name: str, share: Share) -> None:
-        """Change a tenant's share at a moment (`cotenant set`)."""
+        """Change a tenant's share at a given time (`cotenant set`)."""
         for tenant, gpu in self._tenants:
             if tenant == name:
                 self._at(at_ns, self._resize, gpu, name, share)
@@ -171,7 +171,7 @@ class TokenEngine:
             self._obey(self.broker.request(tenant.gpu, tenant.load.name, self.now_ns, burst_ns))
 
     def _work(self, tenant: _Tenant) -> None:
-        """Start running kernels back to back, if the turn still allows it."""
+        """Start running kernels without a pause, if the turn still allows it."""
         if tenant.working_ns is not None or not tenant.alive or not tenant.epoch:
             return
         if self.now_ns >= tenant.deadline_ns:
@@ -210,7 +210,7 @@ class TokenEngine:
             self._give_back(tenant, "idle")
 
     def _deadline(self, tenant: _Tenant, epoch: int) -> None:
-        """Launching stops; the kernel under way runs to its end."""
+        """End launching; the running kernel completes."""
         if tenant.epoch != epoch or self.now_ns < tenant.deadline_ns:
             return
         if tenant.working_ns is None:
@@ -273,7 +273,7 @@ class TokenEngine:
                 self._at(at_ns, self._advance, gpu, at_ns)
 
     def _may_begin(self, tenant: _Tenant, grant: Grant) -> bool:
-        """Whether a turn begins with its grant; an engine with more to do first says no (see token_moves)."""
+        """Whether a turn begins with its grant; an engine with earlier work returns False (see token_moves)."""
         return True
 
     def _idle_release_ns(self, tenant: _Tenant) -> int:
