@@ -162,7 +162,7 @@ def test_an_init_container_of_unknown_place_is_an_event(node: Node) -> None:
     node.agent.call("let_go", kind="pod", id=thing["metadata"]["uid"])
     node.start_plugin()
     wait_for(lambda: len(node.kubelet.registered) > count)
-    wait_for(lambda: any("is not known" in text for _, text in node.api.events(thing)))
+    wait_for(lambda: any("its GPU is unknown" in text for _, text in node.api.events(thing)))
 
 
 def test_a_pod_of_which_only_an_init_container_asks(node: Node) -> None:
@@ -259,7 +259,7 @@ def test_a_pod_demands_by_what_its_memory_is_limited(node: Node) -> None:
     wait_for(lambda: node.api.events(weak))
     (reason, message) = node.api.events(weak)[0]
     assert reason == "ShareRefused"
-    assert "must be limited by the driver or something stronger, and cannot" in message
+    assert "must be limited by the driver or something stronger, which is not possible" in message
     node.schedule(pod("content", annotations=share("30%", memory="1Gi") | {demand: "shim"}))
     wait_for(lambda: "team/content/main" in node.held())
     assert node.held()["team/content/main"]["enforce_memory"] == "shim"

@@ -32,7 +32,7 @@ def test_jobs_and_reasons(tmp_path: Path) -> None:
         def settled() -> dict[str, Any] | None:
             found: dict[str, Any] = json.loads(look(url, "/state.json"))
             seen = {row["name"]: (row["state"], row["reason"]) for row in found["jobs"]}
-            wanted = {"first": ("running", ""), "second": ("waiting", "jobs before it hold every GPU")}
+            wanted = {"first": ("running", ""), "second": ("waiting", "earlier jobs hold all GPUs")}
             return found if seen == wanted else None
 
         state = wait_for(settled, what="one runs and one waits")
