@@ -251,7 +251,7 @@ def test_a_page_that_is_overwritten_holds_nobody_up_for_long() -> None:
         for workload in pair:
             workload.result()
         assert min(together(pair, 0.5)) > 0, "both go on"
-        wait_for(lambda: "put right" in (bench.folder / "agent.log").read_text())
+        wait_for(lambda: "it was restored" in (bench.folder / "agent.log").read_text())
         connection.close()
         queue.close()
 
