@@ -49,7 +49,7 @@ def test_the_table_says_what_the_program_missed(call: Any, run: tuple[str, ...])
     [
         (
             ("--policy", "gavel", "--ordering", "las"),
-            "field ordering: is for job policies; policy gavel does not have it",
+            "--ordering: is for job policies; policy gavel does not have it",
         ),
         (("--policy", "gavel", "--layout", "3,3"), "--layout is for partition policies"),
         (("--policy", "pollux", "--profiles", "gavel"), "one GPU model"),
