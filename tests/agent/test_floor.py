@@ -221,7 +221,7 @@ def rig() -> Iterator[tuple[Rig, Program]]:
 
 def test_it_does_not_launch_while_the_floor_is_up(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)
+    started.scheme("tidal", run_ahead="never", heartbeat_timeout_ms=HEARTBEAT_MS)
     floor = join_floor(started.bench.folder, started.uuid)
     assert be.ask("run 0.1")["count"] > 0
     floor.raise_()
