@@ -43,7 +43,7 @@ def test_promises_are_made_once(node: Node) -> None:
     for words, share in (
         (r"30% left to promise; c asks for 40%", {"request": 0.4}),
         (r"2\.00 GiB of memory left", {"memory_bytes": 3 * GIB, "gpus": ("0",)}),
-        ("whole does not fit", {"mechanism": "whole"}),
+        ("whole cannot share it", {"mechanism": "whole"}),
         ("has no GPU '7'", {"gpus": ("7",)}),
     ):
         with pytest.raises(InputError, match=words):

@@ -96,7 +96,7 @@ def test_files_that_no_gpu_can_run(tmp_path: Path) -> None:
         ("quota: 100ms", "declares no tenants"),
         ("tenants: [{name: a, mechanism: mps}]", "takes no turns"),
         ("tenants: [{name: a, gpus: [0, 1]}]", "several GPUs"),
-        ("tenants: [{name: a, gpus: 2}]", "is no list of GPUs"),
+        ("tenants: [{name: a, gpus: 2}]", "is not a list of GPUs"),
         ("tenants: [{name: a, best_effort: 'no'}]", "should be a valid boolean"),
         ("tenants: [{name: a, request: 60%}, {name: b, request: 50%}]", "110%"),
     ):

@@ -55,7 +55,7 @@ def test_the_list_of_models(one: Door) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "kind", "code", "message"),
     [
-        (chat("x"), 404, "invalid_request_error", "model_not_found", "The model 'x' does not exist; there are: a"),
+        (chat("x"), 404, "invalid_request_error", "model_not_found", "The model 'x' does not exist; the models are: a"),
         (b"{", 400, "invalid_request_error", "invalid_json", "the body is not JSON"),
         (b"[]", 400, "invalid_request_error", "invalid_json", "the body is not a JSON object"),
         ({"prompt": "x"}, 400, "invalid_request_error", "missing_model", "the body must name a model"),

@@ -95,7 +95,7 @@ def test_types_of_json_and_strings(server: Running) -> None:
     [
         (b"{", "not JSON"),
         (b"[]", "needs an object with inputs"),
-        ({"inputs": []}, "needs inputs"),
+        ({"inputs": []}, "inputs must be a list of tensors"),
         ({"inputs": [tensor([1.0], 1) | {"name": "WRONG"}]}, "input 'INPUT' is missing"),
         ({"inputs": [tensor([1.0], 1) | {"datatype": "FP64"}]}, "input 'INPUT' is FP32, not FP64"),
         ({"inputs": [tensor([1.0], 1) | {"datatype": "FLOAT"}]}, "unknown data type 'FLOAT'"),
@@ -103,7 +103,7 @@ def test_types_of_json_and_strings(server: Running) -> None:
         ({"inputs": [tensor([1.0], 1) | {"shape": [1, 2]}]}, "has 1 elements; its shape says 2"),
         ({"inputs": [tensor([1.0], 1) | {"shape": [1, -1]}]}, "which is no size"),
         ({"inputs": [tensor([1.0], 1) | {"shape": [0, 1], "data": []}]}, "needs at least one item"),
-        ({"inputs": [tensor([1.0], 1) | {"data": ["1"]}]}, "elements that are no FP32"),
+        ({"inputs": [tensor([1.0], 1) | {"data": ["1"]}]}, "elements that are not FP32"),
         ({"inputs": [tensor([1.0], 1) | {"data": [[1, 2], [3]], "shape": [1, 3]}]}, "not a rectangular list"),
         ({"inputs": [tensor([1.0], 1), tensor([1.0], 1)]}, "takes 1 inputs"),
         ({"inputs": [tensor([1.0], 1)], "outputs": [{"name": "X"}]}, "has no output 'X'"),
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_400_and_says_why(server: Running, body: Any, said:
 
 def test_numbers_that_do_not_fit_their_type(server: Running) -> None:
     strings = {"name": "S", "shape": [1, 1], "datatype": "BYTES", "data": ["x"]}
-    wrong: list[tuple[Any, str]] = [([300, 1], "outside INT8"), ([1.5, 1], "no INT8"), ([2**70, 1], "no INT8")]
+    wrong: list[tuple[Any, str]] = [([300, 1], "outside INT8"), ([1.5, 1], "not INT8"), ([2**70, 1], "not INT8")]
     for data, said in wrong:
         number = {"name": "N", "shape": [1, 2], "datatype": "INT8", "data": data}
         status, _, body = ask(server.http_url, "/v2/models/b/infer", {"inputs": [number, strings]})
