@@ -243,7 +243,8 @@ def test_a_model_that_cannot_be_measured_is_left_out_and_samples_measure_it(tmp_
     sample = tmp_path / "sample.json"
     sample.write_text('{"inputs": []}')
     services[0]["sample"] = str(sample)
-    with pytest.raises(InputError, match="inputs must be a list of tensors"), running(content | {"services": services[:1]}):
+    said = "inputs must be a list of tensors"
+    with pytest.raises(InputError, match=said), running(content | {"services": services[:1]}):
         pass
     sample.write_text(json.dumps({"inputs": [row]}))
     with running(content | {"services": services[:2]}) as server:

@@ -59,7 +59,7 @@ class Checkpoints:
         self._whole, self._parked, self._residents, self._registry = whole, parked, residents, registry
         self._host, self._ledger, self._broker, self._state = host, ledger, broker, state
         self._settling: dict[str, asyncio.Task[None]] = {}
-        self._wishes: list[asyncio.Task[None]] = []
+        self._wishes: set[asyncio.Task[None]] = set()
 
     async def still(self, tenant: Tenant, timeout_s: float) -> None:
         """Suspend the tenant's turns and wait until its last one has ended."""
@@ -112,11 +112,15 @@ class Checkpoints:
     # -- for others ------------------------------------------------------------------------------------------------
 
     async def evict(self, tenant: Tenant) -> str | None:
-        """Evict a tenant of kind `park`, which returns with its next turn. Returns a sentence on failure."""
+        """Evict a tenant of kind `park`, which returns with its next turn. Returns a sentence on failure.
+
+        A program that is in a call of the driver by then waits there and cannot ask for a turn: it is asked for.
+        """
         try:
-            await self.take(tenant.name, tenant, LOCK_S, by_order=False)
+            parked = await self.take(tenant.name, tenant, LOCK_S, by_order=False)
         except (WorkError, InputError) as error:
             return str(error)
+        self._wish(parked, while_reserving=True)
         self._broker.unsuspend(tenant)
         self._state.save_now()
         return None
@@ -164,7 +168,7 @@ class Checkpoints:
             return
         if still:
             if not parked.by_order:
-                self._wishes.append(asyncio.get_running_loop().create_task(self._wish_for(parked)))
+                self._wish(parked)
             return
         LOG.info(f"{parked.name} runs: the previous agent had not parked it yet, or had brought it back")
         self._parked.rows.pop(parked.name)
@@ -173,11 +177,17 @@ class Checkpoints:
             self._broker.unsuspend(tenant)
         self._state.save_now()
 
-    async def _wish_for(self, parked: Parked) -> None:
-        """Ask for a turn for an evicted tenant, whose stopped processes cannot ask."""
+    def _wish(self, parked: Parked, *, while_reserving: bool = False) -> None:
+        task = asyncio.get_running_loop().create_task(self._wish_for(parked, while_reserving))
+        self._wishes.add(task)
+        task.add_done_callback(self._wishes.discard)
+
+    async def _wish_for(self, parked: Parked, while_reserving: bool) -> None:
+        """Ask for a turn for an evicted tenant, whose stopped processes cannot ask. `while_reserving`: only when one of
+        them is in the middle of taking memory."""
         while self._parked.rows.get(parked.name) is parked and not parked.by_order:
             tenant = self._registry.tenants.get(parked.name)
-            if tenant is not None:
+            if tenant is not None and (not while_reserving or self._ledger.reserving(parked.name)):
                 self._broker.wish(tenant)
             await asyncio.sleep(WISH_S)
 

@@ -148,6 +148,10 @@ class Ledger:
             holding.held[(gpu, family)] = holding.held.get((gpu, family), 0) + size
         return True
 
+    def reserving(self, tenant: str) -> bool:
+        """Whether a process of the tenant has memory reserved: its call to the driver has not come back yet."""
+        return any(holding.pending for holding in self._processes.values() if holding.tenant == tenant)
+
     def take(self, process: int, gpu: str, family: int, size: int) -> None:
         """Charge memory that was allocated without a reservation (graphs, a pool that grew by itself), even beyond the
         limit.
