@@ -58,7 +58,7 @@ def test_another_users_job_has_its_share(node: SlurmNode) -> None:
 @pytest.mark.parametrize(
     ("comment", "sentence"),
     [
-        ("cotenant:requets=30%", "'requets' is not known; did you mean request?"),
+        ("cotenant:requets=30%", "'requets' is unknown; did you mean request?"),
         ("Cotennat:request=30%", "does not begin with cotenant:"),
         ("cotenant:memory=64GiB", "of memory left to promise"),
     ],
