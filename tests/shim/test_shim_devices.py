@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from fake_agent import FakeAgent
 from shim_tenants import Tenants
+from waiting import wait_for
 
 from cotenant.abi.protocol import MemoryFamily, MessageType
 from cotenant.abi.tenant_page import SlotFlag
@@ -71,6 +72,7 @@ def test_memory_of_a_gpu_of_others_is_refused_without_a_context_too(tenants: Ten
     with agent(flags=SlotFlag.UNGATED) as broker:
         broker.denied.add(b"cotenant1softgpu")
         assert tenants.output(tenants.python(broker, script, **TWO)).split() == ["800", "800", "800", "101"]
+        wait_for(lambda: broker.clients[0].closed, what="all that it said was read")
         counted = {m["family"] for m in broker.clients[0].messages if m.type in TAKEN}
         assert not counted & {MemoryFamily.POOL, MemoryFamily.VMM}
 
@@ -95,6 +97,7 @@ def test_memory_counts_on_the_device_of_the_allocation(tenants: Tenants, agent: 
     )
     with agent(flags=SlotFlag.UNGATED) as broker:
         tenants.output(tenants.python(broker, script, **TWO))
+        wait_for(lambda: broker.clients[0].closed, what="all that it said was read")
         plain = [m for m in broker.clients[0].messages if m.type in TAKEN and m["family"] == MemoryFamily.PLAIN]
         taken = [(m.type, m.slot, m["bytes"]) for m in plain]
         assert taken == [(6, 0, 1 << 20), (7, 0, 1 << 20)]
@@ -118,6 +121,7 @@ def test_pools_count_on_their_own_device(tenants: Tenants, agent: Agents) -> Non
     )
     with agent(flags=SlotFlag.UNGATED) as broker:
         tenants.output(tenants.python(broker, script, **TWO))
+        wait_for(lambda: broker.clients[0].closed, what="all that it said was read")
         pools = [m for m in broker.clients[0].messages if m.type in TAKEN and m["family"] == MemoryFamily.POOL]
         told = [(m.type, m.slot, m["bytes"]) for m in pools]
         assert told == [(6, 1, 32 << 20)] * 3 + [(7, 1, 32 << 20)]

@@ -138,6 +138,7 @@ def test_driver_that_refuses_leaves_no_charge(tenants: Tenants, agent: Agents) -
     )
     with agent() as broker:
         assert tenants.output(tenants.python(broker, script)).split() == ["2", "ok"]
+        wait_for(lambda: broker.clients[0].closed, what="all that it said was read")
         commits = [m["bytes"] for m in broker.clients[0].of(MessageType.MEMORY_COMMIT) if m["family"] == 1]
         assert commits == [0, MIB]
 
@@ -172,6 +173,7 @@ def test_what_the_driver_refuses_to_free_is_held_on(tenants: Tenants, agent: Age
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.wait(timeout=60) == 0
+        wait_for(lambda: broker.clients[0].closed, what="all that it said was read")
         assert [m["bytes"] for m in broker.clients[0].of(MessageType.MEMORY_RELEASE)] == [MIB]
 
 
