@@ -116,6 +116,7 @@ struct gpu {
     bool reported_hung;
     uint64_t activity_seen;           /* value of `started` at the last poll */
     uint64_t activity_ns;             /* when it last changed */
+    uint64_t empty_ns;                /* when the GPU was first seen drained since then; 0: not yet */
     _Atomic uint32_t waiting;                 /* threads that wait for a turn */
     uint64_t waiting_since_ns;
     uint64_t burst_ns;                /* estimates, see gate.c */

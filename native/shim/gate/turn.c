@@ -9,6 +9,7 @@
 #define DRAIN_POLL_NS 30000
 #define HUNG_POLL_NS 2000000
 #define PUBLISH_NS 200000000
+#define IDLE_LOOK_NS 100000 /* shortest poll interval for the end of the work of a turn for which others wait */
 #define LOOK_AGAIN_NS UINT64_C(1000000000) /* poll interval in a turn without events */
 #define FAR_NS UINT64_C(2000000000) /* poll interval if nothing is due, since the program may have closed the shim's files */
 #define NO_LAUNCH_CHECK_NS UINT64_C(1000000000)
@@ -33,6 +34,7 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
         gpu->reported_hung = false;
         gpu->activity_seen = gpu->started_at_grant;
         gpu->activity_ns = gpu->grant_ns;
+        gpu->empty_ns = 0;
         gpu->turns++;
         if (gpu->idle_since_ns)
             gpu->gap_ns = gpu->grant_ns - gpu->idle_since_ns;
@@ -130,14 +132,19 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
     if (counts.started != gpu->activity_seen) {
         gpu->activity_seen = counts.started;
         gpu->activity_ns = now;
+        gpu->empty_ns = 0;
     }
     uint64_t next = now - gpu->activity_ns < LOOK_AGAIN_NS ? PUBLISH_NS : LOOK_AGAIN_NS;
     bool held = !gpu->stale && !(flags & COTENANT_SLOT_UNGATED); /* granted by an agent that can revoke it */
     bool taken_back = held && gpu->page_slot->epoch != gpu->turn_epoch;
     bool over = gpu->deadline_ns <= now;
-    bool idle = held && flags & COTENANT_SLOT_CONTENDED && gpu->waiting == 0 &&
-                now - gpu->activity_ns >= gpu->page_slot->idle_release_ns && counts.started == counts.finished &&
-                cot_streams_drained(gpu);
+    /* Idle time begins when the GPU is drained: a program that waits for the work of one long burst has not paused. */
+    bool asked = held && flags & COTENANT_SLOT_CONTENDED && gpu->waiting == 0;
+    if (!asked || counts.started != counts.finished)
+        gpu->empty_ns = 0;
+    else if (now - gpu->activity_ns >= IDLE_LOOK_NS && !gpu->empty_ns && cot_streams_drained(gpu))
+        gpu->empty_ns = now;
+    bool idle = gpu->empty_ns && now - gpu->empty_ns >= gpu->page_slot->idle_release_ns && cot_streams_drained(gpu);
     if (taken_back || over || idle) {
         pthread_mutex_lock(&cot_lock);
         if (gpu->state == GATE_OPEN && (taken_back || idle || gpu->deadline_ns <= now))
@@ -149,8 +156,8 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
     }
     if (flags & COTENANT_SLOT_CONTENDED) {
         uint64_t period = gpu->page_slot->idle_release_ns / 2;
-        if (period < 100000)
-            period = 100000;
+        if (period < IDLE_LOOK_NS)
+            period = IDLE_LOOK_NS;
         if (next > period)
             next = period;
     }
