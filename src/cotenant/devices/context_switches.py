@@ -26,6 +26,7 @@ SAVING_NS = 100_000  # part of a run that saves and restores state; subtracted f
 SHORT_NS = 5_000_000  # shorter runs are short
 ROOT, DEVICE, SUBDEVICE, MEMORY, BUFFER = 0x41, 0x80, 0x2080, 0x3E, 0x90CD
 BIND, ENABLE, SET_GET, FLUSH = 0x20801238, 0x90CD0101, 0x90CD0102, 0x90CD0104
+UUID_INFO, UUID_BYTES, BINARY = 0x274, 256, 2
 CACHED_READ_ONLY = ((1 << 29) | (1 << 27) | (1 << 25), 1 << 22)
 
 
@@ -36,8 +37,8 @@ def _request(number: int, size: int) -> int:
 class SwitchLog:
     """A Meter of one GPU. WorkError if the driver does not provide the log."""
 
-    def __init__(self, minor: int) -> None:
-        """`minor`: number of the card's device file."""
+    def __init__(self, uuid: str, minor: int) -> None:
+        """`minor`: number of the card's device file. The driver numbers its GPUs another way: it is asked by UUID."""
         self._files: list[int] = []
         self._handle = 0xCAFE0000
         self._running: tuple[int, int] | None = None  # process, and since when by the GPU's clock
@@ -48,7 +49,7 @@ class SwitchLog:
         try:
             self._ctl = self._open("/dev/nvidiactl")
             self._open(f"/dev/nvidia{minor}")
-            self._make(minor)
+            self._make(uuid)
         except OSError as error:
             self.close()
             raise WorkError(f"the driver's log of context switches cannot be opened: {error.strerror}") from None
@@ -94,10 +95,10 @@ class SwitchLog:
 
     # -- the driver's objects --------------------------------------------------------------------------------------
 
-    def _make(self, minor: int) -> None:
+    def _make(self, uuid: str) -> None:
         self._client = self._alloc(0, 0, ROOT, bytearray(), handle=0)
         device = bytearray(56)
-        struct.pack_into("=I", device, 0, minor)
+        struct.pack_into("=I", device, 0, self._instance(uuid))
         self._device = self._alloc(self._client, self._client, DEVICE, device)
         self._subdevice = self._alloc(self._client, self._device, SUBDEVICE, bytearray(4))
         self._header, header = self._memory(mmap.PAGESIZE)
@@ -111,6 +112,13 @@ class SwitchLog:
         self._buffer = self._alloc(self._client, self._client, BUFFER, params)
         self._control(self._subdevice, BIND, bytearray(struct.pack("=IIIIBxxxI", self._buffer, 24, 1, 0, 1, 0)))
         self._control(self._buffer, ENABLE, bytearray(struct.pack("=BxxxI", 1, 0)))
+
+    def _instance(self, uuid: str) -> int:
+        """The driver's number of a GPU."""
+        asked = bytearray(UUID_BYTES + 16)
+        struct.pack_into(f"={UUID_BYTES}sI", asked, 0, bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")), BINARY)
+        self._control(self._client, UUID_INFO, asked)
+        return int(struct.unpack_from("=I", asked, UUID_BYTES + 8)[0])
 
     def _open(self, path: str) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

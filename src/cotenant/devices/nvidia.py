@@ -90,7 +90,7 @@ class Nvidia(Device):
 
     def meter(self, uuid: str, controls: ChannelControls) -> Meter:
         """See Device."""
-        return SwitchLog(minor_of(uuid))
+        return SwitchLog(uuid, minor_of(uuid))
 
     def mig_instances(self, uuid: str) -> list[tuple[str, str]]:
         """See Device."""
