@@ -45,6 +45,7 @@ class Recorder:
 
     def __init__(self, uuid: str) -> None:
         self._samples: list[tuple[float, dict[int, int]]] = []
+        self.runs: dict[int, int] = {}  # by process, as the log has them
         self._end = threading.Event()
         self._meter: Meter | None = None
         self.fault = ""
@@ -61,7 +62,9 @@ class Recorder:
         assert self._meter is not None
         while not self._end.wait(0.02):
             now = time.monotonic()
-            self._samples.append((now, {pid: had.busy_ns for pid, had in self._meter.read(()).items()}))
+            read = self._meter.read(())
+            self._samples.append((now, {pid: had.busy_ns for pid, had in read.items()}))
+            self.runs = {pid: had.runs for pid, had in read.items()}
 
     def windows(self, pid: int, begin_s: float, end_s: float) -> dict[str, float] | None:
         """Least, most and mean part of all windows inside [begin, end)."""
@@ -96,10 +99,10 @@ class Card:
         self.programs: dict[str, Program] = {}
         self._kinds: dict[str, str] = {}  # what each program has loaded
 
-    def say(self, **row: Any) -> None:
-        line = json.dumps(row)
-        print(line, flush=True)
-        self._out.write(line + "\n")
+    def say(self, raw: object = None, **row: Any) -> None:
+        """A line for the reader; `raw` is in the file only."""
+        print(json.dumps(row), flush=True)
+        self._out.write(json.dumps(row if raw is None else row | {"raw": raw}) + "\n")
         self._out.flush()
 
     def add(self, name: str, arguments: list[str], **promise: Any) -> Program:
@@ -231,12 +234,15 @@ def services(card: Card) -> None:
     for program in card.programs.values():
         program.wait_ready()
 
+    raw: list[list[float]] = []
+
     def serve(rate: float) -> dict[str, Any]:
         found = ls.ask(f"run {REQUESTS / rate:.2f} {rate:g} 7 0 0", 60)
+        raw.append(found["latency_ms"])
         return _quantiles(found["latency_ms"]) | {"active": found["active_s"] / (REQUESTS / rate)}
 
     alone = {rate: serve(rate) for rate in (100, 300)}
-    card.say(row="service", beside=None, found=alone)
+    card.say(raw, row="service", beside=None, found=alone)
     kinds = [PRODUCTS, "spin", TRAINING, f"{PRODUCTS}+spin", "mm4096", "mm2048", "add64"]
     for kind in kinds:
         for rate in (100, 300):
@@ -257,7 +263,7 @@ def services(card: Card) -> None:
                 b["count"] / ((b["end_ns"] - b["begin_ns"]) / 1e9) / rates[n] for n, b in blocks.items()
             )  # about a second of it without the service
             over = {q: round(found[q] - alone[rate][q], 3) for q in ("0.5", "0.99")}
-            card.say(row="service", beside=kind, rate=rate, over_ms=over, found=found, be_over_alone=round(kept, 4),
+            card.say(raw[-1], row="service", beside=kind, rate=rate, over_ms=over, found=found, be_over_alone=round(kept, 4),
                      be_of_left=round(kept / (1 - alone[rate]["active"] * length_s / (length_s + 1)), 4))  # fmt: skip
     card.drop("be", "bespin")
     card.add("hostile", ["slices_hostile"], best_effort=True).wait_ready()
@@ -293,25 +299,31 @@ def linger(card: Card) -> None:
         program.wait_ready()
     card.fill("be", PRODUCTS)
 
-    def serve(rate: float, linger_us: int) -> dict[str, Any]:
-        return _quantiles(ls.ask(f"run {REQUESTS / rate:.2f} {rate:g} 7 {linger_us}", 60)["latency_ms"])
+    def serve(rate: float, linger_us: int) -> tuple[list[float], float]:
+        """Latencies, and times that the service was put on the GPU for each request."""
+        time.sleep(0.05)
+        runs = card.recorder.runs.get(ls.process.pid, 0)
+        found = ls.ask(f"run {REQUESTS / rate:.2f} {rate:g} 7 {linger_us}", 60)["latency_ms"]
+        time.sleep(0.05)
+        return found, round((card.recorder.runs.get(ls.process.pid, 0) - runs) / len(found), 3)
 
-    alone = {rate: serve(rate, 0) for rate in (100, 300)}
-    card.say(row="linger", beside=None, found=alone)
+    latencies = {rate: serve(rate, 0)[0] for rate in (100, 300)}
+    alone = {rate: _quantiles(found) for rate, found in latencies.items()}
+    card.say(latencies, row="linger", beside=None, found=alone)
     for name, kind in (("bespin", "spin"), ("be", PRODUCTS)):
         rates = card.alone(name, kind)
         for rate in (100, 300):
-            for linger_us in (0, 30, 60, 120, 250):
+            for linger_us in (0, 60, 200):
                 if time.monotonic() > card.until_s:
                     return
                 card.programs[name].tell(f"run {REQUESTS / rate + 1:.2f}")
                 time.sleep(0.4)
-                found = serve(rate, linger_us)
+                latency, runs = serve(rate, linger_us)
                 block = card.programs[name].answer(60)
                 kept = block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9) / rates
-                over = {q: round(found[q] - alone[rate][q], 3) for q in ("0.5", "0.99")}
-                card.say(row="linger", beside=kind, rate=rate, linger_us=linger_us, over_ms=over,
-                         be_over_alone=round(kept, 4))  # fmt: skip
+                over = {q: round(_quantiles(latency)[q] - alone[rate][q], 3) for q in ("0.5", "0.99")}
+                card.say(latency, row="linger", beside=kind, rate=rate, linger_us=linger_us, over_ms=over,
+                         runs_per_request=runs, be_over_alone=round(kept, 4))  # fmt: skip
     card.drop("ls", "be", "bespin")
 
 

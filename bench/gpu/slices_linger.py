@@ -1,8 +1,9 @@
-"""The bench's service with a kernel that lingers behind each request: `python slices_linger.py BACKEND BATCH`.
+"""The bench's service with a kernel that outlasts each request: `python slices_linger.py BACKEND BATCH`.
 
 A request that has waited for another finds its queue empty for the moment between the two, and the hardware goes on to
-the next group: a switch of its own. Here a kernel of one thread block stays on the GPU for some microseconds after each
-request, on a stream of its own, so that the group keeps the GPU for a request that waits.
+the next group: a switch of its own. Here a kernel of one thread block runs beside each request, on a stream of its own,
+and some microseconds longer, so that the group keeps the GPU for a request that waits. (One that begins when the
+request ends does not help: the moment between the two is enough for the hardware.)
 Protocol as `cotenant.bench.ls_client`, without a floor: `run SECONDS RATE SEED LINGER_US`.
 """
 
@@ -26,29 +27,35 @@ def torch_request(batch: int) -> Callable[[int], None]:
     torch.manual_seed(0)
     net = resnet50(torch).cuda().half().eval().to(memory_format=torch.channels_last)
     images = torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.half).to(memory_format=torch.channels_last)
-    stream, behind = torch.cuda.Stream(priority=-5), torch.cuda.Stream()
-    graph, done = torch.cuda.CUDAGraph(), torch.cuda.Event()
+    stream, beside = torch.cuda.Stream(priority=-5), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(5):
             net(images)
         stream.synchronize()
         with torch.cuda.graph(graph, stream=stream):
             net(images)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    torch.cuda._sleep(10_000_000)
-    end.record()
-    end.synchronize()
-    cycles_per_us = 10_000_000 / (begin.elapsed_time(end) * 1e3)
+
+    def length_us(work: Callable[[], object]) -> float:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        found = []
+        for _ in range(9):
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            found.append(begin.elapsed_time(end) * 1e3)
+        return sorted(found)[len(found) // 2]
+
+    cycles_per_us = 2_000_000 / length_us(lambda: torch.cuda._sleep(2_000_000))
+    request_us = length_us(graph.replay)
 
     def request(linger_us: int) -> None:
+        if linger_us:
+            with torch.cuda.stream(beside):
+                torch.cuda._sleep(int((request_us + linger_us) * cycles_per_us))
         with torch.cuda.stream(stream):
             graph.replay()
-        if linger_us:
-            done.record(stream)
-            behind.wait_event(done)
-            with torch.cuda.stream(behind):
-                torch.cuda._sleep(int(linger_us * cycles_per_us))
         stream.synchronize()
 
     return request
@@ -59,19 +66,16 @@ def driver_request() -> Callable[[int], None]:
     from cotenant.bench.driver import Driver
 
     cuda = Driver()
-    stream, behind = cuda.stream(), cuda.stream()
+    stream, beside = cuda.stream(), cuda.stream()
     graph = cuda.graph(SOFT_KERNELS_NS, stream, work="service")
-    done = cuda.event(timing=False)
-    lingering: dict[int, object] = {}
+    holding: dict[int, object] = {}
 
     def request(linger_us: int) -> None:
-        cuda.call("cuGraphLaunch", graph, stream)
         if linger_us:
-            if linger_us not in lingering:
-                lingering[linger_us] = cuda.graph([linger_us * 1000], behind)
-            cuda.record(done, stream)
-            cuda.call("cuStreamWaitEvent", behind, done, 0)
-            cuda.call("cuGraphLaunch", lingering[linger_us], behind)
+            if linger_us not in holding:
+                holding[linger_us] = cuda.graph([sum(SOFT_KERNELS_NS) + linger_us * 1000], beside)
+            cuda.call("cuGraphLaunch", holding[linger_us], beside)
+        cuda.call("cuGraphLaunch", graph, stream)
         cuda.call("cuStreamSynchronize", stream)
 
     return request

@@ -31,7 +31,8 @@ GIB = 1 << 30
 def agent(*options: str) -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="independent-")
     os.environ |= {"COTENANT_DIR": folder, "COTENANT_SOFTGPU_STATE": f"{folder}/gpu"}
-    command = ["cotenant", "agent", "--gpus", "soft" if SOFT else "all", *options]
+    gpus = "soft" if SOFT else os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    command = ["cotenant", "agent", "--gpus", gpus, *options]
     with open(f"{folder}/log", "w") as log, subprocess.Popen(command, stderr=log, stdout=log) as process:
         while subprocess.run(["cotenant", "ps"], capture_output=True).returncode:
             assert process.poll() is None, Path(f"{folder}/log").read_text()

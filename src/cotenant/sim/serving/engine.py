@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from cotenant.core.errors import InputError
 from cotenant.core.metrics.serving import OUTCOMES, request_metrics
@@ -20,6 +20,9 @@ from cotenant.profiles.serving.latency import ServingProfile
 from cotenant.sim.serving import kernel
 from cotenant.workloads.requests.arrivals import Arrivals, draw, fit_to
 from cotenant.workloads.requests.readers import Recorded, disb_clients, read_requests
+
+if TYPE_CHECKING:
+    import polars as pl
 
 INTERFERENCE = ("planned", "running")
 
@@ -79,6 +82,8 @@ class ServingResult:
 
     def table(self) -> pl.DataFrame:
         """The requests in the columns of a server's request log."""
+        import polars as pl  # servers import this module, and need no tables
+
         names = [s.name for s in self.scenario.all_services()]
         lets = [g.name for g in self.plan.gpulets]
         rows = self.requests
@@ -97,6 +102,8 @@ class ServingResult:
 
     def client_table(self) -> pl.DataFrame:
         """The requests in the columns of a client's log; a simulated client sends at the scheduled times."""
+        import polars as pl
+
         names = [s.name for s in self.scenario.all_services()]
         rows = self.requests
         ran = rows["let"] >= 0
