@@ -100,7 +100,10 @@ def main() -> None:
     ):
         assert server.stdout is not None
         try:
-            port = int(json.loads(server.stdout.readline())["http"].rpartition(":")[2])
+            first = server.stdout.readline()
+            if not first:
+                raise SystemExit(f"the door did not start: {log.read_text()[-2000:]}")
+            port = int(json.loads(first)["http"].rpartition(":")[2])
             for number in range(rounds + 1):
                 for name in NAMES:
                     before = rows_of(port)

@@ -263,7 +263,8 @@ def services(card: Card) -> None:
                 b["count"] / ((b["end_ns"] - b["begin_ns"]) / 1e9) / rates[n] for n, b in blocks.items()
             )  # about a second of it without the service
             over = {q: round(found[q] - alone[rate][q], 3) for q in ("0.5", "0.99")}
-            card.say(raw[-1], row="service", beside=kind, rate=rate, over_ms=over, found=found, be_over_alone=round(kept, 4),
+            card.say(raw[-1], row="service", beside=kind, rate=rate, over_ms=over, found=found,
+                     be_over_alone=round(kept, 4),
                      be_of_left=round(kept / (1 - alone[rate]["active"] * length_s / (length_s + 1)), 4))  # fmt: skip
     card.drop("be", "bespin")
     card.add("hostile", ["slices_hostile"], best_effort=True).wait_ready()

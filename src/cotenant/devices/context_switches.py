@@ -116,7 +116,8 @@ class SwitchLog:
     def _instance(self, uuid: str) -> int:
         """The driver's number of a GPU."""
         asked = bytearray(UUID_BYTES + 16)
-        struct.pack_into(f"={UUID_BYTES}sI", asked, 0, bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")), BINARY)
+        digits = uuid.removeprefix("GPU-").replace("-", "")
+        struct.pack_into(f"={UUID_BYTES}sI", asked, 0, bytes.fromhex(digits), BINARY)
         self._control(self._client, UUID_INFO, asked)
         return int(struct.unpack_from("=I", asked, UUID_BYTES + 8)[0])
 
