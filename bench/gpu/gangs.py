@@ -1,0 +1,420 @@
+"""Gangs under the hardware's time slices: torchrun jobs on two GPUs (NCCL), beside each other and one-GPU tenants.
+
+CUDA_VISIBLE_DEVICES=UUID,UUID PYTHONPATH=src python bench/gpu/gangs.py OUT.jsonl STEP,STEP,... [SECONDS]
+
+Every tenant is a program that `cotenant run` starts. Each row is one line of JSON, also in OUT.jsonl. A share is steps
+per second over those of the same program alone, from the time stamps of its slower rank, in the time in which all ran:
+the least and the most of all windows of 2 s that begin 0.1 s apart, and the mean. `time` is GPU time of each rank from
+the driver's log of context switches (root is needed). Then each is told to stop, 0.5 s apart, and `ended` has the exit
+codes. What has not ended 60 s after the row's start is killed and said so. No row begins after SECONDS (150).
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
+
+from slices import MECHANISM, SOFT, STEP_S, WINDOW_S, Recorder
+
+from cotenant.bench.harness import Bench, with_source
+from cotenant.core.errors import InputError, WorkError
+
+ROW_S, ALONE_S, APART_S = 8.0, 4.0, 0.5
+ROW_AT_MOST_S = 60.0
+HERE = Path(__file__).resolve().parent
+BUSY_REQUEST, SAID = 0.4, 1500
+# NVLink's multicast needs a fabric manager that may not be reachable; ranks of one host meet on loopback
+NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "2"}
+
+
+class HungError(WorkError):
+    """Something did not start, step or end in time."""
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def children(pid: int) -> set[int]:
+    """A process and its descendants."""
+    found, left = set(), [pid]
+    while left:
+        each = left.pop()
+        found.add(each)
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                left += map(int, task.read_text().split())
+    return found
+
+
+def standing(pid: int) -> str:
+    """Name, state and what it waits for in the kernel."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        rows = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        return f"{rows['Name']} {rows['State']} {Path(f'/proc/{pid}/wchan').read_text()}"
+    return "gone"
+
+
+class Tenant:
+    """A program under `cotenant run`: its output, and how far its ranks were when."""
+
+    ranks = 1
+
+    def __init__(self, rig: Gangs, name: str, gpus: str, request: float, program: list[str]) -> None:
+        self.name, self.request = name, request
+        self.pids: dict[int, int] = {}  # by rank
+        self.marks: dict[int, list[tuple[float, int]]] = {}  # by rank: time in s, steps that had ended
+        self.said: list[str] = []
+        self._known: set[int] = set()
+        self._lines: queue.Queue[str] = queue.Queue()
+        command = ["-m", "cotenant", "run", "--dir", str(rig.bench.folder), "--name", name, "--gpus", gpus]
+        command += ["--request", f"{100 * request:g}%", "--mechanism", MECHANISM, "--", sys.executable, *program]
+        self.process = subprocess.Popen(
+            [sys.executable, *command], env=rig.environment, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.heard(line)
+
+    def heard(self, line: str) -> None:
+        """Take a line that it printed."""
+        words = line.split()
+        if words[:1] == ["at"] and len(words) == 4:
+            self.marks.setdefault(int(words[1]), []).append((float(words[2]), int(words[3])))
+            return
+        if words[:1] == ["rank"] and words[2:3] == ["pid"]:
+            self.pids[int(words[1])] = int(words[3])
+        self.said.append(line.rstrip()[:300])
+        self._lines.put(line)
+
+    def is_going(self) -> bool:
+        """Every rank has stepped."""
+        return len(self.marks) == self.ranks
+
+    def stop(self) -> None:
+        """Ask it to end."""
+
+    def look(self) -> None:
+        """Learn its processes, which may outlive the one that started them."""
+        if self.process.poll() is None:
+            self._known |= children(self.process.pid)
+
+    def kill(self) -> dict[str, str]:
+        """End all of its processes; how each stood before."""
+        self.look()
+        found = {str(pid): standing(pid) for pid in sorted(self._known)}
+        for pid in self._known:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+        return found
+
+    def steps_at(self, at_s: float) -> float:
+        """Steps that all of its ranks had made by then."""
+        found = []
+        for marks in self.marks.values():
+            i = max(1, min(bisect.bisect_left(marks, (at_s, 0)), len(marks) - 1))
+            (t0, a), (t1, b) = marks[i - 1], marks[i]
+            found.append(a + (b - a) * (at_s - t0) / max(1e-9, t1 - t0))
+        return min(found)
+
+    def pause_s(self, begin_s: float, end_s: float) -> float:
+        """Longest time without a step of any of its ranks, there."""
+        longest = 0.0
+        for marks in self.marks.values():
+            times = [begin_s, *(at for at, _ in marks if begin_s < at < end_s), end_s]
+            longest = max(longest, *(b - a for a, b in itertools.pairwise(times)))
+        return round(longest, 3)
+
+
+class Gang(Tenant):
+    """A data-parallel job on two GPUs."""
+
+    ranks = 2
+
+    def __init__(self, rig: Gangs, name: str, request: float) -> None:
+        self._stop = rig.folder / f"stop-{name}"
+        program = [str(HERE / "gangs_program.py"), "soft" if SOFT else "torch", str(self._stop)]
+        if not SOFT:
+            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--local-addr", "127.0.0.1"]
+            meet = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+            program = [*launcher, *meet, *program]
+        super().__init__(rig, name, "2", request, program)
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self._stop.touch()
+
+
+class Busy(Tenant):
+    """Products of 8192^3 on one GPU, in blocks that are asked for."""
+
+    def __init__(self, rig: Gangs, name: str, gpu: str, request: float) -> None:
+        super().__init__(rig, name, gpu, request, ["-m", "cotenant.bench.workload", "busy", rig.bench.backend])
+
+    def heard(self, line: str) -> None:
+        """Take a line that it printed."""
+        if not line.startswith("{"):
+            super().heard(line)
+            return
+        block = json.loads(line)
+        self.marks[0] = [(ns / 1e9, count) for ns, count, _ in block["marks"]]
+
+    def is_going(self) -> bool:
+        """It is set up."""
+        return any(line.startswith("ready ") for line in self.said)
+
+    def block(self, seconds: float) -> None:
+        """Begin a block; its marks come at its end."""
+        assert self.process.stdin is not None
+        self.marks.clear()
+        with contextlib.suppress(OSError):  # it ended; its exit code says so
+            self.process.stdin.write(f"run {seconds}\n")
+            self.process.stdin.flush()
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+
+class Gangs:
+    """The agent, its two GPUs and what programs do alone on them."""
+
+    def __init__(self, bench: Bench, folder: Path, out: Any) -> None:
+        self.bench, self.folder, self._out = bench, folder, out
+        self.environment = with_source(bench.environment) | NCCL | {"PYTHONUNBUFFERED": "1"}
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # each tenant has its own from the agent
+        self.uuids = [str(gpu["uuid"]) for gpu in self.ps()["agent"]["gpus"]]
+        if len(self.uuids) != 2:
+            raise InputError(f"two GPUs are needed, here are {len(self.uuids)}: name two in CUDA_VISIBLE_DEVICES")
+        self.recorders = [Recorder(uuid) for uuid in self.uuids]
+        self.alone: dict[str, float] = {}
+        self._deadline_s = 0.0
+        self._count = 0
+
+    def say(self, **row: Any) -> None:
+        """A line for the reader."""
+        print(json.dumps(row), flush=True)
+        self._out.write(json.dumps(row) + "\n")
+        self._out.flush()
+
+    def ps(self) -> dict[str, Any]:
+        """What `cotenant ps --json` says."""
+        command = [sys.executable, "-m", "cotenant", "ps", "--json", "--dir", str(self.bench.folder)]
+        try:
+            done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=20)
+            found: dict[str, Any] = json.loads(done.stdout)
+            return found
+        except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+            return {"agent": {"gpus": []}, "tenants": [], "fault": str(error)}
+
+    def until(self, tenants: list[Tenant], what: str, true: Callable[[Tenant], bool]) -> None:
+        """Wait for all of them; HungError where the row's time is over, WorkError where one ends too early."""
+        while True:
+            for tenant in tenants:
+                tenant.look()
+            late = [tenant.name for tenant in tenants if not true(tenant)]
+            if not late:
+                return
+            ended = [f"{t.name} ({t.process.returncode})" for t in tenants if t.process.poll() is not None]
+            if ended and what != "end":
+                raise WorkError(f"ended before it was to {what}: {', '.join(ended)}")
+            if time.monotonic() > self._deadline_s:
+                raise HungError(f"did not {what} within {ROW_AT_MOST_S:g} s of the row's start: {', '.join(late)}")
+            time.sleep(0.05)
+
+    def name(self, short: str) -> str:
+        """A name that no tenant has had."""
+        self._count += 1
+        return f"{short}{self._count}"
+
+    def row(self, row: str, gangs: Mapping[str, float], *, beside: bool = False, seconds: float = ROW_S) -> None:
+        """Gangs of those requests, together; `beside`: with a busy tenant on each GPU."""
+        began_s = time.monotonic()
+        self._deadline_s = began_s + ROW_AT_MOST_S
+        busy: list[Busy] = []
+        tenants: list[Tenant] = []
+        found: dict[str, Any] = {}
+        try:
+            if beside:
+                busy = [Busy(self, self.name(f"busy-{i}-"), uuid, BUSY_REQUEST) for i, uuid in enumerate(self.uuids)]
+                tenants += busy
+                self.until(tenants, "start", lambda tenant: tenant.is_going())
+                self._blocks(busy, 2.0)
+                for each in busy:
+                    marks = each.marks[0]
+                    self.alone[each.name] = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
+            tenants += [Gang(self, self.name(f"{name}-"), request) for name, request in gangs.items()]
+            self.until(tenants, "start", lambda tenant: tenant.is_going())
+            found["started_s"] = round(time.monotonic() - began_s, 1)
+            begin_s = time.monotonic() + 1.0  # by then slices follow who works
+            for each in busy:
+                each.block(seconds + 1.5)
+            while time.monotonic() < begin_s + seconds:
+                self.until(tenants, "run", lambda _: True)
+                if "agent" not in found and time.monotonic() > begin_s + seconds / 2:
+                    found["agent"] = self._seen()
+                time.sleep(0.05)
+            self._measure(found, row, tenants, begin_s, begin_s + seconds, busy)
+            for each in reversed(tenants):
+                each.stop()
+                time.sleep(APART_S)
+            self.until(tenants, "end", lambda tenant: tenant.process.poll() is not None)
+        except HungError as error:
+            found |= {"hung": str(error), "ps": self.ps()}
+            found["log"] = (self.bench.folder / "agent.log").read_text(errors="replace")[-SAID:]
+        except WorkError as error:
+            found["fault"] = str(error)
+        finally:
+            left = [each for each in tenants if each.process.poll() is None]
+            if left:
+                found["killed"] = {each.name: each.kill() for each in left}
+        codes = {each.name: each.process.returncode for each in tenants}
+        if any(codes.values()):
+            found["said"] = {each.name: "\n".join(each.said)[-SAID:] for each in tenants if each.process.returncode}
+        self.say(row=row, ended=codes, all_ended=not any(codes.values()), **found)
+
+    def _blocks(self, busy: list[Busy], seconds: float) -> None:
+        for each in busy:
+            each.block(seconds)
+        self.until(list(busy), "answer", lambda tenant: bool(tenant.marks.get(0)))
+
+    def _seen(self) -> dict[str, Any]:
+        """What the agent says of each tenant in the middle of a row."""
+        return {
+            row["name"]: {key: row[key] for key in ("state", "warnings")} | {"got": [g["got"] for g in row["gpus"]]}
+            for row in self.ps()["tenants"]
+        }
+
+    def _measure(
+        self, found: dict[str, Any], row: str, tenants: list[Tenant], begin_s: float, end_s: float, busy: list[Busy]
+    ) -> None:
+        self.until(list(busy), "answer", lambda tenant: bool(tenant.marks.get(0)))
+        whole = sum(t.request for t in tenants if isinstance(t, Gang)) + (BUSY_REQUEST if busy else 0)
+        if row == "alone":
+            gang = tenants[0]
+            self.alone["gang"] = (gang.steps_at(end_s) - gang.steps_at(begin_s)) / (end_s - begin_s)
+            found["steps_per_s"] = round(self.alone["gang"], 2)
+        shares, errors = {}, []
+        for each in tenants:
+            alone = self.alone.get("gang" if isinstance(each, Gang) else each.name)
+            if not alone:
+                continue
+            count = max(1, int((end_s - begin_s - WINDOW_S) / STEP_S) + 1)
+            starts = [begin_s + STEP_S * k for k in range(count)]
+            parts = [(each.steps_at(at + WINDOW_S) - each.steps_at(at)) / WINDOW_S / alone for at in starts]
+            mean = (each.steps_at(end_s) - each.steps_at(begin_s)) / (end_s - begin_s) / alone
+            promised = each.request / whole
+            errors += [min(parts) - promised, max(parts) - promised]
+            shares[each.name] = {"promised": round(promised, 4), "least": round(min(parts), 4),
+                                 "most": round(max(parts), 4), "mean": round(mean, 4),
+                                 "longest_pause_s": each.pause_s(begin_s, end_s)}  # fmt: skip
+            if times := [self.recorders[r].windows(pid, begin_s, end_s) for r, pid in sorted(each.pids.items())]:
+                shares[each.name]["time"] = times
+        found["shares"] = shares
+        if row != "alone" and errors:
+            found["worst_window_error"] = round(max(map(abs, errors)), 4)
+            means = {each: shares[each.name]["mean"] for each in tenants if each.name in shares}
+            gangs = sum(mean for each, mean in means.items() if isinstance(each, Gang))
+            found["together"] = [round(gangs + means.get(each, 0.0), 4) for each in busy] or round(gangs, 4)
+
+    def close(self) -> None:
+        """Stop recording."""
+        for recorder in self.recorders:
+            recorder.close()
+
+
+def alone(rig: Gangs) -> None:
+    """Steps per second of one gang with nothing beside it."""
+    rig.row("alone", {"solo": 1.0}, seconds=ALONE_S)
+
+
+def two(rig: Gangs) -> None:
+    """Two gangs, half each."""
+    rig.row("two", {"a": 0.5, "b": 0.5})
+
+
+def three(rig: Gangs) -> None:
+    """Three gangs of 20, 30 and 50 %."""
+    rig.row("three", {"a": 0.2, "b": 0.3, "c": 0.5})
+
+
+def beside(rig: Gangs) -> None:
+    """Two gangs of 30 % beside a busy tenant of 40 % on each GPU."""
+    rig.row("beside", {"a": 0.3, "b": 0.3}, beside=True)
+
+
+def hold(rig: Gangs) -> None:
+    """After all of it the agent holds nobody: no tenant, no process, nothing promised."""
+    deadline_s = time.monotonic() + 15
+    while (found := rig.ps())["tenants"] and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+    gpus = found["agent"]["gpus"]
+    promised, charged = ([gpu[key] for gpu in gpus] for key in ("promised", "memory_charged_bytes"))
+    rig.say(row="hold", tenants=found["tenants"], unseen=found["agent"].get("unseen"), promised=promised,
+            charged=charged, fault=found.get("fault"))  # fmt: skip
+
+
+STEPS: dict[str, Callable[[Gangs], None]] = {
+    "alone": alone,
+    "two": two,
+    "three": three,
+    "beside": beside,
+    "hold": hold,
+}
+
+
+def main() -> None:
+    """Run the steps that are asked for; what a gang does alone is measured in any case."""
+    path, steps = Path(sys.argv[1]), sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
+    until_s = time.monotonic() + float(sys.argv[3] if len(sys.argv) > 3 else 150)
+    steps = ["alone", *(step for step in steps if step != "alone")]
+    named = os.environ.pop("CUDA_VISIBLE_DEVICES", "")
+    if SOFT:
+        os.environ["COTENANT_SOFTGPU_COUNT"] = "2"
+    gpus = "soft" if SOFT else named if named.startswith("GPU-") else "all"
+    with open(path, "a") as out, tempfile.TemporaryDirectory() as folder, Bench(gpus, {}) as bench:
+        rig = Gangs(bench, Path(folder), out)
+        log = [recorder.fault or "driver's log" for recorder in rig.recorders]
+        rig.say(row="start", gpus=rig.uuids, mechanism=MECHANISM, log=log)
+        for step in steps:
+            if time.monotonic() > until_s and step != "hold":
+                continue
+            began_s = time.monotonic()
+            try:
+                STEPS[step](rig)
+            except (WorkError, KeyError, IndexError, OSError, subprocess.TimeoutExpired) as error:
+                rig.say(row="fault", step=step, error=repr(error)[:2000])
+            rig.say(row="step", step=step, seconds=round(time.monotonic() - began_s, 1))
+        rig.say(row="end", agent=(bench.folder / "agent.log").read_text(errors="replace")[-SAID:])
+        rig.close()
+
+
+if __name__ == "__main__":
+    main()
