@@ -11,18 +11,11 @@ codes. What has not ended 60 s after the row's start is killed and said so. No r
 
 from __future__ import annotations
 
-import bisect
-import contextlib
-import itertools
 import json
 import os
-import queue
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
+from gangs_tenants import Busy, Gang, Node, Tenant
 from slices import MECHANISM, SOFT, STEP_S, WINDOW_S, Recorder
 
 from cotenant.bench.harness import Bench, with_source
@@ -37,7 +31,6 @@ from cotenant.core.errors import InputError, WorkError
 
 ROW_S, ALONE_S, APART_S = 8.0, 4.0, 0.5
 ROW_AT_MOST_S = 60.0
-HERE = Path(__file__).resolve().parent
 BUSY_REQUEST, SAID = 0.4, 1500
 # NVLink's multicast needs a fabric manager that may not be reachable; ranks of one host meet on loopback
 NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "2"}
@@ -47,169 +40,14 @@ class HungError(WorkError):
     """Something did not start, step or end in time."""
 
 
-def free_port() -> int:
-    """A port of loopback that nobody has now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def children(pid: int) -> set[int]:
-    """A process and its descendants."""
-    found, left = set(), [pid]
-    while left:
-        each = left.pop()
-        found.add(each)
-        for task in Path(f"/proc/{each}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                left += map(int, task.read_text().split())
-    return found
-
-
-def standing(pid: int) -> str:
-    """Name, state and what it waits for in the kernel."""
-    with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        rows = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        return f"{rows['Name']} {rows['State']} {Path(f'/proc/{pid}/wchan').read_text()}"
-    return "gone"
-
-
-class Tenant:
-    """A program under `cotenant run`: its output, and how far its ranks were when."""
-
-    ranks = 1
-
-    def __init__(self, rig: Gangs, name: str, gpus: str, request: float, program: list[str]) -> None:
-        self.name, self.request = name, request
-        self.pids: dict[int, int] = {}  # by rank
-        self.marks: dict[int, list[tuple[float, int]]] = {}  # by rank: time in s, steps that had ended
-        self.said: list[str] = []
-        self._known: set[int] = set()
-        self._lines: queue.Queue[str] = queue.Queue()
-        command = ["-m", "cotenant", "run", "--dir", str(rig.bench.folder), "--name", name, "--gpus", gpus]
-        command += ["--request", f"{100 * request:g}%", "--mechanism", MECHANISM, "--", sys.executable, *program]
-        self.process = subprocess.Popen(
-            [sys.executable, *command], env=rig.environment, text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.heard(line)
-
-    def heard(self, line: str) -> None:
-        """Take a line that it printed."""
-        words = line.split()
-        if words[:1] == ["at"] and len(words) == 4:
-            self.marks.setdefault(int(words[1]), []).append((float(words[2]), int(words[3])))
-            return
-        if words[:1] == ["rank"] and words[2:3] == ["pid"]:
-            self.pids[int(words[1])] = int(words[3])
-        self.said.append(line.rstrip()[:300])
-        self._lines.put(line)
-
-    def is_going(self) -> bool:
-        """Every rank has stepped."""
-        return len(self.marks) == self.ranks
-
-    def stop(self) -> None:
-        """Ask it to end."""
-
-    def look(self) -> None:
-        """Learn its processes, which may outlive the one that started them."""
-        if self.process.poll() is None:
-            self._known |= children(self.process.pid)
-
-    def kill(self) -> dict[str, str]:
-        """End all of its processes; how each stood before."""
-        self.look()
-        found = {str(pid): standing(pid) for pid in sorted(self._known)}
-        for pid in self._known:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
-        return found
-
-    def steps_at(self, at_s: float) -> float:
-        """Steps that all of its ranks had made by then."""
-        found = []
-        for marks in self.marks.values():
-            i = max(1, min(bisect.bisect_left(marks, (at_s, 0)), len(marks) - 1))
-            (t0, a), (t1, b) = marks[i - 1], marks[i]
-            found.append(a + (b - a) * (at_s - t0) / max(1e-9, t1 - t0))
-        return min(found)
-
-    def pause_s(self, begin_s: float, end_s: float) -> float:
-        """Longest time without a step of any of its ranks, there."""
-        longest = 0.0
-        for marks in self.marks.values():
-            times = [begin_s, *(at for at, _ in marks if begin_s < at < end_s), end_s]
-            longest = max(longest, *(b - a for a, b in itertools.pairwise(times)))
-        return round(longest, 3)
-
-
-class Gang(Tenant):
-    """A data-parallel job on two GPUs."""
-
-    ranks = 2
-
-    def __init__(self, rig: Gangs, name: str, request: float) -> None:
-        self._stop = rig.folder / f"stop-{name}"
-        program = [str(HERE / "gangs_program.py"), "soft" if SOFT else "torch", str(self._stop)]
-        if not SOFT:
-            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--local-addr", "127.0.0.1"]
-            meet = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-            program = [*launcher, *meet, *program]
-        super().__init__(rig, name, "2", request, program)
-
-    def stop(self) -> None:
-        """Ask it to end."""
-        self._stop.touch()
-
-
-class Busy(Tenant):
-    """Products of 8192^3 on one GPU, in blocks that are asked for."""
-
-    def __init__(self, rig: Gangs, name: str, gpu: str, request: float) -> None:
-        super().__init__(rig, name, gpu, request, ["-m", "cotenant.bench.workload", "busy", rig.bench.backend])
-
-    def heard(self, line: str) -> None:
-        """Take a line that it printed."""
-        if not line.startswith("{"):
-            super().heard(line)
-            return
-        block = json.loads(line)
-        self.marks[0] = [(ns / 1e9, count) for ns, count, _ in block["marks"]]
-
-    def is_going(self) -> bool:
-        """It is set up."""
-        return any(line.startswith("ready ") for line in self.said)
-
-    def block(self, seconds: float) -> None:
-        """Begin a block; its marks come at its end."""
-        assert self.process.stdin is not None
-        self.marks.clear()
-        with contextlib.suppress(OSError):  # it ended; its exit code says so
-            self.process.stdin.write(f"run {seconds}\n")
-            self.process.stdin.flush()
-
-    def stop(self) -> None:
-        """Ask it to end."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-
-
 class Gangs:
     """The agent, its two GPUs and what programs do alone on them."""
 
     def __init__(self, bench: Bench, folder: Path, out: Any) -> None:
-        self.bench, self.folder, self._out = bench, folder, out
+        self.bench, self._out = bench, out
         self.environment = with_source(bench.environment) | NCCL | {"PYTHONUNBUFFERED": "1"}
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # each tenant has its own from the agent
+        self.node = Node(bench.folder, folder, self.environment, MECHANISM, bench.backend)
         self.uuids = [str(gpu["uuid"]) for gpu in self.ps()["agent"]["gpus"]]
         if len(self.uuids) != 2:
             raise InputError(f"two GPUs are needed, here are {len(self.uuids)}: name two in CUDA_VISIBLE_DEVICES")
@@ -263,14 +101,14 @@ class Gangs:
         found: dict[str, Any] = {}
         try:
             if beside:
-                busy = [Busy(self, self.name(f"busy-{i}-"), uuid, BUSY_REQUEST) for i, uuid in enumerate(self.uuids)]
+                busy = [Busy(self.node, self.name("busy-"), uuid, BUSY_REQUEST) for uuid in self.uuids]
                 tenants += busy
                 self.until(tenants, "start", lambda tenant: tenant.is_going())
                 self._blocks(busy, 2.0)
                 for each in busy:
                     marks = each.marks[0]
                     self.alone[each.name] = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
-            tenants += [Gang(self, self.name(f"{name}-"), request) for name, request in gangs.items()]
+            tenants += [Gang(self.node, self.name(f"{name}-"), request) for name, request in gangs.items()]
             self.until(tenants, "start", lambda tenant: tenant.is_going())
             found["started_s"] = round(time.monotonic() - began_s, 1)
             begin_s = time.monotonic() + 1.0  # by then slices follow who works
