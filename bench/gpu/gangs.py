@@ -77,12 +77,12 @@ class Gangs:
         while True:
             for tenant in tenants:
                 tenant.look()
-            late = [tenant.name for tenant in tenants if not true(tenant)]
-            if not late:
-                return
             ended = [f"{t.name} ({t.process.returncode})" for t in tenants if t.process.poll() is not None]
             if ended and what != "end":
                 raise WorkError(f"ended before it was to {what}: {', '.join(ended)}")
+            late = [tenant.name for tenant in tenants if not true(tenant)]
+            if not late:
+                return
             if time.monotonic() > self._deadline_s:
                 raise HungError(f"did not {what} within {ROW_AT_MOST_S:g} s of the row's start: {', '.join(late)}")
             time.sleep(0.05)
@@ -100,20 +100,21 @@ class Gangs:
         tenants: list[Tenant] = []
         found: dict[str, Any] = {}
         try:
+            self.nobody()
             if beside:
                 busy = [Busy(self.node, self.name("busy-"), uuid, BUSY_REQUEST) for uuid in self.uuids]
                 tenants += busy
                 self.until(tenants, "start", lambda tenant: tenant.is_going())
                 self._blocks(busy, 2.0)
-                for each in busy:
-                    marks = each.marks[0]
-                    self.alone[each.name] = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
+                for one in busy:
+                    marks = one.marks[0]
+                    self.alone[one.name] = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])
             tenants += [Gang(self.node, self.name(f"{name}-"), request) for name, request in gangs.items()]
             self.until(tenants, "start", lambda tenant: tenant.is_going())
             found["started_s"] = round(time.monotonic() - began_s, 1)
             begin_s = time.monotonic() + 1.0  # by then slices follow who works
-            for each in busy:
-                each.block(seconds + 1.5)
+            for one in busy:
+                one.block(seconds + 1.5)
             while time.monotonic() < begin_s + seconds:
                 self.until(tenants, "run", lambda _: True)
                 if "agent" not in found and time.monotonic() > begin_s + seconds / 2:
@@ -125,10 +126,10 @@ class Gangs:
                 time.sleep(APART_S)
             self.until(tenants, "end", lambda tenant: tenant.process.poll() is not None)
         except HungError as error:
-            found |= {"hung": str(error), "ps": self.ps()}
+            found |= {"hung": str(error), "last": self._last(tenants, began_s), "ps": self.ps()}
             found["log"] = (self.bench.folder / "agent.log").read_text(errors="replace")[-SAID:]
         except WorkError as error:
-            found["fault"] = str(error)
+            found |= {"fault": str(error), "last": self._last(tenants, began_s)}
         finally:
             left = [each for each in tenants if each.process.poll() is None]
             if left:
@@ -138,10 +139,24 @@ class Gangs:
             found["said"] = {each.name: "\n".join(each.said)[-SAID:] for each in tenants if each.process.returncode}
         self.say(row=row, ended=codes, all_ended=not any(codes.values()), **found)
 
+    def nobody(self) -> dict[str, Any]:
+        """What `ps` says once the tenants of the row before have gone, or of those that stay."""
+        until_s = time.monotonic() + 15
+        while (found := self.ps())["tenants"] and time.monotonic() < until_s:
+            time.sleep(0.2)
+        return found
+
     def _blocks(self, busy: list[Busy], seconds: float) -> None:
         for each in busy:
             each.block(seconds)
         self.until(list(busy), "answer", lambda tenant: bool(tenant.marks.get(0)))
+
+    def _last(self, tenants: list[Tenant], began_s: float) -> dict[str, Any]:
+        """By tenant and rank: seconds into the row and steps, as each said last."""
+        return {
+            each.name: {rank: [round(marks[-1][0] - began_s, 2), marks[-1][1]] for rank, marks in each.marks.items()}
+            for each in tenants
+        }
 
     def _seen(self) -> dict[str, Any]:
         """What the agent says of each tenant in the middle of a row."""
@@ -159,7 +174,8 @@ class Gangs:
             gang = tenants[0]
             self.alone["gang"] = (gang.steps_at(end_s) - gang.steps_at(begin_s)) / (end_s - begin_s)
             found["steps_per_s"] = round(self.alone["gang"], 2)
-        shares, errors = {}, []
+        shares: dict[str, dict[str, Any]] = {}
+        errors: list[float] = []
         for each in tenants:
             alone = self.alone.get("gang" if isinstance(each, Gang) else each.name)
             if not alone:
@@ -178,9 +194,9 @@ class Gangs:
         found["shares"] = shares
         if row != "alone" and errors:
             found["worst_window_error"] = round(max(map(abs, errors)), 4)
-            means = {each: shares[each.name]["mean"] for each in tenants if each.name in shares}
-            gangs = sum(mean for each, mean in means.items() if isinstance(each, Gang))
-            found["together"] = [round(gangs + means.get(each, 0.0), 4) for each in busy] or round(gangs, 4)
+            gangs = sum(float(shares[each.name]["mean"]) for each in tenants if isinstance(each, Gang))
+            per_gpu = [gangs + shares[one.name]["mean"] for one in busy] or [gangs] * 2
+            found["together"] = [round(part, 4) for part in per_gpu]
 
     def close(self) -> None:
         """Stop recording."""
@@ -210,9 +226,7 @@ def beside(rig: Gangs) -> None:
 
 def hold(rig: Gangs) -> None:
     """After all of it the agent holds nobody: no tenant, no process, nothing promised."""
-    deadline_s = time.monotonic() + 15
-    while (found := rig.ps())["tenants"] and time.monotonic() < deadline_s:
-        time.sleep(0.5)
+    found = rig.nobody()
     gpus = found["agent"]["gpus"]
     promised, charged = ([gpu[key] for gpu in gpus] for key in ("promised", "memory_charged_bytes"))
     rig.say(row="hold", tenants=found["tenants"], unseen=found["agent"].get("unseen"), promised=promised,

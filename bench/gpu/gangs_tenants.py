@@ -36,12 +36,19 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def children(pid: int) -> set[int]:
-    """A process and its descendants."""
-    found, left = set(), [pid]
+def born(pid: int) -> str:
+    """When a process began, in ticks; "" once it has gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """A process and those that it started, with when each began: a number may be another's later."""
+    found, left = {}, [pid]
     while left:
         each = left.pop()
-        found.add(each)
+        found[each] = born(each)
         for task in Path(f"/proc/{each}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 left += map(int, task.read_text().split())
@@ -67,7 +74,7 @@ class Tenant:
         self.pids: dict[int, int] = {}  # by rank
         self.marks: dict[int, list[tuple[float, int]]] = {}  # by rank: time in s, steps that had ended
         self.said: list[str] = []
-        self._known: set[int] = set()
+        self._known: dict[int, str] = {}
         command = ["-m", "cotenant", "run", "--dir", str(node.agent), "--name", name, "--gpus", gpus]
         command += ["--request", f"{100 * request:g}%", "--mechanism", node.mechanism, "--", sys.executable, *program]
         self.process = subprocess.Popen(
@@ -101,13 +108,14 @@ class Tenant:
     def look(self) -> None:
         """Learn its processes, which may outlive the one that started them."""
         if self.process.poll() is None:
-            self._known |= children(self.process.pid)
+            self._known |= descendants(self.process.pid)
 
     def kill(self) -> dict[str, str]:
         """End all of its processes; how each stood before."""
         self.look()
-        found = {str(pid): standing(pid) for pid in sorted(self._known)}
-        for pid in self._known:
+        mine = [pid for pid, began in sorted(self._known.items()) if began and born(pid) == began]
+        found = {str(pid): standing(pid) for pid in mine}
+        for pid in mine:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
@@ -117,9 +125,12 @@ class Tenant:
         """Steps that all of its ranks had made by then."""
         found = []
         for marks in self.marks.values():
-            i = max(1, min(bisect.bisect_left(marks, (at_s, 0)), len(marks) - 1))
+            i = bisect.bisect_left(marks, (at_s, 0))
+            if i in (0, len(marks)):  # before its first word, or after its last
+                found.append(float(marks[max(0, i - 1)][1]))
+                continue
             (t0, a), (t1, b) = marks[i - 1], marks[i]
-            found.append(a + (b - a) * (at_s - t0) / max(1e-9, t1 - t0))
+            found.append(a + (b - a) * (at_s - t0) / (t1 - t0))
         return min(found)
 
     def pause_s(self, begin_s: float, end_s: float) -> float:
