@@ -1,1 +1,1 @@
-"""Comparisons a user can run; each prints a ratio against its own baseline."""
+"""Benchmarks that users can run. Each measures its own baseline in the same run and prints a ratio to it."""

@@ -1,14 +1,14 @@
 """Best-effort loads of `cotenant bench colocation`, an unmodified program: `python -m cotenant.bench.be_loads BACKEND`.
 
-Protocol: prints `ready NAME`; then each line `load KIND` sets a load up and prints {"kind", "unit_ms"}; `run SECONDS`
-runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}; `times SECONDS` prints
-{"times_ns": [...]}, when each launch returned, `ends SECONDS` when each was seen to have ended. End of input ends the
-program. COTENANT_BENCH_CORE: where the threads that launch run once a load is set up.
+Protocol: prints `ready NAME`, then reads lines. `load KIND` sets up a load and prints {"kind", "unit_ms"}. `run SECONDS`
+runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}. `times SECONDS` prints
+{"times_ns": [...]}, the time when each launch returned; `ends SECONDS` the time when each was seen to have completed.
+End of input ends the program. COTENANT_BENCH_CORE: core on which the threads that launch run once a load is set up.
 
-mmN: bf16 products of NxN; mmzN: of zeros, the same kernels for much less power.  addN: out = in + 1 over N MiB.
-copyN: copies of N MiB on the device.  train-resnet50[:BATCH] and train-transformer[:BATCH]: training steps; with a
-small batch (32 images, 16 sequences without BATCH) their host holds them back, with three times as much the GPU does.
-On the software GPU kernels only take the time that such kernels took on an H100.
+mmN: bf16 products of NxN matrices; mmzN: of zeros, the same kernels at much less power.  addN: out = in + 1 over N MiB.
+copyN: copies of N MiB on the device.  train-resnet50[:BATCH] and train-transformer[:BATCH]: training steps. With the
+default batch (32 images, 16 sequences) the host limits the speed, with three times as much the GPU does.
+On the software GPU a kernel occupies the device for as long as the kernel of that load took on an H100.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from cotenant.bench.workload import LAUNCH_CORE, in_a_sentence, keep_to
 from cotenant.core.errors import InputError
 
 KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|(train-resnet50|train-transformer)(?::([1-9]\d{0,3}))?)$")
-UNIT_S = 0.001  # launches of one unit, together
+UNIT_S = 0.001  # length of a unit, which may be several launches
 DEPTH = 4  # units in flight
 MARK_NS = 10_000_000
 
-# Length of one kernel on an H100 80GB HBM3 (mm by 2 N^3 / 690 TFLOP/s, but not below what small ones reach; memory by
-# 3.0 TB/s read and written), for the software GPU: (ns, part of the SMs, what it needs most).
+# The software GPU's kernels have the length that they have on an H100 80GB HBM3: mm by 2 N^3 / 690 TFLOP/s with a lower
+# bound for small ones, add and copy by 3.0 TB/s read and written, training by measurement: (kernels per step, ns each).
 TRAINING_KERNELS_NS = {"train-resnet50": (700, 18_000), "train-transformer": (260, 55_000)}
 HOST_GAP_NS = {"train-resnet50": 26_000, "train-transformer": 14_000}
 TRAINING_BATCH = {"train-resnet50": 32, "train-transformer": 16}
 
 
 def soft_kernel(kind: str) -> tuple[int, str]:
-    """Length in ns and class of one kernel of a load on the software GPU."""
+    """Length in ns and work class of a kernel of this load on the software GPU."""
     found = KIND.match(kind)
     assert found is not None
     if found[1] in ("mm", "mmz"):
@@ -57,7 +57,8 @@ def training_batch(kind: str) -> int:
 
 
 class Load:
-    """One load: `launch` starts a unit of `per_unit` pieces of work, `mark` and `wait` order what is in flight."""
+    """One load. A unit is `per_unit` calls of `launch`; `mark(i)` records event i behind a unit, `wait(i)` waits for
+    it."""
 
     def __init__(
         self, launch: Callable[[], None], mark: Callable[[int], None], wait: Callable[[int], None], per_unit: int
@@ -65,7 +66,7 @@ class Load:
         self.launch, self.mark, self.wait, self.per_unit = launch, mark, wait, per_unit
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Work for that long, DEPTH units in flight."""
+        """Run for `seconds` with DEPTH units in flight."""
         begin_ns = now_ns = time.monotonic_ns()
         until_ns = begin_ns + round(seconds * 1e9)
         started = done = 0
@@ -95,7 +96,7 @@ class Load:
 
 
 def launch_times(load: Load, seconds: float) -> dict[str, Any]:
-    """Launch for that long without waiting for anything; when each launch returned."""
+    """Launch for `seconds` without waiting for completion; record when each launch returned."""
     times_ns: list[int] = []
     until_ns = time.monotonic_ns() + round(seconds * 1e9)
     while not times_ns or times_ns[-1] < until_ns:
@@ -107,7 +108,7 @@ def launch_times(load: Load, seconds: float) -> dict[str, Any]:
 
 
 def end_times(load: Load, seconds: float) -> dict[str, Any]:
-    """Launch for that long, DEPTH in flight; when each was seen to have ended."""
+    """Launch for `seconds` with DEPTH launches in flight; record when each was seen to have completed."""
     ends_ns: list[int] = []
     started, until_ns = 0, time.monotonic_ns() + round(seconds * 1e9)
     while time.monotonic_ns() < until_ns:
@@ -124,7 +125,8 @@ def end_times(load: Load, seconds: float) -> dict[str, Any]:
 
 
 def calibrated(load: Load, single: bool) -> float:
-    """Set how many launches make a unit; returns the length of one, ms."""
+    """Set the number of launches per unit: 1 if `single`, else what fills UNIT_S. Returns the length of a launch in
+    ms."""
     for _ in range(3):
         load.run(0.02)
     found = load.run(0.15)
@@ -134,7 +136,7 @@ def calibrated(load: Load, single: bool) -> float:
 
 
 def torch_load(kind: str) -> Load:
-    """A load with PyTorch."""
+    """A load that uses PyTorch."""
     import torch
 
     from cotenant.bench.networks import training_step
@@ -158,7 +160,7 @@ def torch_load(kind: str) -> Load:
 
 
 def driver_load(kind: str, cuda: Any) -> Load:
-    """A load on the bare driver API, with kernels of known length."""
+    """A load on the plain driver API, with kernels of known length."""
     length_ns, work = soft_kernel(kind)
     events = [cuda.event() for _ in range(DEPTH)]
     found = KIND.match(kind)
@@ -179,7 +181,7 @@ def driver_load(kind: str, cuda: Any) -> Load:
 
 
 def main(arguments: list[str]) -> int:
-    """Say `ready`, then do what is asked on standard input."""
+    """Print `ready`, then execute the lines of standard input."""
     backend = arguments[0] if arguments else "driver"
     if backend == "torch":
         import torch
@@ -201,7 +203,7 @@ def main(arguments: list[str]) -> int:
             raise InputError(f"no load is called {' '.join(words[1:])!r}: see --be of cotenant bench colocation")
         if words[:1] == ["load"]:
             os.sched_setaffinity(0, everywhere)
-            load = None  # its memory is free before the next one asks for some
+            load = None  # frees its memory before the next load allocates
             load = torch_load(words[1]) if cuda is None else driver_load(words[1], cuda)
             one_ms = calibrated(load, words[1].startswith("train-"))
             if core:

@@ -1,4 +1,5 @@
-"""`cotenant bench colocation`: LS latency and BE work under every scheme, in blocks of the same arrivals, in turn."""
+"""`cotenant bench colocation`: measures latency of latency-sensitive (LS) requests and throughput of best-effort (BE)
+work under each scheme, in alternating blocks with the same arrivals."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelRow
 
 LEAD_S = 0.15  # BE runs before the first arrival and after the last
-BETWEEN_S = 0.33  # what a block takes beyond its length
+BETWEEN_S = 0.33  # overhead of a block
 RESAMPLES = 200
 SLO_QUANTILE = 0.995
-LATE_MS = 0.5  # a request that began so much later than it could: its host paused
-FILLS_SMS = 1024  # of mmN, addN and copyN: their grids have several waves on any GPU
+LATE_MS = 0.5  # a request that begins later than this after it could begin shows that the host paused
+FILLS_SMS = 1024  # SMs that mmN, addN and copyN fill: their grids have several waves on any GPU
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def parse_ls(text: str) -> LsLoad:
 
 
 def parse_be(text: str) -> list[str]:
-    """Names of BE loads from a comma list."""
+    """Names of BE loads from a comma-separated list. InputError for unknown ones."""
     kinds = text.split(",")
     for kind in kinds:
         if not KIND.match(kind):
@@ -65,7 +66,7 @@ def parse_be(text: str) -> list[str]:
 
 
 def parse_schemes(text: str) -> list[Scheme]:
-    """Schemes from `all` or a comma list; each once. InputError for anything else."""
+    """Schemes named in `text`, without duplicates: `all`, or a comma-separated list. InputError for anything else."""
     if text == "all":
         return list(SCHEMES)
     try:
@@ -76,21 +77,23 @@ def parse_schemes(text: str) -> list[Scheme]:
 
 @dataclass
 class Series:
-    """Blocks of one scheme and BE load: what LS saw alone and beside it, and what BE did alone and beside LS."""
+    """Measurements with one scheme and BE load: LS latencies and BE rates, each alone and together (`beside`)."""
 
     alone_ms: list[float] = field(default_factory=list)
     beside_ms: list[float] = field(default_factory=list)
-    alone_active: list[float] = field(default_factory=list)  # part of the time that LS was active
+    alone_active: list[float] = field(default_factory=list)  # fraction of the time that LS was active
     alone_rate: list[float] = field(default_factory=list)  # BE units per second
     beside_rate: list[float] = field(default_factory=list)
     kernel_ms: float = 0.0
-    calm: list[tuple[int, int]] = field(default_factory=list)  # requests of blocks in which the host never paused
-    late: list[int] = field(default_factory=lambda: [0, 0])  # requests that it was late with, alone and beside
+    # ranges of requests of the blocks in which the host never paused
+    calm: list[tuple[int, int]] = field(default_factory=list)
+    # numbers of requests that began late because the host paused, alone and beside
+    late: list[int] = field(default_factory=lambda: [0, 0])
 
     def add(
         self, alone: dict[str, Any], native_rate: float, beside: dict[str, Any], rate: float, block_s: float
     ) -> None:
-        """A block alone and one beside, of the same arrivals, and the rates of BE."""
+        """Add a block of LS alone and one together with BE, which have the same arrivals, and the rates of BE."""
         begin = len(self.alone_ms)
         self.alone_ms += alone["latency_ms"]
         self.beside_ms += beside["latency_ms"]
@@ -104,7 +107,7 @@ class Series:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Order statistic at `part` of the values, between neighbours by a straight line."""
+    """Quantile of the values at `part` (0 to 1), interpolated linearly. NaN if there are none."""
     ordered = sorted(values)
     if not ordered:
         return float("nan")
@@ -115,7 +118,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 
 def rate_between(block: dict[str, Any], begin_ns: int, end_ns: int) -> float:
-    """BE units per second inside [begin, end]; marks are joined by straight lines."""
+    """BE units per second inside [begin, end], interpolated linearly between marks."""
     points = [(block["begin_ns"], 0), *block["marks"], (block["end_ns"], block["count"])]
 
     def until(at_ns: int) -> float:
@@ -130,7 +133,7 @@ def rate_between(block: dict[str, Any], begin_ns: int, end_ns: int) -> float:
 
 
 def summary(series: Series) -> dict[str, Any]:
-    """The figures of one scheme and BE load. The interval resamples pairs: the same arrival, alone and beside."""
+    """The figures of one scheme and BE load, as described in docs/commands.md."""
     slo_ms = quantile(series.alone_ms, SLO_QUANTILE)
     p99, alone_p99 = quantile(series.beside_ms, 0.99), quantile(series.alone_ms, 0.99)
     left = 1.0 - median(series.alone_active)
@@ -172,7 +175,8 @@ def said(scheme: str, kind: str, row: dict[str, Any]) -> str:
 
 
 def p99_interval(alone_ms: Sequence[float], beside_ms: Sequence[float], seed: int = 0) -> list[float]:
-    """95 % interval of p99 beside over p99 alone: bootstrap over requests, each with its latency alone and beside."""
+    """95 % confidence interval of p99 beside / p99 alone. The bootstrap resamples requests, each with both of its
+    latencies."""
     count = min(len(alone_ms), len(beside_ms))
     draw = random.Random(seed)
     ratios = []
@@ -184,7 +188,7 @@ def p99_interval(alone_ms: Sequence[float], beside_ms: Sequence[float], seed: in
 
 @dataclass
 class Plan:
-    """What a measurement does: lengths in seconds."""
+    """Settings of a measurement. Lengths are in seconds."""
 
     ls: LsLoad
     kinds: list[str]
@@ -193,13 +197,13 @@ class Plan:
     block_s: float = 2.0
     copy: bool = False
     changes: dict[str, Any] = field(default_factory=dict)  # co-location settings that override the scheme's
-    ls_class: str = "unknown"  # that the service shows
-    be_kernels: str = ""  # profile of the loads' kernels, compiled; "": as known (`known_work`)
+    ls_class: str = "unknown"  # work class that the service reports
+    be_kernels: str = ""  # compiled profile of the loads' kernels; "": the defaults of `known_work`
     progress: Callable[[str], None] = lambda text: None
 
 
 def expected_s(plan: Plan) -> float:
-    """About how long it takes: LS alone, BE alone for half a block, a block of each scheme, in each kind of rig."""
+    """Estimated length of a measurement. A round has LS alone, half a block of BE alone, and a block of each scheme."""
     rounds = 0.0
     for together in (True, False):
         schemes = sum(scheme.together is together for scheme in plan.schemes)
@@ -208,9 +212,10 @@ def expected_s(plan: Plan) -> float:
 
 
 def measure(gpus: str, plan: Plan, result: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Run every scheme beside every BE load. Schemes whose processes run together share one agent and its programs.
+    """Measure every scheme with every BE load. Schemes whose processes run concurrently share one agent and its
+    programs.
 
-    `result` is filled as rows come, so that what was measured is there when something later fails.
+    `result` gets each row when it is measured, so that rows are kept if a later measurement fails.
     """
     result = {} if result is None else result
     result["schemes"] = {scheme.name: {} for scheme in plan.schemes}
@@ -226,17 +231,17 @@ def measure(gpus: str, plan: Plan, result: dict[str, Any] | None = None) -> dict
 
 @dataclass
 class _Cast:
-    """Programs of one rig: the LS client and the BE tenant of each scheme, and BE without the shim."""
+    """Programs of one rig: the LS client and the BE tenants of each scheme, and a BE program without the shim."""
 
     ls_alone: Program
     native: Program
     ls: dict[str, Program]
-    be: dict[tuple[str, bool], Program]  # by scheme, and whether its kernels are known to fill the GPU
+    be: dict[tuple[str, bool], Program]  # by scheme, and whether the load's kernels fill the GPU
 
 
 def known_work(simulated: bool, fills: bool) -> dict[str, Any]:
-    """What a BE program says of its kernels to orion without a profile: on the software GPU what the simulator is told,
-    else how many SMs those of mmN, addN and copyN fill."""
+    """Facts about a BE program's kernels that scheme orion gets if there is no profile. On the software GPU: the work
+    classes that the simulator uses. On a real GPU: the number of SMs that kernels of mmN, addN and copyN fill."""
     if not simulated:
         return {"work_sms": FILLS_SMS if fills else 0}
     sms = FILLS_SMS if fills else read_table().sm_count
@@ -255,11 +260,11 @@ def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
         if scheme.ls_sms not in ls_by_sms:
             ls_by_sms[scheme.ls_sms] = rig.ls(f"ls-{scheme.name}", sms=scheme.ls_sms)
         for fills in (True, False):
-            # only orion asks what is known of a BE program's kernels; without it every kernel has a free pass
+            # only orion uses facts about kernels; kernels without any pass its gate at once
             asks = scheme.rule is RuleKind.ORION
             key = (scheme.be_sms, scheme.be_below, fills if asks else None)
             if key not in be_by_kind:
-                rig.scheme(scheme.name)  # it says with which priority best-effort programs start
+                rig.scheme(scheme.name)  # sets the priority with which best-effort programs start
                 name = f"be-{scheme.name}{'-wide' if asks and fills else ''}"
                 simulated = rig.bench.device.simulated
                 known = {"kernels": plan.be_kernels} if plan.be_kernels else known_work(simulated, fills)
@@ -300,7 +305,7 @@ def _measure_group(rig: Rig, plan: Plan, schemes: Sequence[Scheme], result: dict
 def _round(
     rig: Rig, plan: Plan, cast: _Cast, schemes: Sequence[Scheme], series: dict[str, Series], number: int, fills: bool
 ) -> None:
-    """LS alone, BE alone, then every scheme, starting with another one in each round; the same arrivals in all."""
+    """Measure LS alone, BE alone, then every scheme, with the same arrivals. Each round starts with another scheme."""
     seed = 1000 + number
     alone = ls_block(cast.ls_alone, plan, seed, raises=False)
     native_rate = native_block(cast.native, plan.block_s / 2)
@@ -312,21 +317,22 @@ def _round(
 
 
 def native_block(native: Program, seconds: float) -> float:
-    """Rate of BE alone. As beside LS it runs for LEAD_S first, because a card at its power limit is faster at the
-    beginning, and LEAD_S longer: units are counted some time after they began, and at its end all at once."""
+    """Rate of BE alone. As in `pair_block`, BE runs for LEAD_S before and after the interval that counts: a GPU at its
+    power limit is faster at the beginning, and at the end of a block all units in flight are counted at once."""
     block = native.ask(f"run {seconds + 2 * LEAD_S}", seconds + 60)
     begin_ns = block["begin_ns"] + round(LEAD_S * 1e9)
     return rate_between(block, begin_ns, begin_ns + round(seconds * 1e9))
 
 
 def ls_block(ls: Program, plan: Plan, seed: int, *, raises: bool) -> dict[str, Any]:
-    """One block of LS requests."""
+    """Run one block of LS requests. `raises`: the LS client reports activity."""
     ls.tell(f"run {plan.block_s} {plan.ls.rate_rps} {seed} {int(raises)} {int(plan.copy)}")
     return ls.answer(plan.block_s * 20 + 30)
 
 
 def pair_block(ls: Program, be: Program, plan: Plan, seed: int) -> tuple[dict[str, Any], float]:
-    """One block of LS requests beside BE; returns what LS saw and the rate of BE meanwhile."""
+    """Run one block of LS requests together with BE. Returns the LS client's measurements, and the rate of BE during
+    them."""
     be.tell(f"run {plan.block_s + 2 * LEAD_S}")
     time.sleep(LEAD_S)
     found = ls_block(ls, plan, seed, raises=True)

@@ -1,7 +1,7 @@
-"""`cotenant bench budget`: how much best-effort work a latency-sensitive service tolerates beside it.
+"""`cotenant bench budget`: how much best-effort (BE) work may overlap with a latency-sensitive (LS) service.
 
-The service always reports work, so best-effort work (BE) runs by tidal's `overlap` alone: one launch at a time,
-for a part of the time, on a part of the SMs. The curve of the service's slowdown over that is choose_budget's input.
+The benchmark reports LS work all the time. BE work therefore runs only within the setting `overlap` of scheme tidal:
+one launch at a time, for a part of the time, on a part of the SMs. `choose_budget` takes the measured slowdowns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.core.errors import InputError
 from cotenant.policy.colocation import CurvePoint, choose_budget
 
-SEED = 7  # of the arrivals, the same in every block
+SEED = 7  # every block has the same arrivals
 ALIVE_S = 0.05
 PARTS = (0.1, 0.25, 1.0)
 OVERLAPS = (0.05, 0.1, 0.2, 0.4, 1.0)
@@ -28,8 +28,8 @@ OVERLAPS = (0.05, 0.1, 0.2, 0.4, 1.0)
 
 @dataclass(frozen=True)
 class Budget:
-    """What is measured: BE `load` (addN or copyN) on each of `parts` of the SMs, for each part `overlap` of
-    the time."""
+    """What is measured: BE work `load` (addN or copyN) on each fraction `parts` of the SMs, for each fraction
+    `overlap` of the time. `tolerated`: slowdown of the LS service that is allowed."""
 
     ls: LsLoad
     load: str = "add64"
@@ -40,19 +40,19 @@ class Budget:
 
 
 def bytes_moved(load: str) -> int:
-    """Bytes that one unit of addN or copyN reads and writes. InputError for a load that is bound by something else."""
+    """Bytes that one unit of addN or copyN reads and writes. InputError for a load that is not memory-bound."""
     found = KIND.match(load)
     if found is None or found[1] not in ("add", "copy"):
-        raise InputError(f"{load!r} is not bound by memory: write addN or copyN", field="--be")
+        raise InputError(f"{load!r} is not memory-bound: write addN or copyN", field="--be")
     return 2 * int(found[2]) << 20
 
 
 def measure(
     gpus: str, wanted: Budget, found: dict[str, Any] | None = None, progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Rows {be_sms, overlap, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and the `budget` from
-    them: the most BE bandwidth that keeps the median of the service within `tolerated` times that alone. `found` is
-    filled as rows come."""
+    """Rows {be_sms, overlap, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and the `budget` chosen
+    from them: the most BE bandwidth with which the median service time stays within `tolerated` times the median
+    without BE work. `found` gets each row when it is measured."""
     found = {} if found is None else found
     rows: list[dict[str, Any]] = []
     found |= {"ls": asdict(wanted.ls), "be": wanted.load, "tolerated": wanted.tolerated, "rows": rows}
@@ -78,7 +78,7 @@ def measure(
 def _curve(
     rig: Rig, wanted: Budget, ls: Program, be: Program, part: float, unit_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """One part of the SMs: alone, then beside BE for more and more of the time."""
+    """Rows for one fraction of the SMs: LS alone, then together with BE work for a growing fraction of the time."""
     plan = Plan(wanted.ls, [], parse_schemes("tidal"), block_s=wanted.block_s)
     rig.scheme("mps-plus")  # no gate while the load is set up
     be.ask(f"load {wanted.load}", 60)
@@ -109,7 +109,7 @@ def said(row: dict[str, Any]) -> str:
 
 @contextmanager
 def held_up(floor: Floor) -> Iterator[None]:
-    """Report latency-sensitive work without a pause, with heartbeats."""
+    """Report latency-sensitive work inside the block, with heartbeats from a thread."""
     over = threading.Event()
 
     def keep() -> None:

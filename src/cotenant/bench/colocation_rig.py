@@ -1,4 +1,5 @@
-"""The agent and the programs of `cotenant bench colocation`, for schemes in which LS and BE run together or in turn."""
+"""The agent and the programs of `cotenant bench colocation`. Depending on the scheme, LS and BE programs run
+concurrently or in time slices."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ from cotenant.bench.workload import LAUNCH_CORE
 from cotenant.core.errors import WorkError
 
 START_S = 120.0
-SLACK_S = 30.0  # over the length of a block
+SLACK_S = 30.0  # patience beyond the length of a block
 TAIL_BYTES = 3000
 
 
 class Program:
-    """One program that takes lines and answers with lines of JSON; every wait ends."""
+    """A child process that reads orders as lines and answers with lines of JSON. Every wait has a timeout."""
 
     def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
         self.name = name
@@ -56,7 +57,7 @@ class Program:
         self._lines.put(None)
 
     def said(self) -> str:
-        """The end of what it wrote to standard error."""
+        """The last bytes of its standard error."""
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - TAIL_BYTES))
         return self._errors.read().decode(errors="replace")
@@ -65,13 +66,13 @@ class Program:
         try:
             line = self._lines.get(timeout=patience_s)
         except queue.Empty:
-            raise WorkError(f"{self.name} did not answer within {patience_s:g} s; it said: {self.said()}") from None
+            raise WorkError(f"{self.name} did not answer within {patience_s:g} s; its output: {self.said()}") from None
         if line is None:
-            raise WorkError(f"{self.name} ended (code {self.process.wait()}); it said: {self.said()}")
+            raise WorkError(f"{self.name} ended (code {self.process.wait()}); its output: {self.said()}")
         return line
 
     def wait_ready(self) -> Program:
-        """Block until it has set up its GPU."""
+        """Block until the program has set up its GPU. Returns the program itself."""
         while not (line := self._line(START_S)).startswith("ready "):
             pass
         self.gpu = line.removeprefix("ready ").strip()
@@ -84,10 +85,10 @@ class Program:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
         except OSError:
-            raise WorkError(f"{self.name} ended; it said: {self.said()}") from None
+            raise WorkError(f"{self.name} ended; its output: {self.said()}") from None
 
     def answer(self, patience_s: float = SLACK_S) -> dict[str, Any]:
-        """The next line, a JSON object."""
+        """Wait for the next line, a JSON object."""
         found: dict[str, Any] = json.loads(self._line(patience_s))
         return found
 
@@ -97,9 +98,9 @@ class Program:
         return self.answer(patience_s)
 
     def close(self) -> None:
-        """End it."""
+        """End the program."""
         if self.process.stdin is not None:
-            with contextlib.suppress(OSError):  # it ended first, with a line still in the pipe
+            with contextlib.suppress(OSError):  # the program ended with a line unread
                 self.process.stdin.close()
         try:
             self.process.wait(10)
@@ -110,9 +111,9 @@ class Program:
 
 
 class Rig:
-    """Context manager: agent, LS clients, BE programs. `together`: they run at once (MPS), else in slices of time.
-    `pinned`: BE programs, with the shim and without, launch from one core, and everything else keeps off it: for those
-    that run in turn, because which core a program lands on decides more than the shim."""
+    """Context manager: runs an agent, LS clients and BE programs. `together`: concurrently under MPS, else in time
+    slices. `pinned`: all BE programs launch from the same core, and all other processes of the benchmark avoid it,
+    because the choice of the core has more effect than the shim."""
 
     def __init__(
         self, gpus: str, *, together: bool, pinned: bool = False, settings: Mapping[str, Any] | None = None
@@ -188,21 +189,21 @@ class Rig:
         return program
 
     def ls(self, name: str = "ls", *, sms: float = 1.0, batch: int = 4) -> Program:
-        """An LS client, a worker of this project without the shim; it reports its work once it is ready (`join`)."""
+        """Start an LS client without the shim, as workers of `cotenant serve` run. After `join` it reports activity."""
         return self._native(name, ["cotenant.bench.ls_client", self.bench.backend, str(batch)], sms)
 
     def join(self, ls: Program, work_class: str = "unknown") -> None:
-        """Let a ready LS client report its work to the agent, as that class."""
+        """Let a ready LS client report activity to the agent, as work of that class."""
         ls.ask(f"floor {self.bench.folder} {self.uuid} {work_class}")
 
     def be_native(self, name: str = "be-native", *, sms: float = 1.0) -> Program:
-        """A BE program without the shim."""
+        """Start a BE program without the shim."""
         return self._native(name, ["cotenant.bench.be_loads", self.bench.backend], sms)
 
     def be(
         self, name: str = "be", *, sms: float = 1.0, below: bool = False, work_sms: int = 0, kernels: str = ""
     ) -> Program:
-        """A BE program, unmodified, as a best-effort tenant under the shim."""
+        """Start an unmodified BE program as a best-effort tenant under the shim."""
         spec = TenantSpec(
             name,
             limit=sms,
@@ -215,21 +216,21 @@ class Rig:
         return self.tenant(spec, ["cotenant.bench.be_loads", self.bench.backend])
 
     def tenant(self, spec: TenantSpec, arguments: list[str]) -> Program:
-        """Any module as a tenant under the shim."""
+        """Run any module as a tenant under the shim."""
         return self._tenant(spec, arguments, shim=True)
 
     def mps_environment(self) -> dict[str, str]:
-        """What a program of one's own needs to run together with the others."""
+        """Environment with which a program that the caller starts runs concurrently with the others."""
         client = ControlClient(self.bench.folder)
         self.clients.append(client)
         spec = TenantSpec(f"own-{len(self.clients)}", mechanism=self.mechanism)
         return dict(register(client, Launch(self.bench.folder, spec, ["own"]))["environment"])
 
     def scheme(self, name: str, **changes: Any) -> dict[str, Any]:
-        """Put a scheme into force on the GPU."""
+        """Apply a scheme to the GPU. Returns the agent's answer."""
         with ControlClient(self.bench.folder) as client:
             return client.call("colocation", scheme=name, **changes)
 
     def tenants(self) -> dict[str, dict[str, Any]]:
-        """What the agent knows of its tenants, by name."""
+        """The agent's rows of its tenants, by name."""
         return {row["name"]: row for row in self.bench.tenants()}

@@ -1,4 +1,4 @@
-"""`cotenant bench colocation --gpus virtual`: the same comparison in virtual time, on profiles of kernels."""
+"""`cotenant bench colocation --gpus virtual`: simulate the comparison from kernel profiles, in virtual time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ls_work(text: str) -> tuple[list[KernelWork], float]:
 
 
 def be_work(text: str, sm_count: int) -> list[KernelWork]:
-    """Kernels of a BE program's cycle, from a name of `cotenant bench colocation` or `profile:FILE`."""
+    """Kernels that a BE program repeats: of a load named as in `cotenant bench colocation`, or of `profile:FILE`."""
     if text.startswith("profile:"):
         return read_kernels(Path(text.removeprefix("profile:")))
     if not KIND.match(text):
@@ -58,8 +58,8 @@ def measure(
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """{scheme: {be: figures}} as the real comparison gives them; the same arrivals everywhere. `changes`: settings
-    over the schemes' own."""
+    """Simulate each scheme with each load. Returns {scheme: {be: figures}}, with the figures of the measured
+    comparison. Every simulation has the same arrivals. `changes` override settings of the schemes."""
     own = {scheme.name: settings_for(scheme.name, **(changes or {})) for scheme in schemes}
     kernels, rate_rps = ls_work(ls)
     sm_count = ORION_SMS if ls.startswith("profile:") and not ls.split(":")[1].endswith(".json") else 0
@@ -81,7 +81,7 @@ def measure(
                 [1.0],
                 [found.be_work_ns / end_ns],
                 sum(k.duration_ns for k in job.be) / len(job.be) / 1e6,
-                [(0, len(arrivals))],  # no host that pauses
+                [(0, len(arrivals))],  # the simulated host never pauses
             )
             row = rows[scheme.name][name] = summary(series)
             progress(said(scheme.name, name, row))

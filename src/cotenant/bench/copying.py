@@ -1,7 +1,8 @@
 """A program that copies between host and GPU: `python -m cotenant.bench.copying DIRECTION MEMORY MODE BYTES [MS]`.
 
-DIRECTION h2d or d2h; MEMORY pinned or pageable; MODE async (three copies queued on a stream, the oldest waited for) or
-sync. With MS a copy begins about every MS milliseconds and its latency is kept; else one follows another.
+DIRECTION is h2d or d2h, MEMORY pinned or pageable. MODE is sync, or async: three copies are queued on a stream, and the
+program waits for the oldest. With MS a copy begins about every MS milliseconds and its latency is recorded; without,
+copies follow one another.
 
 Protocol as in bench/workload.py: `ready NAME`, then for each line `run SECONDS` one JSON object {"count" (bytes),
 "begin_ns", "end_ns", "marks": [[ns, bytes, 0], ...], "latencies_us"}.
@@ -27,7 +28,7 @@ FUNCTIONS = {"h2d": "cuMemcpyHtoD", "d2h": "cuMemcpyDtoH"}
 
 
 class Copier:
-    """One buffer on each side and a stream; copies of `size` bytes between them."""
+    """Copies `size` bytes between a host buffer and a device buffer."""
 
     def __init__(self, cuda: Driver, direction: str, memory: str, size: int) -> None:
         self.cuda, self.size = cuda, size
@@ -42,12 +43,12 @@ class Copier:
         self._started = self._ended = 0
 
     def whole(self) -> tuple[int, int]:
-        """One copy, waited for by the call itself. Returns bytes and 0."""
+        """Run one synchronous copy. Returns its bytes and 0."""
         self.cuda.call(f"{self.name}_v2", *self.ends, ctypes.c_size_t(self.size))
         return self.size, 0
 
     def queue(self) -> tuple[int, int]:
-        """Queue one copy; with three queued, wait for the oldest. Returns the bytes known to be copied, and 0."""
+        """Queue one copy; if three are queued, wait for the oldest. Returns the bytes that were completed, and 0."""
         self.cuda.call(f"{self.name}Async_v2", *self.ends, ctypes.c_size_t(self.size), self.stream)
         self.cuda.record(self._events[self._started % DEPTH], self.stream)
         self._started += 1
@@ -59,13 +60,13 @@ class Copier:
         return self.size, 0
 
     def finish(self) -> tuple[int, int]:
-        """Wait for what is queued."""
+        """Wait for all queued copies. Returns their bytes, and 0."""
         left = self._started - self._ended
         return sum(self._finish_one()[0] for _ in range(left)), 0
 
 
 def host_memory(cuda: Driver, memory: str, size: int) -> ctypes.c_void_p:
-    """Host memory of that kind, touched, so that its pages are there."""
+    """Host memory of that kind. Its pages are touched, so that the first copy has no page faults."""
     if memory == "pinned":
         pinned = ctypes.c_void_p()
         cuda.call("cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(size), 1)
@@ -77,17 +78,17 @@ def host_memory(cuda: Driver, memory: str, size: int) -> ctypes.c_void_p:
     return ctypes.cast(buffer, ctypes.c_void_p)
 
 
-held: list[Any] = []  # buffers whose address is in use
+held: list[Any] = []  # keeps pageable buffers alive, of which only the address is used
 
 
 def now_and_then(copy: Callable[[], tuple[int, int]], period_s: float, seconds: float) -> dict[str, Any]:
-    """A copy every `period_s`, for `seconds`: each one's latency in microseconds."""
+    """Copy about every `period_s` for `seconds`; record the latency of each copy in microseconds."""
     latencies: list[float] = []
     moved = 0
     begin_ns = time.monotonic_ns()
     number = 0
     while time.monotonic_ns() - begin_ns < seconds * 1e9:
-        # not in step with anything that repeats
+        # jitter, so that copies do not fall into step with periodic work of other processes
         due_ns = begin_ns + (number + (number * 0.618) % 1.0 * 0.5) * period_s * 1e9
         number += 1
         pause_s = (due_ns - time.monotonic_ns()) / 1e9
@@ -101,7 +102,7 @@ def now_and_then(copy: Callable[[], tuple[int, int]], period_s: float, seconds: 
 
 
 def main(arguments: list[str]) -> int:
-    """Set up, say so, run blocks."""
+    """Set up the buffers, print `ready`, then run the blocks that standard input asks for."""
     direction, memory, mode, size = arguments[0], arguments[1], arguments[2], int(arguments[3])
     period_ms = float(arguments[4]) if len(arguments) > 4 else 0.0
     try:
@@ -112,7 +113,7 @@ def main(arguments: list[str]) -> int:
             step()
         copier.finish()
     except WorkError as error:
-        print(f"{size} bytes {direction}, {memory}: {error}", flush=True)  # instead of `ready`: why not
+        print(f"{size} bytes {direction}, {memory}: {error}", flush=True)  # the parent reads it in place of `ready`
         return 1
     print(f"ready {cuda.name}", flush=True)
     for seconds, _ in orders():

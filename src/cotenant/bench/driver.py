@@ -1,4 +1,4 @@
-"""A thin ctypes view of the CUDA driver API: enough for workloads that run on a real GPU and on the software one."""
+"""Thin ctypes bindings of the CUDA driver API, for workloads that run on a real GPU and on the software GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ timed_memory param 132 memory
 timed_mixed param 132 mixed
 timed_service param 60 mixed
 \0"""
-# one thread that watches the GPU's clock until its time is over; built by the driver for whatever GPU there is
+# one thread that reads the GPU's timer until its time is over; the driver compiles it for the GPU of the machine
 PTX_IMAGE = b"""
 .version 7.0
 .target sm_70
@@ -42,12 +42,13 @@ _U = ctypes.c_uint
 
 
 def driver_library() -> str:
-    """What a program on the bare driver loads: what its starter names, else the machine's (in a tenant, the shim)."""
+    """Path of the driver library: COTENANT_BENCH_LIBRARY if it is set, else the default, which for a tenant is the
+    shim."""
     return os.environ.get(LIBRARY_VARIABLE, DRIVER)
 
 
 class Driver:
-    """One context on device 0 and one kernel that takes a given time. WorkError when a call fails."""
+    """One context on device 0, and a kernel that runs for a given time. WorkError if a call fails."""
 
     def __init__(self) -> None:
         try:
@@ -68,7 +69,7 @@ class Driver:
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"timed")
         self._functions = {"": function}
-        # a block for each SM that the image gives the kernel, so that a profile of it says how many it fills
+        # as many blocks as the image gives the kernel SMs, so that a profile shows how many it fills
         whole = dict.fromkeys(("", "compute", "memory", "mixed"), 132)
         self._blocks = {} if image is PTX_IMAGE else whole | {"service": 60}
         self._module = module
@@ -78,17 +79,17 @@ class Driver:
         self._launch.argtypes = [_P, *[_U] * 7, _P, _P, _P]
 
     def make_current(self) -> None:
-        """Give the calling thread the context."""
+        """Make the context current in the calling thread."""
         self.call("cuCtxSetCurrent", self._context)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a driver function; WorkError with its code when it fails."""
+        """Call a driver function. WorkError with its code if it fails."""
         code = getattr(self._cuda, name)(*arguments)
         if code != 0:
             raise WorkError(f"{name} failed with code {code}")
 
     def _function(self, work: str) -> ctypes.c_void_p:
-        """The kernel of a class of work; a real GPU has one for all."""
+        """The kernel for a work class. A real GPU has the same kernel for all classes."""
         if work not in self._functions:
             function = _P()
             name = f"timed_{work}" if "Software" in self.name else "timed"
@@ -97,7 +98,8 @@ class Driver:
         return self._functions[work]
 
     def launch(self, length_ns: int, stream: ctypes.c_void_p | None = None, *, work: str = "") -> None:
-        """Start a kernel of that length; `work`: what it needs most (compute, memory, mixed), on the software GPU."""
+        """Launch a kernel that runs for `length_ns`. `work` is its class on the software GPU: compute, memory, mixed
+        or service."""
         self._length.value = length_ns
         blocks = self._blocks.get(work, 1)
         code = self._launch(self._function(work), blocks, 1, 1, 1, 1, 1, 0, stream, self._params, None)
@@ -105,11 +107,11 @@ class Driver:
             raise WorkError(f"cuLaunchKernel failed with code {code}")
 
     def synchronise(self) -> None:
-        """Wait until the GPU has done everything."""
+        """Wait for all work of the context."""
         self.call("cuCtxSynchronize")
 
     def event(self, *, timing: bool = False) -> ctypes.c_void_p:
-        """An event."""
+        """Create an event."""
         event = _P()
         self.call("cuEventCreate", ctypes.byref(event), 0 if timing else 2)
         return event
@@ -129,13 +131,13 @@ class Driver:
         self.call("cuEventSynchronize", event)
 
     def stream(self) -> ctypes.c_void_p:
-        """A non-blocking stream."""
+        """Create a non-blocking stream."""
         stream = _P()
         self.call("cuStreamCreate", ctypes.byref(stream), 1)
         return stream
 
     def graph(self, lengths_ns: list[int], stream: ctypes.c_void_p, *, work: str = "") -> ctypes.c_void_p:
-        """A graph of kernels of those lengths, one after the other, ready to launch."""
+        """An executable graph that runs kernels of those lengths one after the other."""
         graph, executable = _P(), _P()
         self.call("cuStreamBeginCapture_v2", stream, 0)
         for length_ns in lengths_ns:
@@ -145,11 +147,11 @@ class Driver:
         return executable
 
     def buffers(self, size: int) -> tuple[ctypes.c_void_p, ctypes.Array[ctypes.c_char]]:
-        """Device memory and host memory of that size."""
+        """Allocate device memory and host memory of that size."""
         return self.device_memory(size), ctypes.create_string_buffer(size)
 
     def device_memory(self, size: int) -> ctypes.c_void_p:
-        """Device memory of that size."""
+        """Allocate device memory of that size."""
         device = _P()
         self.call("cuMemAlloc_v2", ctypes.byref(device), ctypes.c_size_t(size))
         return device

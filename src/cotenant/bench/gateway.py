@@ -1,5 +1,5 @@
-"""What a gateway with workers of its own costs: Cotenant, a bare ASGI app that runs the model inline, Ray Serve where
-it is installed. Same model, same cores, same client, one after another in one run."""
+"""`cotenant bench gateway`: cost of a gateway with worker processes. Compares Cotenant with an ASGI app that runs the
+model in its own process and, if it is installed, with Ray Serve. All use the same model, cores and client, in turn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SYSTEMS = ("cotenant", "asgi-inline", "ray-serve")
 
 
 def request_bytes(path: str, *, binary: bool) -> bytes:
-    """A whole HTTP request with one item, its tensor as a list or as binary data."""
+    """A complete HTTP request with one item, whose tensor is a JSON list or binary data."""
     import numpy as np
     import orjson
 
@@ -64,7 +64,7 @@ def grpc_message() -> bytes:
 
 
 def services(folder: Path) -> Path:
-    """A services file with the model on one core, its profile beside it."""
+    """Write a services file, its model, profile and plan (one core) to `folder`. Returns the services file's path."""
     version = folder / "models" / "m" / "1"
     version.mkdir(parents=True)
     (version / "model.onnx").write_bytes(perceptron(WIDTH))
@@ -92,13 +92,13 @@ def services(folder: Path) -> Path:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds of a process so far."""
+    """CPU time of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
-    """A loopback port that is free now."""
+    """A port of the loopback interface that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -107,7 +107,7 @@ def free_port() -> int:
 
 @contextmanager
 def process(command: list[str], port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers on a port, ended with all its children."""
+    """Run a server; yields it when it accepts connections on `port`. At the end it and all its children are killed."""
     log = folder / "log.txt"
     with log.open("wb") as sink:
         server = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
@@ -129,14 +129,14 @@ def process(command: list[str], port: int, folder: Path) -> Iterator[subprocess.
         with suppress(subprocess.TimeoutExpired):
             server.wait(10)
         with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)  # a session of its own, with no other process
+            os.killpg(server.pid, signal.SIGKILL)  # its session holds only its own children
         server.wait()
 
 
 def drive(
     port: int, request: bytes, folder: Path, connections: int, seconds: float, client: str = "gateway_client"
 ) -> dict[str, float]:
-    """Run the client in a process of its own."""
+    """Run the client in a child process. Returns its figures."""
     file = folder / "request.bin"
     file.write_bytes(request)
     command = [sys.executable, "-m", f"cotenant.bench.{client}", "127.0.0.1", str(port), str(file)]
@@ -152,7 +152,7 @@ def drive(
 
 @dataclass
 class Target:
-    """A server that is up: what is sent to it by which client, and the process whose time is counted."""
+    """A running server, the request that `client` sends to it, and the process whose CPU time counts (None: none)."""
 
     port: int
     request: bytes
@@ -162,11 +162,11 @@ class Target:
     rounds: list[dict[str, float]] = field(default_factory=list)
 
     def round(self, connections: int, seconds: float) -> None:
-        """One round of the client."""
+        """Run the client once, and record its figures."""
         before = 0.0 if self.pid is None else cpu_s(self.pid)
         found = drive(self.port, self.request, self.folder, connections, seconds, self.client)
         if self.pid is not None:
-            # the warm-up is taken to run at the same rate
+            # CPU time includes the warm-up, which is assumed to run at the same rate
             asked = max(1.0, found["rps"] * (seconds + WARM_S))
             found["cpu_us_per_request"] = (cpu_s(self.pid) - before) / asked * 1e6
         self.rounds.append(found)
@@ -221,8 +221,8 @@ def measure(
     systems: tuple[str, ...] = SYSTEMS, connections: int = 16, seconds: float = 2.0, rounds: int = 3,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Figures by system (medians of rounds that take turns); one that is not installed is left out. `ratio` compares
-    the requests per second of Cotenant with each of the others'."""
+    """Figures by system: medians of rounds that alternate between systems. Systems that are not installed are left
+    out. `ratio` is Cotenant's requests per second over those of each other system."""
     boots = {"cotenant": _cotenant, "asgi-inline": _inline, "ray-serve": _ray}
     needed = {"asgi-inline": "uvicorn", "ray-serve": "ray"}
     found: dict[str, Any] = {
@@ -234,7 +234,7 @@ def measure(
             progress(f"{name} is left out: {needed[name]} is not installed")
         else:
             chosen.append(name)
-    # Ray's own processes are never quite idle, so it is measured when the others have gone
+    # Ray's own processes are never quite idle, so Ray is measured when the other systems have stopped
     for group in ([x for x in chosen if x != "ray-serve"], [x for x in chosen if x == "ray-serve"]):
         with ExitStack() as stack:
             targets: dict[str, Target] = {}

@@ -1,5 +1,5 @@
-"""The client of the gateway benchmark: so many connections that each ask again when they are answered, over raw
-sockets and with a ready-made request, so that it costs as little as it can. `python -m
+"""The closed-loop HTTP client of the gateway benchmark: each connection sends its next request when it has a response.
+It uses raw sockets and a prepared request, to take little CPU from the server. `python -m
 cotenant.bench.gateway_client HOST PORT REQUEST_FILE CONNECTIONS SECONDS` prints one JSON object."""
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def drive(host: str, port: int, request: bytes, connections: int, seconds: float
 
 
 def summary(latencies: list[float], failed: int, seconds: float) -> dict[str, float]:
-    """What is reported of latencies in seconds."""
+    """Figures of a run: number of requests, failures, requests per second, and percentiles of latency in ms.
+    `latencies` are in seconds and get sorted. ConnectionError if there are none."""
     if not latencies:
-        raise ConnectionError("nothing was answered")
+        raise ConnectionError("no request was answered")
     latencies.sort()
     count = len(latencies)
     return {
@@ -68,7 +69,7 @@ def summary(latencies: list[float], failed: int, seconds: float) -> dict[str, fl
 
 
 def whole(data: bytes) -> bool:
-    """Whether an answer with a length has arrived whole."""
+    """Whether `data` is a complete HTTP response, with a content length or chunked."""
     head, gap, body = data.partition(b"\r\n\r\n")
     if not gap:
         return False
@@ -79,7 +80,7 @@ def whole(data: bytes) -> bool:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the client with the arguments of the command line."""
     host, port, request, connections, seconds = sys.argv[1:6]
     print(json.dumps(drive(host, int(port), Path(request).read_bytes(), int(connections), float(seconds))))
 

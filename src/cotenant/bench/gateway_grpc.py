@@ -1,5 +1,5 @@
-"""The gRPC client of the gateway benchmark: ready-made frames on raw sockets, one call at a time per connection.
-`python -m cotenant.bench.gateway_grpc HOST PORT REQUEST_FILE CONNECTIONS SECONDS`, REQUEST_FILE holding the message."""
+"""The gRPC client of the gateway benchmark: prepared frames on raw sockets, one call at a time per connection.
+`python -m cotenant.bench.gateway_grpc HOST PORT REQUEST_FILE CONNECTIONS SECONDS`; REQUEST_FILE holds the message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def headers() -> bytes:
 
 
 class Client:
-    """One connection with one call out at a time."""
+    """One connection with at most one call in flight."""
 
     def __init__(self, host: str, port: int, message: bytes) -> None:
         self.socket = socket.create_connection((host, port))
@@ -45,13 +45,13 @@ class Client:
         self.buffer = b""
 
     def ask(self) -> None:
-        """Send the next call."""
+        """Start the next call."""
         self.stream += 2
         self.sent = time.perf_counter()
         self.socket.sendall(frame(HEADERS, 0x4, self.stream, self.block) + frame(DATA, 0x1, self.stream, self.data))
 
     def read(self) -> bool | None:
-        """Whether the call that is out has succeeded; None while it is out."""
+        """Read what has arrived. Returns whether the call has succeeded, or None if it is still in flight."""
         data = self.socket.recv(65536)
         if not data:
             raise ConnectionError("the server closed a connection")
@@ -71,7 +71,7 @@ class Client:
 
 
 def drive(host: str, port: int, message: bytes, connections: int, seconds: float) -> dict[str, float]:
-    """As gateway_client.drive, over gRPC."""
+    """Requests per second and percentiles of latency, as `gateway_client.drive`, over gRPC."""
     poll = select.epoll()
     clients = {}
     for _ in range(connections):
@@ -99,7 +99,7 @@ def drive(host: str, port: int, message: bytes, connections: int, seconds: float
 
 
 def main() -> None:
-    """See the module."""
+    """Run the client with the arguments of the command line."""
     host, port, message, connections, seconds = sys.argv[1:6]
     print(json.dumps(drive(host, int(port), Path(message).read_bytes(), int(connections), float(seconds))))
 

@@ -1,4 +1,4 @@
-"""An agent and tenants of a benchmark's own: started in a temporary folder, stopped whatever happens."""
+"""Runs a private agent and its tenants for a benchmark, in a temporary folder, and stops them in every case."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ PR_SET_PDEATHSIG = 1
 
 
 def _end_with_parent() -> None:
-    """In a child: end when the benchmark does, however that ends."""
+    """In a child: ask the kernel for SIGTERM when the benchmark's process dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def with_source(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same, for a child that is a module of this package: it may run from source, with nothing installed."""
+    """The environment with this package on PYTHONPATH, for a child that runs a module of a package not installed."""
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
     return dict(environment) | {"PYTHONPATH": path}
 
 
 class Workload:
-    """One program of bench/workload.py, native or a tenant."""
+    """A running program that follows the protocol of bench/workload.py, native or as a tenant."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.gpu = ""
 
     def wait_ready(self) -> None:
-        """Block until it has set up its GPU."""
+        """Block until the program has set up its GPU. WorkError if it ends before that."""
         line = self._line()
         if not line.startswith("ready "):
             raise WorkError(f"a workload did not start: {line.strip() or 'it ended'}")
         self.gpu = line.removeprefix("ready ").strip()
 
     def begin(self, seconds: float, order: str = "run") -> None:
-        """Ask for one block; `steps`: with the time of each step."""
+        """Start one block. Order `steps` also records the duration of each step."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(f"{order} {seconds}\n")
@@ -65,7 +65,7 @@ class Workload:
             raise WorkError("a workload ended early") from None
 
     def result(self) -> dict[str, Any]:
-        """The block's result."""
+        """Wait for the result of the block."""
         line = self._line()
         if not line:
             raise WorkError(f"a workload ended early (code {self.process.wait()})")
@@ -73,7 +73,7 @@ class Workload:
         return block
 
     def block(self, seconds: float) -> float:
-        """Run one block; units of work per second."""
+        """Run one block. Returns units of work per second."""
         self.begin(seconds)
         done = self.result()
         return float(done["count"] / ((done["end_ns"] - done["begin_ns"]) / 1e9))
@@ -94,7 +94,7 @@ class Workload:
 
 
 class Bench:
-    """Context manager: an agent in a folder of its own, and the workloads started through it."""
+    """Context manager: runs an agent in a temporary folder, and the workloads started through it."""
 
     def __init__(
         self, gpus: str, settings: Mapping[str, Any], *, kernel_ns: int = 1_600_000, trace: Path | None = None
@@ -111,7 +111,7 @@ class Bench:
 
     def __enter__(self) -> Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
-        # a software GPU of its own, without other work
+        # a private software GPU, which no other program uses
         self.environment = dict(os.environ)
         if self.device.simulated:
             self.environment["COTENANT_SOFTGPU_STATE"] = str(self.folder / "softgpu")
@@ -143,9 +143,9 @@ class Bench:
         while time.monotonic() < deadline:
             if self.agent.poll() is not None:
                 said = (self.folder / "agent.log").read_text().strip().splitlines()
-                last = said[-1].removeprefix("cotenant agent: ") if said else "it said nothing"
+                last = said[-1].removeprefix("cotenant agent: ") if said else "it wrote no message"
                 if self.agent.returncode == 2:
-                    raise InputError(last)  # --gpus, mostly: what the agent said names it
+                    raise InputError(last)  # mostly --gpus, which the agent's message names
                 raise WorkError(f"the agent did not start: {last}")
             try:
                 ControlClient(self.folder).close()
@@ -159,7 +159,7 @@ class Bench:
     ) -> None:
         for workload in self._workloads:
             if kind is not None:
-                workload.process.terminate()  # not at the end of its block
+                workload.process.terminate()  # without waiting for the end of its block
             workload.close()
         for client in self.clients:
             client.close()
@@ -173,7 +173,7 @@ class Bench:
         self.log.close()
         if error is not None:
             said = (self.folder / "agent.log").read_text(errors="replace").splitlines()
-            error.add_note("the agent said: " + " | ".join(said[-20:]))
+            error.add_note("the agent's log: " + " | ".join(said[-20:]))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(
@@ -187,22 +187,23 @@ class Bench:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # an interrupt is for this process, which ends them
-            preexec_fn=_end_with_parent,  # otherwise a child that waits for an ended agent would live on
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends its children
+            preexec_fn=_end_with_parent,  # otherwise a child that waits for an ended agent would keep running
         )
         workload = Workload(process)
         self._workloads.append(workload)
         return workload
 
     def native(self, kind: str, *, core: int | None = None, program: Sequence[str] | None = None) -> Workload:
-        """A workload without the shim; `core`: where its launching thread runs; `program`: another module's."""
+        """Start a workload without the shim. `core`: where its launching thread runs. `program`: another module with
+        its arguments."""
         environment = self.environment | {LIBRARY_VARIABLE: str(self.device.driver())}
         return self._start(kind, environment, core, program)
 
     def tenant(
         self, kind: str, spec: TenantSpec, *, core: int | None = None, program: Sequence[str] | None = None
     ) -> Workload:
-        """A workload as a tenant of the agent."""
+        """Start a workload as a tenant of the agent."""
         client = ControlClient(self.folder)
         self.clients.append(client)
         answer = register(client, Launch(self.folder, spec, [kind]))
@@ -212,7 +213,7 @@ class Bench:
         try:
             environment = program_environment(answer)
         finally:
-            if self.device.simulated:  # a caller's own software GPU is not this one
+            if self.device.simulated:  # the caller may use another software GPU
                 del os.environ["COTENANT_SOFTGPU_STATE"]
                 os.environ.update(before)
         workload = self._start(kind, environment, core, program)
@@ -220,7 +221,7 @@ class Bench:
         return workload
 
     def tenants(self) -> list[dict[str, Any]]:
-        """What the agent knows of its tenants."""
+        """The agent's rows of its tenants, as in `cotenant tenants --json`."""
         with ControlClient(self.folder) as client:
             rows: list[dict[str, Any]] = client.call("list")["tenants"]
             return rows

@@ -1,8 +1,9 @@
-"""`cotenant profile kernels`: what each kernel of an unmodified program takes, fills and needs most.
+"""`cotenant profile kernels`: duration, number of SMs and work class of each kernel of an unmodified program.
 
-Hardware counters need rights that a user seldom has, so the class comes from timing: the program runs on parts of the
-SMs, and on one of them beside a program that moves memory on the rest. What slows with fewer SMs needs them (compute),
-what slows beside the other needs the memory bandwidth, what does neither is not known.
+Hardware counters need privileges that users seldom have, so the class comes from timing. The program runs on a larger
+and a smaller fraction of the SMs, and on the larger one together with a program that saturates memory bandwidth from
+the other SMs. A kernel that is slower with that program is of class memory; one that is slower on fewer SMs is of class
+compute; for others the class is unknown.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.bench.colocation_rig import Rig
 from cotenant.core.errors import WorkError
 
-WIDE, NARROW = 0.75, 0.25  # parts of the SMs; the memory mover has NARROW beside WIDE
+WIDE, NARROW = 0.75, 0.25  # fractions of the SMs; the memory load runs on NARROW together with the program on WIDE
 NEEDS_MEMORY, NEEDS_SMS = 1.2, 2.0
-HOG, SOFT_HOG = "add256", "add2048"  # the software GPU sees what is queued when a kernel is: that has to be much
+# The software GPU computes contention from what is queued when a kernel starts, so its memory load must be long.
+HOG, SOFT_HOG = "add256", "add2048"
 VARIABLE = "COTENANT_KERNELS"
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One kind of launch: kernel, grid and block. Times in nanoseconds; `sms` 0: the driver could not say."""
+    """One kind of launch: a kernel with its grid and block. Times are in nanoseconds. `sms` is 0 if unknown."""
 
     name: str
     grid: str
@@ -43,12 +45,12 @@ class Timed:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What makes two launches the same kind of work."""
+        """Launches with the same key are of the same kind."""
         return (self.name, self.grid, self.block, self.shared_bytes)
 
 
 def parse_times(text: str) -> tuple[list[Timed], int]:
-    """Rows that the shim wrote, and how many launches it could not time."""
+    """The rows that the shim wrote, and the number of launches that it could not time."""
     rows, missed = [], 0
     for line in text.splitlines():
         parts = line.split("\t")
@@ -63,7 +65,7 @@ def parse_times(text: str) -> tuple[list[Timed], int]:
 
 
 def classify(narrow: float, beside: float) -> str:
-    """Class from the times on NARROW over WIDE, and on WIDE beside the memory mover over alone."""
+    """Work class from two ratios of times: NARROW / WIDE, and on WIDE with / without the memory load."""
     if beside >= NEEDS_MEMORY:
         return "memory"
     return "compute" if narrow >= NEEDS_SMS else "unknown"
@@ -73,8 +75,8 @@ Times = dict[tuple[str, str, str, int], Timed]
 
 
 def same_kind(times: Times, timed: Timed) -> Timed | None:
-    """The same kernel in another run: by its whole key, else, where its grid follows the number of SMs, by name and
-    block if there is one such."""
+    """The same kernel in another run: with the same key, else the only one with the same name and block, because a
+    grid may depend on the number of SMs. None if there is none, or more than one."""
     if timed.key in times:
         return times[timed.key]
     near = [other for other in times.values() if (other.name, other.block) == (timed.name, timed.block)]
@@ -82,8 +84,8 @@ def same_kind(times: Times, timed: Timed) -> Timed | None:
 
 
 class Input:
-    """What comes on standard input: the first run reads it as it comes, the others get the same again, so that all do
-    the same. From a terminal every run reads for itself."""
+    """Standard input of the program. It is passed on to the first run and repeated for the others, so that all runs do
+    the same work. If it is a terminal, every run reads it directly."""
 
     def __init__(self) -> None:
         self._terminal = os.isatty(0)
@@ -91,7 +93,7 @@ class Input:
         self._first = True
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """The program, with its standard input."""
+        """Start the program with its standard input."""
         process = subprocess.Popen(
             command,
             env=environment,
@@ -101,7 +103,7 @@ class Input:
         )
         if process.stdin is not None:
             threading.Thread(target=self._feed, args=(process.stdin, self._first), daemon=True).start()
-            process.stdin = None  # the thread's, not communicate's
+            process.stdin = None  # the thread writes to it, so communicate must not close it
         self._first = False
         return process
 
@@ -120,7 +122,8 @@ class Input:
 def run_once(
     rig: Rig, command: Sequence[str], part: float, timeout_s: float, number: int, given: Input
 ) -> tuple[Times, int]:
-    """Run the program to its end on a part of the SMs; its kernels by key. WorkError when it fails."""
+    """Run the program to its end on a fraction `part` of the SMs. Returns its kernels by key, and the number of launches
+    that were not timed. WorkError if it fails, or takes longer than `timeout_s`."""
     folder = rig.bench.folder / f"kernels{number}"
     folder.mkdir()
     spec = TenantSpec(f"profiled{number}", limit=part, mechanism=rig.mechanism)
@@ -134,7 +137,7 @@ def run_once(
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            raise WorkError(f"the program did not end within {timeout_s:g} s: give it less to do") from None
+            raise WorkError(f"the program did not end within {timeout_s:g} s: give it less work") from None
     if process.returncode != 0:
         last = said.decode(errors="replace").strip().splitlines()[-1:]
         raise WorkError(": ".join([f"the program failed with code {process.returncode}", *last]))
@@ -143,11 +146,11 @@ def run_once(
     for path in sorted(folder.iterdir()):
         rows, lost = parse_times(path.read_text(errors="replace"))
         missed += lost
-        for row in rows:  # of the process that launched it most
+        for row in rows:  # of several processes, the one that launched the kernel most often counts
             if row.key not in found or found[row.key].count < row.count:
                 found[row.key] = row
     if not found:
-        raise WorkError("no kernel was seen: does the program use the GPU? Launches of CUDA graphs are not taken apart")
+        raise WorkError("no kernel was seen: does the program use the GPU? Kernels of CUDA graphs are not timed")
     return found, missed
 
 
@@ -159,7 +162,8 @@ def measure(
     timeout_s: float = 600.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Kernels of `command`, longest in total first. `classes` runs it four times, else once and all are unknown."""
+    """Kernels of `command`, in descending order of total time. With `classes` the program runs four times; without, it
+    runs once and every class is unknown."""
     given = Input()
     with Rig(gpus, together=True) as rig:
         progress("on the whole GPU")
@@ -170,7 +174,7 @@ def measure(
             wide, _ = run_once(rig, command, WIDE, timeout_s, 1, given)
             progress(f"on {NARROW:.0%}")
             narrow, _ = run_once(rig, command, NARROW, timeout_s, 2, given)
-            progress(f"on {WIDE:.0%} beside memory traffic on the rest")
+            progress(f"on {WIDE:.0%}, with memory traffic from the other SMs")
             hog = rig.be_native("mover", sms=NARROW).wait_ready()
             hog.ask(f"load {SOFT_HOG if rig.bench.device.simulated else HOG}", 60)
             hog.tell(f"run {timeout_s + 60}")
@@ -201,7 +205,7 @@ def measure(
 
 
 def path_of(command: str) -> str | None:
-    """Where a program is, as a shell finds it; None: nowhere."""
+    """Path of a program as a shell finds it, or None."""
     if os.sep in command:
         return command if Path(command).exists() else None
     return next((str(Path(place) / command) for place in os.get_exec_path() if (Path(place) / command).exists()), None)

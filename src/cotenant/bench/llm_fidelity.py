@@ -1,4 +1,4 @@
-"""Simulated against live: the same requests in virtual time and at a timed engine in real time, by percentile."""
+"""Accuracy of the LLM simulator: percentiles of the same requests, simulated and sent to a timed engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = ("ttft_ms", "tpot_ms")
 
 @contextlib.contextmanager
 def timed_engine(profile: LlmProfile) -> Iterator[str]:
-    """The URL of a timed engine in a process of its own."""
+    """Run a timed engine in a child process; yields its URL."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         add_row(path, profile)
@@ -47,14 +47,14 @@ def timed_engine(profile: LlmProfile) -> Iterator[str]:
 
 
 def simulated(profile: LlmProfile, trace: TokenTrace) -> dict[str, Any]:
-    """Figures of the trace in virtual time, the model alone on a GPU."""
+    """Simulated figures of the trace, with the model alone on a GPU."""
     model = SimModel(ModelFacts(profile.name, 1 << 30), profile, Target(profile.name))
     found: dict[str, Any] = simulate(trace, LlmSetup((model,), (2 << 30,))).summary()["total"]
     return found
 
 
 def live(url: str, name: str, trace: TokenTrace, seed: int) -> dict[str, Any]:
-    """Figures of the trace sent to a timed engine. WorkError where an answer is missing or wrong."""
+    """Send the trace to a timed engine; returns the figures. WorkError if a response is missing or wrong."""
     test = OpenAiTest(parse_target(url), trace, (Target(name),), check=True, seed=seed)
     found = run_openai(test).summary()
     if found["failures"]:
@@ -66,8 +66,8 @@ def live(url: str, name: str, trace: TokenTrace, seed: int) -> dict[str, Any]:
 def compare(
     profile: LlmProfile, traces: Sequence[tuple[str, TokenTrace]], rounds: int, seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """A row per load: percentiles of both, and live over simulated. The engine is measured through its API first, as
-    any engine is, and simulated with what was found."""
+    """Profile a timed engine through its API, simulate it with that profile, and run it on the same traces. Returns a
+    row per trace with percentiles of both and the ratio live / simulated."""
     rows: list[dict[str, Any]] = []
     with timed_engine(profile) as url:
         say(f"measuring the engine at {url}")
@@ -108,5 +108,5 @@ def table(result: dict[str, Any]) -> str:
 
 
 def dump(result: dict[str, Any]) -> str:
-    """As JSON."""
+    """The result as JSON."""
     return json.dumps(result)

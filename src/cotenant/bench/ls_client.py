@@ -1,14 +1,15 @@
 """The latency-sensitive service of `cotenant bench colocation`: `python -m cotenant.bench.ls_client BACKEND BATCH`.
 
-Protocol: prints `ready NAME`; then `floor FOLDER UUID [CLASS]` makes it report its work to an agent, as that class,
-and each line `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrivals and prints one JSON object
-{"latency_ms": [...], "service_ms": [...], "late_ms": [...], "active_s", "begin_ns", "end_ns"}. Latency counts from the
-scheduled arrival; late is what passes before a request begins with none in front of it: a host that paused.
-FLOOR 1: raise it while a request is served; COPY 1: each request brings its input from pinned host memory. STAGES 1:
-the network runs in two graphs with events around them, and "stages_ms" has for each request [submit, first, rest]: the
-host's launches, the first kernels, which wait for what was in flight, and the others.
+Protocol: prints `ready NAME`, then reads lines. `floor FOLDER UUID [CLASS]` connects it to the agent at FOLDER, to
+which it reports activity as work of that class. `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrivals and
+prints one JSON object {"latency_ms": [...], "service_ms": [...], "late_ms": [...], "active_s", "begin_ns", "end_ns"}.
+Latency counts from the scheduled arrival. "late_ms" is the delay between the time when a request could begin and when
+it did: the host was paused. With FLOOR 1 the client reports activity while it serves a request. With COPY 1 each
+request copies its input from pinned host memory. With STAGES 1 the network runs as two graphs between events, and
+"stages_ms" has [submit, first, rest] for each request: the host's launches, the first kernels, which wait for work in
+flight, and the other kernels.
 
-ResNet-50 in fp16 as one CUDA graph; on the software GPU a graph of 60 kernels that take 1.12 ms together.
+The network is ResNet-50 in fp16 as one CUDA graph; on the software GPU a graph of 60 kernels, 1.12 ms in all.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from cotenant.bench.workload import in_a_sentence
 from cotenant.core.errors import InputError
 
 SPIN_S = 0.0004
-SOFT_KERNELS_NS = [18_700] * 60  # with launch and notice 1.13 ms: an H100 under MPS
-SOFT_SMS = 60  # that each of them fills: on 32 SMs the service takes about twice as long, as on the card
+SOFT_KERNELS_NS = [18_700] * 60  # with launch and completion 1.13 ms, as on an H100 under MPS
+SOFT_SMS = 60  # SMs that each kernel fills: on 32 SMs the service takes about twice as long, as on an H100
 
 
 def poisson_arrivals(seconds: float, rate_rps: float, seed: int) -> list[float]:
-    """Arrival times in seconds, exponential gaps."""
+    """Arrival times in seconds, with exponential gaps."""
     draw = random.Random(seed)
     times: list[float] = []
     at = draw.expovariate(rate_rps)
@@ -46,7 +47,7 @@ def poisson_arrivals(seconds: float, rate_rps: float, seed: int) -> list[float]:
 
 @dataclass
 class Service:
-    """A network on the GPU: `request(copy)` answers one request; `staged(copy)` does, too, and tells its stages, ms."""
+    """A network on the GPU. `request(copy)` serves one request; `staged(copy)` also returns its stages in ms."""
 
     name: str
     request: Callable[[bool], None]
@@ -60,7 +61,7 @@ def serve(
     copy: bool,
     work_class: WorkClass = WorkClass.UNKNOWN,
 ) -> dict[str, Any]:
-    """Serve the arrivals one after the other; the service reports work while a request is served or waits."""
+    """Serve the arrivals one after the other. The LS-activity flag is set while a request is served or waits."""
     latency_ms: list[float] = []
     service_ms: list[float] = []
     late_ms: list[float] = []
@@ -94,7 +95,7 @@ def serve(
 
 
 def torch_service(batch: int) -> Service:
-    """ResNet-50 in fp16, captured once, and once more in two parts: the first convolution, and the rest."""
+    """ResNet-50 in fp16, captured as one graph, and as two: the first convolution, and the rest."""
     import torch
 
     from cotenant.bench.networks import resnet50
@@ -143,7 +144,7 @@ def torch_service(batch: int) -> Service:
 
 
 def driver_service(batch: int) -> Service:
-    """The same on the bare driver API."""
+    """The service on the plain driver API, with kernels of known length."""
     from cotenant.bench.driver import Driver
 
     cuda = Driver()
@@ -180,7 +181,7 @@ def driver_service(batch: int) -> Service:
 
 
 def main(arguments: list[str]) -> int:
-    """Set up, say so, serve what is asked on standard input."""
+    """Set up the network, print `ready`, then execute the lines of standard input."""
     if len(arguments) != 2 or not arguments[1].isdecimal() or not 1 <= int(arguments[1]) <= 1024:
         raise InputError("two arguments are needed, such as driver 4: driver or torch, and the batch")
     backend, batch = arguments[0], int(arguments[1])

@@ -1,4 +1,4 @@
-"""Networks of the benchmarks, written out in torch so that no model library is needed. Weights are random."""
+"""Neural networks of the benchmarks, written in plain torch so that no model library is needed. Weights are random."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def resnet50(torch: Any, classes: int = 1000) -> Any:
 
 
 def transformer(torch: Any, *, width: int = 768, layers: int = 6, heads: int = 12, words: int = 8192) -> Any:
-    """A small language model of encoder layers: tokens in, logits out."""
+    """A small language model of encoder layers; maps token ids to logits."""
     nn = torch.nn
     layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, activation="gelu")
     encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
@@ -48,8 +48,8 @@ def transformer(torch: Any, *, width: int = 768, layers: int = 6, heads: int = 1
 
 
 def training_step(torch: Any, kind: str, batch: int) -> Any:
-    """A function that does one training step of `train-resnet50` or `train-transformer` on the GPU, bf16 autocast.
-    `batch`: images of 224x224, or sequences of 256 tokens."""
+    """A function that runs one training step of `train-resnet50` or `train-transformer` on the GPU with bf16 autocast.
+    `batch` counts images of 224x224, or sequences of 256 tokens."""
     torch.backends.cudnn.benchmark = True
     if kind == "train-resnet50":
         net = resnet50(torch).cuda().to(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""A small ONNX model: a perceptron, for benchmarks on machines that have a runtime but no builder of models."""
+"""A small ONNX model, a perceptron. The benchmarks write it themselves, so that they need only onnxruntime, not onnx."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ with needs("serve"):
     import numpy as np
 
 FLOAT, IR_VERSION, OPSET = 1, 8, 13
-# what is used of ONNX's public schema
+# the part of ONNX's public schema that the perceptron uses
 _SCHEMA = {
     "ModelProto": "int64 ir_version 1, GraphProto graph 7, [OperatorSetIdProto] opset_import 8",
     "OperatorSetIdProto": "string domain 1, int64 version 2",

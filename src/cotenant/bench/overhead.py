@@ -1,4 +1,4 @@
-"""`cotenant bench overhead`: one tenant alone against the same program without the shim, in interleaved pairs."""
+"""`cotenant bench overhead`: compare a lone tenant with the same program without the shim, in interleaved blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.workload import KINDS
 
-# One tenant of several works at a time, and is to be alone at once although the others have worked before it.
+# Several tenants are connected and one works at a time: it should count as alone at once, without the usual delay.
 ALONE = {"alone_after": "0s"}
-LEAD_IN_S = 0.5  # the turn's first deadline passes, and is not the last one's
-TRIMMED = 0.1  # of the steps, the slowest, which a busy machine makes
+LEAD_IN_S = 0.5  # lets the turn of the tenant before it end
+TRIMMED = 0.1  # fraction of the slowest steps that is dropped: other work of the machine slows them
 
 
 class Block(NamedTuple):
-    """One block of a workload: units of work per second, and how long its steps took."""
+    """One block of a workload: units of work per second, and the duration of each step."""
 
     rate: float
     steps_ns: list[int]
@@ -36,12 +36,12 @@ def measure(
     processes: int = 1,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Ratios tenant / native of work per second, per workload: median with its 95 % interval.
+    """Ratio tenant / native of work per second, per workload: the median with its 95 % interval.
 
-    `processes` times a native program and a tenant are started, all of them first, because that takes longest; then,
-    one after another, they run `pairs` pairs of blocks of `block_s` seconds. Both launch from one core, in turn, and
-    everything else keeps off it: which core a process lands on decides more than the shim. With several processes the
-    sample is their medians, because a program may also be lucky in its place in memory.
+    `processes` pairs of a native program and a tenant are started first, because that takes longest. Then each pair
+    runs `pairs` pairs of blocks of `block_s` seconds. Both programs launch from the same core, one at a time, and all
+    other processes of the benchmark avoid it, because the choice of the core has more effect than the shim. With
+    several processes the sample consists of their medians, because memory layout also differs between processes.
     """
     rows: dict[str, Any] = {}
     gpu = ""
@@ -79,8 +79,8 @@ def measure(
 
 @contextlib.contextmanager
 def core_of_its_own() -> Iterator[int]:
-    """A core for the threads that launch; this process and whatever it starts keep off it, and off its other half
-    where a core runs two threads, as far as there are others."""
+    """Reserve a core for threads that launch; yields its number. This process and its children avoid the core and its
+    SMT siblings, if other cores are left."""
     allowed = os.sched_getaffinity(0)
     core = max(allowed)
     listed = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
@@ -96,10 +96,10 @@ def core_of_its_own() -> Iterator[int]:
 
 
 def interleaved(sides: Sequence[Workload], rounds: int, block_s: float) -> list[list[Block]]:
-    """Blocks of each side, `rounds` of them, in turn."""
+    """Run `rounds` blocks of each workload, alternating. Returns the blocks of each."""
     found: list[list[Block]] = [[] for _ in sides]
     for index in range(rounds):
-        # who goes first changes, so that a drift of the machine falls on all
+        # the order alternates, so that drift of the machine affects all sides alike
         order = range(len(sides)) if index % 2 == 0 else reversed(range(len(sides)))
         for side in order:
             sides[side].begin(block_s, "steps")
@@ -110,14 +110,14 @@ def interleaved(sides: Sequence[Workload], rounds: int, block_s: float) -> list[
 
 
 def trimmed_ns(blocks: Sequence[Block]) -> float:
-    """Mean time of a step, without the slowest tenth of all."""
+    """Mean duration of a step in ns, without the slowest tenth."""
     steps = sorted(step for block in blocks for step in block.steps_ns)
     kept = steps[: max(1, round(len(steps) * (1 - TRIMMED)))]
     return sum(kept) / len(kept)
 
 
 def summary_of_processes(found: Sequence[Sequence[Sequence[Block]]]) -> dict[str, Any]:
-    """Like `summary`, of the medians of each pair of processes."""
+    """As `summary`, with the median of each pair of processes as the sample."""
     each = [summary(native, tenant) for native, tenant in found]
     natives = [block for native, _ in found for block in native]
     tenants = [block for _, tenant in found for block in tenant]
@@ -134,8 +134,8 @@ def summary_of_processes(found: Sequence[Sequence[Sequence[Block]]]) -> dict[str
 
 
 def summary(native: Sequence[Block], tenant: Sequence[Block]) -> dict[str, Any]:
-    """Median ratio of pairs of blocks, with the interval that holds the true median with 95 %; and the ratio of the
-    steps' times without the slowest tenth of each side, which knows nothing of what falls on fewer steps than that."""
+    """Median ratio of pairs of blocks with its 95 % confidence interval, and the ratio of mean step times without the
+    slowest tenth of each side. The latter does not show a cost that affects fewer steps than that."""
     ratios = [t.rate / n.rate for n, t in zip(native, tenant, strict=True)]
     ratio, interval = with_interval(ratios)
     return {
@@ -150,21 +150,22 @@ def summary(native: Sequence[Block], tenant: Sequence[Block]) -> dict[str, Any]:
 
 
 def with_interval(values: Sequence[float]) -> tuple[float, list[float]]:
-    """The median, and what encloses the true one with 95 %."""
+    """The median and its 95 % confidence interval."""
     ordered = sorted(values)
     low, high = median_interval(len(ordered))
     return median(ordered), [ordered[low], ordered[high]]
 
 
 def median(values: Sequence[float]) -> float:
-    """Middle value, or the mean of the two in the middle."""
+    """The median."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def median_interval(count: int) -> tuple[int, int]:
-    """Indices of the order statistics that enclose the median with at least 95 % (binomial; the ends if too few)."""
+    """Indices of the order statistics that bound the median with at least 95 % confidence (binomial); of the smallest
+    and the largest if there are too few values."""
     tail, low = 0.0, 0
     for k in range(count // 2):
         tail += math.comb(count, k) / 2**count

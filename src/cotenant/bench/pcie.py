@@ -1,7 +1,7 @@
-"""`cotenant bench pcie`: do tenants that copy at once share the link by their weights, and what waits for whom?
+"""`cotenant bench pcie`: shares of the PCIe link between tenants that copy at the same time, and delays of copies.
 
-Alone and together are measured in the same run: one tenant alone, all at once, then (if asked) a latency-sensitive
-tenant's 1 MiB copies alone and beside a best-effort tenant that saturates the link.
+One run measures each tenant alone and all together; then, unless it is left out, the 1 MiB copies of a
+latency-sensitive tenant alone and together with a best-effort tenant that saturates the link.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ WARM_S = 0.3
 LS_BYTES = 1 << 20
 LS_PERIOD_MS = 2.0
 SOFT_LS_PERIOD_MS = 40.0
-# the software GPU copies with this machine's own memory: a slow link makes the scheduling the measured part, not memcpy
+# the software GPU copies within host memory; its link is slow, so that scheduling dominates and not memcpy
 SOFT_LINK_MBPS = 150
 SOFT_CHUNK, SOFT_COPY = 1 << 20, 8 << 20
-# a thread moves pageable memory at a quarter of that, and a chunk must be over before its queue counts as gone
+# Pageable memory is copied by a thread, at a quarter of that rate. A chunk must end before the agent counts the queue
+# as idle, so chunks are smaller.
 SOFT_PAGEABLE_CHUNK, SOFT_PAGEABLE_COPY = 256 << 10, 2 << 20
 COPY = 64 << 20
 
@@ -41,7 +42,7 @@ def specs_for(weights: Sequence[float], mechanism: str) -> list[TenantSpec]:
 
 
 def parse_weights(text: str) -> list[float]:
-    """Weights of the tenants, one of each, from "1,3". InputError for anything else."""
+    """Weights of the tenants, from text such as "1,3". InputError for anything else."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -59,7 +60,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 @contextmanager
 def slow_soft_link(bench_gpus: str, mbps: int) -> Any:
-    """The software GPU's link at that pace for the agent and programs started inside."""
+    """Limit the software GPU's link to `mbps` for agents and programs started inside the block."""
     import os
 
     before = os.environ.get("COTENANT_SOFTGPU_LINK_MBPS")
@@ -74,7 +75,7 @@ def slow_soft_link(bench_gpus: str, mbps: int) -> Any:
 
 
 def settings_for(gpus: str, chunk_bytes: int | None, period_bytes: int | None) -> dict[str, Any]:
-    """Agent settings of one measurement. Long turns: the link is measured, not the GPU's time."""
+    """Agent settings of one measurement. Turns are long, so that they have little effect on the link."""
     copies: dict[str, Any] = {}
     simulated = device_named(gpus).simulated
     if chunk_bytes or simulated:
@@ -90,7 +91,7 @@ def rate(block: dict[str, Any]) -> float:
 
 
 def together(workloads: Sequence[Workload], seconds: float) -> list[float]:
-    """Bytes per second of each while all copy: the middle of a block that is longer at both ends."""
+    """Bytes per second of each workload while all copy. Their blocks are longer at both ends than what is counted."""
     for workload in workloads:
         workload.begin(seconds + 2 * WARM_S)
     blocks = [workload.result() for workload in workloads]
@@ -115,17 +116,18 @@ def measure(
     mechanism: str | None = None,
     progress: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> dict[str, Any]:
-    """Shares of the link by weight, the total over what one native program reaches, and what an LS copy waits.
+    """Measure each tenant's share of the link, their total rate, and the delay of latency-sensitive (LS) copies.
 
-    `shares` are of the bytes moved while all copied; `total_over_link` is their rate over a native program's, measured
-    before and after in the same run; `ls_copy_wait_chunks` is the 99th percentile of an LS copy's latency beside a
-    saturating best-effort tenant, less its median alone, in times that one chunk needs on the link.
+    `shares` are fractions of the bytes moved while all tenants copied. `total_over_link` is their total rate over that
+    of a native program, measured before and after in the same run. `ls_copy_wait_chunks` is the 99th percentile of an
+    LS copy's latency together with a saturating best-effort tenant, less its median alone, in units of the time that
+    one chunk takes on the link.
     """
     simulated = device_named(gpus).simulated
     if simulated and memory == "pageable":
         size, chunk_bytes = size or SOFT_PAGEABLE_COPY, chunk_bytes or SOFT_PAGEABLE_CHUNK
     size = size or (SOFT_COPY if simulated else COPY)
-    # all at once: a tenant under `time` copies only in its turns, which is another question
+    # all tenants must run at once: under mechanism `time` a tenant copies only in its turns
     mechanism = mechanism or mechanisms.choose(Use.TENANT, concurrent=True)
     program = ["cotenant.bench.copying", direction, memory, mode, str(size)]
     settings = settings_for(gpus, chunk_bytes, period_bytes)
@@ -183,7 +185,7 @@ def rate_of(workload: Workload, seconds: float) -> float:
 def measure_ls(
     bench: Bench, direction: str, size: int, link: float, chunk_bytes: int, seconds: float, mechanism: str
 ) -> dict[str, Any]:
-    """A latency-sensitive tenant's synchronous copies of 1 MiB, alone and beside a best-effort tenant, alternating."""
+    """Delays of an LS tenant's synchronous 1 MiB copies, from alternating blocks alone and with a best-effort tenant."""
     period_ms = SOFT_LS_PERIOD_MS if bench.device.simulated else LS_PERIOD_MS
     ls_program = ["cotenant.bench.copying", direction, "pinned", "sync", str(LS_BYTES), str(period_ms)]
     be_program = ["cotenant.bench.copying", direction, "pinned", "async", str(size)]

@@ -1,4 +1,4 @@
-"""`cotenant bench shares`: does each tenant get what it was granted? Measured in GPU time, against a native run."""
+"""`cotenant bench shares`: compare each tenant's GPU time with its granted share, relative to a native run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cotenant.bench.overhead import median
 WARM_S = 1.0
 WINDOW_S = 10.0
 STEP_S = 0.1
-COUNT, BUSY = 1, 2  # places in a mark
+COUNT, BUSY = 1, 2  # indices in a mark
 
 
 def granted_shares(requests: Sequence[float], limits: Sequence[float]) -> list[float]:
-    """What request/limit promises tenants that always ask: requests, and what is left by least use, up to the limits.
+    """Shares that tenants are entitled to while all are busy: their requests, and the rest of the GPU up to the limits.
 
-    Water filling: the level L with sum(min(limit, max(request, L))) = 1, or every limit when they do not fill the GPU.
+    Water filling: the level L with sum(min(limit, max(request, L))) = 1; the limits if their sum is at most 1.
     """
     if sum(limits) <= 1.0:
         return list(limits)
@@ -43,10 +43,11 @@ def measure(
     work_in_flight_ms: float | None = None,
     solo_block_s: float | None = None,
 ) -> dict[str, Any]:
-    """Run one tenant per request/limit pair for `seconds` and report granted and got, in fractions of a native run.
+    """Run one tenant per request/limit pair for `seconds`; report granted and measured shares, in fractions of a
+    native run.
 
-    `got` is GPU time: a card that rests half of the time clocks higher, so work would overstate a limited share.
-    `got_work` is work, and `total_over_solo` its sum.
+    `got` is the share of GPU time. A GPU that idles half of the time clocks higher, so units of work would overstate
+    the share of a limited tenant. `got_work` is the share of work, `total_over_solo` its sum.
     """
     specs = [
         check_spec(TenantSpec(f"tenant{index}", request, limit))
@@ -101,7 +102,7 @@ def measure(
 
 
 def _solo(native: Workload, block_s: float) -> list[dict[str, Any]]:
-    """A native run in four blocks; the median of all of them is the baseline."""
+    """Run the native program for four blocks. The median of all such blocks is the baseline."""
     blocks = []
     for _ in range(4):
         native.begin(block_s)
@@ -115,7 +116,7 @@ def rate(block: dict[str, Any]) -> float:
 
 
 def between(block: dict[str, Any], start_ns: float, end_ns: float, what: int) -> float:
-    """Work (COUNT) or GPU time in ns (BUSY) of a block between two moments; marks are joined by straight lines."""
+    """Work (COUNT) or GPU time in ns (BUSY) of a block between two times, interpolated linearly between marks."""
     return _until(block, end_ns, what) - _until(block, start_ns, what)
 
 
@@ -134,9 +135,9 @@ def _until(block: dict[str, Any], at_ns: float, what: int) -> float:
 def worst_window_error(
     blocks: Sequence[dict[str, Any]], granted: Sequence[float], busy: float, start_ns: float, end_ns: float
 ) -> float:
-    """Largest |got - granted| of any tenant over any window of 10 s (or the whole run, if shorter).
+    """Largest |measured - granted| of any tenant in any window of 10 s (the whole run, if it is shorter).
 
-    `busy` is the part of its time that a native run keeps the GPU busy.
+    `busy` is the fraction of time that a native run keeps the GPU busy.
     """
     window_ns = min(WINDOW_S * 1e9, end_ns - start_ns)
     worst = 0.0

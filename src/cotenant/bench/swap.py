@@ -1,4 +1,4 @@
-"""`cotenant bench swap`: how fast contents leave a GPU and come back, against plain pinned copies of the same run."""
+"""`cotenant bench swap`: rates of swapping GPU memory out and in, compared with pinned copies in the same run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cotenant.bench.overhead import median
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.registry import device_named
 
-CONTEXT_BYTES = 2 << 30  # of cap beside the contents: contexts, modules, work space
+CONTEXT_BYTES = 2 << 30  # memory limit beyond the contents: contexts, modules, work space
 SOFT_CONTEXT_BYTES = 32 << 20
 COPY_BYTES = 1 << 30
-PIN_STALL_S = 60.0  # pinning that does not go on for so long has stopped
+PIN_STALL_S = 60.0  # pinning without progress for this long is an error
 REFILL_EVERY = 5
-STEADY_S = 1.0  # of copies of two processes at once
-LEAD_NS = 20_000_000
+STEADY_S = 1.0  # length of the measurement with two processes
+LEAD_NS = 20_000_000  # two processes begin to copy this long after they were asked to
 
 Progress = Callable[[str], None]
 
@@ -35,11 +35,13 @@ def measure(
     check_every: int = 1,
     progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
-    """Rates in GB/s (1e9 bytes), medians of `moves` moves of `size` bytes each way alone and both ways at once.
+    """Rates of swap-out and swap-in of `size` bytes in GB/s (1e9 bytes): medians of `moves` moves in each direction
+    alone, and of two tenants in both directions at the same time.
 
-    `copy_gbps` are pinned copies of one process, `copy_two_processes_gbps` those of two, one out and one in at the same
-    time, as two tenants move; `parts_ms` is what a move's time went to. Two tenants; contents are written anew every
-    few moves and checked after every `check_every`th. WorkError when the GPU or the host cannot hold them.
+    `copy_gbps` are rates of pinned copies by one process; `copy_two_processes_gbps` those of two processes, of which
+    one copies out while the other copies in. `parts_ms` splits the time of a move. Contents are rewritten every few
+    moves and checked after every `check_every`th. InputError if the GPU or the host cannot hold two tenants; WorkError
+    if a move fails.
     """
     if size < 2 << 20 or moves < 1:
         raise InputError("move at least 2 MiB, at least once", field="--size" if moves >= 1 else "--moves")
@@ -55,8 +57,8 @@ def measure(
             card = client.call("status")["gpus"][0]["memory_bytes"]
         if 2 * cap > card:
             raise InputError(
-                f"both tenants are on the GPU at the beginning: it has {card / 2**30:.1f} GiB for twice"
-                f" {cap / 2**30:.1f} GiB",
+                f"both tenants are on the GPU at the beginning and need 2 x {cap / 2**30:.1f} GiB, but it has"
+                f" {card / 2**30:.1f} GiB",
                 field="--size",
             )
         progress("pinned copies")
@@ -89,7 +91,7 @@ def measure(
 
 
 class Mover:
-    """A tenant with contents."""
+    """A tenant that runs swap_worker with `size` bytes of contents and a memory limit of `cap` bytes."""
 
     def __init__(self, bench: Bench, name: str, size: int, cap: int, seed: int, oversubscribe: str = "swap") -> None:
         spec = TenantSpec(name, memory_bytes=cap, oversubscribe=oversubscribe)
@@ -98,11 +100,11 @@ class Mover:
         self.workload.wait_ready()
 
     def ask(self, order: str) -> dict[str, Any]:
-        """One order of swap_worker."""
+        """Send an order to swap_worker and wait for its answer."""
         return _ask(self.workload, order)
 
     def refill(self, seed: int) -> None:
-        """New contents."""
+        """Overwrite the contents."""
         self.ask(f"fill {seed}")
 
     def intact(self) -> bool:
@@ -125,18 +127,19 @@ def _tell(workload: Workload, order: str) -> None:
         workload.process.stdin.write(order + "\n")
         workload.process.stdin.flush()
     except BrokenPipeError:
-        raise WorkError("a program that is moved ended early") from None
+        raise WorkError("a program whose memory is swapped ended early") from None
 
 
 def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Bytes per second of copies: one process's (out, in, both), and two processes' (out and in at once, the lower)."""
+    """Bytes per second of pinned copies: by one process (out, in, both at once), and by two processes at the same time
+    (out, in, and as `both` the lower of them)."""
     size = min(size, COPY_BYTES)
     pair = [bench.native("swap", program=_program(bench, 8 << 20, 0)) for _ in range(2)]
     for native in pair:
         native.wait_ready()
     one = _ask(pair[0], f"copy {size}")
     two = {}
-    for seconds in (0.05, STEADY_S):  # the first makes their memory
+    for seconds in (0.05, STEADY_S):  # the first allocates their memory
         start_ns = time.monotonic_ns() + LEAD_NS
         for native, way in zip(pair, ("out", "in"), strict=True):
             _tell(native, f"steady {way} {size} {start_ns} {seconds}")
@@ -147,7 +150,7 @@ def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]
 
 
 def wait_until_pinned(bench: Bench, cap: int) -> float:
-    """Seconds until the host memory of all tenants is registered with the driver. WorkError when it stops growing."""
+    """Wait until the host memory of all tenants is pinned. Returns the seconds. WorkError if there is no progress."""
     began = grown = time.monotonic()
     wanted = cap // (2 << 20) * (2 << 20)
     last = -1
@@ -174,8 +177,9 @@ def exchange(
     *,
     hand: bool = True,
 ) -> float:
-    """Bytes per second, each way, of moves that run at the same time: all that a tenant holds counts. `parts` gets what
-    was said of each; `hand`: device memory may go from one to the other."""
+    """Swap tenants out and others in at the same time. Returns bytes per second in each direction, counting all memory
+    of a tenant. `parts` gets the agent's report of each move. `hand`: device memory may be handed from one tenant to
+    another."""
     names = {"out": [mover.name for mover in out], "in": [mover.name for mover in back]}
     moves = client.call("exchange", hand=hand, **names)["moves"]
     if parts is not None:
@@ -187,7 +191,8 @@ def exchange(
 
 
 def parts_ms(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By direction, medians: the whole order, the process's part of it, and of that mapping and waiting for copies."""
+    """Medians in ms by direction: the whole order, the process's part of it, and of that part the time for mapping and
+    for waiting for copies."""
     named = {"order": "seconds", "process": "process_s", "mapping": "mapping_s", "copying": "copying_s"}
     return {
         way: {name: median([row[key] * 1e3 for row in rows if row["way"] == way]) for name, key in named.items()}
@@ -228,7 +233,8 @@ def _move(
 
 
 def _park(bench: Bench, size: int, cap: int) -> tuple[dict[str, float], bool]:
-    """The same contents by the driver's checkpoint of the whole process."""
+    """Park and resume a tenant by the driver's checkpoint. Returns the seconds by direction, and whether the contents
+    were intact."""
     mover = Mover(bench, "parked", size, cap, 3, "none")
     with ControlClient(bench.folder, timeout_s=600) as client:
         out = client.call("park", name=mover.name)["seconds"]
@@ -239,7 +245,7 @@ def _park(bench: Bench, size: int, cap: int) -> tuple[dict[str, float], bool]:
 
 
 def text(result: dict[str, Any]) -> str:
-    """For people."""
+    """The result as text."""
     lines = [f"{result['gpu']}: {result['moves']} moves of {result['size_bytes'] / 2**30:g} GiB"]
     both = result["swap_gbps"]["both"]
     for way, label in (("out", "off the GPU"), ("in", "back"), ("both", "both at once, each")):
@@ -254,5 +260,5 @@ def text(result: dict[str, Any]) -> str:
 
 
 def as_json(result: dict[str, Any]) -> str:
-    """For programs."""
+    """The result as JSON."""
     return json.dumps(result)

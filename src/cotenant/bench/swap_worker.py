@@ -1,9 +1,9 @@
-"""The program that `bench swap` moves: `python -m cotenant.bench.swap_worker torch|driver BYTES SEED`.
+"""The program whose memory `bench swap` moves: `python -m cotenant.bench.swap_worker torch|driver BYTES SEED`.
 
-Prints `ready NAME`; then each line on standard input is an order, answered with one JSON object: `fill SEED` writes
-contents that depend on seed and position, `check` says whether they are the last ones written, `copy BYTES` measures
-pinned copies, `steady out|in BYTES START_NS SECONDS` those of one direction from a moment on, so that two processes can
-run theirs at the same time; `end` ends.
+Prints `ready NAME`, then answers each line of standard input with one JSON object. `fill SEED` writes contents that
+depend on seed and position; `check` compares the contents with the last ones written. `copy BYTES` measures pinned
+copies. `steady out|in BYTES START_NS SECONDS` measures copies of one direction from START_NS on, so that two processes
+can copy at the same time. `end` ends the program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPEATS = 5
 
 
 class TorchMemory:
-    """One tensor of that size; contents and check sums are made on the GPU."""
+    """One tensor of `size` bytes. Contents and checksums are computed on the GPU."""
 
     def __init__(self, size: int) -> None:
         import torch
@@ -37,7 +37,7 @@ class TorchMemory:
         self.sum = 0
 
     def fill(self, seed: int) -> None:
-        """word = (position + seed) * odd constant, mixed: no two positions and no two seeds are alike."""
+        """word = (position + seed) * odd constant, mixed: words differ between positions and between seeds."""
         step = len(self.weights)
         for index, part in enumerate(self.words.split(step)):
             part.copy_(self.weights[: len(part)])
@@ -52,11 +52,11 @@ class TorchMemory:
         return total
 
     def check(self) -> bool:
-        """Position counts: a piece in another's place is found."""
+        """Whether the contents are the last ones written. The checksum depends on positions, so swapped parts fail."""
         return self._sum() == self.sum
 
     def copy(self, size: int) -> dict[str, float]:
-        """Bytes per second of plain pinned copies, medians: out, in, and each way while both run."""
+        """Median bytes per second of pinned copies: out, in, and in each direction while both run."""
         torch = self.torch
         device = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
         host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
@@ -73,7 +73,7 @@ class TorchMemory:
         return _rates(size, out, back, torch.cuda.synchronize)
 
     def steady(self, way: str, size: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
-        """Start and wait of a copy of `size` bytes one way; two may be under way."""
+        """Functions that start copy i of `size` bytes in one direction and wait for it. Two may be in flight."""
         torch = self.torch
         stream = torch.cuda.Stream()
         device = torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -89,7 +89,7 @@ class TorchMemory:
 
 
 class DriverMemory:
-    """Blocks of memory through the driver API, for the software GPU: contents are made and checked on the host."""
+    """Blocks of memory through the driver API, for the software GPU. Contents are made and checked on the host."""
 
     BLOCK = 32 << 20
 
@@ -107,7 +107,7 @@ class DriverMemory:
             self.blocks.append((pointer, length))
 
     def fill(self, seed: int) -> None:
-        """Random bytes."""
+        """Fill the blocks with random bytes of that seed."""
         self.sums = []
         for index, (pointer, length) in enumerate(self.blocks):
             data = random.Random(f"{seed}-{index}").randbytes(length)
@@ -115,7 +115,7 @@ class DriverMemory:
             self.sums.append(hashlib.blake2b(data).digest())
 
     def check(self) -> bool:
-        """Every block as written."""
+        """Whether every block has the contents last written."""
         for (pointer, length), wanted in zip(self.blocks, self.sums, strict=True):
             data = ctypes.create_string_buffer(length)
             self.cuda.call("cuMemcpyDtoH_v2", data, pointer, ctypes.c_size_t(length))
@@ -124,7 +124,7 @@ class DriverMemory:
         return True
 
     def copy(self, size: int) -> dict[str, float]:
-        """As TorchMemory.copy."""
+        """Rates of pinned copies, as `TorchMemory.copy`."""
         device = [ctypes.c_void_p() for _ in range(2)]
         host = [ctypes.c_void_p() for _ in range(2)]
         for way in range(2):
@@ -141,7 +141,7 @@ class DriverMemory:
         return _rates(size, out, back, self.cuda.synchronise)
 
     def steady(self, way: str, size: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
-        """As TorchMemory.steady."""
+        """Start and wait functions, as `TorchMemory.steady`."""
         device, host, length = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t(size)
         self.cuda.call("cuMemAlloc_v2", ctypes.byref(device), length)
         self.cuda.call("cuMemHostAlloc", ctypes.byref(host), length, 0)
@@ -161,7 +161,8 @@ class DriverMemory:
 def steady_rate(
     start: Callable[[int], None], wait: Callable[[int], None], size: int, start_ns: int, seconds: float
 ) -> float:
-    """Bytes per second of copies with two under way, of those that end in the last three quarters of the time."""
+    """Bytes per second with two copies in flight, counted over copies that end in the last three quarters of the
+    time."""
     while (pause_ns := start_ns - time.monotonic_ns()) > 0:
         time.sleep(min(pause_ns / 1e9, 0.001))
     from_ns, until_ns = start_ns + round(seconds * 0.25e9), start_ns + round(seconds * 1e9)
@@ -196,7 +197,7 @@ def _rates(size: int, out: Callable[[], None], back: Callable[[], None], wait: C
 
 
 def main() -> int:
-    """Serve orders."""
+    """Set up the memory, print `ready`, then execute the lines of standard input."""
     backend, size = sys.argv[1], int(sys.argv[2])
     memory: Any = TorchMemory(size) if backend == "torch" else DriverMemory(size)
     memory.fill(int(sys.argv[3]))

@@ -2,11 +2,11 @@
 
 Protocol: prints `ready NAME` once the GPU is set up; then each line `run SECONDS` on standard input runs one block and
 prints one JSON object {"count", "busy_ns", "begin_ns", "end_ns", "marks": [[ns, count, busy_ns], ...]}. busy_ns is GPU
-time, of `busy` only. `steps SECONDS` adds "steps_ns", how long each step took. End of input ends the program. On a
-terminal "marks" are left out.
+time, and 0 for kinds other than `busy`. `steps SECONDS` adds "steps_ns", the duration of each step. End of input ends
+the program. On a terminal "marks" are left out.
 
 busy      GPU-bound: long kernels, six in flight (torch: bf16 products of 8192^3)
-training  a step of copies, kernels and a wait, with some host time (torch: a small convolutional network)
+training  steps of copies, kernels, a wait and some host work (torch: a small convolutional network)
 launch    500 tiny kernels, then a wait
 graph     replay of a captured graph of 60 kernels
 """
@@ -28,7 +28,7 @@ from typing import Any
 from cotenant.core.errors import InputError, WorkError
 
 KINDS = ("busy", "training", "launch", "graph")
-LAUNCH_CORE = "COTENANT_BENCH_CORE"  # where the launching thread runs, once all is set up
+LAUNCH_CORE = "COTENANT_BENCH_CORE"  # core on which the launching thread runs after the setup
 MARK_NS = 20_000_000
 DEPTH = 6
 
@@ -38,8 +38,8 @@ Done = tuple[int, int]  # units of work, GPU time in ns
 def run_block(
     step: Callable[[], Done], finish: Callable[[], Done], seconds: float, steps_ns: list[int] | None = None
 ) -> dict[str, Any]:
-    """Repeat `step` (returns what is known to be done) for that long; `finish` waits for the rest. `steps_ns` takes how
-    long each step took."""
+    """Repeat `step` for `seconds`, then call `finish`, which waits for the rest. Both return the work completed since
+    the last call. `steps_ns` gets the duration of each step."""
     last_ns = begin_ns = time.monotonic_ns()
     until_ns = begin_ns + round(seconds * 1e9)
     count = busy_ns = 0
@@ -69,7 +69,7 @@ def run_block(
 
 
 def _pipelined(start: Callable[[int], None], wait: Callable[[int], int]) -> Any:
-    """Step and finish of a loop that keeps DEPTH units in flight; `wait` returns the GPU time of its unit."""
+    """Functions `step` and `finish` that keep DEPTH units in flight. `wait` returns the GPU time of its unit."""
     state = {"started": 0, "ended": 0}
 
     def end_one() -> int:
@@ -92,17 +92,17 @@ def _pipelined(start: Callable[[int], None], wait: Callable[[int], int]) -> Any:
 
 
 class GpuTime:
-    """GPU time of units of one kind from pairs of events.
+    """GPU time of equal units, from pairs of events.
 
-    The first event of a pair is recorded before the launch waits for its turn, so a pair may enclose the wait: what is
-    over 1.3 times the median of the last units counts as that median.
+    The first event of a pair is recorded before the launch waits for the tenant's turn, so a pair may include that
+    wait. A time of more than 1.3 times the median of the last units therefore counts as that median.
     """
 
     def __init__(self) -> None:
         self._last: deque[int] = deque(maxlen=31)
 
     def unit(self, elapsed_ns: int) -> int:
-        """GPU time of a unit whose events lie that far apart."""
+        """GPU time in ns of a unit whose events are `elapsed_ns` apart."""
         if self._last:
             median_ns = sorted(self._last)[len(self._last) // 2]
             if elapsed_ns > 1.3 * median_ns:
@@ -116,7 +116,7 @@ def _nothing() -> Done:
 
 
 def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
-    """A workload on the bare driver API. Returns the GPU's name, step and finish."""
+    """A workload on the plain driver API. Returns the GPU's name and the functions `step` and `finish`."""
     from cotenant.bench.driver import Driver
 
     cuda = Driver()
@@ -141,7 +141,7 @@ def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
             for _ in range(40):
                 cuda.launch(100_000)
             cuda.synchronise()
-            sum(range(4000))  # host work between two steps, as a data loader does
+            sum(range(4000))  # stands for a data loader's work between two steps
             return 1, 0
 
         return cuda.name, train, _nothing
@@ -166,7 +166,7 @@ def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
 
 
 def _torch_products(torch: Any) -> Any:
-    """Step and finish of bf16 products of 8192^3, with their GPU time."""
+    """Functions `step` and `finish` that run bf16 products of 8192^3 and return their GPU time."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(DEPTH)]
@@ -186,7 +186,7 @@ def _torch_products(torch: Any) -> Any:
 
 
 def torch_workload(kind: str) -> tuple[str, Any, Any]:
-    """The same kinds with PyTorch on a real GPU."""
+    """A workload with PyTorch on a real GPU. Returns the GPU's name and the functions `step` and `finish`."""
     import torch
 
     torch.manual_seed(0)
@@ -246,7 +246,7 @@ def torch_workload(kind: str) -> tuple[str, Any, Any]:
 
 
 def orders() -> Iterator[tuple[float, bool]]:
-    """Lengths in seconds of the blocks that are asked for on standard input, and whether each step is to be timed."""
+    """Read orders from standard input; yields the length of a block in seconds, and whether to time its steps."""
     for line in sys.stdin:
         words = line.split()
         if len(words) == 2 and words[0] in ("run", "steps"):
@@ -254,7 +254,7 @@ def orders() -> Iterator[tuple[float, bool]]:
 
 
 def keep_to(core: int) -> None:
-    """The threads that launch keep to one core: this one, and the one that PyTorch runs the backward pass in."""
+    """Pin the threads that launch to one core: the calling thread, and PyTorch's thread for the backward pass."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # a thread may end meanwhile
             if int(task.name) == threading.get_native_id() or (task / "comm").read_text().startswith("pt_autograd"):
@@ -262,7 +262,8 @@ def keep_to(core: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Set up, say so, run blocks. Arguments: KIND, backend (driver, torch), length of a kernel in ns."""
+    """Set up the workload, print `ready`, then run the blocks that standard input asks for. Arguments: KIND, backend
+    (driver, torch), length of a kernel in ns."""
     given = dict(enumerate(arguments))
     kind, backend, kernel_ns = given.get(0, "busy"), given.get(1, "driver"), int(given.get(2, "1600000"))
     if kind not in KINDS:
@@ -272,21 +273,22 @@ def main(arguments: list[str]) -> int:
         name, step, finish = torch_workload(kind)
     else:
         name, step, finish = driver_workload(kind, kernel_ns)
-    run_block(step, finish, 0.05)  # warm up: lazy loading, first turn
+    run_block(step, finish, 0.05)  # warm-up: modules load lazily, and the first turn takes time to begin
     if core := os.environ.get(LAUNCH_CORE):
         keep_to(int(core))
     print(f"ready {name}", flush=True)
     for seconds, timed in orders():
         steps_ns: list[int] = []
         block = run_block(step, finish, seconds, steps_ns if timed else None)
-        if sys.stdout.isatty():  # a person reads: marks are hundreds
+        if sys.stdout.isatty():  # hundreds of marks would hide the rest
             del block["marks"]
         print(json.dumps(block | ({"steps_ns": steps_ns} if timed else {})), flush=True)
     return 0
 
 
 def in_a_sentence(program: Callable[[list[str]], int]) -> int:
-    """Runs a program of the benchmarks. What ends it too early is one sentence: 2: wrong input, 1: failed work."""
+    """Run a benchmark's program; print an error as one sentence. Returns the exit status: 2 for wrong input, 1 for
+    failed work."""
     if "--help" in sys.argv[1:]:
         print(sys.modules["__main__"].__doc__)
         return 0
