@@ -148,7 +148,7 @@ def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
         (("--ordering", "best"), "--ordering: unknown ordering 'best'"),
         (("--gpu", "X1"), "--gpu: unknown GPU model 'X1'"),
         (("--executor", "slurm"), "--executor: must be auto, ray or local, not 'slurm'"),
-        (("--cluster", "4by2"), "--cluster: '4by2' is no cluster"),
+        (("--cluster", "4by2"), "--cluster: '4by2' is not a cluster"),
         (("--policy", "best"), "--policy: 'best' cannot partition GPUs"),
         (("--profiles", tmp_path / "none.json"), "cannot read it"),
     ):

@@ -191,7 +191,7 @@ def test_real_tiresias_clusters(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("16x", "is no cluster"),
+        ("16x", "is not a cluster"),
         ("0x8", "'0x8': the cluster has no GPUs"),
         ("16x0", "'16x0': the cluster has no GPUs"),
         ("16x99999", "GPUs per node, not 99,999"),

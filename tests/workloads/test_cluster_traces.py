@@ -79,7 +79,7 @@ def test_acme_times_have_zones_and_kalos_counts_from_submission(tmp_path: Path) 
     assert jobs.tenant.tolist() == ["u2", "u1"]
     assert math.isnan(jobs.memory_bytes[0])
     assert jobs.memory_bytes[1] == 2e12
-    assert "1 row states a duration other than end_time minus start_time, which counts" in trace.remarks
+    assert "1 row states a duration that differs from end_time minus start_time; the latter is used" in trace.remarks
     assert UNTRIED in trace.remarks
     assert any(remark.startswith("kept by type: ") and "1 Pretrain" in remark for remark in trace.remarks)
 
@@ -159,7 +159,7 @@ def test_alibaba_genai_latencies_are_told_by_the_name_of_the_file(tmp_path: Path
     assert trace.left_out == {"without duration": 1}
     other = tmp_path / "pod_memory_util_anon.csv"
     other.write_text(text)
-    with pytest.raises(InputError, match=r"pod_memory_util_anon\.csv is none of these"):
+    with pytest.raises(InputError, match=r"pod_memory_util_anon\.csv is not a series of GPU work"):
         read_trace(f"alibaba-genai:{other}")
 
 
@@ -212,7 +212,7 @@ def test_gavel_of_three_ages(tmp_path: Path) -> None:
     assert trace.jobs.priority.tolist() == [0, 4, 0]
     assert trace.jobs.arrival_s.tolist() == [5.0, 5.0, 6.0]
     assert trace.remarks[0].startswith("1 job has an SLO")
-    assert trace.remarks[1].startswith("1 job has a weight that is no whole number")
+    assert trace.remarks[1].startswith("1 job has a weight that is not a whole number")
 
 
 @pytest.mark.parametrize(

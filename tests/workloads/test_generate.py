@@ -136,7 +136,7 @@ def test_philly_likeness_against_the_list(shared: Path) -> None:
         (Workload(0), "0 jobs is not between 1"),
         (Workload(5, like="alibaba"), "not one of synergy, miso, philly"),
         (Workload(5, rate_per_s=1, load=0.5, cluster_gpus=8), "--rate or --load, not both"),
-        (Workload(5, rate_per_s=0.0), "above 0, such as 8/h"),
+        (Workload(5, rate_per_s=0.0), "below 1e9 jobs per second"),
         (Workload(5, load=0.5), "add --cluster"),
         (Workload(5, load=0.0, cluster_gpus=8), "not above 0"),
         (Workload(5, arrivals="static", load=0.5, cluster_gpus=8), "static arrivals have no rate"),

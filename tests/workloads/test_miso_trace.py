@@ -75,10 +75,10 @@ def test_bad_rows_name_line_and_field(tmp_path: Path, change: str, message: str,
 
 
 def test_bad_headers(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no MIG profile") as caught:
+    with pytest.raises(InputError, match="not a MIG profile") as caught:
         read(write(tmp_path, ROW, header=HEADER.replace("3g.20gb", "5g.20gb")), TraceOptions())
     assert caught.value.field == "lat_5g.20gb"
-    with pytest.raises(InputError, match="belong to no one GPU"):
+    with pytest.raises(InputError, match="of several GPU models"):
         read(write(tmp_path, ROW, header=HEADER.replace("3g.20gb", "3g.40gb")), TraceOptions())
     with pytest.raises(InputError, match="the whole GPU"):
         read(write(tmp_path, ROW, header=HEADER.replace("lat_7g.40gb", "other")), TraceOptions())

@@ -99,7 +99,7 @@ def test_copilot_s_sessions_become_calls_by_time(tmp_path: Path) -> None:
     found = read_tokens(f"copilot:{tmp_path}")
     assert rows(found) == [(0.0, "Model B", 100, 5), (1.0, "Model A", 9000, 50)]
     assert found.cached.tolist() == [0, 8000]
-    assert found.left_out == {"without a time": 1, "with token counts that are no counts": 1, "without an answer": 1}
+    assert found.left_out == {"without a time": 1, "with invalid token counts": 1, "without an answer": 1}
     assert found.remarks[0] == "1 calls did not end with Success; their tokens are kept"
     (folder / "shard-0002.jsonl.gz").write_bytes(gzip.compress(b"[1]\n"))
     with pytest.raises(InputError, match="line 1: is not a JSON object"):
@@ -135,7 +135,7 @@ def test_servegen_s_clients_are_drawn_by_window(tmp_path: Path) -> None:
     assert again.span_s < 60
     assert len(again) == pytest.approx(960, abs=120)
     (folder / "chunk-1-dataset.json").unlink()
-    with pytest.raises(InputError, match="has no lengths beside it"):
+    with pytest.raises(InputError, match="lacks its file of lengths"):
         read_tokens(f"servegen:{folder}")
 
 

@@ -1,9 +1,10 @@
 """Best-effort loads of `cotenant bench colocation`, an unmodified program: `python -m cotenant.bench.be_loads BACKEND`.
 
-Protocol: prints `ready NAME`, then reads lines. `load KIND` sets up a load and prints {"kind", "unit_ms"}. `run SECONDS`
-runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}. `times SECONDS` prints
-{"times_ns": [...]}, the time when each launch returned; `ends SECONDS` the time when each was seen to have completed.
-End of input ends the program. COTENANT_BENCH_CORE: core on which the threads that launch run once a load is set up.
+Protocol: prints `ready NAME`, then reads lines. `load KIND` sets up a load and prints {"kind", "unit_ms"}.
+`run SECONDS` runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}.
+`times SECONDS` prints {"times_ns": [...]}, the time when each launch returned; `ends SECONDS` the time when each was
+seen to have completed. End of input ends the program. COTENANT_BENCH_CORE: core on which the threads that launch run
+once a load is set up.
 
 mmN: bf16 products of NxN matrices; mmzN: of zeros, the same kernels at much less power.  addN: out = in + 1 over N MiB.
 copyN: copies of N MiB on the device.  train-resnet50[:BATCH] and train-transformer[:BATCH]: training steps. With the

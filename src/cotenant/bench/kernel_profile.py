@@ -122,7 +122,8 @@ class Input:
 def run_once(
     rig: Rig, command: Sequence[str], part: float, timeout_s: float, number: int, given: Input
 ) -> tuple[Times, int]:
-    """Run the program to its end on a fraction `part` of the SMs. Returns its kernels by key, and the number of launches
+    """Run the program to its end on a fraction `part` of the SMs. Returns its kernels by key, and the number of
+    launches
     that were not timed. WorkError if it fails, or takes longer than `timeout_s`."""
     folder = rig.bench.folder / f"kernels{number}"
     folder.mkdir()

@@ -1,4 +1,5 @@
-"""A small ONNX model, a perceptron. The benchmarks write it themselves, so that they need only onnxruntime, not onnx."""
+"""A small ONNX model, a perceptron. The benchmarks write it themselves, so that they need only onnxruntime, not
+onnx."""
 
 from __future__ import annotations
 

@@ -185,7 +185,8 @@ def rate_of(workload: Workload, seconds: float) -> float:
 def measure_ls(
     bench: Bench, direction: str, size: int, link: float, chunk_bytes: int, seconds: float, mechanism: str
 ) -> dict[str, Any]:
-    """Delays of an LS tenant's synchronous 1 MiB copies, from alternating blocks alone and with a best-effort tenant."""
+    """Delays of an LS tenant's synchronous 1 MiB copies, from alternating blocks alone and with a best-effort
+    tenant."""
     period_ms = SOFT_LS_PERIOD_MS if bench.device.simulated else LS_PERIOD_MS
     ls_program = ["cotenant.bench.copying", direction, "pinned", "sync", str(LS_BYTES), str(period_ms)]
     be_program = ["cotenant.bench.copying", direction, "pinned", "async", str(size)]

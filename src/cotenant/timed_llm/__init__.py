@@ -1,1 +1,1 @@
-"""An engine of language models that only takes time: OpenAI's API, batched steps as long as a profile says."""
+"""A stand-in for an LLM engine: OpenAI's API, and batched steps whose lengths come from a profile. Runs no model."""

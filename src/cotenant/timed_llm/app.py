@@ -1,4 +1,4 @@
-"""OpenAI's API over a timed engine, as one ASGI function."""
+"""OpenAI's API for a timed engine, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ MOST_BODY = 64 << 20
 
 
 class App:
-    """One model. Made inside the event loop that serves it."""
+    """Serves one model. Must be created inside the event loop that serves it."""
 
     def __init__(self, profile: LlmProfile, device: Device, lost: Callable[[], None] = lambda: None) -> None:
-        """`lost` is called once when the device fails."""
+        """`lost` is called once, if the device fails."""
         self._profile = profile
         self._loop = asyncio.get_running_loop()
         self._answers: dict[int, asyncio.Queue[bool | None]] = {}
@@ -53,7 +53,7 @@ class App:
         self.engine.close()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Serve one ASGI connection."""
         if scope["type"] != "http":
             return
         try:
@@ -154,7 +154,7 @@ class App:
             self.engine.cancel(id_)
 
     async def _next(self, queue: asyncio.Queue[bool | None], gone: asyncio.Task[None]) -> bool:
-        """Wait for a token; False: the client has gone."""
+        """Wait for a token. Returns False if the client disconnects first. RefusalError if the device failed."""
         if not queue.empty():
             token = queue.get_nowait()
         else:
@@ -165,7 +165,7 @@ class App:
                 return False
             token = getting.result()
         if token is None:
-            raise RefusalError(503, f"the device was lost: {self.engine.error}")
+            raise RefusalError(503, f"the device failed: {self.engine.error}")
         return True
 
     def _deliver(self, tokens: Sequence[Token]) -> None:
@@ -184,7 +184,7 @@ class App:
 
 
 class _Writer:
-    """The bytes of one answer."""
+    """Writes the response to one request."""
 
     def __init__(self, request: Request, id_: str) -> None:
         self._request = request
@@ -206,25 +206,25 @@ class _Writer:
         return {"index": 0, **part, "logprobs": None, "finish_reason": finish}
 
     def first(self) -> bytes:
-        """What comes before the first token."""
+        """Bytes before the first token."""
         if not self._chat:
             return b""
         delta = {"role": "assistant", "content": ""}
         return self._event([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def event(self, index: int) -> bytes:
-        """One token."""
+        """Bytes of one token."""
         return self._event([self._choice(answer_token(self._request.model, self._request.name, index), None)])
 
     def last(self) -> bytes:
-        """What comes behind the last token."""
+        """Bytes after the last token."""
         end = self._event([self._choice("", self._request.finish)])
         if self._request.usage:
             end += self._event([], usage=self._usage)
         return end + b"data: [DONE]\n\n"
 
     def whole(self) -> bytes:
-        """An answer that is not streamed."""
+        """The complete response, for requests without streaming."""
         request = self._request
         text = "".join(answer_token(request.model, request.name, index) for index in range(request.output_tokens))
         part: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
@@ -233,7 +233,7 @@ class _Writer:
 
 
 def _vector(model: str, text: str, as_text: bool) -> list[float] | str:
-    """Numbers of -1 to 1 that belong to the model and the text."""
+    """A deterministic embedding of the text: numbers from -1 to 1, derived from a hash of model and text."""
     raw = hashlib.shake_128(f"{model}/{digest(text)}".encode()).digest(DIMENSIONS)
     values = [x / 127.5 - 1 for x in raw]
     return base64.b64encode(struct.pack(f"<{DIMENSIONS}f", *values)).decode() if as_text else values
@@ -244,7 +244,7 @@ async def _body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise RefusalError(400, "the client has gone")
+            raise RefusalError(400, "the client disconnected")
         raw += message.get("body", b"")
         if len(raw) > MOST_BODY:
             raise RefusalError(413, f"the body is over {MOST_BODY} bytes")

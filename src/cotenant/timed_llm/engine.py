@@ -1,4 +1,5 @@
-"""The thread that runs steps: by the clock, or as kernels on a GPU, so that a tenant's share acts on them."""
+"""Runs the steps of a timed engine in a thread. A step only takes time: on the clock, or as kernels on a GPU, where the
+share of a tenant applies to them."""
 
 from __future__ import annotations
 
@@ -11,23 +12,23 @@ from cotenant.core.errors import WorkError
 from cotenant.policy.llm_batching import Batcher, Token
 from cotenant.profiles.llm.profile import LlmProfile, Step
 
-SPIN_S = 0.0002  # a sleeping thread wakes up to this late
-KERNEL_NS = 500_000  # a step is made of kernels of this length
-MOST_BEHIND_S = 0.02  # a machine that stood still for longer does not make steps shorter afterwards
+SPIN_S = 0.0002  # spin for the end of a step, because sleep may return this much late
+KERNEL_NS = 500_000  # a step consists of kernels of this length
+MOST_BEHIND_S = 0.02  # after a longer pause of the machine, steps do not become shorter to catch up
 
 
 class Device(Protocol):
-    """The simulated GPU on which steps run."""
+    """What the steps of an engine run on."""
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
-        """Return when a step that began at `began_s` of the monotonic clock is over: the time that it ended."""
+        """Block until a step that began at `began_s` (monotonic clock) has run for `seconds`. Returns its end."""
 
 
 class Clock:
-    """Steps as long as they should be, one after the other: what the host takes between two is part of the next."""
+    """Runs steps by waiting. Time that the host needs between two steps counts as part of the next."""
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
-        """See Device."""
+        """Wait until the step has ended."""
         until = max(began_s, time.monotonic() - MOST_BEHIND_S) + seconds
         left = until - time.monotonic()
         if left > SPIN_S:
@@ -38,7 +39,7 @@ class Clock:
 
 
 class Cuda:
-    """Steps as kernels of device 0 (the software GPU, or a real one), and device memory that is held."""
+    """Runs steps as kernels on device 0 (the software GPU, or a real one), and holds `memory_bytes` of its memory."""
 
     def __init__(self, memory_bytes: int = 0, piece_bytes: int = 256 << 20) -> None:
         from cotenant.bench.driver import Driver
@@ -51,7 +52,7 @@ class Cuda:
         self._bound = False
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
-        """See Device. Prefill is mostly products, decode mostly reads memory."""
+        """Launch the step's kernels and wait. Steps with prefill are compute-bound, steps of decoding memory-bound."""
         if not self._bound:  # the thread that launches needs the context
             self._driver.make_current()
             self._bound = True
@@ -65,7 +66,7 @@ class Cuda:
 
 
 class Engine:
-    """Requests of any thread; `deliver` gets what each step produced, on the engine's thread."""
+    """A batching engine. Any thread may add requests; `deliver` gets the tokens of each step on the engine's thread."""
 
     def __init__(self, profile: LlmProfile, device: Device, deliver: Callable[[Sequence[Token]], None]) -> None:
         self.profile = profile
@@ -78,7 +79,7 @@ class Engine:
         self._thread.start()
 
     def add(self, id_: int, prompt: int, output: int) -> None:
-        """See Batcher. WorkError where the device was lost."""
+        """Add a request, as `Batcher.add`. WorkError if the device has failed."""
         with self._changed:
             if self.error is not None:
                 raise WorkError(self.error)
@@ -86,24 +87,24 @@ class Engine:
             self._changed.notify()
 
     def cancel(self, id_: int) -> None:
-        """The client has gone."""
+        """Drop a request whose client disconnected."""
         with self._changed:
             self._batcher.cancel(id_)
 
     @property
     def load(self) -> int:
-        """Requests that run or wait."""
+        """Number of requests that run or wait."""
         return len(self._batcher)
 
     def close(self) -> None:
-        """End after the step that runs."""
+        """Stop the thread after the current step."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join(10)
 
     def _run(self) -> None:
-        free_s = time.monotonic()  # since when nothing runs
+        free_s = time.monotonic()  # end of the last step
         while True:
             with self._changed:
                 step = self._batcher.begin()

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API as a timed engine takes them; faults become a `RefusalError` in the API's form."""
+"""Parses requests of OpenAI's API. An invalid request raises `RefusalError`, which has the API's form of errors."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.workloads.llm.text import count_tokens, digest, prompt_of
 
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-DEFAULT_TOKENS = {CHAT: 64, COMPLETION: 16}  # of an answer where the request has no limit
-STOP_TOKENS = 32  # an answer without a limit ends itself
+DEFAULT_TOKENS = {CHAT: 64, COMPLETION: 16}  # max_tokens if a request has none
+STOP_TOKENS = 32  # length of a chat answer to a request without max_tokens; it ends with finish_reason stop
 DIMENSIONS = 64
 
 
 class RefusalError(Exception):
-    """An answer of status 4xx or 5xx."""
+    """A response with status 4xx or 5xx."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
 
     def body(self) -> bytes:
-        """As the API has errors."""
+        """The error as a JSON body of the API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
@@ -31,7 +31,7 @@ class RefusalError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt. `finish`: why its answer ends."""
+    """A valid request for one answer. `finish`: the finish_reason of that answer."""
 
     path: str
     model: str
@@ -40,11 +40,11 @@ class Request:
     output_tokens: int
     finish: str
     stream: bool
-    usage: bool  # a stream ends with its token counts
+    usage: bool  # whether a stream ends with its token counts
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request."""
+    """The JSON object of a request's body."""
     try:
         body = json.loads(raw)
     except ValueError as error:
@@ -55,7 +55,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 
 def check_model(body: dict[str, Any], served: str) -> None:
-    """404 for another model's name."""
+    """Raise an error with status 404 if the request is for another model."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise RefusalError(400, "model is missing", param="model")
@@ -65,7 +65,7 @@ def check_model(body: dict[str, Any], served: str) -> None:
 
 
 def parse_request(path: str, body: dict[str, Any], profile: LlmProfile) -> Request:
-    """A request for an answer."""
+    """Parse a request for a chat or completion answer."""
     check_model(body, profile.name)
     if body.get("n", 1) != 1:
         raise RefusalError(400, "n must be 1", param="n")
@@ -105,7 +105,7 @@ def _check_prompt(path: str, body: dict[str, Any]) -> None:
 
 
 def embedding_inputs(body: dict[str, Any], profile: LlmProfile) -> list[str]:
-    """The texts of a request for embeddings; lists of tokens become texts of as many words."""
+    """The texts of a request for embeddings. A list of tokens becomes a text of as many words."""
     check_model(body, profile.name)
     given = body.get("input")
     if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):

@@ -1,4 +1,4 @@
-"""A timed engine behind a port."""
+"""Serves a timed engine on a port."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.timed_llm.app import App
 from cotenant.timed_llm.engine import Clock, Cuda, Device
 
-Ready = Callable[[int, Callable[[], None]], None]  # the port, and what ends serving (from the server's thread)
+Ready = Callable[[int, Callable[[], None]], None]  # gets the port, and a function that stops the server's thread
 
 
 def make_device(device: str, memory_bytes: int) -> Device:
-    """`clock` or `cuda`."""
+    """The device with that name: `clock` or `cuda`."""
     return Cuda(memory_bytes) if device == "cuda" else Clock()
 
 
@@ -25,7 +25,8 @@ def run(
     profile: LlmProfile, host: str, port: int, device: str = "clock", memory_bytes: int = 0, load_s: float = 0.0,
     ready: Ready = lambda port, stop: None,
 ) -> None:  # fmt: skip
-    """Load for `load_s`, listen, serve until SIGTERM or `stop`. WorkError when the device is lost."""
+    """Wait for `load_s` as an engine loads its model, then serve until SIGTERM or `stop`. WorkError if the device
+    fails."""
     began = time.monotonic()
     made = make_device(device, memory_bytes)
     time.sleep(max(0.0, load_s - (time.monotonic() - began)))
@@ -35,7 +36,7 @@ def run(
 
 
 async def serve(profile: LlmProfile, device: Device, host: str, port: int, ready: Ready) -> str | None:
-    """Listen and serve. Returns how the device was lost, where it was."""
+    """Listen and serve. Returns the device's error if it failed, else None."""
     with needs("serve"):
         import uvicorn
 

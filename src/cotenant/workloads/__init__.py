@@ -1,1 +1,1 @@
-"""Readers of job and request traces, and synthetic generators."""
+"""Workloads: readers of job and request traces, synthetic generators, and descriptions of clusters."""

@@ -1,4 +1,4 @@
-"""A file of rows under inspection: columns are checked as they are taken, and every complaint names line and field."""
+"""A table read from a file. Columns are validated when they are read; every error names line and field."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ with needs("sim"):
     import polars as pl
     from numpy.typing import NDArray
 
-csv.field_size_limit(2**31 - 1)  # a complaint about a cell of any length must find its line
+csv.field_size_limit(2**31 - 1)  # an error about a cell of any length must find its line
 MAX_GPUS_PER_JOB = 100_000
-LEAST_PART = 0.001  # least share of a GPU: policies count in thousandths
-MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a broken number
+LEAST_PART = 0.001  # smallest share of a GPU: policies count in thousandths
+MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a corrupt number
 Mask = NDArray[np.bool_]
 
 
 class OtherFormatError(InputError):
-    """The first line of the file, cut into cells as `header`, is not one of the format that was named."""
+    """The file is not in the given format. `header`: cells of its first line."""
 
     header: tuple[str, ...] = ()
 
 
 class MissingColumnError(OtherFormatError):
-    """A column that is needed is absent from the header."""
+    """The header lacks a column that is needed."""
 
 
 class Table:
-    """Rows of one file. `left_out` counts the rows taken out so far, by reason; `remarks` collects sentences."""
+    """Rows of one file. `left_out` counts removed rows by reason; `remarks` collects sentences for the user."""
 
     def __init__(self, path: str | Path, frame: pl.DataFrame, *, header: bool, text: bool = True) -> None:
         self.path = str(path)
@@ -50,13 +50,13 @@ class Table:
         self._frame = frame
         if text and frame.width:
             blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series().to_numpy()
-            if blank.any():  # empty lines of a text file are no rows
+            if blank.any():  # empty lines of a text file
                 self._keep(~blank)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    # -- complaints
+    # -- errors
 
     def line(self, row: int) -> int | None:
         """Line of the file, from 1, where row `row` starts; None for a file without lines."""
@@ -71,14 +71,15 @@ class Table:
         raise InputError(message, file=self.path, line=self.line(row), field=field)
 
     def refuse(self, wrong: Mask, field: str, message: str) -> None:
-        """InputError about the first wrong row, if any; `{}` in the message becomes the cell as written."""
+        """Raise InputError about the first row that is marked as wrong, if any. `{}` in the message becomes the
+        cell."""
         if wrong.any():
             row = int(np.argmax(wrong))
             cell = self._frame[field][row] if field in self.columns else ""
             self.fail(row, field, message.format(repr(cell) if isinstance(cell, str) else f"{cell}"))
 
     def require(self, *names: str) -> None:
-        """InputError where a column is absent."""
+        """Raise MissingColumnError if a column is absent."""
         for name in names:
             if name not in self.columns:
                 shown = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
@@ -92,7 +93,7 @@ class Table:
                 raise missing
 
     def leave_out(self, rows: Mask, reason: str) -> None:
-        """Take rows out and count them under `reason`."""
+        """Remove rows, and count them under `reason`."""
         count = int(rows.sum())
         if count:
             self.left_out[reason] = self.left_out.get(reason, 0) + count
@@ -105,7 +106,7 @@ class Table:
     # -- columns
 
     def empty(self, name: str) -> Mask:
-        """Where the cell holds nothing."""
+        """Mask of the rows whose cell is empty."""
         series = self._frame[name]
         if series.dtype == pl.String:
             return (series.is_null() | (series.str.strip_chars() == "")).to_numpy()
@@ -121,8 +122,8 @@ class Table:
         most: float = math.inf,
         whole: bool = False,
     ) -> Floats:
-        """A column as floats; empty cells are NaN where optional. InputError where a cell is no finite number or is
-        out of bounds (`least` and `most` belong to the range, `above` does not)."""
+        """A column as floats. If `optional`, empty cells and a missing column are NaN. InputError if a cell is not a
+        finite number, or out of bounds (`least` and `most` are inclusive, `above` is not)."""
         if name not in self.columns and optional:
             return np.full(len(self), np.nan)
         self.require(name)
@@ -132,7 +133,7 @@ class Table:
         series = self._frame[name]
         if series.dtype == pl.String:
             series = series.str.strip_chars()
-        if series.dtype.is_nested() or series.dtype.is_temporal():  # the cast would make numbers of some of these
+        if series.dtype.is_nested() or series.dtype.is_temporal():  # the cast would turn some of these into numbers
             raise InputError(f"the column holds {series.dtype}, not numbers", file=self.path, field=name)
         try:
             values = series.cast(pl.Float64, strict=False).to_numpy().copy()
@@ -147,14 +148,15 @@ class Table:
                 self.refuse(stated & (values < least), name, f"{{}} must be at least {least:g}")
             if above is not None:
                 self.refuse(stated & (values <= above), name, f"{{}} must be above {above:g}")
-            self.refuse(stated & (values > most), name, f"{{}} is more than {most:g}, the most that makes sense here")
+            self.refuse(stated & (values > most), name, f"{{}} is above the maximum of {most:g}")
             if whole:
                 self.refuse(stated & (values != np.floor(values)), name, "{} is not a whole number")
         values[empty] = np.nan
         return values
 
     def texts(self, name: str, *, optional: bool = False) -> Names:
-        """A column as str objects, equal texts sharing one object; "" where empty (and optional)."""
+        """A column as str objects; equal texts share one object. If `optional`, empty cells and a missing column are
+        ""."""
         if name not in self.columns and optional:
             return np.full(len(self), "", dtype=object)
         self.require(name)
@@ -176,7 +178,7 @@ class Table:
         return shared
 
     def gpu_counts(self, name: str) -> Floats:
-        """A column of GPU counts: whole numbers, or a fraction of one GPU; zero is for the caller to judge."""
+        """A column of GPU counts: whole numbers, or a fraction of one GPU. 0 is accepted; callers may refuse it."""
         values = self.numbers(name, least=0, most=MAX_GPUS_PER_JOB)
         part = (values > 1) & (values != np.floor(values))
         self.refuse(part, name, "{} GPUs is neither a whole number nor a fraction of one GPU")
@@ -187,9 +189,10 @@ class Table:
     # -- the result
 
     def trace(self, source: str, **columns: Any) -> Trace:
-        """Jobs of these columns (each as long as the table), sorted by arrival, equal times in file order.
+        """A trace of jobs with these columns, each as long as the table. Jobs are sorted by arrival; equal times keep
+        the order of the file.
 
-        `id` must be among the columns and unique. Re-ordering is remarked upon.
+        `id` must be among the columns, and unique. If rows change their order, a remark says so.
         """
         n = len(self)
         self._unique(columns["id"])
@@ -224,7 +227,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Where jobs stand in a file of text, found when asked for. `rows[i]`: row of the file, from 0, of job `ids[i]`."""
+    """Finds the line of a job in a text file. `rows[i]`: row of the file, from 0, of job `ids[i]`."""
 
     path: str
     ids: Names
@@ -248,7 +251,7 @@ def _line_of_row(path: str, row: int) -> int:
 
 
 def check_path(path: str | Path) -> Path:
-    """The path of a readable file; InputError otherwise."""
+    """The path as a Path. InputError if it is not a readable file."""
     if not str(path):
         raise InputError("a file is needed, but its name is empty")
     found = Path(path)

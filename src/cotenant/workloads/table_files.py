@@ -1,4 +1,4 @@
-"""CSV and Parquet files as tables; whatever is wrong with the file itself becomes one sentence."""
+"""Reads CSV and Parquet files as tables. A file that cannot be read is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ with needs("sim"):
 
 
 def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: Sequence[str] | None = None) -> Table:
-    """A table of texts from a CSV file.
+    """Read a CSV file as a table of texts.
 
-    `columns`: read only these of the header's (those present), so that memory stays bounded. `names`: the file has no
-    header and these are its columns, all of them.
+    `columns`: read only these columns, if present, to save memory. `names`: names of all columns, for a file without a
+    header.
     """
     found = check_path(path)
     _check_packed(found)
@@ -33,7 +33,7 @@ def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: S
         if names:
             frame = pl.read_csv(found, has_header=False, schema=dict.fromkeys(header, pl.String))
         else:
-            # by position: the parser would keep the spaces around names that are stripped here
+            # by position, because the parser keeps spaces around names, which are stripped here
             positions = [header.index(name) for name in wanted] or [0]
             frame = pl.read_csv(found, columns=positions, infer_schema=False)
             frame.columns = wanted or ["-"]
@@ -47,20 +47,20 @@ def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: S
 
 
 def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
-    """A table of the given columns (those present) of a Parquet file."""
+    """Read the given columns of a Parquet file, if present, as a table."""
     found = check_path(path)
     try:
         with found.open("rb") as file:
-            # a truncated file has no footer; asking polars about it would print a trace of its own
+            # checked here, because polars prints a stack trace for a truncated file, which has no footer
             head = file.read(4)
             file.seek(-min(4, found.stat().st_size), 2)
             tail = file.read(4)
         if head != b"PAR1" or tail != b"PAR1":
-            raise InputError("the file is not Parquet or is cut off: it lacks the end mark", file=path)
+            raise InputError("the file is not Parquet or is truncated: it lacks the end mark", file=path)
         header = tuple(pl.read_parquet_schema(found))
         frame = pl.read_parquet(found, columns=[c for c in header if c in columns])
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        # damage inside a page can make the Parquet library give up in ways of its own
+        # the Parquet library may panic on a damaged page
         raise InputError(f"the Parquet file is damaged: {str(error).splitlines()[0]}", file=path) from None
     table = Table(path, frame, header=False, text=False)
     table.header = header
@@ -68,7 +68,7 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
 
 
 def _check_packed(path: Path) -> None:
-    """InputError with the command that unpacks it where the file is compressed by gzip."""
+    """Raise InputError, with the command that unpacks the file, if it is compressed by gzip."""
     with path.open("rb") as file:
         if file.read(2) != b"\x1f\x8b":
             return
@@ -78,7 +78,7 @@ def _check_packed(path: Path) -> None:
 
 
 def _check_separator(path: Path, first: list[str]) -> None:
-    """A first row of one cell that other characters cut into several was written with those instead of commas."""
+    """Raise InputError if the first row is separated by another character than commas."""
     for character, name, shown in (("\t", "tabs", "\\t"), (";", "semicolons", ";"), ("|", "bars", "|")):
         if len(first) == 1 and character in first[0]:
             command = f"tr '{shown}' , < {path.name} > {path.stem}-commas.csv"
@@ -105,7 +105,7 @@ def _header(path: Path, *, is_data: bool = False) -> list[str]:
 
 
 def _explain(path: Path, width: int, error: Exception) -> NoReturn:
-    """Find the line that a CSV parser choked on and say what is wrong there."""
+    """Raise InputError with the line at which the CSV parser failed, and the reason."""
     data = path.read_bytes()
     try:
         data.decode("utf-8")

@@ -1,4 +1,4 @@
-"""What a user may ask of any trace: windows, filters, scaling, and parts drawn anew."""
+"""Options of all commands that read a job trace: windows, filters, scaling, and columns replaced by random ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DEFAULT_SEED = 1
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Options of every command that reads a trace; the defaults change nothing. Texts are as the user wrote them.
+    """Options of commands that read a job trace. The defaults change nothing. Texts are as the user wrote them.
 
-    Filters go in this order: window, tenants, GPU counts, durations, max_jobs. After them the arrivals are drawn anew
-    (`arrivals`) or scaled (`rate_scale`), and durations, GPU counts and models are drawn where asked for.
+    Filters apply in this order: window, tenants, GPU counts, durations, max_jobs. Then arrivals are replaced by random
+    ones (`arrivals`) or scaled (`rate_scale`), and durations, GPU counts and models are replaced if options ask for it.
     """
 
     from_s: float = 0.0  #: keep arrivals at or after this, seconds from the start of the trace, which becomes 0

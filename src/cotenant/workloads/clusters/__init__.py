@@ -1,4 +1,4 @@
-"""Clusters as users write them: 16x8, YAML, and the files of public simulators."""
+"""Readers of cluster descriptions: 16x8, YAML files, and files of public simulators and traces."""
 
 from cotenant.core.extras import require
 

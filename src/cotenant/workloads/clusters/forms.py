@@ -1,4 +1,4 @@
-"""Every way to write a cluster: 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv, alibaba-spot:NODES.csv,
+"""Parses the value of --cluster: 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv, alibaba-spot:NODES.csv,
 tiresias:FILE.csv."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cotenant.workloads.table import Table, check_path
 from cotenant.workloads.table_files import read_csv
 
 SHORT = re.compile(r"^(\d+)x(\d+)$")
-# the public Synergy simulator's server where its INI file leaves a key out
+# values of the public Synergy simulator for keys that its INI file leaves out
 INI_DEFAULTS = {"racks": 1.0, "gpus_per_server": 8.0, "cpus_per_server": 24.0, "dram_per_server": 500.0,
                 "sspeed_per_server": 300.0}  # fmt: skip
 
@@ -35,11 +35,11 @@ def parse_cluster(
     storage_mbps: float | None = None,
     remarks: list[str] | None = None,
 ) -> Cluster:
-    """The cluster that `spec` names; InputError where it names none.
+    """The cluster that `spec` describes. InputError if it describes none.
 
-    `gpu` is a catalog name, `memory_per_node` a quantity like 500GB; where given they replace what short forms, INI and
-    Tiresias files say, and fill what a YAML file leaves open. An Alibaba node list states all of it: giving them there
-    is an error. Sentences about nodes left out are appended to `remarks`.
+    `gpu` is a name of the catalog, `memory_per_node` a quantity like 500GB. Given options replace the values of INI and
+    Tiresias files, and are defaults for a YAML file. With an Alibaba node list they are an error, because it states
+    each node. Remarks about nodes that were left out are appended to `remarks`.
     """
     wishes = NodeOptions(gpu, cpus_per_node, memory_per_node, storage_mbps)
     notes = remarks if remarks is not None else []
@@ -60,7 +60,7 @@ def parse_cluster(
     if Path(spec).suffix.lower() in (".yaml", ".yml"):
         return read_cluster_yaml(spec, wishes)
     raise InputError(
-        f"{spec!r} is no cluster; write NODESxGPUS like 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv, "
+        f"{spec!r} is not a cluster; write NODESxGPUS like 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv, "
         "alibaba-spot:NODES.csv or tiresias:FILE.csv",
         field="cluster",
     )
@@ -120,7 +120,7 @@ def _line_of(text: str, key: str) -> int | None:
 
 
 def _openb(path: str, wishes: NodeOptions, notes: list[str]) -> Cluster:
-    """Alibaba's node list. Nodes without GPUs run no training jobs and are left out; equal nodes become one group."""
+    """Read the node list of Alibaba's trace of 2023. Nodes without GPUs are left out; equal nodes become one group."""
     _leave_out_options(path, gpu=wishes.gpu, cpus_per_node=wishes.cpus, memory_per_node=wishes.memory_bytes)
     table = read_csv(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"))
     table.require("cpu_milli", "memory_mib", "gpu", "model")
@@ -130,7 +130,7 @@ def _openb(path: str, wishes: NodeOptions, notes: list[str]) -> Cluster:
 
 
 def _alibaba_spot(path: str, wishes: NodeOptions, notes: list[str]) -> Cluster:
-    """The node list of Alibaba's trace of 2026. It states no memory: each GPU comes with the default."""
+    """Read the node list of Alibaba's trace of 2026. It has no memory column, so memory is a default per GPU."""
     _leave_out_options(path, gpu=wishes.gpu, cpus_per_node=wishes.cpus)
     table = read_csv(path, ("gpu_model", "gpu_capacity_num", "cpu_num"))
     table.require("gpu_model", "gpu_capacity_num", "cpu_num")
@@ -159,7 +159,7 @@ def _leave_out_without_gpus(table: Table, field: str, notes: list[str]) -> None:
 
 
 def _grouped(table: Table, count: str, model: str, cpus: Floats, memory: Floats, wishes: NodeOptions) -> Cluster:
-    """Equal nodes as one group; `count` and `model` are the columns of a node's GPUs."""
+    """Combine equal nodes into groups. `count` and `model` are the columns with a node's number and model of GPUs."""
     rows = zip(
         table.numbers(count).tolist(), table.texts(model).tolist(), cpus.tolist(), memory.tolist(), strict=True
     )  # fmt: skip
@@ -184,7 +184,7 @@ def _grouped(table: Table, count: str, model: str, cpus: Floats, memory: Floats,
 
 
 def _tiresias(path: str, wishes: NodeOptions) -> Cluster:
-    """Tiresias' cluster file: one row of switches, nodes per switch, GPUs, CPUs and GB per node."""
+    """Read a cluster file of Tiresias: one row with switches, nodes per switch, and GPUs, CPUs and GB per node."""
     names = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cpu_p_node", "mem_p_node")
     table = read_csv(path, names)
     table.require(*names)

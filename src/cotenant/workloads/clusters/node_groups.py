@@ -1,4 +1,4 @@
-"""A cluster file in YAML: `nodes`, a list of groups of equal nodes."""
+"""Reads a cluster file in YAML, whose `nodes` are a list of groups of equal nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Number = Annotated[float, parsed(_number)]
 
 
 class NodesEntry(Strict):
-    """One entry of `nodes`. Left out: gpu, cpus, memory and storage_mbps come from the command line or defaults."""
+    """One entry of `nodes`. If gpu, cpus, memory or storage_mbps are left out, the command line or defaults apply."""
 
     count: Count = Field(default=1, ge=1, le=MAX_NODES)
     """Nodes of this group."""
@@ -45,7 +45,7 @@ class NodesEntry(Strict):
 
 
 class ClusterFile(Strict):
-    """The whole file."""
+    """A cluster file."""
 
     nodes: list[NodesEntry] = Field(min_length=1)
     """Groups of equal nodes."""
@@ -61,7 +61,7 @@ def read_cluster_yaml(path: str, wishes: NodeOptions) -> Cluster:
 
 
 def _group(entry: NodesEntry, wishes: NodeOptions) -> NodeGroup:
-    # the file goes first here: its groups may differ, and one option for all of them must not level them
+    # values of the file take precedence: its groups may differ, and an option applies to all of them
     defaults = wishes.group(entry.count, entry.gpus, None, None)
     gpu = find_gpu(entry.gpu) if entry.gpu else wishes.gpu or find_gpu(DEFAULT_GPU)
     return NodeGroup(

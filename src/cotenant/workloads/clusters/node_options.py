@@ -1,4 +1,4 @@
-"""What the command line says about nodes, over the defaults per GPU."""
+"""Options of the command line about nodes, and the defaults per GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STORAGE_MBPS = 500.0
 
 
 class NodeOptions:
-    """What the command line says about nodes, checked; None where it says nothing."""
+    """Validated options of the command line about nodes; None: not given."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class NodeOptions:
     def group(
         self, count: int, gpus: int, cpus: float | None, memory_bytes: float | None, storage_mbps: float | None = None
     ) -> NodeGroup:
-        """Equal nodes: the command line first, then the file, then the defaults per GPU."""
+        """A group of equal nodes. Options take precedence over the given values, and those over the defaults per
+        GPU."""
         return NodeGroup(
             count=count,
             gpus=gpus,

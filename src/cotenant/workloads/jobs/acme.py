@@ -2,7 +2,7 @@
 cpu_num, type, state, submit_time, start_time, end_time (with a zone), duration, queue, gpu_time [s]; Kalos also has
 mem_per_pod_GB.
 
-The published examples of Kalos state a duration that counts from submission, against the description.
+In the published examples of Kalos the duration counts from submission, unlike in the format's description.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ GB = 10**9
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """GPU jobs of the log; the user is the tenant; memory is a pod's times the nodes, a pod being a node's."""
+    """Read the GPU jobs of the log. The user is the tenant. Each node has one pod, so memory is mem_per_pod_GB times
+    the number of nodes."""
     table = read_csv(path, (*COLUMNS, "type", "node_num", "mem_per_pod_GB"))
     table.require("type")
     run_s = kept_seconds(table)

@@ -2,10 +2,10 @@
 
     requests    gmt_create (local, no zone), predict_type, predict_status, exec_time_seconds, groupId,
                 checkpoint_model_version_id, num_lora, ...; the older data_trace_processed.csv has no gmt_create
-    latencies   timestamp_anon [s], value [ms], container_ip: samples of the time that loading a base model, a LoRA
-                adapter, a ControlNet or a whole pipeline took, or an inference
+    latencies   timestamp_anon [s], value [ms], container_ip: samples of the time for an inference, or for loading a
+                base model, a LoRA adapter, a ControlNet or a whole pipeline
 
-Other series have the columns of latencies, too, so only the name of the file tells what its values are.
+Other files of the trace have the same columns as latencies, so only the name of the file shows what its values are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_FINISHED = ("PENDING", "PROCESSING")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Requests, or samples of a latency, as jobs on one GPU."""
+    """Read requests, or samples of a latency, as jobs on one GPU."""
     table = read_csv(path, (*SERIES, *REQUESTS))
     if "timestamp_anon" in table.columns:
         return _latencies(path, table)
@@ -46,7 +46,7 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _requests(path: str, table: Table) -> Trace:
-    """The group that sent a request is the tenant, the base model the model; failed requests count, too."""
+    """Read requests, failed ones included. The group that sent a request is the tenant, its base model the model."""
     status = table.texts("predict_status", optional=True)
     table.leave_out(np.isin(status.astype(str), NOT_FINISHED), "not finished (PENDING or PROCESSING)")
     table.leave_out(table.numbers("exec_time_seconds", least=0, most=MAX_SECONDS) == 0, "without duration")
@@ -71,8 +71,8 @@ def _latencies(path: str, table: Table) -> Trace:
     name = Path(path).name
     if not any(part in name for part in LATENCIES):
         raise InputError(
-            "series of this trace are read where they hold milliseconds of work on a GPU, which the file's name tells "
-            f"({', '.join(f'*{part}*' for part in LATENCIES)}); {name} is none of these",
+            f"{name} is not a series of GPU work in milliseconds: of this trace's series only files named "
+            f"{', '.join(f'*{part}*' for part in LATENCIES)} can be read",
             file=path,
         )
     table.require(*SERIES)

@@ -1,8 +1,8 @@
 """Alibaba 2026 (GFS, ASPLOS'26): job_info_df.csv of 4,278 GPU nodes with guaranteed (HP) and spot jobs: job_name,
 organization, gpu_model, cpu_request and gpu_request of each worker, worker_num, submit_time, duration [s], job_type.
 
-HP jobs have priority 1 and spot jobs 0, as `simulate --policy spot` takes them. The list of nodes is read by
-`--cluster alibaba-spot:node_info_df.csv`.
+HP jobs get priority 1 and spot jobs 0, which `simulate --policy spot` expects. `--cluster
+alibaba-spot:node_info_df.csv` reads the list of nodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLUMNS = (*REQUIRED, "organization", "gpu_model", "cpu_request")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of the list; the organization is the tenant; a job's GPUs and CPUs are a worker's times the workers."""
+    """Read the jobs. The organization is the tenant. GPUs and CPUs of a job are those of a worker times the workers."""
     table = read_csv(path, COLUMNS)
     table.require(*REQUIRED)
     each, workers = table.gpu_counts("gpu_request"), table.numbers("worker_num", least=0, whole=True)
@@ -54,13 +54,13 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _models(table: Table) -> Names:
-    """GPU models with the catalog's names; "" where none is stated."""
+    """GPU models by their names in the catalog; "" if a job states none."""
     written = table.texts("gpu_model", optional=True)
     known = {"": ""}
     hidden = int(np.isin(written.astype(str), ANONYMOUS).sum())
     if hidden:
         asks = counted(hidden, "job asks", "jobs ask")
-        table.remarks.append(f"{asks} for GPU-series-1 or 2, which the trace names no further; L40S and H20 stand in")
+        table.remarks.append(f"{asks} for GPU-series-1 or 2, which are anonymous; they are taken as L40S and H20")
     for row, name in enumerate(written.tolist()):
         if name not in known:
             try:

@@ -1,4 +1,4 @@
-"""Blox (EuroSys'24), the list of jobs that its submit.py takes: job_id, num_gpus, submit_time, duration [s], model,
+"""Blox (EuroSys'24), the list of jobs that its submit.py reads: job_id, num_gpus, submit_time, duration [s], model,
 batch_size.
 
 Blox's simulator reads other files: its cluster_job_log is Philly's job log (philly-json), and its workload_pollux is
@@ -16,7 +16,7 @@ COLUMNS = ("job_id", "num_gpus", "submit_time", "duration", "model")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of the list; rows of 0 GPUs or 0 seconds are left out; the batch size is not used."""
+    """Read the jobs. Rows with 0 GPUs or 0 seconds are left out. The batch size is not used."""
     table = read_csv(path, COLUMNS)
     table.require(*COLUMNS[:4])
     table.leave_out(table.gpu_counts("num_gpus") == 0, "with 0 GPUs")

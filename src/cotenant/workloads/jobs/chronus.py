@@ -1,9 +1,9 @@
 """Chronus: Philly-derived jobs with deadlines. job_id, user, num_gpu, submit_time, duration, model_name,
 expect_time_list, best_effort and more.
 
-The files state no time unit; minutes fit (20,151 minutes are two weeks), so minutes are the default. Expected
-completion times count from submission; a list is '-'-separated and its first entry, the one of full value, is the
-deadline. A best-effort job has none.
+The files state no time unit. Minutes are the default, because they give a plausible length (20,151 minutes are two
+weeks). Expected completion times count from submission. A list of them is separated by '-'; its first entry, which has
+the full value, is the deadline. Best-effort jobs have no deadline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of the file; users (virtual clusters) are tenants; rows of 0 GPUs are left out."""
+    """Read the jobs. Users (virtual clusters) are the tenants. Rows with 0 GPUs are left out."""
     unit = options.time_unit or "min"
     if unit not in UNITS_S:
         raise InputError(f"unknown time unit {unit!r}; write s, min or h", field="time-unit")
@@ -35,7 +35,7 @@ def read(path: str, options: TraceOptions) -> Trace:
     table.require("job_id", "num_gpu", "submit_time", "duration")
     table.leave_out(table.gpu_counts("num_gpu") == 0, "with 0 GPUs")
     if not options.time_unit:
-        table.remarks.append("the file states no time unit; minutes assumed (--time-unit s|min|h says otherwise)")
+        table.remarks.append("the file states no time unit; minutes assumed (--time-unit s|min|h sets another)")
     arrival_s = table.numbers("submit_time", least=0, most=MAX_SECONDS / second) * second
     return table.trace(
         f"chronus:{path}",
@@ -51,7 +51,7 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _expected(table: Table) -> Floats:
-    """Time allowed from submission, in the file's unit; NaN for best-effort jobs and where none is stated."""
+    """Time from submission to the deadline, in the file's unit. NaN for best-effort jobs, and if none is stated."""
     if "expect_time_list" not in table.columns:
         return np.full(len(table), np.nan)
     written = pl.Series(table.texts("expect_time_list", optional=True).tolist(), dtype=pl.String)

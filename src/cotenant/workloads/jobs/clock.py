@@ -1,4 +1,4 @@
-"""Dates and times of logs as seconds: 2017-10-09 07:01:55, with or without a fraction and a zone (+08:00, Z)."""
+"""Parses dates and times of logs: 2017-10-09 07:01:55, with or without a fraction and a zone (+08:00, Z)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ZONE = r"(?:Z|([+-])(\d{2}):?(\d{2}))$"
 
 
 def clock_seconds(table: Table, name: str) -> Floats:
-    """Seconds since 1970 of a column. Times without a zone count as they are written: only differences are used."""
+    """Seconds since 1970 of a column. Times without a zone are read as UTC, because only differences are used."""
     written = pl.Series(table.texts(name).tolist(), dtype=pl.String)
     plain = written.str.replace(ZONE, "").str.replace("T", " ", literal=True)
     parsed = plain.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)

@@ -1,7 +1,7 @@
-"""What the job logs of Helios and Acme have in common: job_id, user, gpu_num, cpu_num, state, submit_time, start_time,
+"""Common columns of the job logs of Helios and Acme: job_id, user, gpu_num, cpu_num, state, submit_time, start_time,
 end_time, duration [s].
 
-A job's run time is end_time minus start_time, whatever its final state. Rows that never ran are left out.
+A job's run time is end_time minus start_time, whatever its final state. Jobs that never ran are left out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cotenant.workloads.jobs.clock import clock_seconds
 from cotenant.workloads.table import MAX_SECONDS, Table
 
 COLUMNS = ("job_id", "user", "gpu_num", "cpu_num", "state", "submit_time", "start_time", "end_time", "duration")
-UNKNOWN = ("", "None", "NaT", "nan", "Unknown")  # how the writers of such logs put a time that is not known
+UNKNOWN = ("", "None", "NaT", "nan", "Unknown")  # spellings of an unknown time in such logs
 UNTRIED = "the reader follows the published description of the format; it has not been tried on the published data"
 
 
 def kept_seconds(table: Table) -> Floats:
-    """Take out what is no job on GPUs; the run time of each row that is left, in seconds."""
+    """Remove rows that are not finished GPU jobs. Returns the run time of each remaining row in seconds."""
     table.require("job_id", "gpu_num", "submit_time", "start_time", "end_time")
     table.leave_out(table.empty("gpu_num"), "without gpu_num")
     table.leave_out(table.gpu_counts("gpu_num") == 0, "with 0 GPUs")
@@ -40,7 +40,7 @@ def kept_seconds(table: Table) -> Floats:
 
 
 def make_trace(table: Table, source: str, run_s: Floats, **columns: Any) -> Trace:
-    """The jobs of a log; the earliest kept submission is time 0."""
+    """A trace of the table's jobs. The earliest submission is time 0."""
     submitted = clock_seconds(table, "submit_time")
     cpus = table.numbers("cpu_num", optional=True, least=0)
     stated = table.numbers("duration", optional=True, most=MAX_SECONDS)
@@ -48,7 +48,7 @@ def make_trace(table: Table, source: str, run_s: Floats, **columns: Any) -> Trac
     table.remarks.append(UNTRIED)
     if other:
         rows = counted(other, "row states", "rows state")
-        table.remarks.append(f"{rows} a duration other than end_time minus start_time, which counts")
+        table.remarks.append(f"{rows} a duration that differs from end_time minus start_time; the latter is used")
     remark_counts(table, "state")
     return table.trace(
         source,
@@ -62,7 +62,7 @@ def make_trace(table: Table, source: str, run_s: Floats, **columns: Any) -> Trac
 
 
 def remark_counts(table: Table, name: str) -> None:
-    """Remark how many of the kept rows have which value of a column."""
+    """Add a remark with the number of rows for each value of a column."""
     if name not in table.columns or not len(table):
         return
     values = pl.Series(table.texts(name, optional=True).tolist(), dtype=pl.String).replace("", "unknown")

@@ -1,6 +1,6 @@
-"""Arrivals, durations and GPU counts as random draws, parsed from the way users write them.
+"""Random arrivals, durations and GPU counts, parsed from the text of options.
 
-Every drawn part has its own stream of the seed, so that drawing one part anew leaves the others as they were.
+Each of them has its own random stream of the seed, so that changing one leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ from cotenant.workloads.table import MAX_SECONDS
 STREAMS = ("arrivals", "durations", "gpus", "models", "tenants")
 MAX_CV = 1000.0
 MAX_RUN = 1_000_000
-LEAST_RATE_PER_S = 1e-11  # one arrival within the longest time that a trace may hold
+LEAST_RATE_PER_S = 1e-11  # one arrival within MAX_SECONDS
 Sample = Callable[[np.random.Generator, int], Floats]  # (rng, n) -> n values
 Arrivals = Callable[[np.random.Generator, int, float], Floats]  # (rng, n, rate per second) -> n sorted times
 
 
 def stream(seed: int, part: str) -> np.random.Generator:
-    """The random stream of one part of a trace."""
+    """The random stream of one part of a trace (one of STREAMS). InputError for an invalid seed."""
     if not 0 <= seed < 2**63:
         raise InputError(f"{seed} is not a seed; a seed is a whole number from 0 below 2^63", field="seed")
     return np.random.default_rng([seed, STREAMS.index(part)])
 
 
 def round_ms(seconds: Floats, field: str) -> Floats:
-    """To whole milliseconds: short numbers in files, and far below what scheduling can tell apart. InputError about
-    `field` where a time is beyond what a trace may hold."""
+    """Round to milliseconds, which keeps files short and does not affect scheduling. InputError about `field` if a
+    time is above MAX_SECONDS."""
     if len(seconds) and not seconds.max() <= MAX_SECONDS:
-        raise InputError(f"gives times beyond {MAX_SECONDS:g} s, the most that makes sense here", field=field)
+        raise InputError(f"gives times above the maximum of {MAX_SECONDS:g} s", field=field)
     rounded: Floats = np.round(seconds, 3)
     return rounded
 
 
 def check_rate(rate_per_s: float) -> None:
-    """InputError for a rate of arrivals that no trace has."""
+    """Raise InputError unless the arrival rate is at least 1e-11 and below 1e9 per second."""
     if not LEAST_RATE_PER_S <= rate_per_s < 1e9:
-        raise InputError("the rate must be above 0, such as 8/h, and within reason", field="rate")
+        raise InputError("the rate must be at least 1e-11 and below 1e9 jobs per second, such as 8/h", field="rate")
 
 
 # -- durations
 
 
 def parse_durations(text: str, empirical: Callable[[str], Floats]) -> Sample:
-    """two-part | two-part-short | lognormal:MEDIAN:SIGMA | trace:F, `empirical` giving the durations of F.
+    """Parse two-part, two-part-short, lognormal:MEDIAN:SIGMA or trace:F into a function that draws n durations.
 
-    two-part: 80 % 60 * 10^U(1.5, 3) s, the rest 60 * 10^U(3, 4) s; two-part-short: 60 * 10^U(1.5, 2.5) s and
-    60 * 10^U(2.5, 2.7) s. Both are the public Synergy simulator's. A trace's durations are drawn with replacement.
+    two-part: 80 % of the durations are 60 * 10^U(1.5, 3) s, the others 60 * 10^U(3, 4) s. two-part-short: likewise
+    60 * 10^U(1.5, 2.5) s and 60 * 10^U(2.5, 2.7) s. Both are from the public Synergy simulator. trace:F draws from the
+    durations of F, which `empirical` reads, with replacement.
     """
     kind, _, rest = text.partition(":")
     if text == "two-part":
@@ -101,21 +102,21 @@ def _two_part(rng: np.random.Generator, n: int, common: tuple[float, float], rar
 
 
 def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
-    """poisson | static | bursty:CV | lognormal:CV | hyperexp:SHARE,MEAN[,RUN];... | trace:F -> a function (rng, n, rate
-    per second) -> sorted arrival times.
+    """Parse poisson, static, bursty:CV, lognormal:CV, hyperexp:SHARE,MEAN[,RUN];... or trace:F into a function (rng, n,
+    rate per second) -> n sorted arrival times in seconds.
 
-    poisson: exponential gaps; bursty and lognormal: Gamma and lognormal gaps whose standard deviation is CV times
-    their mean; hyperexp: each gap exponential with one of these means, by their shares, all means scaled to the rate,
-    the gaps of one mean coming in runs of RUN on average (geometric; 1, the default: independent gaps); trace: the
-    arrivals that `empirical` gives for F, scaled to the rate (as they are where it is NaN), and repeated where F is
-    shorter. The first job of drawn gaps arrives after one of them.
+    poisson: exponential gaps. static: all jobs arrive at time 0. bursty and lognormal: Gamma and lognormal gaps whose
+    standard deviation is CV times their mean. hyperexp: each gap is exponential with one of the means, chosen by the
+    shares; all means are scaled to the rate, and gaps with the same mean come in runs of RUN on average (geometric;
+    1, the default: independent gaps). trace: the arrivals of F, which `empirical` reads, scaled to the rate (NaN:
+    unscaled) and repeated if F has fewer. With random gaps the first job arrives after one gap.
     """
     kind, _, rest = text.partition(":")
     if text == "poisson":
         return lambda rng, n, rate: np.cumsum(rng.exponential(1.0 / rate, n))
     if text == "poisson-seconds":  # gaps in whole seconds, rounded up, as the public Synergy simulator draws them
         return lambda rng, n, rate: np.cumsum(np.ceil(rng.exponential(1.0 / rate, n)))
-    if text == "poisson-gap":  # the gap itself is Poisson: nearly constant; twice as fast for the first third (MISO)
+    if text == "poisson-gap":  # gaps are Poisson numbers, so nearly constant; half as long for the first third (MISO)
         return _poisson_gap
     if text == "static":
         return lambda rng, n, rate: np.zeros(n)
@@ -159,7 +160,7 @@ def _cv(text: str, rest: str) -> float:
 
 
 def _phases(text: str, rest: str) -> tuple[Floats, Floats, Floats]:
-    """Shares (of 1), means (1 over all gaps) and mean runs of the phases of hyperexponential gaps."""
+    """Phases of hyperexponential gaps: shares (sum 1), means (scaled so that the mean gap is 1) and mean runs."""
     try:
         phases = np.array([([float(x) for x in part.split(",")] + [1.0])[:3] for part in rest.split(";")])
     except ValueError:
@@ -181,10 +182,11 @@ def _phases(text: str, rest: str) -> tuple[Floats, Floats, Floats]:
 
 
 def _phase_of_each(rng: np.random.Generator, n: int, shares: Floats, runs: Floats) -> Ints:
-    """(n,) phases in runs of geometric length. Runs are chosen by share / length, so that gaps have the shares."""
+    """Draw the phase of each of n gaps, in runs of geometric length. Phases of runs are drawn by share / mean run, so
+    that gaps have the shares."""
     by_run = shares / runs / (shares / runs).sum()
     index = np.arange(len(shares), dtype=np.float64)
-    # what is left of a geometric run is geometric too: with its first phase by the shares all of it is stationary
+    # The rest of a geometric run is geometric, too. With the first phase drawn by the shares the process is stationary.
     phases = [draw_choice(rng, 1, index, shares).astype(np.int64)]
     lengths = [rng.geometric(1.0 / runs[phases[0]])]
     have = int(lengths[0].sum())
@@ -204,14 +206,14 @@ def _poisson_gap(rng: np.random.Generator, n: int, rate: float) -> Floats:
 
 def _repeated(times: Floats, n: int, rate: float) -> Floats:
     if len(times) < n:
-        # a repetition starts one mean gap after the end of the one before
+        # each repetition starts one mean gap after the end of the previous one
         gap = times[-1] / max(len(times) - 1, 1)
         rounds = -(-n // len(times))
         times = np.concatenate([times + k * (times[-1] + gap) for k in range(rounds)])
     times = times[:n]
     if not math.isnan(rate):
         if n > 1 and times[-1] == 0:
-            raise InputError("the arrivals to scale are all at the same time; leave the rate out", field="rate")
+            raise InputError("the arrivals are all at the same time, so they have no rate; omit --rate", field="rate")
         own = (n - 1) / times[-1] if n > 1 else rate
         times = times * (own / rate)
     return times
@@ -221,8 +223,8 @@ def _repeated(times: Floats, n: int, rate: float) -> Floats:
 
 
 def parse_gpu_mix(text: str) -> tuple[Floats, Floats]:
-    """(GPU counts, probabilities) from 1:70,2:10,4:15,8:5; counts may be parts of one GPU (0.5:20). Weights need not
-    add up to anything."""
+    """(GPU counts, probabilities) from 1:70,2:10,4:15,8:5. Counts may be fractions of one GPU (0.5:20). Weights may
+    have any sum."""
     counts, weights = [], []
     for part in text.split(","):
         count_text, colon, weight_text = part.partition(":")
@@ -249,7 +251,7 @@ def _bad_mix(text: str, part: str) -> NoReturn:
 
 
 def draw_choice(rng: np.random.Generator, n: int, values: Floats, probabilities: Floats) -> Floats:
-    """n values drawn with these probabilities."""
+    """Draw n of the values with these probabilities."""
     edges = np.cumsum(probabilities)
     chosen: Floats = values[np.minimum(np.searchsorted(edges, rng.random(n), side="right"), len(values) - 1)]
     return chosen

@@ -1,10 +1,10 @@
-"""Gavel (OSDI'20): headerless rows separated by tabs; the number of cells tells the age of the file.
+"""Gavel (OSDI'20): rows of cells separated by tabs, without a header. Versions differ in the number of cells:
 
     6    model, command, argument for the steps, steps, arrival [s], GPUs
     7    model, command, argument for the steps, needs data (0 or 1), steps, arrival [s], GPUs
     10   model, command, folder, argument for the steps, needs data, steps, GPUs, weight, SLO, arrival [s]
 
-Models are named as in the public throughput table (`simulate --policy gavel`). Commands are not used.
+Models have the names of the public throughput table (`simulate --policy gavel`). Commands are not used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_WEIGHT = 1e6
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of the file; a job's id is its row, from 0; rows of 0 GPUs or 0 steps are left out."""
+    """Read the jobs. A job's id is its row, from 0. Rows with 0 GPUs or 0 steps are left out."""
     table = _table(path)
     table.leave_out(table.gpu_counts("gpus") == 0, "with 0 GPUs")
     table.leave_out(table.numbers("steps", least=0, most=MAX_ITERATIONS) == 0, "without steps")
@@ -50,13 +50,13 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _priorities(table: Table) -> Floats:
-    """Weights less 1, so that `--policy gavel`, which weighs a job by 1 + priority, has them back."""
+    """Weights minus 1, because `--policy gavel` uses 1 + priority as the weight of a job."""
     weight = table.numbers("weight", optional=True, above=0, most=MAX_WEIGHT)
     weight = np.where(np.isnan(weight), 1.0, weight)
     broken = int((weight != np.round(weight)).sum())
     if broken:
         jobs = counted(broken, "job has", "jobs have")
-        table.remarks.append(f"{jobs} a weight that is no whole number; rounded, at least 1")
+        table.remarks.append(f"{jobs} a weight that is not a whole number; rounded to at least 1")
     priorities: Floats = np.maximum(np.round(weight), 1.0) - 1.0
     return priorities
 

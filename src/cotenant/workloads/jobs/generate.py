@@ -1,4 +1,4 @@
-"""Synthetic traces: arrivals, durations, GPU counts and models from a seed."""
+"""Generates synthetic job traces: arrivals, durations, GPU counts and models, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ MAX_JOBS = 100_000_000
 
 @dataclass(frozen=True)
 class Workload:
-    """What to generate; texts as the user wrote them, empty ones meaning: as `like` says.
+    """Options of `cotenant trace generate`. Texts are as the user wrote them; if empty, the preset `like` applies.
 
-    `load` is the GPU-time offered, as a fraction of what `cluster_gpus` GPUs give; it sets the rate.
+    `load`: offered GPU time as a fraction of the capacity of `cluster_gpus` GPUs. It determines the arrival rate.
     """
 
     jobs: int
@@ -51,15 +51,16 @@ class Workload:
 
 @dataclass(frozen=True)
 class Generated:
-    """The trace and what it came to: the rate its arrivals were drawn at (NaN: none), and `plan`, the resolved
-    options by their command-line names."""
+    """A generated trace, the rate of its arrivals (NaN: none), and the resolved options by their command-line names
+    (`plan`)."""
 
     trace: Trace
     rate_per_s: float
     plan: dict[str, Any]
 
     def summary(self, cluster_gpus: int | None = None) -> dict[str, Any]:
-        """The plan and what came of it. `offered_load`: GPU-time offered per second over `cluster_gpus`."""
+        """The resolved options, and totals of the trace. `offered_load`: offered GPU time per second /
+        `cluster_gpus`."""
         jobs = self.trace.jobs
         gpu_s = float((jobs.gpus * jobs.duration_s).sum())
         rate = None if math.isnan(self.rate_per_s) else self.rate_per_s
@@ -79,10 +80,10 @@ def generate(
     classes: Mapping[str, Sequence[str]],
     iteration_s: Mapping[str, float] | None = None,
 ) -> Generated:
-    """Draw a trace. The same workload gives the same jobs; each part has its own stream of the seed.
+    """Generate a trace. The same workload gives the same jobs. Each part has its own random stream of the seed.
 
-    `classes`: image, language, speech -> models, for the split; `iteration_s`: seconds per iteration by model, where
-    durations come from a trace that states only iterations.
+    `classes`: image, language, speech -> models, for the split. `iteration_s`: seconds per iteration by model, for
+    durations from a trace that states only iterations.
     """
     preset = _check(workload)
     n, seed = workload.jobs, workload.seed
@@ -151,7 +152,7 @@ def _durations(workload: Workload, preset: Preset, gpus: Floats, iteration_s: Ma
 
 
 def _asks(preset: Preset, models: Names, gpus: Floats) -> tuple[Floats | None, Floats | None]:
-    """Cores and bytes that each job asks for at best; None where the preset leaves that to profiles."""
+    """CPU cores and bytes of memory that each job can use at most; None if the preset leaves them to profiles."""
     if not preset.asks_per_gpu:
         return None, None
     rows = np.array([preset.asks_per_gpu.get(model, (np.nan, np.nan)) for model in models.tolist()])
@@ -159,8 +160,8 @@ def _asks(preset: Preset, models: Names, gpus: Floats) -> tuple[Floats | None, F
 
 
 def _rate(workload: Workload, preset: Preset, gpu_s_per_job: float) -> float:
-    """Jobs per second: as stated; or so that rate x mean GPU-seconds of the drawn jobs = load x GPUs; or the preset's.
-    NaN for arrivals taken from a trace as they are."""
+    """Jobs per second: the given rate; or the rate for the given load (rate x mean GPU-seconds of a job = load x GPUs);
+    or the preset's. NaN for static arrivals, and for those of a trace."""
     if workload.rate_per_s is not None:
         return workload.rate_per_s
     if workload.load is not None and workload.cluster_gpus:

@@ -1,9 +1,9 @@
-"""Traces whose jobs carry their measured latency on every MIG slice (MISO, SoCC'22).
+"""Traces with the measured latency of each job on every MIG slice (MISO, SoCC'22).
 
-A row is `order, job, model, arrival_s, duration_s, num_iters, launch_s, lat_<slice>...`: seconds per iteration on each
-slice, empty where the job runs out of memory. `launch_s` is paid on every start and restart. The work of a job is
-`num_iters` iterations. Optional columns: `id`, `gpus`, `min_slice`, `qos_floor`, `memory_bytes`, `tenant`, `priority`.
-A file with the native columns and no latencies is read as native; its models then name MIG profiles.
+A row is `order, job, model, arrival_s, duration_s, num_iters, launch_s, lat_<slice>...`. `lat_<slice>` are seconds per
+iteration on that slice, empty if the job runs out of memory there. `launch_s` is the time of each start and restart.
+The work of a job is `num_iters` iterations. Optional columns: `id`, `gpus`, `min_slice`, `qos_floor`, `memory_bytes`,
+`tenant`, `priority`. A file without latencies is read in the native format; its models must be those of a MIG profile.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cotenant.workloads.trace_options import TraceOptions
 
 @dataclass
 class MigLatencies:
-    """What a trace says of its jobs on MIG slices, in file order.
+    """Latencies of a trace's jobs on MIG slices, in file order.
 
-    `latency_s`: (jobs, kinds of `measured_on`) seconds per iteration, NaN out of memory. `launch_s`, `min_slice` (""
-    none) and `qos_floor` (0..1) by job.
+    `latency_s`: (jobs, kinds of `measured_on`) seconds per iteration; NaN if the job runs out of memory. `launch_s`,
+    `min_slice` ("": none) and `qos_floor` (0 to 1) are by job.
     """
 
     measured_on: Geometry
@@ -39,7 +39,7 @@ class MigLatencies:
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of a file; their durations are those of the whole GPU, with one launch."""
+    """Read the jobs. A duration is that on the whole GPU, one launch included."""
     table = read_csv(path)
     if not _latency_columns(table):
         if "id" not in table.columns:
@@ -71,7 +71,7 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def read_latencies(path: str) -> MigLatencies | None:
-    """The latencies of a file by job id, or None where it has no latency columns."""
+    """Read the latencies of a file; None if it has no latency columns."""
     table = read_csv(path)
     if not _latency_columns(table):
         return None
@@ -80,7 +80,7 @@ def read_latencies(path: str) -> MigLatencies | None:
     for column, kind in columns.items():
         latency[:, geo.kinds.index(kind)] = table.numbers(column, optional=True, above=0, most=MAX_SECONDS)
     if "1g+" in geo.kinds and "1g+" not in columns.values() and "1g" in columns.values():
-        # it has the compute of a 1g; where 1g ran out of memory its speed is unknown and it stays left out
+        # 1g+ has the compute of a 1g; if the job runs out of memory on 1g, its speed on 1g+ is unknown and stays NaN
         latency[:, geo.kinds.index("1g+")] = latency[:, geo.kinds.index("1g")]
     least = [str(t) for t in table.texts("min_slice", optional=True)]
     for row, text in enumerate(least):
@@ -106,7 +106,7 @@ def _ids(table: Table) -> np.ndarray:
 
 
 def measured_on(table: Table) -> tuple[Geometry, dict[str, str]]:
-    """The GPU whose slice names the latency columns carry, and the kind of each column."""
+    """The GPU whose MIG profiles the latency columns name, and the kind of slice of each column."""
     columns = _latency_columns(table)
     names = [c.removeprefix("lat_") for c in columns]
     for gpu, entry in TABLES.items():
@@ -121,5 +121,5 @@ def measured_on(table: Table) -> tuple[Geometry, dict[str, str]]:
     every = {p.name for gpu in TABLES for p in geometry(gpu, double_memory=None).profiles.values()}
     for n in names:
         if n not in every:
-            raise InputError("is no MIG profile of a catalogued GPU", file=table.path, line=1, field=f"lat_{n}")
-    raise InputError("the latency columns belong to no one GPU", file=table.path, line=1)
+            raise InputError("is not a MIG profile of a GPU of the catalog", file=table.path, line=1, field=f"lat_{n}")
+    raise InputError("the latency columns are of several GPU models", file=table.path, line=1)

@@ -1,4 +1,4 @@
-"""The native format, CSV or Parquet: the columns of Jobs by their names. Nothing is forgiven: every row is a job."""
+"""The native format, CSV or Parquet, whose columns are those of `Jobs`. Every row must be a valid job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ITERATIONS = 2.0**53  # whole numbers are exact up to here
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of a native file; InputError with line and field for a row that is no job."""
+    """Read the jobs of a native file. InputError with line and field for a row that is not a valid job."""
     parquet = Path(path).suffix.lower() in (".parquet", ".pq")
     table = read_parquet(path, COLUMNS) if parquet else read_csv(path, COLUMNS)
     return read_table(table, f"native:{path}")
@@ -60,7 +60,7 @@ def read_table(table: Table, source: str) -> Trace:
 
 
 def _known_models(table: Table) -> Names:
-    """The GPU models that jobs accept, each a name of the catalog."""
+    """The GPU models that jobs accept. InputError unless all are names of the catalog."""
     texts = table.texts("gpu_models", optional=True)
     for text in set(texts.tolist()) - {""}:
         try:

@@ -1,8 +1,8 @@
 """Alibaba's 2023 GPU-sharing cluster (openb): pods with cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec, qos,
 pod_phase and creation, deletion and scheduling times in seconds.
 
-A pod on one GPU asks for gpu_milli thousandths of it; a pod on several asks for whole ones. It runs from
-scheduled_time to deletion_time, whatever its last phase. The quality-of-service class serves as tenant.
+A pod on one GPU requests gpu_milli thousandths of it; a pod on several requests whole GPUs. A pod runs from
+scheduled_time to deletion_time, whatever its last phase. The quality-of-service class is used as the tenant.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MIB = 2**20
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of the pod list; pods without GPUs, never scheduled, or still running are left out.
+    """Read the pods as jobs. Pods without GPUs, never scheduled, or still running are left out.
 
-    A list without times (multigpu20) is readable where arrivals and durations are both drawn anew.
+    A list without times (multigpu20) can be read only if options replace both arrivals and durations.
     """
     table = read_csv(path, COLUMNS)
     table.require("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
@@ -93,7 +93,7 @@ def _gpus(table: Table) -> Floats:
 
 
 def _models(table: Table) -> Names:
-    """gpu_spec with the catalog's names, each once: V100M16|V100M32|V100M32 -> V100-16GB|V100-32GB."""
+    """gpu_spec with names of the catalog and without duplicates: V100M16|V100M32|V100M32 -> V100-16GB|V100-32GB."""
     written = table.texts("gpu_spec", optional=True)
     known: dict[str, str] = {}
     for row, spec in enumerate(written.tolist() if len(written) else []):

@@ -18,7 +18,7 @@ COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of the list; the virtual cluster is the tenant; the earliest kept arrival is time 0."""
+    """Read the jobs. The virtual cluster is the tenant. The earliest arrival is time 0."""
     table = read_csv(path, COLUMNS)
     table.require("timestamp", "duration", "num_gpus")
     table.leave_out(table.gpu_counts("num_gpus") == 0, "with 0 GPUs")

@@ -1,9 +1,8 @@
-"""Microsoft Philly 2017, the original job log: a JSON list of {jobid, vc, user, status, submitted_time, attempts},
-an attempt being {start_time, end_time, detail: [{ip, gpus: [...]}]}. Times are local, without a zone; "None" means
-unknown.
+"""Microsoft Philly 2017, the original job log: a JSON list of {jobid, vc, user, status, submitted_time, attempts}.
+An attempt is {start_time, end_time, detail: [{ip, gpus: [...]}]}. Times are local, without a zone; "None": unknown.
 
-A job's duration is the sum of its attempts' (or the last or longest one's). Its GPU count is that of its first attempt
-with detail. Jobs that never ran, or whose times or GPUs are unknown, are left out.
+A job's duration is the sum of the durations of its attempts, or the last or longest of them. Its GPU count is that of
+the first attempt with `detail`. Jobs that never ran, or whose times or GPUs are unknown, are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ EPOCH = datetime(1970, 1, 1)
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of the log; the virtual cluster is the tenant; the earliest kept submission is time 0."""
+    """Read the jobs. The virtual cluster is the tenant. The earliest submission is time 0."""
     import polars as pl
 
     if options.attempts not in ATTEMPTS:
@@ -50,7 +49,7 @@ def read(path: str, options: TraceOptions) -> Trace:
         table.remarks.append("kept by status: " + ", ".join(f"{n:,} {name}" for name, n in status.most_common()))
     if uneven:
         changed = f"the GPU count of {counted(uneven, 'job')} changed between attempts"
-        table.remarks.append(f"{changed}; the first one's counts")
+        table.remarks.append(f"{changed}; that of the first attempt is used")
     columns: dict[str, Any] = {name: np.array(values, dtype=object) for name, values in kept.items()}
     arrival_s = np.array(kept["arrival_s"], dtype=np.float64)
     columns["arrival_s"] = arrival_s - arrival_s.min() if len(arrival_s) else arrival_s
@@ -62,14 +61,14 @@ def _load(path: str) -> list[Any]:
     try:
         entries = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise InputError(f"is not JSON or is cut off: {error.msg}", file=path, line=error.lineno) from None
+        raise InputError(f"is not JSON or is truncated: {error.msg}", file=path, line=error.lineno) from None
     if not isinstance(entries, list):
         raise InputError("is not a JSON list of jobs", file=path)
     return entries
 
 
 def _job(path: str, index: int, entry: Any, attempts_rule: str) -> dict[str, Any] | str:
-    """Columns of one job, or the reason for leaving it out; InputError where the log is malformed."""
+    """Columns of one job, or the reason for leaving it out. InputError if the log is malformed."""
     if not isinstance(entry, dict):
         _fail(path, index, "jobs", "is not an object")
     for name in ("jobid", "submitted_time", "attempts"):
@@ -114,14 +113,14 @@ def _gpus(path: str, index: int, attempt: dict[str, Any]) -> int:
     except (TypeError, KeyError):
         _fail(path, index, "detail", "is not a list of {ip, gpus: [...]}")
     if count > MAX_GPUS_PER_JOB:
-        _fail(path, index, "detail", f"{count} GPUs is above {MAX_GPUS_PER_JOB}, the most that makes sense here")
+        _fail(path, index, "detail", f"{count} GPUs is above the maximum of {MAX_GPUS_PER_JOB}")
     return count
 
 
 def _time(path: str, index: int, field: str, value: Any) -> float | None:
     if value in (None, "", "None"):
         return None
-    # the log now and then names a zone behind the time; local times are compared with local times
+    # some times have a zone, which is ignored: all times of the log are local
     written = str(value)[:19]
     try:
         if len(written) < 19:

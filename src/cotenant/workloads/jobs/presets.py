@@ -1,10 +1,10 @@
-"""Workloads that look like a public one: arrivals, durations, GPU counts, models and tenants as measured there.
+"""Presets of `cotenant trace generate --like`: distributions of arrivals, durations, GPU counts, models and tenants.
 
-Sources, as facts in our own tables:
+Sources:
 - synergy: the workload constants of the public Synergy simulator (Mohan et al., OSDI'22).
 - miso: durations and the mix of 100 jobs of the public MISO controller (Li et al., SoCC'22).
-- fleet-smoke: ours, for real runs of pretend jobs on four nodes of two GPUs and six cores: 20 to 120 s each, models
-  that gain from cores beside models that do not, and demands that fit beside each other on such a node.
+- fleet-smoke: designed for real runs of pretended jobs on four nodes with two GPUs and six cores each. Jobs take 20 to
+  120 s. Some models gain from more cores and others do not, so that both fit on such a node together.
 - philly: quantiles and shares of the Philly job list (Jeon et al., ATC'19; Microsoft, CC-BY-4.0), 72,590 jobs.
 """
 
@@ -20,8 +20,8 @@ from cotenant.core.work import Floats
 
 @dataclass(frozen=True)
 class Preset:
-    """What `--like NAME` fills in where the user says nothing. Durations are either a text as users write them or
-    quantile tables: for 1 GPU (and parts of one), and for more."""
+    """Defaults for options that the user leaves out. Durations are either the text of an option, or two tables of
+    quantiles: for jobs on at most 1 GPU, and for larger ones."""
 
     arrivals: str
     rate_per_s: float
@@ -29,13 +29,13 @@ class Preset:
     durations: str = ""
     quantiles: tuple[tuple[float, ...], ...] = ()
     probabilities: tuple[float, ...] = ()
-    models: Mapping[str, float] = field(default_factory=dict)  #: weights; empty: by the split
+    models: Mapping[str, float] = field(default_factory=dict)  #: weights; empty: chosen by the split
     tenants: Mapping[str, float] = field(default_factory=dict)
-    #: cores and GB that a job of a model asks for at best, per GPU; not stated: as its profile says
+    #: cores and GB per GPU that a job of a model can use at most; if not stated, its profile applies
     asks_per_gpu: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def draw_durations(self, rng: np.random.Generator, gpus: Floats) -> Floats:
-        """Durations in seconds from the quantile tables, log-linear between their points."""
+        """Draw durations in seconds from the tables of quantiles, with log-linear interpolation."""
         u = rng.random(len(gpus))
         single, many = (np.exp(np.interp(u, self.probabilities, np.log(table))) for table in self.quantiles)
         chosen: Floats = np.where(gpus <= 1, single, many)
@@ -115,8 +115,9 @@ _PHILLY_MANY_S = (
     2710000,
     2750000,
 )
-# shares [%], means [s] and runs of gaps: three phases of greatest likelihood; the fourth, for hours of silence, gives
-# the whole the list's mean (126.37 s) and CV (14.09); the runs give it the list's unevenness of minutes and hours
+# Shares [%], means [s] and runs of gaps. Three phases were fitted by maximum likelihood. The fourth, for hours without
+# arrivals, sets mean (126.37 s) and CV (14.09) to those of the list; the runs set the variation between minutes and
+# between hours.
 _PHILLY_GAPS = "hyperexp:23.93,4,50;46.27,10.58,50;29.74,312,50;0.0492,56400"
 
 PRESETS: dict[str, Preset] = {

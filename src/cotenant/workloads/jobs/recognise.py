@@ -1,10 +1,10 @@
-"""Which known format a table's header belongs to, to tell who named another one."""
+"""Recognises the format of a file by its header, for the error message after a wrong format was given."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# columns that only this format has together -> the words to write before its path; the first that fits counts
+# columns that identify a format -> prefix of its path; the first entry that matches counts
 SIGNS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset(("id", "arrival_s", "gpus")), "native:"),
     (frozenset(("timestamp", "duration", "num_gpus")), "philly:"),
@@ -27,10 +27,10 @@ GAVEL_CELLS = (6, 7, 10)
 
 
 def looks_like(header: Sequence[str]) -> str | None:
-    """What to write before the path of a file with this header, such as `philly:`; None where it looks like nothing.
+    """Prefix of the path of a file with this header, such as `philly:`, or None if no known format matches.
 
-    Three formats have no header: a first row of id, model and three numbers is the public Synergy simulator's replay
-    file, one of a name and more cells behind tabs, the last a number, is Gavel's, and a JSON list is Philly's job log.
+    Three formats have no header. A first row of id, model and three numbers is a replay file of the public Synergy
+    simulator. Cells separated by tabs, of which the last is a number, are Gavel's. A JSON list is Philly's job log.
     """
     for columns, words in SIGNS:
         if columns <= set(header):

@@ -1,4 +1,4 @@
-"""The one list of trace formats, and `FORMAT:PATH`."""
+"""Registry of the formats of job traces, and the parser of `FORMAT:PATH`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.workloads.jobs.recognise import looks_like
 from cotenant.workloads.table import MissingColumnError, OtherFormatError
 from cotenant.workloads.trace_options import TraceOptions
 
-# format -> (module with `read(path, options) -> Trace`, one line of help). A new reader is one module and one line.
+# format -> (module with `read(path, options) -> Trace`, one line of help)
 FORMATS: dict[str, tuple[str, str]] = {
     "native": ("cotenant.workloads.jobs.native", "CSV or Parquet: id, arrival_s, gpus, duration_s or iterations, ..."),
     "synergy": ("cotenant.workloads.jobs.synergy", "headerless CSV: id, model, arrival_s, iterations, gpus"),
@@ -33,7 +33,8 @@ FORMATS: dict[str, tuple[str, str]] = {
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """("philly", "jobs.csv") from "philly:jobs.csv". A path alone, ending in .csv or .parquet, is native."""
+    """("philly", "jobs.csv") from "philly:jobs.csv". A path without a format that ends in .csv or .parquet is
+    native."""
     name, colon, path = spec.partition(":")
     if colon and name in FORMATS:
         if not path:
@@ -47,9 +48,9 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def read_trace(spec: str, options: TraceOptions | None = None) -> Trace:
-    """Read `FORMAT:PATH` as it stands, without the filters and draws of `options` (select.load_trace applies them).
+    """Read `FORMAT:PATH` without applying filters and replacements of `options`, which `select.load_trace` does.
 
-    The readers themselves use only `time_unit`, `attempts`, and whether arrivals and durations will be drawn anew.
+    Readers use only `time_unit`, `attempts`, and whether arrivals and durations will be replaced.
     """
     name, path = split_spec(spec)
     options = options or TraceOptions()

@@ -1,4 +1,4 @@
-"""From `FORMAT:PATH` and options to the jobs that run: filters, windows, scaling, drawn parts, models."""
+"""Loads a job trace and applies the user's options: window, filters, scaling, random replacements, models."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def load_trace(
     iteration_s: Times | None = None,
     lengths: bool = True,
 ) -> Trace:
-    """Read a trace and apply every option; at least one job is left, or InputError says why not.
+    """Read a trace and apply all options. InputError if no job is left.
 
-    `classes` (image, language, speech -> models) serve jobs without a model; None leaves their model "". `iteration_s`
-    (model -> seconds per iteration) turns iterations into durations where an option needs them. `lengths`: every job
-    must state its run time or iterations; elastic profiles know the work of some models.
+    `classes` (image, language, speech -> models): models for jobs without one; None leaves their model "".
+    `iteration_s` (model -> seconds per iteration) converts iterations to durations for options that need them.
+    `lengths`: every job must state its run time or iterations. It is False for elastic profiles, which hold the work of
+    their models.
     """
     options = options or TraceOptions()
     _check(options)
@@ -58,7 +59,8 @@ def load_trace(
 
 
 def durations_of(jobs: Jobs, iteration_s: Times | None) -> Floats:
-    """Run time alone at the proportional share: as stated, else iterations times the model's time; NaN if neither."""
+    """Run time alone with the proportional share of CPU and memory: the stated duration, else iterations times the
+    model's time per iteration, else NaN."""
     durations = jobs.duration_s.copy()
     unknown = np.isnan(durations)
     if iteration_s and unknown.any():
@@ -86,7 +88,7 @@ def _check(options: TraceOptions) -> None:
         check_rate(options.rate_per_s)
     if options.split:
         parse_split(options.split)
-    stream(options.seed, "arrivals")  # a wrong seed is wrong whether or not anything is drawn
+    stream(options.seed, "arrivals")  # validates the seed even if it is not used
 
 
 def _keep(trace: Trace, rows: NDArray[np.bool_], reason: str) -> None:
@@ -132,7 +134,7 @@ def _filter(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
 
 
 def _rearrange(trace: Trace, options: TraceOptions) -> None:
-    """Rebase to the window's start, then scale the rate. Deadlines keep their distance from the arrival."""
+    """Shift arrivals to the window's start, then replace or scale them. Deadlines move with their arrivals."""
     jobs = trace.jobs
     before = jobs.arrival_s
     if options.from_s > 0:
@@ -150,18 +152,18 @@ def _rearrange(trace: Trace, options: TraceOptions) -> None:
         with np.errstate(over="ignore"):
             jobs.arrival_s = jobs.arrival_s / options.rate_scale
         if not jobs.arrival_s[-1] <= MAX_SECONDS:
-            raise InputError(f"{options.rate_scale:g} gives arrivals beyond {MAX_SECONDS:g} s", field="rate-scale")
+            raise InputError(f"{options.rate_scale:g} gives arrivals above {MAX_SECONDS:g} s", field="rate-scale")
         trace.remarks.append(f"the arrival rate is {options.rate_scale:g} times the trace's")
     jobs.deadline_s = jobs.arrival_s + (jobs.deadline_s - before)
 
 
 def _own_rate(trace: Trace, options: TraceOptions) -> float:
     if options.arrivals == "static" or options.arrivals.startswith("trace:"):
-        return math.nan  # as those arrivals are
+        return math.nan  # these arrivals are not scaled
     arrival_s = trace.jobs.arrival_s
     span_s = float(arrival_s[-1] - arrival_s[0])
     if span_s <= 0:
-        raise InputError("the trace's jobs arrive all at once, so it has no rate to keep; add --rate", field="rate")
+        raise InputError("all jobs of the trace arrive at the same time, so it has no rate; add --rate", field="rate")
     return (len(arrival_s) - 1) / span_s
 
 
@@ -184,14 +186,14 @@ def _redraw(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
 
 
 def gpu_times_in(spec: str, iteration_s: Times | None = None) -> Floats:
-    """GPU-seconds of a trace's jobs (duration x GPUs); a one-column CSV file `duration` is taken as GPU-seconds."""
+    """GPU-seconds of a trace's jobs (duration x GPUs). Numbers of a one-column CSV file `duration` are GPU-seconds."""
     return durations_in(spec, iteration_s, times_gpus=True)
 
 
 def durations_in(spec: str, iteration_s: Times | None = None, *, times_gpus: bool = False) -> Floats:
     """The durations of a trace (FORMAT:PATH), or of a one-column CSV file with the header `duration`.
 
-    `times_gpus`: each times the job's GPUs.
+    `times_gpus`: multiply each duration by the job's number of GPUs.
     """
     from cotenant.workloads.table_files import read_csv
 
@@ -230,7 +232,7 @@ def _give_models(
     split = options.split or DEFAULT_SPLIT
     jobs.model = jobs.model.copy()
     jobs.model[rows] = assign_models(int(rows.sum()), split, classes, mode=options.split_mode, seed=options.seed)
-    # the work stays as long as it was; its iterations were another model's
+    # keep the duration and drop the iterations, which were those of another model
     jobs.duration_s = np.where(rows, durations, jobs.duration_s)
     jobs.iterations = np.where(rows, np.nan, jobs.iterations)
     if options.split_mode == "random":

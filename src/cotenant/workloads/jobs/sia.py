@@ -1,8 +1,8 @@
 """Workloads of the simulators of Pollux (OSDI'21) and Sia (SOSP'23): name, time [s], application, num_replicas,
 batch_size and, in some, category.
 
-The files state no length: a job trains its application to the end, and the profile of that name knows how much work
-that is (`simulate --policy sia`).
+The files state no durations. A job trains its application to the end, and the application's profile states the amount
+of work (`simulate --policy sia`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ COLUMNS = ("name", "time", "application", "num_replicas")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Jobs of a workload, on the GPUs that a rigid scheduler would give them; the batch size is not used."""
+    """Read the jobs. GPUs are num_replicas, which a rigid scheduler would use. The batch size is not used."""
     table = read_csv(path, COLUMNS)
     table.require(*COLUMNS)
     table.leave_out(table.gpu_counts("num_replicas") == 0, "with 0 GPUs")
     if not options.durations:
         table.remarks.append(
-            "the file states no run times: a job trains to the end that its profile states (simulate --policy sia); "
-            "--durations draws some"
+            "the file states no run times: with simulate --policy sia, profiles state the work of a job; otherwise "
+            "--durations draws run times"
         )
     return table.trace(
         f"sia:{path}",

@@ -1,4 +1,4 @@
-"""Models for jobs that have none: classes by shares, models in turn within a class."""
+"""Assigns models to jobs without one: classes by their shares, and the models of a class in rotation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = ("image", "language", "speech")
 
 
 def parse_split(text: str) -> tuple[Fraction, ...]:
-    """Shares of image, language and speech jobs from "20,70,10"; they need not add up to 100."""
+    """Shares of image, language and speech jobs from "20,70,10". They may have any sum."""
     parts = text.split(",")
     try:
         shares = tuple(Fraction(part.strip().removesuffix("%")).limit_denominator(1000) for part in parts)
@@ -35,9 +35,9 @@ def assign_models(
 ) -> Names:
     """Model names for n jobs in arrival order. `classes` maps image, language and speech to their models.
 
-    overall: each job gets the class that lacks most of its share so far (a tie: the first of image, language, speech);
-    nothing is random. random: the class is drawn by its share with the seed. Either way the models of a class take
-    turns in their order.
+    Mode overall, without randomness: each job gets the class that is furthest below its share so far (ties: the first
+    of image, language, speech). Mode random: the class is drawn by its share, with the seed. In both modes the models
+    of a class are assigned in rotation.
     """
     shares = parse_split(split)
     for name, share in zip(CLASSES, shares, strict=True):
@@ -61,15 +61,16 @@ def assign_models(
 
 
 def _largest_deficit(n: int, shares: tuple[Fraction, ...]) -> Ints:
-    """Class of each of n jobs: the largest (share - part so far), in whole numbers so that ties are ties.
+    """Class of each of n jobs: the one with the largest deficit (share - fraction so far). Deficits are integers, so
+    that ties are exact.
 
-    The deficits are all that a choice depends on, so once they repeat, so does the sequence.
+    A choice depends only on the deficits, so the sequence repeats once they do.
     """
     scale = lcm(*(share.denominator for share in shares))
     targets = [int(share * scale) for share in shares]
     total = sum(targets)
     wanted = [c for c, target in enumerate(targets) if target]  # a class without a share wins no tie
-    # lack of a class: (its share - its count / k), scaled to whole numbers by k * total; at k = 0 the shares decide
+    # deficit of a class: (its share - its count / k), scaled to integers by k * total; at k = 0 the shares decide
     lack = [0] * len(targets)
     chosen: list[int] = []
     seen: dict[tuple[int, ...], int] = {}

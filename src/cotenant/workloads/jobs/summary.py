@@ -1,4 +1,4 @@
-"""What a trace holds, in numbers: for `cotenant trace inspect`."""
+"""Statistics of a job trace, for `cotenant trace inspect`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def summarise(trace: Trace, iteration_s: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Kept and left-out rows, span, GPU counts, durations, interarrival times, models and tenants; plain data.
+    """Statistics as plain data: kept and left-out rows, span, GPU counts, durations, interarrival times, models and
+    tenants.
 
-    Durations of jobs that state iterations come from `iteration_s`; `duration_s.unknown` counts those it cannot give.
+    `iteration_s` (model -> seconds per iteration) gives durations of jobs that state only iterations.
+    `duration_s.unknown` counts jobs without a duration.
     """
     jobs = trace.jobs
     durations = durations_of(jobs, iteration_s)
@@ -43,7 +45,7 @@ def summarise(trace: Trace, iteration_s: Mapping[str, float] | None = None) -> d
 
 
 def _lopsided(arrival_s: Floats) -> list[str]:
-    """A remark where a long lead holds next to no jobs: it would make rates and loads meaningless."""
+    """A remark if the trace begins with a long time almost without jobs, which makes rates and loads meaningless."""
     if len(arrival_s) < 100:
         return []
     start, lead, end = float(arrival_s[0]), float(arrival_s[len(arrival_s) // 100]), float(arrival_s[-1])
@@ -74,7 +76,7 @@ def _counts(values: Floats) -> list[tuple[float, int]]:
 
 
 def _names(values: list[str]) -> dict[str, int]:
-    """How often each text occurs, most frequent first; "" (not stated) left out."""
+    """Number of occurrences of each text, most frequent first, without ""."""
     from collections import Counter
 
     return {name: n for name, n in Counter(values).most_common() if name}

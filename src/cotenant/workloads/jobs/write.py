@@ -1,4 +1,4 @@
-"""Write jobs in the native format. Numbers are written so that reading gives the very same ones."""
+"""Writes jobs in the native format. Reading the file gives exactly the same numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = ("id", "model", "tenant", "gpu_models")
 
 
 def check_native_name(path: str | Path) -> str:
-    """The ending of a native file, .csv or .parquet; InputError for any other."""
+    """The suffix of a native file's name, .csv or .parquet. InputError for any other."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise InputError("the name of a native trace ends in .csv or .parquet", file=path, field="out")
@@ -30,7 +30,7 @@ def check_native_name(path: str | Path) -> str:
 
 
 def native_frame(jobs: Jobs) -> pl.DataFrame:
-    """Jobs as a table of the native columns, less those that state nothing. Whole numbers become integers."""
+    """Jobs as a table of the native columns, without optional columns that are empty. Whole numbers become integers."""
     columns: dict[str, pl.Series] = {}
     for name in COLUMNS:
         values = getattr(jobs, name)
@@ -48,16 +48,16 @@ def native_frame(jobs: Jobs) -> pl.DataFrame:
 def _numbers(name: str, values: np.ndarray) -> pl.Series:
     stated = values[~np.isnan(values)]
     series = pl.Series(name, values).fill_nan(None)
-    # beyond 2^53 not every whole number is a float: those stay floats
+    # floats above 2^53 stay floats, because not every integer there is a float
     if len(stated) and (stated == np.floor(stated)).all() and np.abs(stated).max() <= 2.0**53:
         return series.cast(pl.Int64)
     return series
 
 
 def write_native(path: str | Path, make: Callable[[], Jobs]) -> Jobs:
-    """Write the jobs that `make` returns to a .csv or .parquet file, whole or not at all.
+    """Write the jobs that `make` returns to a .csv or .parquet file, atomically.
 
-    The file is opened before `make` runs, so that an unwritable place is found before the work.
+    The file is opened before `make` runs, so that a path that is not writable fails before the work.
     """
     suffix = check_native_name(path)
     with atomic_file(path) as handle:

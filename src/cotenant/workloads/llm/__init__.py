@@ -1,4 +1,4 @@
-"""Requests to language models: times, models, tokens in and out; readers, generators, texts."""
+"""Traces of requests to language models (times, models, token counts): readers, generators, and texts of prompts."""
 
 from cotenant.core.extras import require
 

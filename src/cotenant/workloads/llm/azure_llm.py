@@ -1,7 +1,7 @@
 """Azure's traces of 2023 and 2024: TIMESTAMP, ContextTokens, GeneratedTokens.
 
-2023 has seven fractional digits and no zone; 2024 has a zone (+00:00), and no fraction where it is zero. No model is
-named: one file is one service (code or conversation).
+Times of 2023 have seven fractional digits and no zone; those of 2024 a zone (+00:00), and no fraction if it is zero.
+There is no column of models: each file is from one service (code or conversation).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:
-    """Requests of one file."""
+    """Read the requests of one file."""
     table = read_csv(path, COLUMNS)
     table.require(*COLUMNS)
     empty = table.empty("ContextTokens") | table.empty("GeneratedTokens")

@@ -1,8 +1,8 @@
 """GitHub Copilot's coding agents, June 2026: one session a line (JSONL, gzip; folders date=.../shard-....jsonl.gz).
 
 A session has turns, a turn has llm_calls: timestamp, model ("Model A" ...), result, tokens {prompt, completion,
-cached}. Calls of a session follow each other as its tools end; the recorded times are kept. Calls that were cancelled
-keep the tokens that they had produced.
+cached}. A session makes its next call when a tool has ended; the recorded times are used. A cancelled call has the
+tokens that it had produced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNSUCCESSFUL = "calls did not end with Success; their tokens are kept"
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:
-    """The calls of all sessions of a file or folder."""
+    """Read the calls of all sessions of a file or folder."""
     times, model = array("d"), array("i")
     prompt, output, cached = array("q"), array("q"), array("q")
     models: dict[str, int] = {}
@@ -33,7 +33,7 @@ def read(path: str, options: TokenOptions) -> TokenTrace:
                 tokens = call.get("tokens") or {}
                 counts = [tokens.get(name) or 0 for name in ("prompt", "completion", "cached")]
                 if not all(isinstance(c, int | float) and 0 <= c <= MAX_TOKENS for c in counts):
-                    left["with token counts that are no counts"] += 1
+                    left["with invalid token counts"] += 1
                     continue
                 at = _seconds(call.get("timestamp"))
                 if at is None:
@@ -56,7 +56,7 @@ def _calls(session: dict[str, Any], path: Path, line: int) -> list[dict[str, Any
 
 
 def _seconds(text: Any) -> float | None:
-    """Seconds since 1970; a time without a zone is UTC."""
+    """Seconds since 1970, or None if the text is not a time. A time without a zone is UTC."""
     try:
         at = datetime.fromisoformat(text)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Requests drawn from a rate and distributions of lengths."""
+"""Random requests, drawn with a given rate and distributions of lengths."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from cotenant.workloads.requests.arrivals import draw, parse_arrivals
 with needs("sim"):
     import numpy as np
 
-POOL = 4096  # lengths of each model for clients of a closed loop, which use them in turn
+POOL = 4096  # number of lengths per model that closed-loop clients use in rotation
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def parse_lengths(text: str, field: str) -> Lengths:
-    """`512` (all alike), `100-900` (even), `512~1.2` (lognormal of this mean and coefficient of variation)."""
+    """Parse `512` (constant), `100-900` (uniform) or `512~1.2` (lognormal with this mean and coefficient of
+    variation)."""
     try:
         if "~" in text:
             mean, cv = (float(x) for x in text.split("~"))
@@ -32,7 +33,7 @@ def parse_lengths(text: str, field: str) -> Lengths:
         if not 1 <= low <= high <= 1e7:
             raise ValueError
     except ValueError:
-        raise InputError(f"{text!r} is no length; write 512, 100-900 or 512~1.2 (mean~CV)", field=field) from None
+        raise InputError(f"{text!r} is not a length; write 512, 100-900 or 512~1.2 (mean~CV)", field=field) from None
     return lambda rng, n: rng.integers(low, high, n, endpoint=True)
 
 
@@ -40,7 +41,8 @@ def draw_trace(
     models: Sequence[str], rates_rps: Sequence[float], prompt: str, output: str, duration_s: float,
     arrivals: str = "poisson", seed: int = 0,
 ) -> TokenTrace:  # fmt: skip
-    """Each model's requests from streams of its own, so that one more model changes none of the others'."""
+    """Draw requests of each model. Each has its own random stream, so that adding a model does not change the
+    others."""
     prompts, outputs = parse_lengths(prompt, "prompt"), parse_lengths(output, "output")
     process = parse_arrivals(arrivals)
     parts = []
@@ -50,13 +52,13 @@ def draw_trace(
         parts.append((times, np.full(len(times), number), prompts(rng, len(times)), outputs(rng, len(times))))
     times, model, ins, outs = (np.concatenate([part[k] for part in parts]) for k in range(4))
     if not len(times):
-        raise InputError("no requests are drawn: the rates or the duration are too small", field="rate")
+        raise InputError("no requests were drawn: the rates or the duration are too small", field="rate")
     source = f"{arrivals} {sum(rates_rps):g}/s of {prompt} to {output} tokens, seed {seed}"
     return make_trace(source, times, model, ins, outs, tuple(models), zero_s=0.0)
 
 
 def draw_pool(models: Sequence[str], prompt: str, output: str, seed: int = 0) -> TokenTrace:
-    """Lengths for the clients of a closed loop: requests of each model, all at time 0."""
+    """Draw lengths for closed-loop clients: requests of each model, all at time 0."""
     prompts, outputs = parse_lengths(prompt, "prompt"), parse_lengths(output, "output")
     ins, outs = [], []
     for number in range(len(models)):

@@ -1,4 +1,4 @@
-"""Lines of JSON, plain or gzip, of one file or of all such files below a folder."""
+"""Reads JSON lines, plain or compressed by gzip, from a file or from all such files below a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 
 
 def files_of(path: str) -> list[Path]:
-    """The file, or the files below a folder by name. InputError where there are none."""
+    """The file, or the sorted files below a folder. InputError if there are none."""
     where = Path(path)
     if not where.is_dir():
         return [where]
@@ -28,7 +28,7 @@ def files_of(path: str) -> list[Path]:
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) of every line that is not empty."""
+    """(line number, object) of every line that is not empty."""
     number = 0
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
@@ -45,7 +45,7 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def whole(content: dict[str, Any], name: str, path: Path, line: int) -> int:
-    """A count of at least 0."""
+    """The field `name` as an integer. InputError unless it is a number of at least 0."""
     value = content.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
         raise InputError(f"{value!r} is not a count of at least 0", file=path, line=line, field=name)

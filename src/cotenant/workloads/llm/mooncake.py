@@ -1,6 +1,6 @@
 """Mooncake: a JSON object a line with timestamp [ms], input_length, output_length, hash_ids of the prompt's blocks.
 
-Many timestamps are equal. The blocks that an earlier request had are what a prefix cache without end would have.
+Many timestamps are equal. Blocks of earlier requests count as cached, as if the prefix cache were unbounded.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from array import array
 from cotenant.workloads.llm.json_lines import files_of, objects, whole
 from cotenant.workloads.llm.trace import TokenOptions, TokenTrace, make_trace
 
-BLOCK = 512  # tokens of a block
+BLOCK = 512  # tokens per block
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:
-    """Requests of one file."""
+    """Read the requests of a file or folder."""
     times, prompt, output, cached = array("d"), array("q"), array("q"), array("q")
     seen: set[int] = set()
     for file in files_of(path):

@@ -1,4 +1,4 @@
-"""The format of this project: CSV or Parquet with time_s, prompt_tokens, output_tokens, and where known model,
+"""The native format: CSV or Parquet with time_s, prompt_tokens, output_tokens, and optionally model and
 cached_tokens."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ COLUMNS = ("time_s", "model", "prompt_tokens", "output_tokens", "cached_tokens")
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:
-    """Requests of one file."""
+    """Read the requests of one file."""
     table = read_parquet(path, COLUMNS) if path.lower().endswith(".parquet") else read_csv(path, COLUMNS)
     table.require("time_s", "prompt_tokens", "output_tokens")
     models, model = coded(table.texts("model")) if "model" in table.header else (("",), None)
@@ -29,7 +29,7 @@ def read(path: str, options: TokenOptions) -> TokenTrace:
 
 
 def write_csv(trace: TokenTrace) -> str:
-    """A trace in this format."""
+    """The trace as CSV text in this format."""
     rows = zip(trace.times_s.tolist(), trace.model, trace.prompt, trace.output, trace.cached, strict=True)
     lines = [",".join(COLUMNS)]
     lines += [f"{t:.6f},{_quoted(trace.models[m])},{p},{o},{c}" for t, m, p, o, c in rows]

@@ -1,4 +1,4 @@
-"""The one list of formats of token traces, and `FORMAT:PATH`."""
+"""Registry of the formats of token traces, and the parser of `FORMAT:PATH`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FORMATS: dict[str, tuple[str, str]] = {
     "burstgpt": ("cotenant.workloads.llm.burstgpt", "BurstGPT: ChatGPT and GPT-4 of a campus (CSV)"),
     "copilot": ("cotenant.workloads.llm.copilot", "Copilot coding agents 2026, 37 models (JSONL, gzip, folders)"),
     "mooncake": ("cotenant.workloads.llm.mooncake", "Mooncake: lengths and blocks of prompts (JSONL)"),
-    "servegen": ("cotenant.workloads.llm.servegen", "ServeGen's clients, drawn anew (folder or tar)"),
+    "servegen": ("cotenant.workloads.llm.servegen", "requests drawn from ServeGen's clients (folder or tar)"),
 }
 
 
 def read_tokens(spec: str, options: TokenOptions | None = None) -> TokenTrace:
-    """The trace of FORMAT:PATH; a path alone is native."""
+    """Read the trace FORMAT:PATH. A path without a format is native."""
     name, colon, path = spec.partition(":")
     if not colon and spec.lower().endswith((".csv", ".parquet")):
         name, path = "native", spec

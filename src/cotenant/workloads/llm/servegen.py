@@ -1,9 +1,9 @@
-"""ServeGen's clients as a generator: a folder or tar with chunk-N-trace.csv and chunk-N-dataset.json for each client.
+"""Requests drawn from ServeGen's clients: a folder or tar with chunk-N-trace.csv and chunk-N-dataset.json for each.
 
-trace.csv: start [s] of a window, rate, CV, then the fit of the gaps. Gaps are drawn from a gamma distribution of the
-window's rate and CV. dataset.json: by start of a window of its own, `input_tokens` (or text_, image_, audio_ and
-video_tokens, which are added up) and `output_tokens`, each a text like {12: 0.25, 40: 0.75}. A folder is one model: its
-name; clients of several folders are several models.
+trace.csv has a row per window: start [s], rate, CV, then parameters of fits, which are not used. Gaps are drawn from a
+gamma distribution with the window's rate and CV. dataset.json has windows of its own: each start maps to `input_tokens`
+(or text_, image_, audio_ and video_tokens, which are added up) and `output_tokens`, each a text like
+{12: 0.25, 40: 0.75}. The clients of a folder call one model, which has the folder's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Dist = tuple[np.ndarray, np.ndarray]  # values, probabilities
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:
-    """Requests drawn from all clients, of the windows that `options` reach."""
+    """Draw requests of all clients, for the windows within the time span of `options`."""
     end = options.start_s + options.duration_s
     parts: list[tuple[str, np.ndarray, np.ndarray, np.ndarray]] = []
     drawn = idle = 0
@@ -47,7 +47,7 @@ def read(path: str, options: TokenOptions) -> TokenTrace:
             prompts, outputs = (_draw(rng, dists, len(times)) for dists in _at(lengths, start))
             parts.append((name, times, prompts, outputs))
     if not parts:
-        raise InputError("has no windows in that time", file=path)
+        raise InputError("has no windows in the given time span", file=path)
     times, prompt, output = (np.concatenate([part[k] for part in parts]) for k in (1, 2, 3))
     models, code = coded(part[0] for part in parts)
     model = np.repeat(code, [len(part[1]) for part in parts])
@@ -81,14 +81,14 @@ def _at(lengths: list[tuple[float, list[Dist], list[Dist]]], start: float) -> tu
 
 
 def _clients(path: str) -> Iterator[tuple[str, np.ndarray, list[tuple[float, list[Dist], list[Dist]]]]]:
-    """(model, windows (n, 3), lengths by window) of each client, in order of their names."""
+    """(model, windows (n, 3), lengths by window) of each client, sorted by name."""
     texts = _texts(path)
     for name in sorted(texts):
         if not name.endswith("-trace.csv"):
             continue
         other = name.removesuffix("-trace.csv") + "-dataset.json"
         if other not in texts:
-            raise InputError(f"{name} has no lengths beside it ({PurePosixPath(other).name})", file=path)
+            raise InputError(f"{name} lacks its file of lengths ({PurePosixPath(other).name})", file=path)
         model = PurePosixPath(name).parent.name or "servegen"
         yield model, _windows(path, name, texts[name]), _lengths(path, other, texts[other])
 
@@ -150,5 +150,5 @@ def _lengths(path: str, name: str, text: str) -> list[tuple[float, list[Dist], l
 def _dist(text: str) -> Dist:
     pairs = np.array([(float(v), float(p)) for v, p in PAIR.findall(text)]).reshape(-1, 2)
     if not len(pairs) or pairs[:, 1].sum() <= 0:
-        raise ValueError(f"{text[:40]!r} is no distribution")
+        raise ValueError(f"{text[:40]!r} is not a distribution")
     return pairs[:, 0], pairs[:, 1] / pairs[:, 1].sum()

@@ -1,4 +1,4 @@
-"""Texts of a known number of tokens, and the answers of timed engines, which name model and prompt in every token."""
+"""Prompts with a known number of tokens, and the answers of timed engines, whose tokens name model and prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-# words that are one token in the vocabularies of common models, with the space before them
+# words that, with the space before them, are one token in the vocabularies of common models
 _LIST = """
 time year people way day man thing woman life child world school state family student group country problem
 hand part place case week company system program question work government number night point home water room
@@ -20,17 +20,17 @@ WORDS = tuple(_LIST.split())
 
 
 def prompt_text(tokens: int, seed: str) -> str:
-    """`tokens` words, drawn from a seed: different seeds share no prefix that an engine could have in its cache."""
+    """`tokens` random words. Texts of different seeds have no common prefix that an engine could have cached."""
     return " ".join(random.Random(seed).choices(WORDS, k=tokens))
 
 
 def digest(prompt: str) -> str:
-    """Short name of a prompt."""
+    """A short digest of a prompt."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:8]
 
 
 def prompt_of(body: dict[str, Any]) -> str:
-    """What a request asks, as one text: the contents of its messages, its prompt or its input."""
+    """The prompt of a request as one text: the contents of its messages, its prompt or its input."""
     if "messages" in body:
         return "\n".join(_content(message.get("content")) for message in body["messages"])
     prompt = body.get("prompt", body.get("input", ""))
@@ -44,23 +44,23 @@ def _content(content: Any) -> str:
 
 
 def count_tokens(prompt: str) -> int:
-    """Tokens of a prompt as a timed engine counts them: its words, one at least."""
+    """Number of tokens of a prompt as a timed engine counts them: its words, at least 1."""
     return max(1, len(prompt.split()))
 
 
 def answer_token(model: str, name: str, index: int) -> str:
-    """Token `index`, from 0, of the answer of `model` to the prompt with the digest `name`."""
+    """Token number `index`, from 0, of a timed engine's answer to the prompt with digest `name`."""
     return f"{' ' if index else ''}{model}/{name}:{index}"
 
 
 def answer_text(model: str, prompt: str, tokens: int) -> str:
-    """The whole answer."""
+    """The complete answer of a timed engine."""
     name = digest(prompt)
     return "".join(answer_token(model, name, index) for index in range(tokens))
 
 
 def fault_of(model: str, prompt: str, text: str) -> str | None:
-    """The fault of an answer or its beginning; None where a timed engine of this model gives it to this prompt."""
+    """Compare an answer, or the beginning of one, with that of a timed engine. Returns the difference, or None."""
     name = digest(prompt)
     for index, token in enumerate(text.split(" ") if text else ()):
         if token != f"{model}/{name}:{index}":

@@ -1,4 +1,4 @@
-"""Requests to language models as arrays, and what is done to a trace before it is replayed."""
+"""Traces of requests to language models as arrays, and the changes to a trace before it is replayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MAX_REQUESTS = 50_000_000
 
 @dataclass(frozen=True)
 class TokenOptions:
-    """What of a trace is read: from `start_s` for `duration_s` seconds of it. `seed`: of what is drawn."""
+    """Time span of a trace to read: `duration_s` seconds from `start_s` on. `seed`: for formats with random
+    requests."""
 
     start_s: float = 0.0
     duration_s: float = float("inf")
@@ -27,8 +28,9 @@ class TokenOptions:
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """(n,) requests, ascending in time: seconds from the start, index into `models`, tokens in and out, tokens of the
-    prompt that a prefix cache had. `models` is ("",) where the format has none. `left_out`: rows by reason."""
+    """n requests as arrays of shape (n,), in ascending order of time: seconds from the start, index into `models`,
+    tokens of prompt and output, and tokens of the prompt that were in a prefix cache. `models` is ("",) if the format
+    has none. `left_out`: number of removed rows by reason."""
 
     source: str
     models: tuple[str, ...]
@@ -45,11 +47,11 @@ class TokenTrace:
 
     @property
     def span_s(self) -> float:
-        """From the start to the last request."""
+        """Seconds from the start to the last request."""
         return float(self.times_s[-1]) if len(self) else 0.0
 
     def keep(self, rows: np.ndarray, reason: str = "") -> TokenTrace:
-        """The requests where `rows` is true; the others count as left out under `reason`, where there is one."""
+        """The requests for which `rows` is true. If a reason is given, the others are counted as left out under it."""
         gone = int(len(self) - rows.sum())
         left = dict(self.left_out)
         if reason and gone:
@@ -58,22 +60,23 @@ class TokenTrace:
         return replace(self, left_out=left, **cut)
 
     def faster(self, speed: float) -> TokenTrace:
-        """The same requests, `speed` times closer together."""
+        """The requests with all times divided by `speed`."""
         if not 0 < speed < 1e6:
             raise InputError(f"a speed of {speed:g} is not above 0", field="speed")
         return replace(self, times_s=self.times_s / speed)
 
     def thinned(self, part: float, seed: int) -> TokenTrace:
-        """Each request with the probability `part`: a lower rate, the bursts where they were."""
+        """A random subset that has each request with probability `part`. It keeps the bursts at a lower rate."""
         return self if part >= 1 else self.keep(np.random.default_rng([seed, 1]).random(len(self)) < part)
 
     def fitting(self, most: Sequence[int]) -> TokenTrace:
-        """Without requests of more tokens than their model takes."""
+        """The requests that fit the context of their model; `most`: tokens by model."""
         return self.keep(self.prompt + self.output <= np.array(most)[self.model], "longer than the model's context")
 
     def onto(self, names: Sequence[str], seed: int = 0) -> TokenTrace:
-        """Requests for these models: those of the same name; else the trace's models by their number of requests, the
-        first name for the most used; each request drawn evenly where the trace names no models."""
+        """The requests, assigned to the models `names`. Models of the trace with such a name keep it, and requests to
+        others are left out. If there is no such model, the most used model of the trace becomes the first name, and so
+        on. If the trace names no models, each request gets a random one."""
         if self.models == ("",):
             drawn = np.random.default_rng([seed, 2]).integers(len(names), size=len(self))
             return replace(self, models=tuple(names), model=drawn.astype(np.int32))
@@ -89,7 +92,7 @@ class TokenTrace:
         return found.keep(model >= 0, "of models that are not simulated")
 
     def summary(self) -> dict[str, Any]:
-        """What is in it."""
+        """Statistics of the trace, as plain data."""
         per = np.bincount(self.model, minlength=len(self.models))
         return {
             "source": self.source, "requests": len(self), "span_s": self.span_s,
@@ -111,8 +114,8 @@ def make_trace(
     left_out: Mapping[str, int] | None = None, remarks: Sequence[str] = (), options: TokenOptions | None = None,
     zero_s: float | None = None,
 ) -> TokenTrace:  # fmt: skip
-    """A trace of columns as they were read: sorted, cut to `options`, requests without prompt or answer left out. Time
-    0 is `zero_s`, or the first request."""
+    """Make a trace from columns of a file: sort it, remove requests without prompt or output, and cut it to the time
+    span of `options`. Time 0 is `zero_s`, or the first request if that is None."""
     options = options or TokenOptions()
     times = np.asarray(times_s, np.float64)
     order = np.argsort(times, kind="stable")

@@ -3,10 +3,10 @@
 poisson              exponential gaps
 constant             equal gaps
 gamma:CV             gamma gaps with this coefficient of variation (1: Poisson, above: bursts)
-mmpp:R1,D1;R2,D2...  Poisson whose rate moves through states: rate factor R, mean stay D seconds (exponential);
-                     factors are scaled so that the mean rate is the asked one
-closed:N             N clients, each sends when its last request is answered (the simulator makes these)
-trace:FORMAT:FILE    recorded requests (see requests.py), scaled to the asked rate when one is given
+mmpp:R1,D1;R2,D2...  Markov-modulated Poisson process: the states have rate factor R and a mean stay of D seconds
+                     (exponential); factors are scaled so that the mean rate is the given one
+closed:N             N clients, each of which sends its next request when it has a response (made by the simulator)
+trace:FORMAT:FILE    recorded requests (see readers.py), scaled to the rate if one is given
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from cotenant.core.errors import InputError
 
 KINDS = ("poisson", "constant", "gamma", "mmpp", "closed", "trace")
-BURSTS = "mmpp:1,5;6,1"  # five seconds of the base rate, one of six times it, in the mean
+BURSTS = "mmpp:1,5;6,1"  # on average, five seconds at the base rate and one second at six times that rate
 MAX_REQUESTS = 50_000_000
 MAX_CV = 100.0
 MAX_STAYS = 1_000_000
@@ -58,7 +58,7 @@ def _positive(text: str, what: str) -> float:
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """Read the command-line form of an arrival process."""
+    """Parse the text of an option into an arrival process."""
     kind, _, rest = (BURSTS if text == "bursts" else text).partition(":")
     if kind in ("poisson", "constant") and not rest:
         return Arrivals(kind)
@@ -92,7 +92,7 @@ def parse_arrivals(text: str) -> Arrivals:
 
 
 def draw(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
-    """(n,) arrival times in [0, duration_s), ascending, of an open process other than a trace."""
+    """Draw ascending arrival times (n,) in [0, duration_s), of a process that is neither closed nor a trace."""
     if not math.isfinite(rate_rps) or rate_rps <= 0:
         raise InputError(f"a rate of {rate_rps:g} requests/s is not positive", field="rate_rps")
     if not math.isfinite(duration_s) or duration_s <= 0:
@@ -124,12 +124,12 @@ def _renewal(gaps: Callable[[int], np.ndarray], rate_rps: float, duration_s: flo
 
 
 def _mmpp(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
-    """States are visited in order, round and round; the mean rate over stays is the asked one."""
+    """Draw a Markov-modulated Poisson process. It visits the states in cyclic order."""
     factors = np.array([r for r, _ in process.states])
     stays = np.array([d for _, d in process.states])
     factors = factors * stays.sum() / (factors * stays).sum()
     if duration_s > MAX_STAYS * stays.mean():
-        raise InputError(f"the run is over {MAX_STAYS:,} of its mean stays: make them longer", field="arrivals")
+        raise InputError(f"the run has over {MAX_STAYS:,} stays in states: make them longer", field="arrivals")
     out, now, state = [], 0.0, int(rng.integers(len(stays)))
     while now < duration_s:
         end = min(duration_s, now + rng.exponential(stays[state]))
@@ -146,9 +146,9 @@ def fit_to(
     span_s: float | None = None,
     total: float | None = None,
 ) -> np.ndarray:
-    """Recorded times made to last `duration_s`: stretched to the asked mean rate (None: as recorded), repeated when too
-    short. The shape of the trace is kept. `span_s`: the length of one round, where the format says so; `total`: the
-    requests of a whole round, where `times_s` are only as many as the duration needs."""
+    """Fit recorded times to `duration_s`: scale them to the mean rate (None: as recorded), and repeat them if they are
+    too short. `span_s`: length of the recording if the format defines it. `total`: number of requests of the whole
+    recording if `times_s` has only its beginning."""
     if not math.isfinite(duration_s) or duration_s <= 0:
         raise InputError(f"duration must be above 0 s, not {duration_s:g} s", field="duration")
     if len(times_s) == 0 and total is None:
@@ -159,7 +159,7 @@ def fit_to(
         times = np.sort(times_s) - times_s.min()
         span = float(times[-1]) * len(times) / max(1, len(times) - 1)  # the last request is followed by a mean gap
     if span <= 0:
-        raise InputError("all requests of the trace come at one time", field="arrivals")
+        raise InputError("all requests of the trace arrive at the same time", field="arrivals")
     if rate_rps is not None:
         scale = (total or len(times)) / (rate_rps * span)
         times, span = times * scale, span * scale

@@ -1,11 +1,11 @@
-"""Readers of recorded requests: when they came. One function per format; whatever is wrong names file and line.
+"""Readers of arrival times of recorded requests. Errors name file and line.
 
 azure-llm    CSV with TIMESTAMP (date, time, up to seven fractional digits)
-mooncake     one JSON object a line, `timestamp` in ms
-servegen     windows of a client (start s, rate, CV, ...) as CSV, or a tar of such files: the clients are added up,
-             their requests drawn anew, window by window, with gamma gaps of the window's rate and CV
-disb         JSON of clients (periodic, poisson, continuous), each a process of its own: see disb_clients
-offsets-ms   integer millisecond offsets within one minute, which repeats
+mooncake     one JSON object per line, `timestamp` in ms
+servegen     windows of a client (start s, rate, CV, ...) as CSV, or a tar of such files; requests of all clients are
+             drawn with gamma gaps of each window's rate and CV
+disb         JSON of clients (periodic, poisson, continuous), each with its own arrival process: see disb_clients
+offsets-ms   integer offsets in milliseconds within one minute, which is repeated
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _MAX_MEMBER = 64 * 2**20
 
 @dataclass(frozen=True)
 class Recorded:
-    """Times in seconds, ascending; `span_s` where the format fixes the length of a round; `total` requests of the whole
-    round, where only its beginning was drawn; remarks: what was mended."""
+    """Ascending arrival times in seconds. `span_s`: length of the recording if the format defines it. `total`: number
+    of requests of the whole recording if only its beginning was drawn. `remarks`: corrections that were made."""
 
     times_s: np.ndarray
     span_s: float | None = None
@@ -44,9 +44,10 @@ class Recorded:
 def read_requests(
     form: str, path: str | Path, seed: int = 0, rate_rps: float | None = None, duration_s: float = math.inf
 ) -> Recorded:
-    """Read a file of recorded requests in one of FORMATS (disb has clients instead: disb_clients).
+    """Read a file of recorded requests in one of FORMATS, except disb, for which there is `disb_clients`.
 
-    Requests that are drawn anew (servegen) are drawn as far as `duration_s` at `rate_rps` (None: as recorded) needs.
+    Random requests (servegen) are drawn only for the part of the recording that `duration_s` at `rate_rps` (None: as
+    recorded) needs.
     """
     readers = {"azure-llm": _azure, "mooncake": _mooncake, "offsets-ms": _offsets}
     where = Path(path)
@@ -89,7 +90,7 @@ def _azure(path: Path) -> Iterator[float]:
         cells = line.split(",")
         try:
             whole, _, fraction = cells[column].partition(".")
-            # only differences count, so the missing time zone does not matter
+            # the time zone is not needed, because only differences are used
             seconds = (datetime.fromisoformat(whole) - datetime(2000, 1, 1)).total_seconds()
             yield seconds + (float("0." + fraction) if fraction else 0.0)
         except (ValueError, IndexError, TypeError):
@@ -111,7 +112,7 @@ def _offsets(path: Path) -> Iterator[float]:
             if not cell.isdigit():
                 raise InputError(f"{cell!r} is not a whole number of milliseconds", file=path, line=number)
             if int(cell) >= WRAP_S * 1000:
-                raise InputError(f"{cell} ms is past the minute that repeats", file=path, line=number)
+                raise InputError(f"offsets must be below 60,000 ms, not {cell} ms", file=path, line=number)
             yield int(cell) / 1000.0
 
 
@@ -126,7 +127,7 @@ def _finite(value: Any, path: Path, line: int, field: str) -> float:
 
 
 def _servegen_texts(path: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of each client's windows."""
+    """(file name, text) with the windows of each client."""
     if ".tar" in path.name or path.suffix in (".tgz", ".txz"):
         try:
             with tarfile.open(path) as tar:
@@ -142,7 +143,8 @@ def _servegen_texts(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _servegen_windows(path: Path) -> list[np.ndarray]:
-    """Per client (windows, 4): start s, length s, rate, CV. The length is the gap between starts, or 600 s."""
+    """Windows of each client as an array (windows, 4): start s, length s, rate, CV. The length is the distance between
+    two starts, or 600 s if there is only one."""
     clients = []
     for name, text in _servegen_texts(path):
         windows = []
@@ -159,8 +161,8 @@ def _servegen_windows(path: Path) -> list[np.ndarray]:
 
 
 def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) -> Recorded:
-    """Rows with no rate are idle windows. Weeks of many clients are billions of requests, so windows past those that
-    the run reaches are counted, not drawn; each client draws from a stream of its own, so a longer run begins alike."""
+    """Draw requests of all clients. Weeks of many clients are billions of requests, so windows after the end of the run
+    are only counted. Each client has its own random stream, so that a longer run has the same beginning."""
     clients = _servegen_windows(path)
     total = sum(float((w[:, 1] * w[:, 2]).sum()) for w in clients)
     if not total:
@@ -186,7 +188,7 @@ def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) 
 
 @dataclass(frozen=True)
 class DisbClient:
-    """One client of a DISB file: the process of its requests, its rate (0 for closed ones), its priority (0 first)."""
+    """One client of a DISB file. `rate_rps` is 0 for closed-loop clients; priority 0 is the highest."""
 
     name: str
     model: str
@@ -196,7 +198,8 @@ class DisbClient:
 
 
 def disb_clients(path: str | Path) -> list[DisbClient]:
-    """Read a DISB file: periodic clients are constant, poisson ones Poisson, continuous ones one closed-loop client."""
+    """Read a DISB file. Periodic clients have constant gaps, poisson clients a Poisson process; a continuous client
+    becomes a closed-loop client."""
     where = Path(path)
     text = "\n".join(line for _, line in _lines(where))
     try:

@@ -1,4 +1,4 @@
-"""Sets of planning scenarios (which models at which rates and SLOs) and plans for them, as CSV.
+"""CSV files of planning scenarios (models with rates and SLOs) and of plans for them.
 
 Scenarios: scenario,model,rate_rps,slo_ms. Plans: scenario,gpu,partition_pct,slot,model,batch,duty_ms.
 """
@@ -19,7 +19,7 @@ Row = tuple[str, float, float]  # model, rate_rps, slo_ms
 SCENARIO_COLUMNS = ("scenario", "model", "rate_rps", "slo_ms")
 PLAN_COLUMNS = ("scenario", "gpu", "partition_pct", "slot", "model", "batch", "duty_ms")
 
-# the SLOs of the gpulet paper's models: twice a batch of 32 alone
+# SLOs of the gpulet paper's models: twice the latency of a batch of 32 alone on a GPU
 SLO_MS = {
     "lenet1": 5.0, "googlenet": 66.0, "resnet50": 108.0, "ssd-mobilenetv1": 202.0, "vgg16": 142.0, "mnasnet1_0": 62.0,
     "mobilenet_v2": 64.0, "densenet161": 202.0, "bert": 22.0,
@@ -38,7 +38,7 @@ SETS = ("gpulet-1023", "gpulet-19682", "ladder")
 
 
 def generate(like: str) -> Iterator[tuple[str, list[Row]]]:
-    """The scenarios of a public set, by name; nothing is random."""
+    """The scenarios of a public set (one of SETS), without randomness."""
     if like == "gpulet-1023":
         yield from _combinations(_FIVE, (0.0, 200.0, 400.0, 600.0), 4)
     elif like == "gpulet-19682":
@@ -52,7 +52,7 @@ def generate(like: str) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _combinations(models: tuple[str, ...], rates: tuple[float, ...], digits: int) -> Iterator[tuple[str, list[Row]]]:
-    """Every combination of rates but the empty one; the last model's rate changes fastest."""
+    """Every combination of rates, except all 0. The last model's rate changes fastest."""
     for number, combo in enumerate(itertools.product(rates, repeat=len(models))):
         if number:
             rows = [(m, r, SLO_MS[m]) for m, r in zip(models, combo, strict=True) if r]
@@ -60,7 +60,7 @@ def _combinations(models: tuple[str, ...], rates: tuple[float, ...], digits: int
 
 
 def write_scenarios(scenarios: Iterable[tuple[str, list[Row]]], file: IO[str]) -> int:
-    """Write scenarios as CSV; returns how many."""
+    """Write scenarios as CSV. Returns their number."""
     out = csv.writer(file, lineterminator="\n")
     out.writerow(SCENARIO_COLUMNS)
     count = 0
@@ -71,7 +71,7 @@ def write_scenarios(scenarios: Iterable[tuple[str, list[Row]]], file: IO[str]) -
 
 
 def read_scenarios(path: str | Path) -> dict[str, list[Row]]:
-    """Scenarios in file order; a rate or SLO that is not positive and finite is an error with its line."""
+    """Read scenarios in file order. InputError with the line for a rate or SLO that is not positive and finite."""
     found: dict[str, list[Row]] = {}
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
@@ -86,7 +86,7 @@ def read_scenarios(path: str | Path) -> dict[str, list[Row]]:
                     raise InputError("scenario and model must not be empty", file=path, line=line)
                 rows = found.setdefault(row["scenario"], [])
                 if any(m == row["model"] for m, _, _ in rows):
-                    raise InputError(f"{row['model']} is twice in {row['scenario']}", file=path, line=line)
+                    raise InputError(f"{row['model']} appears twice in {row['scenario']}", file=path, line=line)
                 rows.append((row["model"], rate, slo))
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror}", file=path) from None
@@ -108,7 +108,7 @@ def _positive(text: str | None, path: str | Path, line: int, field: str) -> floa
 
 
 def plan_rows(scenario: str, plan: ServingPlan) -> Iterator[tuple[object, ...]]:
-    """A plan as rows of PLAN_COLUMNS; duty in full precision, since a rounded one may break a promise."""
+    """A plan as rows of PLAN_COLUMNS. The duty cycle has full precision, because rounding could violate an SLO."""
     for let in plan.gpulets:
         percent = f"{let.percent:g}"
         for seat in let.seats:
