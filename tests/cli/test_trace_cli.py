@@ -177,7 +177,7 @@ def test_truncated_parquet_through_the_command_line(
     whole.write_bytes(whole.read_bytes()[:-10])
     code, out, err = run(capsys, monkeypatch, "trace", "inspect", whole)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "cut off" in err
+    assert "truncated" in err
 
 
 def test_help_of_the_verb_imports_nothing_heavy() -> None:
