@@ -1,6 +1,7 @@
 """Shares, limits and services by the hardware's time slices, through the agent: ordinary programs, each a tenant.
 
 CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src:bench/gpu python bench/gpu/slices.py OUT.jsonl STEP,STEP,... [SECONDS]
+MECHANISM=time or MECHANISM=mps before it measures the same under another mechanism.
 
 Each row is one line of JSON, also in OUT.jsonl. GPU time is what the driver's log of context switches has for the
 tenant's process (root is needed), in every window of 2 s that begins 0.1 s after the one before, the first included.
@@ -66,11 +67,11 @@ class Recorder:
             self._samples.append((now, {pid: had.busy_ns for pid, had in read.items()}))
             self.runs = {pid: had.runs for pid, had in read.items()}
 
-    def windows(self, pid: int, begin_s: float, end_s: float) -> dict[str, float] | None:
-        """Least, most and mean part of all windows inside [begin, end)."""
+    def windows(self, pid: int, begin_s: float, end_s: float) -> list[float]:
+        """Part of each window inside [begin, end)."""
         times = [at for at, _ in self._samples]
         if not times:
-            return None
+            return []
 
         def had(at_s: float) -> float:
             i = max(1, min(bisect.bisect_left(times, at_s), len(times) - 1))
@@ -80,9 +81,7 @@ class Recorder:
 
         count = max(1, int((end_s - begin_s - WINDOW_S) / STEP_S) + 1)
         starts = [begin_s + STEP_S * k for k in range(count)]
-        parts = [(had(at + WINDOW_S) - had(at)) / WINDOW_S for at in starts]
-        return {"least": round(min(parts), 4), "most": round(max(parts), 4),
-                "mean": round((had(end_s) - had(begin_s)) / (end_s - begin_s), 4)}  # fmt: skip
+        return [round((had(at + WINDOW_S) - had(at)) / WINDOW_S, 4) for at in starts]
 
     def close(self) -> None:
         self._end.set()
@@ -148,25 +147,28 @@ class Card:
     def together(self, names: dict[str, str], seconds: float = ROW_S) -> dict[str, dict[str, Any]]:
         """All at once: GPU time in windows, and work over what each does alone."""
         alone = {name: self.alone(name, what) for name, what in names.items()}
-        begin_s = time.monotonic()
         for name in names:
             self.programs[name].tell(f"run {seconds}")
         blocks = {name: self.programs[name].answer(seconds + 40) for name in names}
+        begin_s = max(block["begin_ns"] for block in blocks.values()) / 1e9
+        end_s = min(block["end_ns"] for block in blocks.values()) / 1e9
         found = {}
         for name, block in blocks.items():
             length_s = (block["end_ns"] - block["begin_ns"]) / 1e9
-            windows = self.recorder.windows(self.programs[name].process.pid, begin_s + 0.05, begin_s + seconds - 0.05)
+            windows = self.recorder.windows(self.programs[name].process.pid, begin_s + 0.02, end_s - 0.02)
             found[name] = {"time": windows, "work": round(block["count"] / length_s / alone[name], 4),
-                           "got": self.rig.tenants()[name]["gpus"][0]["got"]}  # fmt: skip
+                           "got": round(self.rig.tenants()[name]["gpus"][0]["got"], 4)}  # fmt: skip
         return found
 
 
 def shares(card: Card) -> None:
-    """The four promises with products, kernels of 10 ms, training, launches, and mixed."""
+    """The four promises with products, training and kernels of 10 ms."""
     names = ["a", "b", "c"]
+    spins = {"s1": "spin", "s2": "spin", "s3": "spin"}
     for name in names:
         card.load(name)
-    card.spin("s1"), card.spin("s2"), card.spin("s3"), card.launches("l")
+    for name in spins:
+        card.spin(name)
     for program in card.programs.values():
         program.wait_ready()
     for kind in (PRODUCTS, TRAINING):
@@ -174,14 +176,23 @@ def shares(card: Card) -> None:
             card.fill(name, kind)
         for promise in SHARES:
             _row(card, kind, dict(zip(names, promise, strict=False)), dict.fromkeys(names, kind))
-    spins = {"s1": "spin", "s2": "spin", "s3": "spin"}
     for promise in SHARES:
         _row(card, "10 ms kernels", dict(zip(spins, promise, strict=False)), spins)
-    card.fill("b", PRODUCTS)
-    mixed = {"a": TRAINING, "b": PRODUCTS, "s1": "spin", "l": "launches"}
-    rows = ({"s1": 0.3, "l": 0.6}, {"a": 0.3, "b": 0.7}, {"a": 0.2, "b": 0.3, "s1": 0.5}, {"l": 0.5, "b": 0.5})
+    card.drop(*list(card.programs))
+
+
+def mixed(card: Card) -> None:
+    """Products, training, kernels of 10 ms and a launch-bound loop beside each other."""
+    card.load("a"), card.load("b"), card.load("c"), card.spin("s1"), card.launches("l")
+    for program in card.programs.values():
+        program.wait_ready()
+    what = {"a": TRAINING, "b": PRODUCTS, "c": TRAINING, "s1": "spin", "l": "launches"}
+    for name in ("a", "b", "c"):
+        card.fill(name, what[name])
+    rows = ({"s1": 0.3, "l": 0.6}, {"l": 0.5, "b": 0.5}, {"a": 0.1, "c": 0.9}, {"a": 0.3, "b": 0.7},
+            {"a": 0.2, "b": 0.3, "s1": 0.5})  # fmt: skip
     for promised in rows:
-        _row(card, "mixed", promised, mixed)
+        _row(card, "mixed", promised, what)
     card.drop(*list(card.programs))
 
 
@@ -194,12 +205,12 @@ def _row(card: Card, kind: str, promised: dict[str, float], what: dict[str, str]
         card.promise(name, request=request)
     found = card.together({name: what[name] for name in promised})
     whole = sum(promised.values())
-    errors = [
-        abs(row["time"][x] - promised[name] / whole)
-        for name, row in found.items() if row["time"] for x in ("least", "most")
-    ]  # fmt: skip
+    windows = {name: row.pop("time") for name, row in found.items()}
+    errors = [abs(part - promised[name] / whole) for name, parts in windows.items() for part in parts]
     worst = round(max(errors), 4) if errors else None
-    card.say(row="shares", kind=kind, promised=promised, found=found, worst_window_error=worst,
+    for name, parts in windows.items():
+        found[name] |= {"least": min(parts), "most": max(parts)} if parts else {}
+    card.say(windows, row="shares", kind=kind, promised=promised, found=found, worst_window_error=worst,
              together=round(sum(r["work"] for r in found.values()), 4))  # fmt: skip
 
 
@@ -217,7 +228,9 @@ def limits(card: Card) -> None:
         card.alone(name, kind)
         card.promise(name, limit=0.25)
         time.sleep(0.3)
-        card.say(row="limit", kind=kind, limit=0.25, found=card.together({name: kind}, 5.0))
+        found = card.together({name: kind}, 5.0)[name]
+        parts = found.pop("time") or [0.0]
+        card.say(parts, row="limit", kind=kind, limit=0.25, found=found | {"least": min(parts), "most": max(parts)})
     card.drop("lim", "lspin")
 
 
@@ -243,7 +256,7 @@ def services(card: Card) -> None:
 
     alone = {rate: serve(rate) for rate in (100, 300)}
     card.say(raw, row="service", beside=None, found=alone)
-    kinds = [PRODUCTS, "spin", TRAINING, f"{PRODUCTS}+spin", "mm4096", "mm2048", "add64"]
+    kinds = [f"{PRODUCTS}+spin", PRODUCTS, "spin", TRAINING, "mm4096", "mm2048", "add64"]
     for kind in kinds:
         for rate in (100, 300):
             if time.monotonic() > card.until_s:
@@ -330,6 +343,7 @@ def linger(card: Card) -> None:
 
 STEPS: dict[str, Callable[[Card], None]] = {
     "shares": shares,
+    "mixed": mixed,
     "services": services,
     "limits": limits,
     "native": native,
@@ -342,7 +356,7 @@ def main() -> None:
     path, steps = Path(sys.argv[1]), sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
     until_s = time.monotonic() + float(sys.argv[3] if len(sys.argv) > 3 else 380)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    with open(path, "a") as out, Rig(GPU, together=False) as rig:
+    with open(path, "a") as out, Rig(GPU, together=MECHANISM == "mps") as rig:
         card = Card(rig, out, until_s)
         card.say(row="start", gpu=rig.name, mechanism=MECHANISM, log=card.recorder.fault or "driver's log")
         for step in steps:

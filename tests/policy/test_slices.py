@@ -197,7 +197,11 @@ class Card:
 
     def step(self, gaps: str = "", yields: int = 100, **busy_ms: int) -> None:
         """`gaps`: whose queue ran empty so often."""
-        self.now_ns += SETTINGS.step_ns
+        until_ns = self.now_ns + SETTINGS.step_ns
+        while (wake_ns := self.gpu.wake_ns(self.now_ns) or until_ns) < until_ns:
+            self.now_ns = wake_ns
+            self.gpu.advance(wake_ns)
+        self.now_ns = until_ns
         for name, ms in busy_ms.items():
             had, empty = self.had[name], yields if name == gaps else 0
             runs = max(empty, 10) if ms else 0
@@ -228,3 +232,41 @@ def test_turns_are_judged_by_what_tenants_had_since_they_began() -> None:
     for _ in range(20):
         card.step("t1", 4, t0=66, t1=132)
         assert gpu.one_at_a_time
+
+
+def test_two_that_yield_and_starve_each_other_are_run_one_at_a_time() -> None:
+    """With slices of 1 us all time went into switches: on a card, two best-effort programs had none for a minute."""
+    gpu = gpu_with(Share(), Share(), Share(), classes=("best-effort", "best-effort", "latency-sensitive"))
+    card = Card(gpu)
+    for _ in range(10):  # nobody works
+        card.step(t0=0, t1=0)
+    assert not any(t.competes for t in gpu.background()[0])
+    for _ in range(2):
+        card.now_ns += SETTINGS.step_ns
+        for name in ("t0", "t1"):
+            card.had[name] = card.had[name]._replace(runs=card.had[name].runs + 400)
+        gpu.used(card.had, card.now_ns)
+    on = set()
+    for _ in range(20):
+        card.now_ns = gpu.wake_ns(card.now_ns) or 0
+        gpu.advance(card.now_ns)
+        running = [t.name for t in gpu.background()[0] if t.on]
+        assert len(running) == 1
+        on.update(running)
+    assert on == {"t0", "t1"}
+
+
+def test_a_tenant_that_stopped_does_not_keep_the_next_one_from_turns() -> None:
+    gpu = gpu_with(Share(0.3), Share(0.6))
+    card = Card(gpu)
+    while not gpu.one_at_a_time:
+        card.step("t1", t0=180, t1=18)
+    for _ in range(3):
+        card.step("t1", 4, t0=66, t1=132)
+    for _ in range(20):
+        card.step(t0=0, t1=0)
+    assert gpu.one_at_a_time
+    until_ns = card.now_ns + 2 * SECOND_NS
+    card.step("t1", 4, t0=66, t1=132)
+    assert gpu.one_at_a_time
+    assert card.now_ns < until_ns

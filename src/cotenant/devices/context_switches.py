@@ -34,6 +34,40 @@ def _request(number: int, size: int) -> int:
     return 3 << 30 | size << 16 | ord("F") << 8 | number
 
 
+class Runs:
+    """Records of the log, in order, as what each process has had.
+
+    `whole_ns`: process -> length of its runs while it has work, as far as known. The log does not say why a run ended:
+    a shorter one ended for lack of work.
+    """
+
+    def __init__(self) -> None:
+        self.whole_ns: dict[int, int] = {}
+        self._running: tuple[int, int] | None = None  # process, and since when by the GPU's clock
+        self._had: dict[int, Usage] = {}
+
+    def note(self, tag: int, pid: int, when_ns: int) -> None:
+        """A record; tags other than a start and an end are skipped."""
+        if tag == STARTS:
+            self._running = (pid, when_ns)
+        elif tag == ENDS and self._running is not None and self._running[0] == pid:
+            length_ns = max(0, when_ns - self._running[1])
+            self._running = None
+            early = length_ns < 0.9 * self.whole_ns.get(pid, 0)
+            length_ns -= min(length_ns, SAVING_NS) if length_ns < SHORT_NS else 0
+            before = self._had.get(pid, Usage())
+            self._had[pid] = Usage(before.busy_ns + length_ns, before.runs + 1, before.yields + early)
+
+    def until(self, now_ns: int) -> dict[int, Usage]:
+        """What each has had by now; the one that runs, until now."""
+        found = dict(self._had)
+        if self._running is not None:
+            pid, since_ns = self._running
+            before = found.get(pid, Usage())
+            found[pid] = before._replace(busy_ns=before.busy_ns + max(0, now_ns - since_ns))
+        return found
+
+
 class SwitchLog:
     """A Meter of one GPU. WorkError if the driver does not provide the log."""
 
@@ -41,8 +75,7 @@ class SwitchLog:
         """`minor`: number of the card's device file. The driver numbers its GPUs another way: it is asked by UUID."""
         self._files: list[int] = []
         self._handle = 0xCAFE0000
-        self._running: tuple[int, int] | None = None  # process, and since when by the GPU's clock
-        self._had: dict[int, Usage] = {}
+        self._runs = Runs()
         self._get = 0
         if os.geteuid() != 0:
             raise WorkError("the driver names processes in its log of context switches only to root")
@@ -59,6 +92,7 @@ class SwitchLog:
 
     def read(self, held: Iterable[Held]) -> dict[int, Usage]:
         """See Meter. Processes are known by their number in this PID namespace."""
+        self._runs.whole_ns = {each.pid: each.run_us * 1000 for each in held}
         self._control(self._buffer, FLUSH, bytearray())
         put = struct.unpack_from("=I", self._header, 4)[0] % RECORDS
         while self._get != put:
@@ -66,15 +100,10 @@ class SwitchLog:
             tag = self._records[at + 8]
             pid = struct.unpack_from("=I", self._records, at + 16)[0]
             when_ns = struct.unpack_from("=Q", self._records, at + 24)[0]
-            self._note(tag, pid, when_ns)
+            self._runs.note(tag, pid, when_ns)
             self._get = (self._get + 1) % RECORDS
         self._control(self._buffer, SET_GET, bytearray(struct.pack("=II", self._get, 0)))
-        found = dict(self._had)
-        if self._running is not None:
-            pid, since_ns = self._running
-            before = found.get(pid, Usage())
-            found[pid] = before._replace(busy_ns=before.busy_ns + max(0, time.time_ns() - since_ns))
-        return found
+        return self._runs.until(time.time_ns())
 
     def close(self) -> None:
         """See Meter."""
@@ -82,16 +111,6 @@ class SwitchLog:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._files.clear()
-
-    def _note(self, tag: int, pid: int, when_ns: int) -> None:
-        if tag == STARTS:
-            self._running = (pid, when_ns)
-        elif tag == ENDS and self._running is not None and self._running[0] == pid:
-            length_ns = max(0, when_ns - self._running[1])
-            self._running = None
-            length_ns -= min(length_ns, SAVING_NS) if length_ns < SHORT_NS else 0
-            before = self._had.get(pid, Usage())
-            self._had[pid] = Usage(before.busy_ns + length_ns, before.runs + 1, before.yields)
 
     # -- the driver's objects --------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ class Held(NamedTuple):
     pid: int
     fd: int
     group: ChannelGroup
+    run_us: int = 0  # length of its runs while it has work; 0: not known
 
 
 class Meter(Protocol):
@@ -37,7 +38,7 @@ class ControlMeter:
     def read(self, held: Iterable[Held]) -> dict[int, Usage]:
         """See Meter."""
         found: dict[int, Usage] = {}
-        for pid, fd, group in held:
+        for pid, fd, group, _ in held:
             try:
                 more = self._controls.usage(fd, group)
             except WorkError:

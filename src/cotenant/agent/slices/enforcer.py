@@ -230,7 +230,7 @@ class SliceEnforcer:
         self._arm(uuid)
 
     def _carry_out(self, machine: _Gpu, held: list[Held], step: SliceInstruction) -> None:
-        for _, fd, group in held:
+        for _, fd, group, _ in held:
             try:
                 if isinstance(step, SetSlice):
                     machine.controls.set_slice(fd, group, step.slice_us)
@@ -292,7 +292,9 @@ class SliceEnforcer:
     def _measure(self, uuid: str, machine: _Gpu, meter: Meter, held: dict[str, list[Held]]) -> None:
         """Report to the policy what tenants have had."""
         try:
-            read = meter.read([each for groups in held.values() for each in groups])
+            read = meter.read(
+                [each._replace(run_us=machine.slices.run_us(name)) for name, groups in held.items() for each in groups]
+            )
         except (WorkError, OSError) as error:
             LOG.warning("GPU %s: shares are enforced by slices alone from now on: %s", uuid, error)
             machine.meter = None
@@ -311,7 +313,7 @@ class SliceEnforcer:
         """Read slices back, since a tenant may set its own."""
         for name, groups in held.items():
             wanted = machine.slices.tenants[name].slice_us
-            for _, fd, group in groups:
+            for _, fd, group, _ in groups:
                 try:
                     found = machine.controls.slice_us(fd, group)
                 except WorkError:

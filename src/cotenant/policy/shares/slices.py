@@ -119,7 +119,8 @@ class GpuSlices:
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
         for name, step in had.items():
             tenant = self.tenants[name]
-            works = bool(step.usage.busy_ns) or not step.on_ns
+            # two that wait for each other with the shortest slices have runs and no time
+            works = bool(step.usage.busy_ns or step.usage.runs) or not step.on_ns
             if works and tenant.idle_steps:  # what others had while it was idle is not owed to it
                 self._begin(now_ns)
             tenant.idle_steps = 0 if works else tenant.idle_steps + 1
@@ -138,6 +139,12 @@ class GpuSlices:
             return None
         start_ns, phase = now_ns - now_ns % period_ns, now_ns % period_ns
         return next((start_ns + edge for edge in edges if edge > phase), start_ns + period_ns)
+
+    def run_us(self, name: str) -> int:
+        """Length of a run of a tenant that always has work, microseconds; 0 where runs end for other reasons."""
+        background, guarded = self.background()
+        turns = guarded or self._takes_turns(background, guarded) or len(self.present()) < 2
+        return 0 if turns else self.tenants[name].slice_us
 
     # -- shares ----------------------------------------------------------------------------------------------------
 
@@ -262,6 +269,7 @@ class GpuSlices:
     def _changed(self, now_ns: int) -> list[SliceInstruction]:
         """A tenant joined, left, or has another promise: discard measurements."""
         self.one_at_a_time = self.hogged = False
+        self._turns_again = 0
         self._begin(now_ns)
         lone = len(self.present()) == 1
         for tenant in self.tenants.values():
@@ -370,7 +378,9 @@ class GpuSlices:
         return False
 
     def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
-        """Return to slices for a while if a tenant does not use its turn: the hardware then skips it."""
+        """Return to slices for a while if a tenant uses little of its turn: the hardware then skips it. One that has
+        stopped working soon has no turns.
+        """
         lately = {t.name: t.since(self._alike_ns) for t in here}
         known = all(one.span_ns >= self.settings.window_ns / 2 for one in lately.values())
         for tenant in here if known else ():
@@ -378,7 +388,8 @@ class GpuSlices:
             density = max(0.25, min(1.0, had.usage.busy_ns / max(1, had.on_ns)))
             if abs(density - tenant.density) > 0.02:
                 tenant.density = density
-        if known and any(one.part < 0.5 * shares[name] for name, one in lately.items()):
+        working = {t.name for t in here if not t.idle_steps}
+        if known and any(one.part < 0.5 * shares[name] for name, one in lately.items() if name in working):
             self.one_at_a_time, self._turns_again = False, TURNS_AGAIN_STEPS
 
 
