@@ -189,8 +189,9 @@ class Gangs:
             shares[each.name] = {"promised": round(promised, 4), "least": round(min(parts), 4),
                                  "most": round(max(parts), 4), "mean": round(mean, 4),
                                  "longest_pause_s": each.pause_s(begin_s, end_s)}  # fmt: skip
-            if times := [self.recorders[r].windows(pid, begin_s, end_s) for r, pid in sorted(each.pids.items())]:
-                shares[each.name]["time"] = times
+            times = [self.recorders[r].windows(pid, begin_s, end_s) for r, pid in sorted(each.pids.items())]
+            if all(times):
+                shares[each.name]["time"] = [{"least": min(parts), "most": max(parts)} for parts in times]
         found["shares"] = shares
         if row != "alone" and errors:
             found["worst_window_error"] = round(max(map(abs, errors)), 4)

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.policy.shares import MS_NS, SECOND_NS, Share
+from cotenant.policy.shares.slice_instructions import Go, SetSlice, Stop
 from cotenant.policy.shares.slice_tenant import Usage
-from cotenant.policy.shares.slices import CLASSES, Go, GpuSlices, SetSlice, SliceSettings, Stop
+from cotenant.policy.shares.slices import CLASSES, GpuSlices, SliceSettings
 
 SETTINGS = SliceSettings()
 REQUESTS = st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.2, 0.3]), min_size=1, max_size=6)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cotenant.policy.shares import MS_NS, SECOND_NS, Share
-from cotenant.policy.shares.slices import SetSlice, SliceSettings
+from cotenant.policy.shares.slice_instructions import SetSlice
+from cotenant.policy.shares.slices import SliceSettings
 from cotenant.sim.shares.engine import Load
 from cotenant.sim.shares.slices import Hardware, SliceEngine, SliceResult
 

@@ -21,8 +21,9 @@ from cotenant.devices.channel_groups import ChannelControls, ChannelGroup
 from cotenant.devices.meters import Held, Meter
 from cotenant.devices.registry import device_of
 from cotenant.policy.shares.shortfall import Wanted
+from cotenant.policy.shares.slice_instructions import Go, SetSlice, SliceInstruction, Stop
 from cotenant.policy.shares.slice_tenant import Usage
-from cotenant.policy.shares.slices import TINY_US, Go, GpuSlices, SetSlice, SliceInstruction, Stop
+from cotenant.policy.shares.slices import TINY_US, GpuSlices
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.1

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from cotenant.policy.shares.account import MS_NS, SECOND_NS, Share
+from cotenant.policy.shares.slice_instructions import Go, SetSlice, SliceInstruction, Stop
 from cotenant.policy.shares.slice_tenant import Had, SliceTenant, Usage
 
 
@@ -35,31 +35,6 @@ class SliceSettings:
     period_ns: int = 100 * MS_NS  # of a timetable; with a latency-sensitive tenant, each of the others has as much
     turn_ns: int = 5 * MS_NS  # shortest turn of a timetable
     yields_per_s: float = 5.0  # runs per second that end for lack of work, above which slices do not keep a share
-
-
-class SetSlice(NamedTuple):
-    """All groups of the tenant get this slice."""
-
-    gpu: str
-    tenant: str
-    slice_us: int
-
-
-class Stop(NamedTuple):
-    """Take the tenant's channels off the GPU, preempting running work."""
-
-    gpu: str
-    tenant: str
-
-
-class Go(NamedTuple):
-    """Put them back."""
-
-    gpu: str
-    tenant: str
-
-
-SliceInstruction = SetSlice | Stop | Go
 
 
 CLASSES = ("normal", "latency-sensitive", "best-effort")

@@ -13,14 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.policy.shares import Share
+from cotenant.policy.shares.slice_instructions import SetSlice, SliceInstruction, Stop
 from cotenant.policy.shares.slice_tenant import Usage
-from cotenant.policy.shares.slices import (
-    GpuSlices,
-    SetSlice,
-    SliceInstruction,
-    SliceSettings,
-    Stop,
-)
+from cotenant.policy.shares.slices import GpuSlices, SliceSettings
 from cotenant.sim.shares.engine import Load
 
 NEVER_NS = 2**63
