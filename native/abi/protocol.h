@@ -88,7 +88,6 @@ enum cotenant_move_flag {
     /* ROOM: the memory cannot come with the next turn; the tenant whose turn it is must make room */
     COTENANT_MOVE_NOW = 4,
     COTENANT_MOVE_CONTEXT = 8, /* ROOM: the driver had no room for a context, whose size is not known */
-    COTENANT_MOVE_HAND = 16, /* BACKING_REPLY: pieces must be of memory that other processes can take over */
 };
 
 /* What memory was taken for. */
@@ -267,7 +266,9 @@ struct cotenant_move {
     uint64_t mapping_ns; /* DONE: part of elapsed_ns spent making and unmaking memory behind addresses */
     uint64_t copying_ns; /* DONE: part of elapsed_ns spent waiting for copies */
     uint64_t handed_bytes; /* DONE: part of bytes that changed process without leaving the GPU */
-    uint8_t reserved[104];
+    /* STATE, DONE: movable memory that stays, since other processes have opened it; in none of the other sums */
+    uint64_t staying_bytes;
+    uint8_t reserved[96];
 };
 _Static_assert(sizeof(struct cotenant_move) == 224, "cotenant_move has a hole");
 

@@ -60,6 +60,10 @@ struct cu_launch_config {
     uint32_t attribute_count;
 };
 
+struct cu_ipc_handle { /* passed by value */
+    char bytes[64];
+};
+
 struct cu_location {
     int type;
     int id;

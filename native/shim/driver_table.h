@@ -47,6 +47,7 @@ REAL_FUNCTION(cuGetProcAddress_v2, const char *, void **, int, uint64_t, int *);
 REAL_FUNCTION(cuGraphAddMemAllocNode, word, word, word, size_t, word);
 REAL_FUNCTION(cuGraphAddNode, word, word, word, size_t, const int *);
 REAL_FUNCTION(cuInit, unsigned);
+REAL_FUNCTION(cuIpcCloseMemHandle, CUdeviceptr);
 REAL_FUNCTION(cuIpcGetMemHandle, void *, CUdeviceptr);
 REAL_FUNCTION(cuKernelGetName, const char **, CUfunction);
 REAL_FUNCTION(cuLaunch, CUfunction);

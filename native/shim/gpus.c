@@ -185,6 +185,7 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
     if (context) {
         cot_streams_context_gone(context);
         cot_swap_forget_context(gpu, context);
+        cot_share_forget_context(context);
         cot_floor_context_gone(gpu, context);
     }
     pthread_mutex_lock(&cot_lock);

@@ -50,6 +50,48 @@ def give() -> int:
     return max(codes, default=0)
 
 
+class Handle(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_char * 64),)
+
+
+opened = c_uint64()
+opened_size = 0
+first_contents = ""
+
+
+def share(index: int) -> str:
+    """The CUDA IPC handle of a block."""
+    handle = ctypes.create_string_buffer(64)
+    cu("cuIpcGetMemHandle", handle, blocks[index][0])
+    return handle.raw.hex()
+
+
+def open_shared(text: str, mib: int) -> str:
+    """Open a handle; what is at both ends of that memory."""
+    global opened_size, first_contents
+    cu("cuIpcOpenMemHandle_v2", byref(opened), Handle.from_buffer_copy(bytes.fromhex(text)), 1)
+    opened_size = mib << 20
+    first_contents = shared_contents()
+    return first_contents
+
+
+def shared_contents() -> str:
+    return ends(opened, opened_size)
+
+
+def contents(index: int) -> str:
+    return ends(*blocks[index][:2])
+
+
+def ends(pointer: c_uint64, size: int) -> str:
+    digest = hashlib.sha256()
+    for at in (0, size - HEAD):
+        data = ctypes.create_string_buffer(HEAD)
+        cu("cuMemcpyDtoH_v2", data, c_uint64(pointer.value + at), c_size_t(HEAD))
+        digest.update(data.raw)
+    return digest.hexdigest()
+
+
 def check() -> str:
     for index, (pointer, size, wanted) in enumerate(blocks):
         for at in (0, size - HEAD):

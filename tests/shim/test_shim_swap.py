@@ -251,13 +251,14 @@ def test_orders_during_a_turn_are_refused(tenants: Tenants, agent: Agents) -> No
     assert program.ask("check()") == "intact"
 
 
-def test_sharing_memory_ends_moving_and_says_so(tenants: Tenants, agent: Agents) -> None:
+def test_a_hold_on_physical_memory_ends_moving_and_says_so(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
-    assert program.ask("raw('cuIpcGetMemHandle', ctypes.create_string_buffer(64), held['large'])") == "801"
+    address = "ctypes.c_void_p(held['large'].value)"
+    assert program.ask(f"raw('cuMemRetainAllocationHandle', byref(c_uint64()), {address})") == "0"
     client = broker.clients[0]
     wait_for(lambda: client.of(MessageType.MOVE_STATE)[-1]["flags"] == MoveFlag.FIXED)
     said = lambda: [m.fields["text"] for m in client.of(MessageType.WARNING)]  # noqa: E731
-    wait_for(lambda: b"shares memory with other processes" in b"".join(said()[-1:]))
+    wait_for(lambda: b"takes the memory behind an allocation" in b"".join(said()[-1:]))
     assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING))[0] == DENIED
     assert program.ask("take('plain', 4096)") == "0"
     broker.resume()

@@ -43,30 +43,36 @@ int cot_hand_open(CUdeviceptr address)
     return fd;
 }
 
-/* Sends and closes `memory`; if it cannot be sent, it is free. */
-bool cot_hand_send(int memory, uint64_t bytes)
+/* A descriptor with a number, over a socket. */
+bool cot_hand_pass(int socket, int memory, uint64_t number, int flags)
 {
     union control control = {0};
-    struct iovec part = {.iov_base = &bytes, .iov_len = sizeof bytes};
+    struct iovec part = {.iov_base = &number, .iov_len = sizeof number};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     struct cmsghdr *c = CMSG_FIRSTHDR(&message);
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
     c->cmsg_len = CMSG_LEN(sizeof memory);
     memcpy(CMSG_DATA(c), &memory, sizeof memory);
-    bool sent = sendmsg(cot_hand.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof bytes;
+    return sendmsg(socket, &message, MSG_NOSIGNAL | flags) == (ssize_t)sizeof number;
+}
+
+/* Sends and closes `memory`; if it cannot be sent, it is free. */
+bool cot_hand_send(int memory, uint64_t bytes)
+{
+    bool sent = cot_hand_pass(cot_hand.socket, memory, bytes, MSG_DONTWAIT);
     cot_hand.memory = 0;
     close(memory);
     return sent;
 }
 
-static int receive(uint64_t *bytes) /* -1: nothing is there */
+int cot_hand_receive(int socket, uint64_t *number, int flags) /* -1: nothing is there */
 {
     union control control;
-    struct iovec part = {.iov_base = bytes, .iov_len = sizeof *bytes};
+    struct iovec part = {.iov_base = number, .iov_len = sizeof *number};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     int memory = -1;
-    if (cot_hand.socket < 0 || recvmsg(cot_hand.socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *bytes)
+    if (socket < 0 || recvmsg(socket, &message, MSG_CMSG_CLOEXEC | flags) != (ssize_t)sizeof *number)
         return -1;
     struct cmsghdr *c = CMSG_FIRSTHDR(&message);
     if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof memory))
@@ -98,7 +104,7 @@ static bool import(int memory, uint64_t *handle)
 int cot_hand_take(uint64_t bytes, uint64_t *handle)
 {
     uint64_t size;
-    for (int memory; (memory = receive(&size)) >= 0;) {
+    for (int memory; (memory = cot_hand_receive(cot_hand.socket, &size, MSG_DONTWAIT)) >= 0;) {
         if (cot_hand.count == SWAP_KEPT)
             cot_hand_let_go(take_kept(0));
         cot_hand.kept[cot_hand.count].memory = memory;
@@ -156,7 +162,7 @@ bool cot_hand_free(void)
     bool any = cot_hand.count > 0;
     while (cot_hand.count)
         cot_hand_let_go(take_kept(0));
-    for (int memory; (memory = receive(&size)) >= 0; any = true)
+    for (int memory; (memory = cot_hand_receive(cot_hand.socket, &size, MSG_DONTWAIT)) >= 0; any = true)
         close(memory);
     return any;
 }

@@ -35,7 +35,9 @@ static void account(struct region *region, bool in)
 {
     struct swap_gpu *state = cot_swap_of(region->gpu);
     for (uint32_t i = 0; i < region->pieces; i++) {
-        uint64_t *sum = region->piece[i].state == PIECE_HERE ? &state->here_bytes : &state->away_bytes;
+        uint64_t *sum = region->stays                          ? &state->staying_bytes
+                        : region->piece[i].state == PIECE_HERE ? &state->here_bytes
+                                                               : &state->away_bytes;
         *sum += in ? cot_swap_piece_bytes(region, i) : -cot_swap_piece_bytes(region, i);
     }
 }
@@ -118,6 +120,36 @@ bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes)
     return region != NULL;
 }
 
+bool cot_swap_is_managed(CUdeviceptr address)
+{
+    pthread_mutex_lock(&cot_swap_lock);
+    const struct region *region = find(address);
+    bool managed = region && region->managed;
+    pthread_mutex_unlock(&cot_swap_lock);
+    return managed;
+}
+
+/* The region of an address, which never leaves the GPU from now on, and the allocation in it; NULL: it is not there now. */
+struct region *cot_swap_keep(CUdeviceptr address, CUdeviceptr *base, size_t *bytes)
+{
+    if (!cot_swap_extent(address, base, bytes) || !*bytes)
+        return NULL;
+    pthread_mutex_lock(&cot_lock);
+    pthread_mutex_lock(&cot_swap_lock);
+    struct region *region = find(address);
+    bool here = region && !cot_swap_of(region->gpu)->moving;
+    for (uint32_t i = 0; here && i < region->pieces; i++)
+        here = region->piece[i].state == PIECE_HERE;
+    if (here && !region->stays) {
+        account(region, false);
+        region->stays = true;
+        account(region, true);
+    }
+    pthread_mutex_unlock(&cot_swap_lock);
+    pthread_mutex_unlock(&cot_lock);
+    return here ? region : NULL;
+}
+
 /* ---- for the mover ---- */
 
 static int larger_first(const void *a, const void *b)
@@ -133,7 +165,7 @@ struct region **cot_swap_snapshot(const struct gpu *gpu, uint32_t *count)
     struct region **list = malloc((region_count + 1) * sizeof *list);
     for (uint32_t i = 0; list && i < BUCKETS; i++)
         for (struct region *region = buckets[i]; region; region = region->next)
-            if (region->gpu == gpu)
+            if (region->gpu == gpu && !region->stays)
                 list[(*count)++] = region;
     pthread_mutex_unlock(&cot_swap_lock);
     if (list)

@@ -48,12 +48,12 @@ CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t ha
     return result;
 }
 
-/* The same with new memory, which may later be passed to another process (swap/hand.c). */
+/* The same with new memory, which may later be passed to another process (swap/hand.c, swap/share.c). */
 CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 {
     static _Atomic bool cannot_share;
     uint64_t bytes = cot_swap_piece_bytes(region, index), handle;
-    bool shared = cot_swap_hands_over() && bytes >= SWAP_SHARED_LEAST && !atomic_load(&cannot_share);
+    bool shared = !atomic_load(&cannot_share);
     struct cu_allocation_prop prop = {.type = CU_ALLOCATION_PINNED,
                                       .handle_types = shared ? SWAP_SHARED_AS_DESCRIPTOR : 0,
                                       .location = {CU_LOCATION_DEVICE, region->gpu->device}};
@@ -81,6 +81,8 @@ CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 
 static void destroy(struct region *region) /* not in the list (any more) */
 {
+    if (region->shared)
+        cot_share_end(region);
     if (region->managed)
         REAL(cuMemFree_v2)(region->address);
     else {

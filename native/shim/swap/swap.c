@@ -23,7 +23,6 @@ static uint32_t mode;
 static uint8_t *backing;
 static uint64_t backing_bytes;
 static uint64_t piece_bytes = SWAP_PIECE;
-static bool hands_over;
 static bool fixed, looked_at_libraries, threads_started;
 static struct swap_gpu swap_gpus[COTENANT_MAX_GPUS];
 static struct swap_order order;
@@ -45,11 +44,6 @@ uint8_t *cot_swap_backing(uint64_t *bytes)
 uint64_t cot_swap_piece(void)
 {
     return piece_bytes;
-}
-
-bool cot_swap_hands_over(void)
-{
-    return hands_over;
 }
 
 /* Takes the agent's configuration of this tenant.  A process that reconnects to a new agent keeps its host memory, which
@@ -109,7 +103,6 @@ static bool map_backing(const struct gpu *gpu)
     place_near(gpu, mapped, bytes);
     backing = mapped;
     backing_bytes = bytes;
-    hands_over = reply.body.move.flags & COTENANT_MOVE_HAND;
     if (piece >= SWAP_GRANULE && piece % SWAP_GRANULE == 0)
         piece_bytes = piece; /* for regions created from now on */
     return true;
@@ -186,6 +179,7 @@ void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t
                                  .backing_bytes = cot_swap_usable_bytes(), .pinned_bytes = cot_swap_pinned_bytes(),
                                  .elapsed_ns = times->elapsed_ns, .mapping_ns = times->mapping_ns,
                                  .copying_ns = times->copying_ns, .handed_bytes = times->handed_bytes,
+                                 .staying_bytes = state->staying_bytes,
                                  .flags = fixed ? COTENANT_MOVE_FIXED : 0};
     if (type != COTENANT_MOVE_PROGRESS)
         cot_swap_backing_range(&move.backing_low, &move.backing_high);
@@ -376,6 +370,7 @@ void cot_swap_reset_after_fork(void)
     if (order.type && order.hand >= 0)
         close(order.hand); /* otherwise what is sent there would stay in use as long as the child runs */
     cot_hand_reset_after_fork();
+    cot_share_reset_after_fork();
     order.type = 0;
     threads_started = fixed = looked_at_libraries = agent_is_lost = false;
     mode = COTENANT_OVERSUBSCRIBE_NONE;

@@ -1,10 +1,14 @@
 /* Swappable memory: allocations of a tenant that oversubscribes keep their addresses while their contents are evicted.
  *
- * swap.c          configuration by the agent; locations of contents; which orders may run swap/list.c     the list of
- * allocations swap/region.c   an allocation's life: addresses, pieces of memory mapped to them, small ones packed into
- * one piece swap/move.c     the mover thread: moves contents out and in swap/copy.c     copies between a piece and its
- * place in host memory; pinning of that memory swap/hand.c     handle transfer: passes device memory from one process to
- * the next wrap/swap.c     driver functions that a moved allocation would break
+ * swap/swap.c    configuration by the agent; locations of contents; which orders may run
+ * swap/list.c    the list of allocations
+ * swap/region.c  an allocation's life: addresses, pieces of memory mapped to them, small ones packed into one piece
+ * swap/move.c    the mover thread: moves contents out and in
+ * swap/copy.c    copies between a piece and its place in host memory; pinning of that memory
+ * swap/hand.c    handle transfer: passes device memory from one process to the next
+ * swap/share.c   memory that other processes open (CUDA IPC): its owner
+ * swap/opened.c  the processes that open it
+ * wrap/swap.c    driver functions that a moved allocation would break
  *
  * A piece is HERE (resident: memory is mapped), AWAY (evicted: contents are in host memory) or EMPTY (never had memory:
  * allocated while its process was evicted).  Pieces change between HERE and the other states only on the mover thread
@@ -37,6 +41,8 @@ struct region {
     CUcontext context;
     struct slab *slab;    /* the small allocations inside, or NULL */
     bool managed;
+    bool stays;             /* on the GPU for good: all pieces are HERE */
+    struct shared *shared;  /* its handle for other processes, or NULL */
     struct region *next;
     uint64_t piece_bytes; /* the agent's setting when the region was created */
     uint32_t pieces;
@@ -47,6 +53,7 @@ struct region {
 struct swap_gpu {
     uint64_t here_bytes;
     uint64_t away_bytes;  /* PIECE_AWAY and PIECE_EMPTY */
+    uint64_t staying_bytes; /* of regions that stay, in neither of the other sums */
     bool moving;
 };
 
@@ -72,7 +79,6 @@ HIDDEN uint32_t cot_swap_mode(void);            /* cotenant_oversubscribe; NONE 
 HIDDEN struct swap_gpu *cot_swap_of(const struct gpu *gpu);
 HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the mapped host memory */
 HIDDEN uint64_t cot_swap_piece(void);           /* bytes of a full piece of a new region */
-HIDDEN bool cot_swap_hands_over(void);          /* whether its memory must be exportable to other processes */
 HIDDEN void cot_swap_take_terms(const struct cotenant_hello_reply *terms);
 /* With cot_lock; sets passed_fd to -1 if it takes the descriptor. */
 HIDDEN void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message, int *passed_fd);
@@ -115,6 +121,8 @@ HIDDEN struct region *cot_swap_find_start(CUdeviceptr address); /* with cot_swap
 HIDDEN struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context);
 /* extent of the allocation that contains the address */
 HIDDEN bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
+HIDDEN bool cot_swap_is_managed(CUdeviceptr address);
+HIDDEN struct region *cot_swap_keep(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
 HIDDEN struct region **cot_swap_snapshot(const struct gpu *gpu, uint32_t *count); /* malloc'd, largest first */
 HIDDEN void cot_swap_backing_range(uint64_t *low, uint64_t *high);
 HIDDEN void cot_swap_list_reset(void);
@@ -147,12 +155,24 @@ struct swap_hand {
 extern HIDDEN struct swap_hand cot_hand; /* of the current move */
 HIDDEN int cot_hand_open(CUdeviceptr address);
 HIDDEN void cot_hand_let_go(int memory); /* frees the memory */
+HIDDEN bool cot_hand_pass(int socket, int memory, uint64_t number, int flags);
+HIDDEN int cot_hand_receive(int socket, uint64_t *number, int flags);
 HIDDEN bool cot_hand_send(int memory, uint64_t bytes);
 HIDDEN int cot_hand_take(uint64_t bytes, uint64_t *handle);
 HIDDEN void cot_hand_keep(struct region_piece *piece, int memory);
 HIDDEN int cot_hand_part_with(struct region_piece *piece);
 HIDDEN bool cot_hand_free(void);
 HIDDEN void cot_hand_reset_after_fork(void);
+
+/* ---- swap/share.c, swap/opened.c ---- */
+HIDDEN CUresult cot_share_export(CUdeviceptr address, void *handle);
+HIDDEN void cot_share_end(struct region *region);
+HIDDEN bool cot_share_is_handle(const struct cu_ipc_handle *handle);
+HIDDEN CUresult cot_share_open(CUdeviceptr *out, const struct cu_ipc_handle *given);
+HIDDEN bool cot_share_close(CUdeviceptr address, CUresult *result); /* false: it was not opened by cot_share_open */
+HIDDEN bool cot_share_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
+HIDDEN void cot_share_forget_context(CUcontext context);
+HIDDEN void cot_share_reset_after_fork(void);
 
 /* ---- swap/copy.c ---- */
 struct lane; /* a stream with its events */

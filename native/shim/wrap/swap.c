@@ -14,14 +14,37 @@ bool cot_swap_fix_around(CUdeviceptr address, const char *why)
     return true;
 }
 
-/* Memory for another process: possible for plain allocations only.  The program gets an error for a movable one; from
- * here on its allocations are plain. */
+/* Memory for another process.  The driver has handles of plain allocations only: those of movable ones are the shim's own.
+ * Managed memory has none at all: the program gets the driver's error, and from here on its allocations are plain. */
 EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
 {
-    if (cot_swap_fix_around(address, "it shares memory with other processes (cuIpcGetMemHandle); start such a program without"
-                                     " --oversubscribe swap"))
+    CUdeviceptr base;
+    size_t bytes;
+    if (!handle || !cot_swap_extent(address, &base, &bytes))
+        return REAL(cuIpcGetMemHandle)(handle, address);
+    if (cot_swap_is_managed(address)) {
+        cot_swap_fix("it shares memory with other processes (cuIpcGetMemHandle), which managed memory cannot be; use"
+                     " --oversubscribe swap for such a program");
         return CUDA_ERROR_NOT_SUPPORTED;
-    return REAL(cuIpcGetMemHandle)(handle, address);
+    }
+    return bytes ? cot_share_export(address, handle) : CUDA_ERROR_INVALID_VALUE;
+}
+
+#define IPC_OPEN(name)                                                                                               \
+    DECLARE_REAL(name);                                                                                              \
+    EXPORT CUresult name(CUdeviceptr *out, struct cu_ipc_handle handle, unsigned flags)                              \
+    {                                                                                                                \
+        if (cot_share_is_handle(&handle))                                                                            \
+            return cot_share_open(out, &handle);                                                                     \
+        return ((CUresult(*)(CUdeviceptr *, struct cu_ipc_handle, unsigned))REAL_POINTER(name))(out, handle, flags); \
+    }
+IPC_OPEN(cuIpcOpenMemHandle)
+IPC_OPEN(cuIpcOpenMemHandle_v2)
+
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address)
+{
+    CUresult result;
+    return cot_share_close(address, &result) ? result : REAL(cuIpcCloseMemHandle)(address);
 }
 
 EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, int type, uint64_t flags)
@@ -58,7 +81,7 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr add
     {                                                                                                   \
         CUdeviceptr own_base;                                                                           \
         size_t own_bytes;                                                                               \
-        if (!cot_swap_extent(address, &own_base, &own_bytes))                                           \
+        if (!cot_swap_extent(address, &own_base, &own_bytes) && !cot_share_extent(address, &own_base, &own_bytes)) \
             return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))REAL_POINTER(name))(base, bytes, address); \
         if (own_bytes == 0) /* freed: an unused slot of a slab */                              \
             return CUDA_ERROR_INVALID_VALUE;                                                            \

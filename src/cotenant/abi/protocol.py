@@ -93,7 +93,6 @@ class MoveFlag(enum.IntFlag):
     STOP = 2  # ALLOW: no more will be allowed, end the move with what is there
     NOW = 4  # ROOM: the memory cannot come with the next turn; the tenant whose turn it is must make room
     CONTEXT = 8  # ROOM: the driver had no room for a context, whose size is not known
-    HAND = 16  # BACKING_REPLY: pieces must be of memory that other processes can take over
 
 
 class MemoryFamily(enum.IntEnum):
@@ -244,7 +243,9 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("mapping_ns", "Q"),  # DONE: part of elapsed_ns spent making and unmaking memory behind addresses
         ("copying_ns", "Q"),  # DONE: part of elapsed_ns spent waiting for copies
         ("handed_bytes", "Q"),  # DONE: part of bytes that changed process without leaving the GPU
-        ("reserved", "104x"),
+        # STATE, DONE: movable memory that stays, since other processes have opened it; in none of the other sums
+        ("staying_bytes", "Q"),
+        ("reserved", "96x"),
     ),
     "copies": (  # COPY_REPLY
         ("queue", "I"),  # the tenant's queue on the copy page

@@ -88,7 +88,7 @@ class Residents:
             movable = evicted = 0
             can_leave = False
             for session, _, state in self.states(tenant, gpu) if mode in MOVED_BY_PROCESS else ():
-                held = self._ledger.held(session.number, gpu, MemoryFamily.PLAIN)
+                held = max(0, self._ledger.held(session.number, gpu, MemoryFamily.PLAIN) - state.staying)
                 movable += held
                 evicted += min(state.evicted, held)
                 able = (state.backing > 0 or mode == "managed") and not state.fixed

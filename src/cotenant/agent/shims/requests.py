@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cotenant.abi.protocol import NO_DEADLINE, NO_SLOT, MemoryFamily, MessageType, MoveFlag, Status
+from cotenant.abi.protocol import NO_DEADLINE, NO_SLOT, MemoryFamily, MessageType, Status
 from cotenant.abi.tenant_page import MAX_GPUS, SlotFlag
 from cotenant.agent.config.in_force import InForce
 from cotenant.agent.copies.links import Copies
@@ -172,8 +172,7 @@ class Requests:
         """Pass the tenant's host memory to the process."""
         fd, size = self._host.memfd(session.tenant.name)
         config = self._in_force.config
-        flags = MoveFlag.HAND if config.swap_hand else 0
-        terms = {"backing_bytes": size, "piece_bytes": config.swap_piece_bytes, "flags": flags}
+        terms = {"backing_bytes": size, "piece_bytes": config.swap_piece_bytes}
         reply = wire.pack(MessageType.MOVE_BACKING_REPLY, terms, sequence=head.sequence)
         if fd < 0:
             session.send(reply)

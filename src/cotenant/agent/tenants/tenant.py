@@ -109,6 +109,7 @@ class MoveState:
 
     resident: int = 0
     evicted: int = 0
+    staying: int = 0  # neither resident nor evicted: other processes have opened it, so it never leaves
     backing: int = 0  # host memory available for eviction
     pinned: int = 0
     low: int = 0  # range of host memory with contents
@@ -118,6 +119,7 @@ class MoveState:
     def take(self, values: dict[str, Any]) -> None:
         """Apply the process's newest report."""
         self.resident, self.evicted = values["resident_bytes"], values["away_bytes"]
+        self.staying = values["staying_bytes"]
         self.backing, self.pinned = values["backing_bytes"], values["pinned_bytes"]
         self.low, self.high = values["backing_low"], values["backing_high"]
         self.fixed = bool(values["flags"] & MoveFlag.FIXED)

@@ -1,0 +1,35 @@
+/* Handles of shared movable memory, and what their two sides say to each other. */
+#ifndef COTENANT_SHARE_H
+#define COTENANT_SHARE_H
+
+#include <stddef.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "swap/swap.h"
+
+#define SHARE_PATIENCE_S 10 /* for the other process, which may be stopped */
+
+#define SHARE_MAGIC "cotenant-shared"
+
+struct share_handle { /* in the place of a CUipcMemHandle; equal for equal allocations, since libraries compare handles */
+    char magic[16];
+    uint64_t process; /* random number of the process that owns the memory */
+    uint64_t serial;  /* of the region */
+    uint64_t offset;  /* of the allocation in it */
+    uint64_t bytes;   /* of the allocation */
+    uint64_t zero[2];
+};
+_Static_assert(sizeof(struct share_handle) == sizeof(struct cu_ipc_handle), "one in the place of the other");
+
+struct share_offer { /* answer of the owner, before a message with a descriptor for each piece */
+    uint64_t bytes, piece_bytes;
+    uint64_t pieces; /* 0: the memory is gone */
+};
+
+HIDDEN socklen_t cot_share_name(uint64_t process, struct sockaddr_un *address);
+HIDDEN void cot_share_limit_waits(int fd);
+HIDDEN bool cot_share_is_own(const struct share_handle *handle);
+HIDDEN void cot_opened_reset_after_fork(void);
+
+#endif
