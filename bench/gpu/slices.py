@@ -240,7 +240,7 @@ def _quantiles(latency_ms: list[float]) -> dict[str, float]:
 
 
 def services(card: Card) -> None:
-    """A service beside each load, two loads, and a hostile one: over alone, the same arrivals in every row."""
+    """A service beside each load and beside two: over alone, the same arrivals in every row."""
     ls = card.add("ls", ["cotenant.bench.ls_client", card.backend, "4"], latency_sensitive=True)
     card.load("be", best_effort=True)
     card.spin("bespin", best_effort=True)
@@ -279,10 +279,20 @@ def services(card: Card) -> None:
             card.say(raw[-1], row="service", beside=kind, rate=rate, over_ms=over, found=found,
                      be_over_alone=round(kept, 4),
                      be_of_left=round(kept / (1 - alone[rate]["active"] * length_s / (length_s + 1)), 4))  # fmt: skip
-    card.drop("be", "bespin")
+    card.drop("be", "bespin", "ls")
+
+
+def hostile(card: Card) -> None:
+    """A service beside a best-effort program that raises its own slice."""
+    ls = card.add("ls", ["cotenant.bench.ls_client", card.backend, "4"], latency_sensitive=True).wait_ready()
+
+    def serve() -> dict[str, float]:
+        return _quantiles(ls.ask(f"run {REQUESTS / 100:.2f} 100 7 0 0", 60)["latency_ms"])
+
+    alone = serve()
     card.add("hostile", ["slices_hostile"], best_effort=True).wait_ready()
-    found = serve(100)
-    over = {q: round(found[q] - alone[100][q], 3) for q in ("0.5", "0.99")}
+    found = serve()
+    over = {q: round(found[q] - alone[q], 3) for q in ("0.5", "0.99")}
     card.say(row="hostile", over_ms=over, found=found, warnings=card.rig.tenants()["hostile"]["warnings"])
     card.drop("hostile", "ls")
 
@@ -345,6 +355,7 @@ STEPS: dict[str, Callable[[Card], None]] = {
     "shares": shares,
     "mixed": mixed,
     "services": services,
+    "hostile": hostile,
     "limits": limits,
     "native": native,
     "linger": linger,

@@ -16,26 +16,31 @@ from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGr
 from cotenant.devices.nvidia import RELEASE
 
 CLIENTS = range(0xC1D00000, 0xC1D01000)
-GROUP = 0x5C000015  # libcuda's first compute group, on an H100 with release 580
+GROUPS = range(0x5C000000, 0x5C000200)  # libcuda's handles, releases 550 to 595
+NO_CLIENT = "0x23"
 
 
-def own_group(controls: ChannelControls, group: int) -> tuple[int, ChannelGroup]:
-    """A file of the driver and the compute group made on it."""
+def own_groups(controls: ChannelControls) -> list[tuple[int, ChannelGroup]]:
+    """Files of the driver, and the channel groups made on them."""
+    found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue
-        if path not in ("/dev/nvidiactl", os.environ.get("COTENANT_SOFTGPU_STATE")):
-            continue
-        for client in CLIENTS:
-            found = ChannelGroup(client, 0, 0, group, ())
-            try:
-                controls.slice_us(int(name), found)
-            except WorkError:
-                continue
-            return int(name), found
-    raise WorkError("no channel group of this process was found")
+        for client in CLIENTS if path == "/dev/nvidiactl" else ():
+            for handle in GROUPS:
+                group = ChannelGroup(client, 0, 0, handle, ())
+                try:
+                    controls.slice_us(int(name), group)
+                except WorkError as error:
+                    if NO_CLIENT in str(error):
+                        break
+                    continue
+                found.append((int(name), group))
+    if not found:
+        raise WorkError("no channel group of this process was found")
+    return found
 
 
 def main() -> None:
@@ -47,18 +52,17 @@ def main() -> None:
 
         cuda = Driver()
         controls = ChannelControls(SOFTWARE, SoftIoctl())
-        groups = [0x5C000000 | number << 4 for number in range(16)]
     else:
         import torch
 
         a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
         controls = ChannelControls(RELEASE.read_text().strip())
-        groups = [GROUP]
-    fd, group = own_group(controls, groups[0]) if not soft else (-1, ChannelGroup(0, 0, 0, 0, ()))
+    groups = [] if soft else own_groups(controls)
 
     def offend() -> None:
-        while fd >= 0:
-            controls.set_slice(fd, group, 100_000)
+        while groups:
+            for fd, group in groups:
+                controls.set_slice(fd, group, 100_000)
             time.sleep(0.1)
 
     threading.Thread(target=offend, daemon=True).start()

@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 POLL_S = 0.1
 GUARD_S = 0.01  # between checks of slices that a latency-sensitive tenant relies on
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines
-OFFENCES = 2  # slices changed back by a tenant before it is reported
+OFFENCES = 3  # times a group's slice is not as it was set before its tenant is reported: libcuda sets it once itself
 
 Key = tuple[Session, tuple[int, int]]
 
@@ -64,7 +64,7 @@ class SliceEnforcer:
         self._keepers: dict[str, KeeperLink] = {}
         self._numbers: dict[Key, int] = {}
         self._last_number = 0
-        self._offences: Counter[str] = Counter()
+        self._offences: Counter[tuple[str, int, int]] = Counter()  # tenant, and its group's client and handle
 
     # -- tenants ---------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,8 @@ class SliceEnforcer:
 
     def leave(self, tenant: Tenant) -> None:
         """Remove a tenant."""
-        self._offences.pop(tenant.name, None)
+        for key in [k for k in self._offences if k[0] == tenant.name]:
+            del self._offences[key]
         for gpu in tenant.gpus:
             machine = self._gpus.get(gpu.uuid)
             if machine is not None and tenant.name in machine.slices.tenants:
@@ -239,8 +240,8 @@ class SliceEnforcer:
                     machine.controls.disable(fd, [group])
                 else:
                     machine.controls.enable(fd, [group])
-            except WorkError:
-                continue  # its process is ending
+            except WorkError as error:  # its process is ending
+                LOG.info("tenant %s: %s: %s", step.tenant, type(step).__name__, error)
 
     def _copies(self, machine: _Gpu, uuid: str, step: SetSlice) -> None:
         """A tenant that must yield does so with its copies, too."""
@@ -332,8 +333,9 @@ class SliceEnforcer:
 
     def _set_back(self, machine: _Gpu, name: str, fd: int, group: ChannelGroup, found: int, wanted: int) -> None:
         tenant = self._registry.tenants.get(name)
-        self._offences[name] += 1
-        if tenant is not None and self._offences[name] == OFFENCES:
+        key = (name, group.client, group.group)
+        self._offences[key] += 1
+        if tenant is not None and self._offences[key] == OFFENCES:
             self._warn(
                 tenant, f"it sets its own time slice ({found} us instead of {wanted}); the agent restores it each time"
             )

@@ -32,6 +32,7 @@ class SliceSettings:
     window_ns: int = 2 * SECOND_NS  # over which a share holds
     edge: float = 0.006  # largest fraction of a share lost where a window cuts a period
     step_ns: int = 200 * MS_NS  # between two corrections
+    settle_ns: int = SECOND_NS  # no turns for a gang whose groups have changed: it may be making contexts
     period_ns: int = 100 * MS_NS  # of a timetable; with a latency-sensitive tenant, each of the others has as much
     turn_ns: int = 5 * MS_NS  # shortest turn of a timetable
     yields_per_s: float = 5.0  # runs per second that end for lack of work, above which slices do not keep a share
@@ -80,6 +81,7 @@ class GpuSlices:
         tenant = self.tenants[name]
         came = tenant.groups == 0 and count > 0
         tenant.groups, tenant.slice_us = count, 0
+        tenant.settled_ns = now_ns + self.settings.settle_ns
         tenant.put(True, now_ns)  # as the hardware has a new group; where it may not run, all are stopped again below
         return self._changed(now_ns) if came or not count else self._apply(now_ns)
 
@@ -226,7 +228,7 @@ class GpuSlices:
         goes: list[SliceInstruction] = []
         for tenant in self.present():
             begin, end = plan.get(tenant.name, (0, period_ns))
-            on = begin <= phase < end
+            on = begin <= phase < end or (tenant.share.gang and now_ns < tenant.settled_ns)
             if on != tenant.on:
                 tenant.put(on, now_ns)
                 (goes if on else stops).append((Go if on else Stop)(self.gpu, tenant.name))

@@ -2,4 +2,4 @@
 
 from cotenant.core.extras import require
 
-require("serve", "numpy", "numba", "polars")
+require("serve", "numpy", "numba")
