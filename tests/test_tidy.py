@@ -27,18 +27,6 @@ REFUSED_WORDS = re.compile(
     r"|turnstiles?|doors|(?<!office )door|rungs?|absorb(?:s|ed)?|thought|turn without an? end|fewer than none)\b",
     re.IGNORECASE,
 )
-# pages of docs that still hold such words
-NOT_YET_CLEAN = {
-    "docs/architecture.md",
-    "docs/benchmarks",
-    "docs/commands.md",
-    "docs/experiments",
-    "docs/explanation",
-    "docs/howto",
-    "docs/metrics.md",
-    "docs/policies.md",
-    "docs/tutorials",
-}
 
 
 def files(*patterns: str) -> list[Path]:
@@ -119,11 +107,9 @@ def test_no_file_is_large() -> None:
 
 def test_prose_has_no_refused_words() -> None:
     """In comments, docstrings, messages, help and docs; names in backticks are not prose."""
-    found: dict[str, list[str]] = {}
-    for p in passages("src", "native", "docs", "README.md"):
-        room = "/".join(p.path.split("/")[:2])
-        if words := REFUSED_WORDS.findall(re.sub(r"`[^`]*`", "", p.text)):
-            found.setdefault(room, []).append(f"{p.path}:{p.line}: {', '.join(words)}")
-    new = [where for room, places in found.items() if room not in NOT_YET_CLEAN for where in places]
-    assert not new, "words that docs/writing.md refuses:\n" + "\n".join(new)
-    assert not (clean := NOT_YET_CLEAN - found.keys()), f"clean now, so no longer exceptions: {sorted(clean)}"
+    found = [
+        f"{p.path}:{p.line}: {', '.join(words)}"
+        for p in passages("src", "native", "docs", "README.md")
+        if (words := REFUSED_WORDS.findall(re.sub(r"`[^`]*`", "", p.text)))
+    ]
+    assert not found, "words that docs/writing.md refuses:\n" + "\n".join(found)
