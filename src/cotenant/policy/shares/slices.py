@@ -228,7 +228,7 @@ class GpuSlices:
         goes: list[SliceInstruction] = []
         for tenant in self.present():
             begin, end = plan.get(tenant.name, (0, period_ns))
-            on = begin <= phase < end or (tenant.share.gang and now_ns < tenant.settled_ns)
+            on = begin <= phase < end or bool(tenant.share.gang and now_ns < tenant.settled_ns)
             if on != tenant.on:
                 tenant.put(on, now_ns)
                 (goes if on else stops).append((Go if on else Stop)(self.gpu, tenant.name))
