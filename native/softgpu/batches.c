@@ -1,4 +1,4 @@
-/* Copies of many stretches in one call: one after the other here. */
+/* Calls that copy several ranges at once.  The software GPU copies the ranges one after the other. */
 #include "softgpu.h"
 
 #define NO_ENTRY SIZE_MAX

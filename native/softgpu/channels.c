@@ -21,7 +21,7 @@ enum { OK = 0, INVALID_CLIENT = 0x23, INVALID_ARGUMENT = 0x1f, NO_OBJECT = 0x57,
 #define SUBDEVICE UINT32_C(0x5e000000)
 #define GROUP UINT32_C(0x5c000000) /* | device << 16 | group << 4 | channel + 1 */
 #define COMPUTE UINT32_C(0x5f000000)
-#define SET_NS 300000 /* what the calls take on a card */
+#define SET_NS 300000 /* durations of the calls on a real GPU */
 #define OFF_NS 600000
 #define ON_NS 350000
 #define HIGH_FD 700
@@ -64,7 +64,7 @@ static uint32_t group_handle(int device, int group)
 
 static void tell(uint32_t parent, uint32_t handle, uint32_t class)
 {
-    uint32_t params[8] = {0, 0, 0, 1}; /* of a group: its engine */
+    uint32_t params[8] = {0, 0, 0, 1}; /* parameters of a group: its engine */
     struct alloc alloc = {.root = class == CLASS_ROOT ? 0 : CLIENT | soft_process_index(), .parent = parent, .handle = handle,
                           .class = class, .params = (uintptr_t)params, .params_bytes = sizeof params};
     int before = errno;
@@ -184,7 +184,7 @@ static uint32_t of_group(uint32_t command, int device, int group, void *params)
     case 0xa06c0106:
         *(uint32_t *)params = (uint32_t)group;
         return OK;
-    case 0x50f70001: /* here alone: what the group has had */
+    case 0x50f70001: /* only of the software GPU: time and runs of the group so far */
         now = soft_group_change(device, group, NULL, 0);
         memcpy(params, &(uint64_t[3]){now.busy_ns, now.runs, now.yields}, 24);
         return OK;

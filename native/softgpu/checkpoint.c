@@ -99,8 +99,8 @@ static int device_of(const struct cu_uuid *uuid)
     return -1;
 }
 
-/* Where each device's memory goes.  As drivers are (seen on release 580): without pairs all stay; with pairs, each GPU has
- * to be named once as old and once as new, those that stay too.  False, and nothing has happened, for any other map. */
+/* The target device of each device's memory, by the rules of release 580: without pairs all memory stays; with pairs, each
+ * GPU must be named exactly once as old and once as new, also if its memory stays.  False for any other map. */
 static bool read_pairs(const struct restore_args *args, int to[SOFT_MAX_DEVICES])
 {
     uint32_t old = 0, new = 0, all = (UINT32_C(1) << soft_state()->device_count) - 1;
@@ -141,7 +141,7 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *a
     for (int d = 0; d < SOFT_MAX_DEVICES; d++) {
         uint64_t bytes = atomic_exchange(&process->saved_bytes[d], 0);
         atomic_fetch_add(&process->bytes[to[d]], bytes);
-        int now = process->place[d] ? (int)process->place[d] - 1 : d; /* it may have moved before */
+        int now = process->place[d] ? (int)process->place[d] - 1 : d; /* the process may have been moved before */
         atomic_store(&process->place[d], (uint32_t)to[now] + 1);
     }
     return change(process, CHECKPOINTED, LOCKED);

@@ -187,7 +187,7 @@ void soft_context_drop(struct soft_context *context) /* with soft_lock */
         }
     if (primaries[context->device] == context)
         primaries[context->device] = NULL;
-    context->kind = 0; /* kept: the program may still hold the handle, and gets an error for it */
+    context->kind = 0; /* not freed: the program may still use the handle, which must return an error */
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device)

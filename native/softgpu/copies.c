@@ -1,11 +1,11 @@
-/* Copies.  Each direction of the link has one engine per device, which all processes share: a copy begins when its stream
- * has come to it and the engine has finished what began before. */
+/* Copies.  Each device has one copy engine for each direction of the link, shared by all processes.  A copy begins when the
+ * work before it in its stream has ended and the engine is free. */
 #include <string.h>
 
 #include "softgpu.h"
 
-/* Reserves the engine's next free span that begins at not_before_ns or later; returns its end.  That may lie in the past, where
- * a copy could have begun and this machine was late to look.  With both directions at work each is slower. */
+/* Reserves the next free time span of a copy engine, from not_before_ns on; returns its end.  The end may lie in the past if
+ * the process was late to queue the copy.  While both directions are busy, each is slower. */
 uint64_t soft_reserve_link(int number, int direction, uint64_t not_before_ns, uint64_t bytes)
 {
     struct soft_state *state = soft_state();
@@ -83,7 +83,7 @@ COPY_ANY_ASYNC(cuMemcpyAsync_ptsz, true)
 static CUresult rows(const struct cu_copy_2d *c, struct soft_stream *stream, bool waits)
 {
     if (!c || c->from_type == 3 || c->to_type == 3)
-        return CUDA_ERROR_INVALID_VALUE; /* arrays have no content here */
+        return CUDA_ERROR_INVALID_VALUE; /* arrays have no contents on the software GPU */
     word from = c->from_type == 1 ? (word)c->from_host : (word)c->from_device;
     word to = c->to_type == 1 ? (word)c->to_host : (word)c->to_device;
     enum direction direction = !soft_is_device_memory(from) ? TO_DEVICE : soft_is_device_memory(to) ? ON_DEVICE : TO_HOST;

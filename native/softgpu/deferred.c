@@ -11,9 +11,9 @@
 #include "softgpu.h"
 
 #define LOOK_NS 20000
-#define MOST_LATE_NS 50000000 /* longer than the thread that looks is ever kept waiting */
+#define MOST_LATE_NS 50000000 /* longer than the pump thread is ever delayed */
 
-static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER; /* the lists of all streams, held streams, the pump */
+static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the lists of all streams, the held streams, and the pump */
 static pthread_cond_t ops_there = PTHREAD_COND_INITIALIZER;
 static struct soft_stream *held;
 static bool pump_runs;
@@ -26,7 +26,7 @@ static bool has_come(const struct soft_op *op)
     return op->compare == 0 ? ahead >= 0 : op->compare == 1 ? ahead == 0 : (*op->word & op->value) != 0;
 }
 
-/* Copies or fills what a unit of work says. */
+/* Performs the copies and fills of a unit of work. */
 void soft_make_contents(const struct soft_op *op)
 {
     if (op->to && op->from)
@@ -40,7 +40,8 @@ void soft_make_contents(const struct soft_op *op)
 
 static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t now)
 {
-    /* When its stream came to it, however late the thread that looks: engines take spans in the past. */
+    /* The work begins when the work before it in its stream ended, even if the pump thread is late: engines accept spans in
+     * the past. */
     uint64_t begin = op->over_link || stream->tail_ns > op->queued_ns ? stream->tail_ns : op->queued_ns;
     struct soft_unit unit = op->unit;
     unit.overdue = begin < now;
@@ -69,7 +70,7 @@ static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t n
         return true;
     case SOFT_OP_WAIT:
         if (has_come(op)) {
-            if (op->looked) /* it came since the last look */
+            if (op->looked) /* the value was written since the last check */
                 stream->tail_ns = now;
             return true;
         }
@@ -162,7 +163,7 @@ static void append(struct soft_stream *stream, struct soft_op op) /* with ops_lo
     pthread_cond_signal(&ops_there);
 }
 
-/* True: the stream is held, and the operation was put behind what it holds. */
+/* Appends the operation to the stream's list if the stream is held.  False if it is not. */
 bool soft_defer(struct soft_stream *stream, struct soft_op op)
 {
     if (!soft_is_held(stream))
@@ -180,14 +181,14 @@ bool soft_is_held(struct soft_stream *stream)
     return __atomic_load_n(&stream->first_op, __ATOMIC_ACQUIRE) != NULL;
 }
 
-/* Waits until the ends of a stream's work are known; NULL: of all streams of the process. */
+/* Waits until a stream is no longer held; NULL: until no stream of the process is. */
 void soft_settle(struct soft_stream *stream)
 {
     while (stream ? soft_is_held(stream) : __atomic_load_n(&held, __ATOMIC_ACQUIRE) != NULL)
         soft_sleep_until(soft_now_ns() + LOOK_NS);
 }
 
-/* The same whether or not it is held: from here on it is. */
+/* Appends the operation; the stream is held from then on. */
 CUresult soft_hold(struct soft_stream *stream, struct soft_op op)
 {
     pthread_mutex_lock(&ops_lock);

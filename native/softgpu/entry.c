@@ -1,4 +1,4 @@
-/* cuGetProcAddress in both forms: by name, version and flags, as the driver does it. */
+/* Both versions of cuGetProcAddress, with the driver's rules for name, version and flags. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 enum { FOUND = 0, NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
 enum { FLAG_LEGACY = 1, FLAG_PER_THREAD = 2 };
 
-/* Names whose export carries a version suffix from some driver version on; names that are not listed have one form. */
+/* Suffix of an exported name by driver version.  Names that are not listed have no suffix. */
 static const struct {
     const char *base;
     int since;
@@ -107,5 +107,5 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, ui
 EXPORT CUresult cuGetExportTable(const void **table, const void *id)
 {
     (void)table, (void)id;
-    return CUDA_ERROR_NOT_FOUND; /* private tables of the driver: none here */
+    return CUDA_ERROR_NOT_FOUND; /* the software GPU has no private tables */
 }

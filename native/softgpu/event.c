@@ -26,12 +26,12 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     event->kind = 0;
-    if (event->when_ns != SOFT_UNKNOWN_NS) /* a held stream still names it */
+    if (event->when_ns != SOFT_UNKNOWN_NS) /* otherwise a held stream still refers to it */
         free(event);
     return CUDA_SUCCESS;
 }
 
-/* When an event comes, by the clock of another context. */
+/* Time of an event by the clock of another context. */
 uint64_t soft_event_for(const struct soft_event *event, const struct soft_context *context)
 {
     if (event->context == context || event->when_ns == 0)

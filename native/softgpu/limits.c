@@ -1,10 +1,10 @@
-/* Memory limits by control group, as driver 615 and the kernel's dmem controller have them (from the manual, and from
- * the driver's published source; no card has been seen with them).  The groups are folders below COTENANT_SOFTGPU_CGROUPS,
- * made and changed by cotenant.softgpu.cgroups, which plays the kernel.  Without that variable this is driver 580.
+/* Memory limits by control group, as in driver 615 and the kernel's dmem controller.  They follow the manual and the driver's
+ * published source, and were not compared with a real GPU.  The groups are folders below COTENANT_SOFTGPU_CGROUPS, made and
+ * changed by cotenant.softgpu.cgroups, which stands for the kernel.  Without that variable the driver is 580.
  *
- * Where the top has dmem.capacity, limits are dmem.max of a group whose parent delegates dmem, and hold for all below.
- * Elsewhere the driver counts by itself (driver.limits: region, soft, hard, uncounted): only the nearest group with a
- * limit is charged, and what was taken before the first limit was set never is. */
+ * If the root group has dmem.capacity, the limit of a group is its dmem.max, if its parent delegates dmem, and applies to all
+ * groups below it.  Otherwise the driver counts by itself (driver.limits: region, soft, hard, uncounted): only the nearest
+ * group with a limit is charged, and memory that was allocated before the first limit was set never counts. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <limits.h>
@@ -85,7 +85,7 @@ static bool values_of(const char *group, const char *name, int device, uint64_t 
     return found;
 }
 
-/* Replaces the line of a region; with no values it goes. */
+/* Replaces the line of a region; removes it if there are no values. */
 static bool set_values(const char *group, const char *name, int device, const uint64_t *values, int count)
 {
     char line[256], wanted[SOFT_REGION_BYTES], region[128];
@@ -145,7 +145,7 @@ static bool find(const char *group, pid_t pid, struct path *out)
     return found;
 }
 
-/* A process that is listed nowhere is where its nearest listed ancestor is: the kernel puts children beside parents. */
+/* Group of a process.  One that is not listed is in the group of its nearest listed ancestor, as children in Linux are. */
 static struct path group_of(pid_t pid)
 {
     struct path group;
@@ -174,7 +174,7 @@ static uint64_t counted(const char *group, int device, uint64_t uncounted)
     return all > uncounted ? all - uncounted : 0;
 }
 
-/* ---- what the driver does at an allocation ---- */
+/* ---- check of an allocation ---- */
 
 bool soft_within_limits(int device)
 {
@@ -192,7 +192,7 @@ bool soft_within_limits(int device)
     return true;
 }
 
-/* A limit on a process's own group is what it sees of the card; one further up is not seen. */
+/* A process sees the limit of its own group as the size of the GPU's memory, but not limits of groups above. */
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes)
 {
     uint64_t limit[3];
@@ -225,7 +225,7 @@ static int checked(const char *group)
     return is_root(group) ? SOFT_NVML_NOT_SUPPORTED : 0;
 }
 
-/* The driver keeps dmem.min of every ancestor at the sum of what is below it, up to the first that has none. */
+/* The driver adds a change of dmem.min to every ancestor, up to the first that has none. */
 static void raise_ancestors(struct path group, int device, uint64_t before, uint64_t after)
 {
     uint64_t sum[3];
@@ -242,7 +242,7 @@ int soft_set_memory_limits(int device, const char *name, uint64_t soft, uint64_t
     int error = checked(name);
     if (error)
         return error;
-    if (syscall(SYS_stat, root(), &top) != 0 || top.st_uid != geteuid()) /* root of this machine is who made it */
+    if (syscall(SYS_stat, root(), &top) != 0 || top.st_uid != geteuid()) /* the owner of the root folder stands for the user root */
         return SOFT_NVML_NO_PERMISSION;
     if (soft > hard)
         return SOFT_NVML_INVALID_ARGUMENT;

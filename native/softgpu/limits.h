@@ -22,10 +22,10 @@ enum { /* nvmlReturn_t */
 bool soft_mig(void);
 int soft_set_memory_limits(int device, const char *group, uint64_t soft, uint64_t hard);
 int soft_get_memory_limits(int device, const char *group, uint64_t *soft, uint64_t *hard, uint64_t *used);
-bool soft_within_limits(int device); /* after what is asked for has been charged */
+bool soft_within_limits(int device); /* called after the request was charged */
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes);
 
-/* PCI address of a device, as NVML writes it. */
+/* PCI address of a device, in NVML's notation. */
 static inline void soft_bus_id(int device, char text[SOFT_BUS_BYTES])
 {
     snprintf(text, SOFT_BUS_BYTES, "00000000:%02X:00.0", (unsigned)device + 1);

@@ -1,4 +1,4 @@
-/* Virtual memory management: addresses, memory behind them, memory that goes from process to process. */
+/* Virtual memory management: address ranges, physical memory, and memory shared between processes. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ struct soft_handle {
     int fd;
     uint64_t bytes;
     uint32_t references, mappings;
-    bool shared; /* may go to other processes */
+    bool shared; /* can be exported to other processes */
 };
 
 struct soft_mapping {
@@ -84,7 +84,7 @@ EXPORT CUresult cuMemCreate(struct soft_handle **out, size_t bytes, const struct
     return CUDA_SUCCESS;
 }
 
-/* The memory lives as long as any process has a descriptor; each process counts what it has a handle of. */
+/* The memory exists as long as any process has a descriptor.  Each process is charged for the memory it has handles of. */
 EXPORT CUresult cuMemExportToShareableHandle(void *out, struct soft_handle *handle, int type, uint64_t flags)
 {
     (void)flags;
@@ -95,7 +95,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, struct soft_handle *hand
     return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Of this context's device: which one it was made on is not looked at. */
+/* The memory is charged to the device of this context, whichever device it was made on. */
 EXPORT CUresult cuMemImportFromShareableHandle(struct soft_handle **out, void *given, int type)
 {
     CHECK_CONTEXT();
@@ -110,7 +110,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(struct soft_handle **out, void *g
         soft_give_memory(context->device, (uint64_t)bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return CUDA_SUCCESS; /* which cannot be exported again, as on a card: driver 580 says INVALID_VALUE */
+    return CUDA_SUCCESS; /* an imported handle cannot be exported again: driver 580 returns INVALID_VALUE for that */
 }
 
 static void drop_if_dead(struct soft_handle *handle)

@@ -11,7 +11,7 @@
 struct block {
     uint64_t address, bytes;
     int device;
-    bool on_device; /* managed memory comes and goes */
+    bool on_device; /* managed memory moves */
     struct block *next;
 };
 
@@ -59,7 +59,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
     return allocate(out, bytes, true);
 }
 
-/* Its pages are where they were last sent; nothing is on a device before that. */
+/* Pages of managed memory are where they were last prefetched to, and at first in host memory. */
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
 {
     (void)flags;
@@ -69,8 +69,8 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags
     return result;
 }
 
-/* Pages of managed memory over the link: the time that takes, and whose memory they fill; the contents are where they
- * are.  Where the device is full they stay in host memory, and a kernel would fetch them one by one. */
+/* Moves pages of managed memory: charges the memory and takes the time of the link; the contents need not move.  If the
+ * device is full, they stay in host memory. */
 static CUresult prefetch(CUdeviceptr address, size_t bytes, CUdevice where, struct soft_stream *stream)
 {
     if (!stream)
@@ -185,7 +185,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(struct soft_array *array)
 
 /* ---- pinned host memory ---- */
 
-enum { ALLOCATED = -1, REGISTERED = -2 }; /* how it came to be pinned, in the place of a device */
+enum { ALLOCATED = -1, REGISTERED = -2 }; /* how host memory was pinned; stored instead of a device */
 
 static CUresult pin(void *address, size_t bytes, int how)
 {
@@ -274,13 +274,13 @@ static bool is_pinned(uint64_t address)
     return found;
 }
 
-/* Memory that the driver does not know. */
+/* Whether the address is in ordinary host memory, which was not allocated or pinned by the driver. */
 bool soft_is_pageable(uint64_t address)
 {
     return !is_pinned(address) && !soft_is_device_memory(address);
 }
 
-/* Host memory that is pinned is known to the driver span by span: a copy that begins in one must end in it. */
+/* As in the driver, a copy that begins in a range of pinned host memory must end in the same range. */
 bool soft_is_within_its_span(uint64_t address, uint64_t bytes)
 {
     bool within = true;

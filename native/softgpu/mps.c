@@ -1,6 +1,6 @@
-/* A client of MPS, where COTENANT_SOFTGPU_MPS names a stand-in for its control command.  The process connects at cuInit by the
- * socket of its pipe folder; the server answers with the SMs and the memory that it may have.  Without a folder, or with
- * one where no server listens, it is a process like any other: the whole GPU, and no error, as with the real one. */
+/* A client of MPS, if COTENANT_SOFTGPU_MPS names a stand-in for its control command.  At cuInit the process connects to the
+ * socket in its pipe folder, and the server answers with the SMs and the memory that the process may use.  Without a folder,
+ * or if no server listens there, the process has the whole GPU and gets no error, as with real MPS. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@
 
 static int connection = -1;
 static pid_t joined_by;
-static unsigned sms;            /* that it sees; 0: all */
-static unsigned long long limit; /* of its memory on each GPU; 0: none */
+static unsigned sms;            /* SMs that the process sees; 0: all */
+static unsigned long long limit; /* limit of its memory on each GPU; 0: none */
 
 static int dial(const char *folder)
 {
@@ -30,7 +30,7 @@ static int dial(const char *folder)
     return fd;
 }
 
-/* At cuInit, with soft_lock. */
+/* Connects to the server; called by cuInit with soft_lock held. */
 int soft_mps_join(void)
 {
     static const char *names[] = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
@@ -40,7 +40,7 @@ int soft_mps_join(void)
         return CUDA_SUCCESS;
     joined_by = getpid();
     if (connection >= 0)
-        close(connection); /* of the process that this one was forked from */
+        close(connection); /* the connection of the process that forked this one */
     sms = 0;
     limit = 0;
     connection = folder ? dial(folder) : -1;
@@ -60,7 +60,7 @@ int soft_mps_join(void)
     return sscanf(text, "ok %u %llu", &sms, &limit) == 2 || sscanf(text, "error %d", &error) != 1 ? CUDA_SUCCESS : error;
 }
 
-/* A context was made on a GPU. */
+/* Tells the server that the process has made a context on a GPU. */
 void soft_mps_tell(int device)
 {
     uint8_t uuid[16];
@@ -75,7 +75,7 @@ void soft_mps_tell(int device)
         send(connection, text, (size_t)used, MSG_NOSIGNAL);
 }
 
-/* The error of all calls since the server has ended this client, or has ended itself. */
+/* Error that all calls return after the server has ended this client, or has died; else CUDA_SUCCESS. */
 int soft_mps_lost(void)
 {
     char text[64] = "";
@@ -88,19 +88,19 @@ int soft_mps_lost(void)
     return got < 0 ? CUDA_SUCCESS : error;
 }
 
-/* SMs of the GPU that this process sees. */
+/* Number of SMs that this process sees. */
 unsigned soft_mps_sms(void)
 {
     return sms ? sms : SOFT_SM_COUNT;
 }
 
-/* What it may have of a GPU's memory. */
+/* Limit of this process's memory on each GPU; UINT64_MAX if there is none. */
 uint64_t soft_mps_limit(void)
 {
     return limit ? limit : UINT64_MAX;
 }
 
-/* Whether it runs beside other clients: 1, 0, or -1 where there is no MPS. */
+/* 1 if the process is a client of MPS, 0 if not, -1 if there is no stand-in for MPS. */
 int soft_mps_client(void)
 {
     return getenv("COTENANT_SOFTGPU_MPS") ? sms > 0 : -1;

@@ -1,17 +1,17 @@
-/* The device's own time slices: once a slice is set from outside (channels.c), it takes turns among the contexts that have
- * work, and cuts kernels in the middle.  Until then work is reserved as in state.c.
+/* Time slices of the device.  Once the slice of any group is set (channels.c), the device switches between the contexts that
+ * have work and preempts kernels.  Until then work is reserved as in state.c.
  *
- * Each context has a clock that stands still while it has work and does not run.  All times of its work (ends of streams,
- * events) are by that clock, so they are known when work is queued, whatever others do later.  Who ran since the last look is worked
- * out by the process that looks next, on a copy of the schedule that then becomes the live one: a process that is killed meanwhile
- * leaves the copy before it. */
+ * Each context has a clock that stops while the context has work but does not run.  All times of its work (ends of streams,
+ * events) are by that clock, so they are known when work is queued, whatever other contexts do later.  The schedule is brought
+ * up to date by the next process that reads it, in a copy that then becomes the live schedule.  If that process is killed
+ * meanwhile, the previous schedule stays live. */
 #include <string.h>
 
 #include "softgpu.h"
 
 #define DRIVER_SLICE_NS UINT64_C(2048000)
 #define REAP_NS UINT64_C(10000000)
-#define LOOK_AGAIN_NS UINT64_C(2000000) /* a prediction may be overtaken: a tenant ends, a slice is set */
+#define LOOK_AGAIN_NS UINT64_C(2000000) /* predictions are repeated: a tenant may end, or a slice be set */
 #define NOBODY UINT32_MAX
 
 static void lock(struct soft_device *device)
@@ -54,7 +54,7 @@ static uint32_t next_to_run(const struct soft_schedule *s, uint32_t after, uint6
     return found;
 }
 
-/* Chooses who runs now.  Sets *count to how many might. */
+/* Chooses the group that runs now.  Sets *count to the number of groups that could. */
 static uint32_t choose(struct soft_schedule *s, uint64_t at, uint32_t *count)
 {
     uint32_t current = s->current ? s->current - 1 : SOFT_MAX_GROUPS - 1;
@@ -64,7 +64,7 @@ static uint32_t choose(struct soft_schedule *s, uint64_t at, uint32_t *count)
         return NOBODY;
     if (goes_on || (s->current && next == current)) {
         struct soft_group *group = &s->groups[current];
-        if (at >= s->slice_end_ns) /* alone: the timer begins again */
+        if (at >= s->slice_end_ns) /* no other group has work, so the slice is renewed */
             s->slice_end_ns += ((at - s->slice_end_ns) / group->slice_ns + 1) * group->slice_ns;
         return current;
     }
@@ -77,7 +77,7 @@ static uint32_t choose(struct soft_schedule *s, uint64_t at, uint32_t *count)
     return NOBODY;
 }
 
-/* Lets time pass.  When the clock of `watched` comes to watched_ns on the way, returns when that is; else 0. */
+/* Simulates the schedule up to `until`.  Returns the time at which the clock of `watched` reaches watched_ns, or 0. */
 static uint64_t advance(struct soft_schedule *s, uint64_t until, uint32_t watched, uint64_t watched_ns)
 {
     while (s->at_ns < until) {
@@ -100,7 +100,7 @@ static uint64_t advance(struct soft_schedule *s, uint64_t until, uint32_t watche
         }
         for (uint32_t i = 0; i < SOFT_MAX_GROUPS; i++) {
             if (s->current == i + 1 && s->switched_ns <= at && s->groups[i].off != SOFT_ALL_CHANNELS)
-                s->groups[i].busy_ns += end - at; /* without work, too: as a card's log of switches has it */
+                s->groups[i].busy_ns += end - at; /* even without work, as in the switch log of a GPU */
             if (i != running && has_work(&s->groups[i], at))
                 s->groups[i].delay_ns += end - at;
         }
@@ -109,7 +109,7 @@ static uint64_t advance(struct soft_schedule *s, uint64_t until, uint32_t watche
     return 0;
 }
 
-/* The schedule as of now, to be changed and then shown to all. */
+/* Locks the schedule and returns a copy that is up to date.  close_schedule makes it the live one. */
 static struct soft_schedule *open_schedule(struct soft_device *device, uint64_t *now)
 {
     lock(device);
@@ -169,7 +169,7 @@ void soft_group_gone(int number, int group)
     atomic_store(&device->group_owner[group], 0);
 }
 
-/* Reads a group, after `change` (or NULL) has had it. */
+/* Applies `change`, unless it is NULL, and returns the group. */
 struct soft_group soft_group_change(int number, int group, void (*change)(struct soft_schedule *, int, uint64_t), uint64_t value)
 {
     struct soft_device *device = &soft_state()->devices[number];
@@ -209,14 +209,14 @@ uint64_t soft_clock(const struct soft_context *context)
     return now - delay;
 }
 
-/* How far a context's clock is behind. */
+/* Time in ns that a context's clock is behind. */
 uint64_t soft_delay(const struct soft_context *context)
 {
     uint64_t now;
     return delay_of(context, &now);
 }
 
-/* When a context's clock will come to that time, if nothing changes; at most LOOK_AGAIN_NS from now. */
+/* Predicted time at which a context's clock reaches clock_ns, but at most LOOK_AGAIN_NS from now. */
 uint64_t soft_expect(const struct soft_context *context, uint64_t clock_ns)
 {
     if (!is_sliced(context))
@@ -240,7 +240,7 @@ void soft_wait(const struct soft_context *context, uint64_t clock_ns)
         soft_sleep_until(soft_expect(context, clock_ns));
 }
 
-/* Puts work at the end of what its context has; the end, by its clock. */
+/* Appends work to that of its context.  Returns its end, by the context's clock. */
 uint64_t soft_schedule_work(const struct soft_context *context, uint64_t not_before_ns, struct soft_unit unit)
 {
     if (!is_sliced(context) || soft_runs_together())

@@ -1,4 +1,4 @@
-/* A small stand-in for NVML over the software GPU's shared state: enough to ask which cards there are and what is used
+/* A small stand-in for NVML, based on the software GPU's shared state.  It answers which GPUs there are and what is used
  * on them. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,7 +116,7 @@ EXPORT int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz)
     return NVML_SUCCESS;
 }
 
-/* COTENANT_SOFTGPU_CLOCK: percent of the highest; kernels take as long as ever. */
+/* COTENANT_SOFTGPU_CLOCK: SM clock in percent of the highest.  It does not change the length of kernels. */
 EXPORT int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz)
 {
     (void)device, (void)kind;
@@ -158,7 +158,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
     return result;
 }
 
-/* MIG is a word of the environment alone: its cards limit no memory by control group. */
+/* MIG mode is only a variable of the environment.  GPUs in MIG mode have no memory limits by control group. */
 EXPORT int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *pending)
 {
     (void)device;

@@ -1,20 +1,20 @@
 /* A stand-in for libcuda on machines without a GPU.  Its kernels compute nothing: they only take time.
  *
- * Time is a schedule, not a simulation thread: a launch reserves the next free span of the device, so "done" means
- * "now is past the end of the span".  Processes that use the same state file share the device's schedule and memory
- * and contend for both.  The shared state is changed by atomic operations only; there is no lock that a killed process
- * could leave behind, and what a dead process held is taken back by the process that looks next.
+ * No thread simulates the device.  A launch reserves the next free time span of the device, and has completed once that span
+ * is past.  Processes that use the same state file share the device's schedule and memory, and contend for both.  The shared
+ * state is changed by atomic operations only, so a killed process leaves no lock behind; the next process that accesses the
+ * state frees what a dead process held.
  *
  * A module is text, one kernel per line after the first:
  *
  *     cotenant-soft-module
  *     busy 1600000          a kernel that takes 1.6 ms
- *     timed param           a kernel that takes as many nanoseconds as its first parameter (uint64) says
- *     copy param 66 memory  the same, for one that fills 66 SMs (default: all) and needs most of all memory (or compute)
+ *     timed param           a kernel whose first parameter (uint64) is its length in nanoseconds
+ *     copy param 66 memory  the same, for a kernel of class memory (or compute) that fills 66 SMs (default: all)
  *
  * Environment: COTENANT_SOFTGPU_STATE (path of the state file), COTENANT_SOFTGPU_COUNT (devices, default 1),
- * COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, so that what shares it can be
- * studied at the pace of a small machine); the first process of a state file sets the last three. */
+ * COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, which a small machine can fill).
+ * The first process of a state file sets the last three. */
 #ifndef COTENANT_SOFTGPU_H
 #define COTENANT_SOFTGPU_H
 
@@ -39,41 +39,41 @@ struct soft_process {
     _Atomic uint64_t shape[SOFT_MAX_DEVICES];   /* share.c: its last kernel's length << 16 | permille of SMs << 2 | class */
     _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
     _Atomic uint64_t engine_tail_ns[SOFT_MAX_DEVICES][2]; /* end of its last copy, by direction of the link */
-    _Atomic uint32_t checkpoint;   /* checkpoint.c: what another process has made of this one */
-    _Atomic uint32_t managed;      /* it has had managed memory */
-    _Atomic uint64_t saved_bytes[SOFT_MAX_DEVICES]; /* while checkpointed: what it holds and has given back */
-    _Atomic uint32_t place[SOFT_MAX_DEVICES];       /* number + 1 of the device that stands for this one; 0: itself */
+    _Atomic uint32_t checkpoint;   /* state of this process's checkpoint, see checkpoint.c */
+    _Atomic uint32_t managed;      /* the process has allocated managed memory at some time */
+    _Atomic uint64_t saved_bytes[SOFT_MAX_DEVICES]; /* while checkpointed: memory that it had on the device */
+    _Atomic uint32_t place[SOFT_MAX_DEVICES];       /* number + 1 of the device it was restored on; 0: the same */
 };
 
-/* slices.c: a context as a channel group, and who of them runs when */
+/* slices.c: contexts as channel groups, and the schedule of their time slices */
 #define SOFT_MAX_GROUPS 64
-#define SOFT_GROUP_SWITCH_NS 220000 /* what a change of contexts costs (H100) */
+#define SOFT_GROUP_SWITCH_NS 220000 /* length of a context switch (H100) */
 #define SOFT_LONGEST_SLICE_NS UINT64_C(50000000)
 #define SOFT_CHANNELS 2
 #define SOFT_ALL_CHANNELS ((1u << SOFT_CHANNELS) - 1)
 struct soft_group {
-    uint64_t until_ns;             /* end of its work, by its clock */
-    uint64_t delay_ns;             /* how far its clock is behind */
-    uint64_t busy_ns, runs, yields; /* on the device, since it was made; a run that ended for want of work is a yield */
-    uint64_t slice_ns, slice_us;   /* in force; as it was set */
-    uint32_t present, off;         /* off: bits of its channels */
+    uint64_t until_ns;             /* end of its work, by its own clock */
+    uint64_t delay_ns;             /* how far its own clock is behind */
+    uint64_t busy_ns, runs, yields; /* totals; a yield is a run that ended because the work did */
+    uint64_t slice_ns, slice_us;   /* the slice in use, and as it was set */
+    uint32_t present, off;         /* off: bits of disabled channels */
 };
 
 struct soft_schedule {
     uint64_t at_ns, slice_end_ns, switched_ns, reaped_ns;
-    uint32_t current, unused;      /* number + 1 of the group that was on the device last; 0: none */
+    uint32_t current, unused;      /* number + 1 of the group that ran last; 0: none */
     struct soft_group groups[SOFT_MAX_GROUPS];
 };
 
 struct soft_device {
-    _Atomic uint64_t schedule_lock; /* process that changes the schedule */
+    _Atomic uint64_t schedule_lock; /* owner value of the process that changes the schedule */
     _Atomic uint32_t schedule_live, sliced;
     _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* same encoding as soft_process.owner; 0: free */
     struct soft_schedule schedules[2];
     _Atomic uint64_t busy_until_ns;
     _Atomic uint64_t last_process; /* index + 1 of the process that reserved last */
-    _Atomic uint64_t busy_ns;      /* sum of all spans */
-    _Atomic uint64_t engine_until_ns[2]; /* copy engines: to the device, to the host */
+    _Atomic uint64_t busy_ns;      /* sum of all reserved spans */
+    _Atomic uint64_t engine_until_ns[2]; /* ends of the spans of the copy engines: to the device, to the host */
 };
 
 struct soft_state {
@@ -87,27 +87,27 @@ struct soft_state {
 
 uint64_t soft_now_ns(void);
 int soft_map(void);    /* maps the state; 0 or a CUresult */
-int soft_attach(void); /* and takes a process entry */
+int soft_attach(void); /* soft_map, and takes a process entry */
 void soft_uuid(int device, uint8_t uuid[16]);
 struct soft_state *soft_state(void);
 enum { SOFT_TO_DEVICE, SOFT_TO_HOST }; /* directions of the link */
-uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes); /* the same of a copy engine */
+uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes); /* end of the span */
 void soft_note_engine(int device, int direction, uint64_t end_ns);
 /* A unit of work: a kernel, or the kernels of a graph. */
 struct soft_unit {
     uint64_t length_ns;
     uint32_t kernels; /* 0: one */
-    uint32_t sms;     /* that each would fill; 0: all */
-    uint32_t work;    /* 1 unknown, 2 memory, 3 compute: what it needs most */
-    bool overdue;     /* begins when it was due, which is past: it was held, and who looks was late */
+    uint32_t sms;     /* SMs that each kernel would fill; 0: all */
+    uint32_t work;    /* class: 1 unknown, 2 memory, 3 compute */
+    bool overdue;     /* may begin in the past: it was held, and the pump thread was late */
 };
 uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit); /* end of the span */
 bool soft_runs_together(void);
 uint64_t soft_share(int device, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit);
 /* mps.c */
-int soft_mps_join(void); /* a CUresult, as the next but one */
+int soft_mps_join(void); /* a CUresult */
 void soft_mps_tell(int device);
-int soft_mps_lost(void);
+int soft_mps_lost(void); /* a CUresult */
 unsigned soft_mps_sms(void);
 uint64_t soft_mps_limit(void);
 int soft_mps_client(void);
@@ -116,21 +116,21 @@ bool soft_take_memory(int device, uint64_t bytes);
 void soft_give_memory(int device, uint64_t bytes);
 uint64_t soft_used_memory(int device);
 void soft_reap(void);
-void soft_pass(void);  /* waits while this process is locked by a checkpoint */
+void soft_pass(void);  /* blocks while a checkpoint has locked this process */
 void soft_note_managed(void);
 struct soft_process *soft_process_of(int pid);
 void soft_sleep_until(uint64_t when_ns);
 uint64_t soft_identity(void);
 bool soft_is_dead(uint64_t owner);
 int soft_open_state(void);
-int soft_map_file(int fd); /* where nothing is mapped yet; 0, or it is no state file */
+int soft_map_file(int fd); /* maps a state file unless one is mapped; 0 on success */
 uint32_t soft_process_index(void);
-uint64_t soft_process_at(uint32_t index); /* its owner; 0: none that lives */
+uint64_t soft_process_at(uint32_t index); /* owner of the entry; 0: no live process */
 struct soft_context;
-int soft_group_new(int device); /* -1: there is none left */
+int soft_group_new(int device); /* -1: all groups are in use */
 void soft_group_gone(int device, int group);
 struct soft_group soft_group_change(int device, int group, void (*change)(struct soft_schedule *, int, uint64_t), uint64_t value);
-uint64_t soft_clock(const struct soft_context *context); /* now, by the context's clock */
+uint64_t soft_clock(const struct soft_context *context); /* current time of the context's clock */
 uint64_t soft_delay(const struct soft_context *context);
 uint64_t soft_expect(const struct soft_context *context, uint64_t clock_ns);
 void soft_wait(const struct soft_context *context, uint64_t clock_ns);
@@ -138,19 +138,19 @@ uint64_t soft_schedule_work(const struct soft_context *context, uint64_t not_bef
 void soft_tell_context(const struct soft_context *context); /* channels.c */
 void soft_tell_context_gone(const struct soft_context *context);
 
-/* ---- objects; every handle the program holds points to one and is checked by its kind ---- */
+/* ---- objects; a program's handle is a pointer to one, and `kind` is checked at each use ---- */
 enum soft_kind { SOFT_CONTEXT = 0x51c0, SOFT_STREAM, SOFT_EVENT, SOFT_MODULE, SOFT_FUNCTION, SOFT_GRAPH, SOFT_EXEC,
                  SOFT_ARRAY, SOFT_POOL, SOFT_HANDLE, SOFT_NODE };
 
 struct soft_context {
     enum soft_kind kind;
     int device;
-    int group; /* of the device's schedule; -1: none */
-    uint32_t references; /* of a primary context */
+    int group; /* index in the device's schedule; -1: none */
+    uint32_t references; /* counted for a primary context only */
     bool primary;
-    struct soft_stream *streams; /* all of it, the two default streams excepted */
+    struct soft_stream *streams; /* all streams except the two default ones */
     struct soft_stream *legacy;
-    uint64_t per_thread_tail_ns; /* the last end on any per-thread default stream */
+    uint64_t per_thread_tail_ns; /* latest end of work on a per-thread default stream */
     struct soft_context *next;
 };
 
@@ -160,7 +160,7 @@ struct soft_stream {
     bool blocking;
     int priority;
     _Atomic uint64_t tail_ns;
-    uint64_t ends[SOFT_QUEUE_DEPTH]; /* ends of the last launches: the queue */
+    uint64_t ends[SOFT_QUEUE_DEPTH]; /* queue: ends of the last launches */
     uint32_t queued;
     int capture;          /* CU_CAPTURE_* */
     int capture_mode;
@@ -168,7 +168,7 @@ struct soft_stream {
     uint64_t capture_thread;
     struct soft_graph *capture_graph;
     struct soft_stream *next;
-    struct soft_op *first_op, *last_op; /* what waits behind a wait for a word, see deferred.c */
+    struct soft_op *first_op, *last_op; /* operations of a held stream, see deferred.c */
     struct soft_stream *next_held;
 };
 
@@ -177,7 +177,7 @@ struct soft_event {
     unsigned flags;
     bool recorded;
     uint32_t generation; /* counts records */
-    _Atomic uint64_t when_ns; /* by the clock of its context; SOFT_UNKNOWN_NS: in a held stream */
+    _Atomic uint64_t when_ns; /* by the clock of its context; SOFT_UNKNOWN_NS while its stream is held */
     struct soft_context *context;
     struct soft_graph *captured_in;
 };
@@ -187,21 +187,21 @@ enum soft_op_kind { SOFT_OP_WRITE, SOFT_OP_WAIT, SOFT_OP_RECORD, SOFT_OP_WAIT_EV
 struct soft_op {
     enum soft_op_kind kind;
     uint32_t value, generation;
-    bool looked;          /* a wait that was not over when its stream came to it */
-    unsigned compare;     /* of a wait: 0 at least, 1 equal, 2 a bit in common */
+    bool looked;          /* a wait whose condition was checked before and was false */
+    unsigned compare;     /* condition of a wait: 0 at least, 1 equal, 2 a bit in common */
     uint32_t *word;
     struct soft_event *event;
-    struct soft_unit unit; /* of work that is not on the link */
+    struct soft_unit unit; /* for work that does not use the link */
     bool over_link;
-    int direction;        /* on the link */
-    void *to;             /* contents that the work makes, or NULL */
-    const void *from;     /* of a copy; NULL: a memset, by this element: */
+    int direction;        /* direction of a copy over the link */
+    void *to;             /* destination of a copy or memset, or NULL */
+    const void *from;     /* source of a copy; NULL for a memset, which writes `element` */
     uint32_t element;
     size_t element_bytes;
     uint64_t bytes;
-    const struct soft_op *parts; /* of a graph: what its nodes copy and fill */
+    const struct soft_op *parts; /* copies and memsets of a graph's nodes */
     uint32_t part_count;
-    uint64_t queued_ns;   /* when the program asked for it */
+    uint64_t queued_ns;   /* time of the program's call */
     struct soft_op *next;
 };
 
@@ -215,10 +215,10 @@ struct soft_function {
 
 struct soft_node {
     uint64_t length_ns;
-    uint32_t sms; /* as of struct soft_unit */
+    uint32_t sms; /* see struct soft_unit */
     uint64_t allocates;
     bool frees;
-    struct soft_op contents; /* what it copies or fills */
+    struct soft_op contents; /* its copy or memset */
 };
 
 struct soft_graph {
@@ -229,14 +229,14 @@ struct soft_graph {
 
 struct soft_exec {
     enum soft_kind kind;
-    uint32_t kernels, sms; /* how many, and what the largest fills */
+    uint32_t kernels, sms; /* number of kernels, and SMs that the largest fills */
     uint64_t length_ns;
-    uint64_t allocates; /* memory nodes: reserved at the first launch */
+    uint64_t allocates; /* bytes of its memory nodes, reserved at the first launch */
     bool reserved;
-    struct soft_op contents; /* of all its nodes */
+    struct soft_op contents; /* copies and memsets of all nodes */
 };
 
-extern pthread_mutex_t soft_lock; /* all objects of this process */
+extern pthread_mutex_t soft_lock; /* guards all objects of this process */
 extern bool soft_ready;
 
 struct soft_context *soft_current(void);
@@ -248,7 +248,7 @@ static inline struct soft_unit soft_plain(uint64_t length_ns)
 {
     return (struct soft_unit){.length_ns = length_ns, .work = 1};
 }
-static inline struct soft_unit soft_on_device(uint64_t bytes) /* a copy or a memset there */
+static inline struct soft_unit soft_on_device(uint64_t bytes) /* a copy or a memset on the device */
 {
     return (struct soft_unit){.length_ns = bytes * 1000 / SOFT_ON_DEVICE_BYTES_PER_US + 1000, .work = 2};
 }
@@ -264,7 +264,7 @@ bool soft_is_within_its_span(uint64_t address, uint64_t bytes);
 bool soft_is_pooled(uint64_t address); /* the caller holds soft_lock */
 bool soft_is_pooled_or_mapped(uint64_t address, bool on_device); /* the caller holds soft_lock */
 CUresult soft_add_node(struct soft_stream *stream, struct soft_node node);
-CUresult soft_unsafe_call(void); /* a call that a capture in global mode forbids; CUDA_SUCCESS if none does */
+CUresult soft_unsafe_call(void); /* error of a call that a capture in global mode forbids; CUDA_SUCCESS if there is none */
 void soft_invalidate(struct soft_graph *graph); /* the caller holds soft_lock; NULL invalidates all captures */
 CUresult soft_legacy_beside_capture(struct soft_stream *stream);
 CUresult soft_join_capture(struct soft_stream *stream, struct soft_graph *graph, int mode, bool origin);

@@ -1,4 +1,4 @@
-/* What processes share: the device's schedule and its memory. */
+/* State shared by processes: the schedules of the devices and their memory. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -54,7 +54,7 @@ static uint64_t start_time(pid_t pid)
     line[length] = '\0';
     char *field = strrchr(line, ')');
     if (field && (field[2] == 'Z' || field[2] == 'X'))
-        return 0; /* dead, only not yet waited for */
+        return 0; /* a zombie counts as dead */
     for (int i = 0; field && i < 20; i++)
         field = strchr(field + 1, ' ');
     return field ? strtoull(field + 1, NULL, 10) : 0;
@@ -82,7 +82,7 @@ int soft_open_state(void)
         snprintf(path, sizeof path, "/dev/shm/cotenant-softgpu-%u", (unsigned)getuid());
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     int why = fd < 0 || ftruncate(fd, sizeof(struct soft_state)) != 0 ? errno : 0;
-    int full = why ? 0 : posix_fallocate(fd, 0, sizeof(struct soft_state)); /* a disk that fills up later would be a SIGBUS */
+    int full = why ? 0 : posix_fallocate(fd, 0, sizeof(struct soft_state)); /* otherwise a full disk would later cause SIGBUS */
     if (full == ENOSPC || full == EDQUOT)
         why = full;
     if (why) {
@@ -94,7 +94,7 @@ int soft_open_state(void)
     return fd;
 }
 
-/* A fresh file is all zeros; the process that sees that first writes the geometry.  Writing it twice writes the same. */
+/* A new file is all zeros.  A process that sees that writes the geometry; two such processes write the same values. */
 static void found(struct soft_state *fresh)
 {
     if (atomic_load(&fresh->magic) == STATE_MAGIC)
@@ -149,7 +149,7 @@ int soft_map_file(int fd)
 {
     static struct stat mapped_file;
     struct stat found;
-    if (self) /* a program on the device has one state */
+    if (self) /* a process that uses the device keeps its state file */
         return 0;
     if (syscall(SYS_fstat, fd, &found) != 0 || found.st_size < (off_t)sizeof *state)
         return -1;
@@ -199,7 +199,7 @@ bool soft_is_dead(uint64_t owner)
     return owner != 0 && (kill(pid, 0) != 0 && errno == ESRCH ? true : identity(pid) != owner);
 }
 
-/* A schedule that was reserved further than any living process needs ends with the last of them. */
+/* Frees the part of a schedule after the last span of a live process. */
 static void shorten(_Atomic uint64_t *until_ns, size_t tail)
 {
     uint64_t until = atomic_load(until_ns), latest = 0;
@@ -211,8 +211,8 @@ static void shorten(_Atomic uint64_t *until_ns, size_t tail)
         atomic_compare_exchange_strong(until_ns, &until, latest);
 }
 
-/* Takes back the entries of dead processes.  A span that a dead process reserved and did not use is free again: a
- * killed context's work leaves a real device, too. */
+/* Frees the entries of dead processes, and the future spans that they had reserved: a real device drops the work of a killed
+ * context, too. */
 void soft_reap(void)
 {
     bool freed = false;
@@ -252,7 +252,7 @@ static bool others_interleave(struct soft_device *device, int number, uint64_t n
            atomic_load(&other->tail_ns[number]) > now;
 }
 
-/* The device that stands for one of this process's, after a checkpoint was restored on another. */
+/* The device that a device of this process is mapped to, after its checkpoint was restored on another one. */
 static int place_of(int number)
 {
     uint32_t place = self ? atomic_load(&self->place[number]) : 0;
@@ -278,7 +278,7 @@ struct soft_process *soft_process_of(int pid)
     return NULL;
 }
 
-/* Reserves the device's next free span that begins at not_before_ns or later; returns its end. */
+/* Reserves the device's next free time span, from not_before_ns on; returns its end. */
 uint64_t soft_reserve(int number, uint64_t not_before_ns, struct soft_unit unit)
 {
     number = place_of(number);
@@ -329,14 +329,14 @@ static uint64_t soft_own_memory(int number)
     return self ? atomic_load(&self->bytes[number]) : 0;
 }
 
-/* What the MPS server would still let this process have: all, where it sets no limit. */
+/* Bytes that this process may still allocate under the MPS server's limit. */
 uint64_t soft_mps_left(int number)
 {
     uint64_t own = soft_own_memory(place_of(number)), limit = soft_mps_limit();
     return own < limit ? limit - own : 0;
 }
 
-/* Adds first and looks afterwards, so two processes cannot both take the last of the memory. */
+/* Adds the bytes before it compares, so that two processes cannot both take the last memory. */
 bool soft_take_memory(int number, uint64_t bytes)
 {
     soft_pass();

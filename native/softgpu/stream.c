@@ -1,5 +1,5 @@
-/* Streams and capture.  The rules of capture that programs trip over are kept: what is forbidden while a stream
- * captures returns the driver's error and breaks the capture. */
+/* Streams and capture.  A call that is forbidden while a stream captures returns the driver's error and invalidates the
+ * capture. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,7 +58,7 @@ uint64_t soft_context_tail(struct soft_context *context)
 
 /* ---- capture rules ---- */
 
-void soft_invalidate(struct soft_graph *graph) /* with soft_lock; NULL: all */
+void soft_invalidate(struct soft_graph *graph) /* the caller holds soft_lock; NULL: all captures */
 {
     for (int i = 0; i < MAX_CAPTURES; i++)
         if (captures[i] && (!graph || captures[i]->capture_graph == graph))
@@ -92,7 +92,7 @@ static CUresult forbidden_on(struct soft_stream *stream)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* The legacy stream waits for blocking streams, so using it beside a capturing one would draw it into the capture. */
+/* The legacy stream synchronises with blocking streams, so it must not be used while one of them captures. */
 CUresult soft_legacy_beside_capture(struct soft_stream *stream)
 {
     if (atomic_load(&capture_count) == 0 || stream != stream->context->legacy)
@@ -241,7 +241,7 @@ static void deferred(struct soft_stream *stream, bool waits)
     soft_wait(stream->context, stream->tail_ns);
 }
 
-/* Puts a unit of work at the end of a stream, with what it copies or fills on the device; waits: the host waits for it. */
+/* Appends a unit of work to a stream, with its copies and memsets on the device.  `waits`: the host waits for its end. */
 CUresult soft_enqueue_filling(struct soft_stream *stream, struct soft_unit unit, struct soft_op contents, bool waits)
 {
     if (!stream)
@@ -269,7 +269,7 @@ CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool wa
     return soft_enqueue_filling(stream, unit, (struct soft_op){0}, waits);
 }
 
-/* The same for a copy over the link, with its contents. */
+/* Appends a copy over the link to a stream. */
 CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, const void *from, uint64_t bytes, bool waits)
 {
     CUresult result = may_work(stream);
@@ -277,7 +277,7 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
         return result;
     bool pageable = soft_is_pageable((uintptr_t)(direction == SOFT_TO_DEVICE ? from : to));
     if (pageable) {
-        soft_settle(stream); /* its contents may change, or are wanted, as soon as the call returns */
+        soft_settle(stream); /* the program may change or read the memory as soon as the call returns */
         waits |= direction != SOFT_TO_DEVICE;
     }
     struct soft_op op = {.kind = SOFT_OP_WORK, .over_link = true, .direction = direction, .to = to, .from = from, .bytes = bytes};
@@ -285,7 +285,7 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
         deferred(stream, waits);
         return CUDA_SUCCESS;
     }
-    uint64_t delay = soft_delay(stream->context), now = soft_now_ns(); /* the link has the clock of all */
+    uint64_t delay = soft_delay(stream->context), now = soft_now_ns(); /* the link uses the common clock */
     uint64_t begin = stream->tail_ns + delay > now ? stream->tail_ns + delay : now;
     uint64_t end = soft_reserve_link(stream->context->device, direction, begin, bytes);
     soft_make_contents(&op);

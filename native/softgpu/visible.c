@@ -1,5 +1,5 @@
-/* CUDA_VISIBLE_DEVICES: numbers, or UUIDs or unambiguous beginnings of them, with commas between.  The list ends before the
- * first entry that names no device, or one that is in it already. */
+/* CUDA_VISIBLE_DEVICES: numbers, UUIDs or unambiguous prefixes of UUIDs, separated by commas.  The list ends before the first
+ * entry that names no device, or one that was named before. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ static int by_uuid(const char *entry, size_t length)
         uuid_text(device, text);
         if (length < sizeof text && strncasecmp(entry, text, length) == 0) {
             if (found >= 0)
-                return -1; /* could be either */
+                return -1; /* ambiguous */
             found = device;
         }
     }

@@ -46,7 +46,7 @@ EXPORT CUresult cuModuleLoadData(struct soft_module **out, const void *image)
         return CUDA_ERROR_INVALID_VALUE;
     const char *text = image;
     if (strncmp(text, MODULE_HEAD "\n", sizeof MODULE_HEAD) != 0)
-        return CUDA_ERROR_INVALID_IMAGE; /* real machine code cannot run here */
+        return CUDA_ERROR_INVALID_IMAGE; /* not a module of the software GPU */
     struct soft_module *module = calloc(1, sizeof *module);
     module->kind = SOFT_MODULE;
     for (const char *line = strchr(text, '\n'); line && line[1] && module->count < MAX_KERNELS; line = strchr(line + 1, '\n'))
@@ -66,7 +66,7 @@ EXPORT CUresult cuModuleUnload(struct soft_module *module)
 {
     if (!module || module->kind != SOFT_MODULE)
         return CUDA_ERROR_INVALID_HANDLE;
-    module->kind = 0; /* kept: functions of it may still be in a graph */
+    module->kind = 0; /* not freed: a graph may still refer to its functions */
     return CUDA_SUCCESS;
 }
 
@@ -91,7 +91,7 @@ EXPORT CUresult cuFuncGetName(const char **name, CUfunction handle)
     return CUDA_SUCCESS;
 }
 
-/* One block fills the SMs that the module gives the kernel, whatever the launch's grid. */
+/* One block per SM.  A kernel fills the SMs that its module states; the launch's grid has no effect. */
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction handle, int threads, size_t shared)
 {
     (void)handle, (void)threads, (void)shared;
@@ -211,7 +211,7 @@ EXPORT CUresult cuGraphDestroy(struct soft_graph *graph)
     return CUDA_SUCCESS;
 }
 
-/* Nodes are numbered from 1; only their number is asked for. */
+/* Returns numbers from 1 as nodes, because programs only need the count. */
 EXPORT CUresult cuGraphGetNodes(struct soft_graph *graph, uintptr_t *nodes, size_t *count)
 {
     if (!graph || graph->kind != SOFT_GRAPH)
@@ -253,7 +253,7 @@ EXPORT CUresult cuGraphInstantiateWithFlags(struct soft_exec **out, struct soft_
     struct soft_exec *exec = calloc(1, sizeof *exec);
     exec->kind = SOFT_EXEC;
     exec->kernels = graph->count;
-    struct soft_op *parts = calloc(graph->count + 1, sizeof *parts); /* kept: launches of it may still be held when it goes */
+    struct soft_op *parts = calloc(graph->count + 1, sizeof *parts); /* not freed: held launches may refer to it */
     exec->contents.parts = parts;
     for (uint32_t i = 0; i < graph->count; i++) {
         uint32_t sms = graph->nodes[i].sms ? graph->nodes[i].sms : SOFT_SM_COUNT;

@@ -77,7 +77,7 @@ struct floor {
     int64_t late_ns;                  /* lateness of sleeps */
     int64_t yield_ns;                 /* duration of a yield on this machine: the longest, decaying */
     int64_t yield_fades_ns;
-    int64_t yield_at_ns;              /* earliest time of the next one */
+    int64_t yield_at_ns;              /* earliest time of the next yield */
     bool stalled;                     /* nothing ended for long: do not wait for that again */
     struct stream *stream;            /* of the open piece */
     CUstream handle;
