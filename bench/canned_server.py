@@ -1,4 +1,5 @@
-"""A server that answers inference requests at once, to measure clients: `python canned_server.py` prints its port."""
+"""A server that answers every inference request with a fixed response, to measure clients. `python canned_server.py`
+prints its port."""
 
 from __future__ import annotations
 

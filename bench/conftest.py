@@ -1,4 +1,4 @@
-"""Fixtures every area uses."""
+"""Fixtures of all benchmarks that run under pytest."""
 
 from shared_fixtures import call, pytest_collection_modifyitems, shared
 

@@ -1,8 +1,9 @@
-"""Streams of known pace to measure a door: an engine without a model, a client without a parser, another proxy.
+"""Streams with a known rate, to measure the models endpoint: an engine without a model, a client without a parser,
+another proxy.
 
-python bench/door_stream.py engine PORT EVENTS GAP_S      answers every POST with a stream, its first event at once
-python bench/door_stream.py proxy PORT TARGET_PORT        the same task as the door's, by aiohttp's server and client
-python bench/door_stream.py client PORT MODEL STREAMS SECONDS     prints first-event times as JSON
+python bench/door_stream.py engine PORT EVENTS GAP_S      answers every POST with a stream, without delay at its start
+python bench/door_stream.py proxy PORT TARGET_PORT        a plain proxy with aiohttp's server and client, for comparison
+python bench/door_stream.py client PORT MODEL STREAMS SECONDS     prints the times of first events as JSON
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Engine(asyncio.Protocol):
 
 
 class Client(asyncio.Protocol):
-    """One stream after the other."""
+    """Request one stream after the other."""
 
     def __init__(self, request: bytes, found: list[float]) -> None:
         self.request, self.found = request, found

@@ -1,4 +1,5 @@
-"""The serving backend on a card: CUDA graphs, green-context ladders, worker processes. Needs torch and one GPU.
+"""The serving backend on a GPU: CUDA graphs, green contexts of several sizes, worker processes. Needs torch and one
+GPU.
 
 CUDA_VISIBLE_DEVICES=GPU-... PYTHONPATH=src python bench/gpu/backend.py OUT.json graphs,ladder,worker,neighbours
 """
@@ -28,14 +29,14 @@ from cotenant.serving.backends.torch import TorchModel  # noqa: E402
 from cotenant.serving.protocol.tensors import Tensor  # noqa: E402
 from cotenant.serving.worker import Job, ModelSpec, Result, Worker, WorkerSpec  # noqa: E402
 
-ON_GPU = Path("/dev/nvidiactl").exists()  # without one: only to try this script, on the processor
+ON_GPU = Path("/dev/nvidiactl").exists()  # without a GPU the script runs on the CPU, only to test the script
 FOLDER = Path(tempfile.mkdtemp(prefix="cotenant-backend-"))
 CONFIG = {"max_batch_size": 32, "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3, 224, 224]}],
           "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1000]}]}  # fmt: skip
 
 
 def model_folder() -> str:
-    """A ResNet-50 of random weights as TorchScript, made once."""
+    """Folder with a ResNet-50 as TorchScript, with random weights. It is made at the first call."""
     import serving_models
     import torch
 
@@ -58,7 +59,7 @@ def images(count: int) -> np.ndarray:
 
 
 def timed(model: TorchModel, count: int, repeats: int = 20) -> float:
-    """Median ms of a batch, copies included."""
+    """Median duration of a batch in ms, copies included."""
     x = images(count)
     repeats = repeats if ON_GPU else 1
     for _ in range(min(3, repeats)):
@@ -72,7 +73,7 @@ def timed(model: TorchModel, count: int, repeats: int = 20) -> float:
 
 
 def graphs(report: Keep) -> dict[str, Any]:
-    """Eager against graphs by batch size, and whether they agree; also for an exported program."""
+    """Compare times and results of eager execution and CUDA graphs by batch size, also for an exported program."""
     return each({"exported": exported, "resnet50": resnet50}, report, 60.0)
 
 
@@ -94,7 +95,7 @@ def resnet50(report: Keep) -> dict[str, Any]:
 
 
 def exported(_report: Keep) -> dict[str, Any]:
-    """A small exported program (.pt2) whose batch is free."""
+    """A small exported program (.pt2) with a dynamic batch size."""
     import torch
 
     path = FOLDER / "exported" / "1"
@@ -119,7 +120,7 @@ def timed_small(model: TorchModel, x: np.ndarray) -> float:
 
 
 def ladder(report: Keep) -> dict[str, Any]:
-    """One process on rungs of several sizes: SMs, ms of a batch of 32, and what a switch between two batches takes."""
+    """One process on green contexts of several sizes: SMs, ms of a batch of 32, and time of a switch of contexts."""
     model = TorchModel(spec(), Share(1.0, on_gpu=True, resizes=True))
     if model._contexts is None:
         return {"skipped": "green contexts need a GPU"}
@@ -150,7 +151,7 @@ def ladder(report: Keep) -> dict[str, Any]:
 
 
 class Heard:
-    """Keeps what workers say."""
+    """Receives results and failures of workers."""
 
     def __init__(self) -> None:
         self.waiting: dict[Worker, asyncio.Future[Result]] = {}
@@ -173,7 +174,7 @@ def units_of(count: int) -> list[list[Tensor]]:
 
 
 async def median_ms(heard: Heard, worker: Worker, count: int, seconds: float = 3.0) -> tuple[float, float]:
-    """(ms as the gateway sees it, ms in the worker) of a batch."""
+    """Median duration of a batch in ms, measured by the gateway and by the worker."""
     units, whole, inner = units_of(count), [], []
     end = time.perf_counter() + seconds
     number = 0
@@ -191,7 +192,7 @@ def worker_spec(name: str, mechanism: str, fraction: float, start: float = 0.0) 
 
 
 def worker(report: Keep) -> dict[str, Any]:
-    """What a process of its own costs, and what MPS percentages give."""
+    """Cost of a worker process, and batch times under several MPS percentages."""
     from cotenant.serving.workers.local import LocalWorkers
 
     async def measure() -> dict[str, Any]:
@@ -214,7 +215,7 @@ def worker(report: Keep) -> dict[str, Any]:
 
 
 def neighbours(report: Keep) -> dict[str, Any]:
-    """Two workers on disjoint green contexts, alone and together; then one resized while both run."""
+    """Two workers on disjoint green contexts: alone, together, and together after both were resized."""
     from cotenant.serving.workers.local import LocalWorkers
 
     async def measure() -> dict[str, Any]:
@@ -242,7 +243,7 @@ STEPS = {"graphs": graphs, "ladder": ladder, "worker": worker, "neighbours": nei
 
 
 def main() -> None:
-    """Run the named steps, each in a process of its own; the result is written after each."""
+    """Run the named steps, each in a child process. The result is written after each step."""
     out = Path(sys.argv[1])
     names = sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
     if len(names) == 1:

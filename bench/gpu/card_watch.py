@@ -1,4 +1,4 @@
-"""The card's clock and power while something runs; and whether the host was held back meanwhile."""
+"""Records a GPU's clocks and power during a measurement, and the time for which the host was throttled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 from cotenant.devices.cards import WHY, Card
 from cotenant.devices.nvidia import Nvidia
 
-EVERY_S = 0.05  # each look is a call of the driver
+EVERY_S = 0.05  # not shorter, because every sample calls the driver
 
 _cards: dict[str, Card | None] = {}
 
@@ -26,7 +26,7 @@ def _card(uuid: str) -> Card | None:
 
 
 class Watch:
-    """Reads every EVERY_S while it is entered; nothing where there is no NVML."""
+    """Context manager that samples the GPU every EVERY_S. Without NVML it has no samples."""
 
     def __init__(self, uuid: str) -> None:
         self._card = _card(uuid)
@@ -49,14 +49,14 @@ class Watch:
         self._thread.join()
 
     def medians(self) -> dict[str, float]:
-        """Median of each clock, power and temperature; of the reasons, the part of the looks that had them."""
+        """Medians of clocks, power and temperature; for each throttle reason the fraction of samples that had it."""
         keys = dict.fromkeys(key for seen in self._seen for key in seen)
         values = {key: [seen[key] for seen in self._seen if key in seen] for key in keys}
         return {k: statistics.fmean(v) if k in WHY else statistics.median(v) for k, v in values.items()}
 
 
 def throttled() -> int:
-    """Microseconds for which this control group was held back by its share of the processors, so far; -1: not known."""
+    """Total time in microseconds for which the CPU quota of this control group throttled it; -1 if unknown."""
     for path in ("/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat"):
         with suppress(OSError):
             for line in Path(path).read_text().splitlines():

@@ -1,4 +1,5 @@
-"""Steps of many cases: what is found is written down as it comes, and a case that fails or hangs costs only itself."""
+"""Runs a step of many cases. Results are saved as they come, and a case that fails or hangs does not stop the
+others."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-Keep = Callable[[Any], None]  # takes what is known so far
+Keep = Callable[[Any], None]  # saves the results so far
 
 
 def keeper(path: Path) -> Keep:
-    """What writes it to a file, whole or not at all."""
+    """A function that writes results to a JSON file, atomically."""
 
     def keep(found: Any) -> None:
         fresh = path.with_name(path.name + ".new")
@@ -27,7 +28,7 @@ def keeper(path: Path) -> Keep:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """TimeoutError in the main thread after that long."""
+    """Raise TimeoutError in the main thread if the block takes longer than `seconds`."""
 
     def late(_number: int, _frame: FrameType | None) -> None:
         raise TimeoutError(f"not done after {seconds:g} s")
@@ -42,12 +43,13 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """What is kept of a case that failed; its notes hold what the agent said."""
+    """The result of a case that failed: its error, and the notes, which hold the agent's log."""
     return {"error": repr(error)[-1500:], "notes": [note[-1500:] for note in getattr(error, "__notes__", [])]}
 
 
 def each(cases: Mapping[str, Callable[[Keep], Any]], keep: Keep, limit_s: float) -> dict[str, Any]:
-    """Every case's result by name, each within the limit; of one that fails, its error and what it had kept."""
+    """Run every case within `limit_s`. Returns the results by name; for a case that fails, its error and what it had
+    saved."""
     found: dict[str, Any] = {}
     for name, case in cases.items():
 

@@ -1,4 +1,4 @@
-"""Latency-sensitive beside best-effort on a real GPU, with the real agent and shim; writes JSON.
+"""Co-location of latency-sensitive (LS) and best-effort (BE) work on a real GPU, with agent and shim; writes JSON.
 
     PYTHONPATH=src python bench/gpu/colocation.py OUT.json [STEP,STEP...]
 
@@ -51,8 +51,8 @@ LS = "resnet50:4:100"
 SHORT = ["mm4096", "mm2048", "add256", "train-resnet50:96", "train-transformer:48"]
 LONG = ["mm8192", "copy2048"]
 MIB = 1 << 20
-REQUESTS = int(os.environ.get("LOAD_REQUESTS", 1600))  # to tell 99 % in time from 99.5 %
-Found = dict[str, Any]  # filled as results come: a step that is cut short keeps what it has
+REQUESTS = int(os.environ.get("LOAD_REQUESTS", 1600))  # enough to distinguish an attainment of 99 % from 99.5 %
+Found = dict[str, Any]  # steps fill it as results come, so that a step that is interrupted keeps them
 
 
 def plan(kinds: list[str], schemes: str, **more: Any) -> Plan:
@@ -60,8 +60,10 @@ def plan(kinds: list[str], schemes: str, **more: Any) -> Plan:
 
 
 def floor_reaction(found: Found) -> None:
-    """From the store that raises the floor to the last BE launch that still went, where the host holds it back, or to
-    the last kernel that was seen to end, where the device does; and from the store that lowers it to the next one."""
+    """Reaction of the LS gate. After the LS-activity flag is set: time to the last BE launch that still passes (gated
+    on
+    the host), or to the last BE kernel that is seen to end (gated on the device). After it is cleared: time to the next
+    launch or kernel."""
     with Rig(GPU, together=TOGETHER) as rig:
         be = rig.be(below=True).wait_ready()
         floor = join_floor(rig.bench.folder, rig.uuid)
@@ -82,7 +84,7 @@ def floor_reaction(found: Found) -> None:
 
 
 def reaction(floor: Floor, be: Program, order: str) -> dict[str, Any]:
-    """Up for 3 ms a hundred times while BE says when its launches returned or its kernels ended."""
+    """Set the LS-activity flag for 3 ms a hundred times, and compare with the times of BE's launches or kernels."""
     be.tell(f"{order} 3")
     time.sleep(0.3)
     raised, lowered = [], []
@@ -105,7 +107,7 @@ def reaction(floor: Floor, be: Program, order: str) -> dict[str, Any]:
 
 
 def be_bound(found: Found) -> None:
-    """BE alone under the gate against native, by the time it may have in flight; and what LS sees beside it."""
+    """By in-flight budget: rate of BE alone under the gate over native, and latencies of LS beside it."""
     with Rig(GPU, together=TOGETHER) as rig:
         ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
         for program in (ls, be, native):
@@ -136,7 +138,7 @@ def be_bound(found: Found) -> None:
 
 
 def host_bound(found: Found) -> None:
-    """BE programs that their host holds back, by the work that they may have in flight: what running ahead is worth."""
+    """By in-flight budget: rates of host-bound BE programs, to see the gain from launching ahead."""
     with Rig(GPU, together=TOGETHER) as rig:
         ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
         for program in (ls, be, native):
@@ -183,17 +185,17 @@ def schemes(found: Found) -> None:
 
 
 def tidal(found: Found) -> None:
-    """The scheme tidal alone, with requests enough for its 99 %; beside training: step `training`."""
+    """The scheme tidal, with enough requests to measure an attainment of 99 %. Step `training` has training loads."""
     measure(GPU, plan(["mm4096", "mm2048", "add256"], "tidal", rounds=8, block_s=2.0), found)
 
 
 def tidal_long(found: Found) -> None:
-    """The same beside long kernels, of which a request may wait for one."""
+    """The scheme tidal beside long kernels. A request may have to wait for one of them."""
     measure(GPU, plan(LONG, "tidal", rounds=4, block_s=2.0), found)
 
 
 def loads(found: Found) -> None:
-    """LS at 30, 50 and 70 % of what it can serve."""
+    """LS at 30, 50 and 70 % of its capacity."""
     with Rig(GPU, together=TOGETHER) as rig:
         ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
         for program in (ls, be, native):
@@ -214,7 +216,7 @@ def loads(found: Found) -> None:
 
 
 def rounds(ls: Program, be: Program, native: Program, mine: Plan, count: int) -> dict[str, Any]:
-    """Alone and beside, in turn."""
+    """Alternate blocks of LS alone and beside BE."""
     series = Series()
     for seed in range(count):
         alone = ls_block(ls, mine, seed, raises=False)
@@ -225,7 +227,7 @@ def rounds(ls: Program, be: Program, native: Program, mine: Plan, count: int) ->
 
 
 def two_ls(found: Found) -> None:
-    """Two LS services of 60 requests a second each beside BE; each against both without BE."""
+    """Two LS services of 60 requests a second each, beside BE. The baseline are both services without BE."""
     with Rig(GPU, together=TOGETHER) as rig:
         pair = [rig.ls("ls1"), rig.ls("ls2")]
         be = rig.be(below=True)
@@ -260,12 +262,12 @@ def two_ls(found: Found) -> None:
 
 
 def inputs_copied(found: Found) -> None:
-    """Every request brings its input from pinned host memory."""
+    """Every request copies its input from pinned host memory."""
     measure(GPU, plan(["mm2048", "add256"], "tidal", rounds=3, block_s=2.0, copy=True), found)
 
 
 def without_mps(found: Found) -> None:
-    """The same rule while the driver slices time between the processes."""
+    """The scheme tidal without MPS, while the driver time-slices between the processes."""
     with Rig(GPU, together=False) as rig:
         ls, be, native = rig.ls(), rig.be(), rig.be_native()
         for program in (ls, be, native):
@@ -281,7 +283,8 @@ def without_mps(found: Found) -> None:
 
 
 def bandwidth_curve(found: Found) -> None:
-    """LS beside a memory-bound BE that may work a part of the time beside it, by SMs of BE; and the budget from it."""
+    """LS beside memory-bound BE work, by the SMs of BE and the fraction of time with overlap; and the budget chosen
+    from that."""
     budget_of(GPU, Budget(parse_ls("resnet50:4:300")), found)
 
 
@@ -310,11 +313,11 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
 
 
 class TooLongError(Exception):
-    """A step is over its limit."""
+    """A step has exceeded its time limit."""
 
 
 def _too_long(*_: object) -> None:
-    raise TooLongError("the step is over its time limit")
+    raise TooLongError("the step has exceeded its time limit")
 
 
 def main() -> None:

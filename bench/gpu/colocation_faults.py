@@ -1,4 +1,4 @@
-"""Faults beside a running co-location, each by itself: how long until the other side goes on."""
+"""Faults during co-location, one at a time: how long until the other side continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def faults(found: dict[str, Any]) -> None:
-    """Each fault by itself: how long until the other side goes on."""
+    """Inject one fault after the other; measure how long until the other side continues."""
     for name, step in FAULTS.items():
         try:
             found[name] = step()
@@ -37,7 +37,7 @@ def faults(found: dict[str, Any]) -> None:
 
 
 def ls_killed() -> dict[str, Any]:
-    """An LS process is killed while it holds the floor."""
+    """Kill an LS process while its LS-activity flag is set."""
     with Rig(GPU, together=TOGETHER) as rig:
         be = rig.be(below=True).wait_ready()
         be.ask("load mm2048", 60)
@@ -68,7 +68,7 @@ def ls_killed() -> dict[str, Any]:
 
 
 def be_killed() -> dict[str, Any]:
-    """BE is killed inside a kernel, then another one is stopped (SIGSTOP): LS goes on."""
+    """Kill a BE process inside a kernel, then stop another one (SIGSTOP). LS must continue."""
     result = {}
     for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
         with Rig(GPU, together=TOGETHER) as rig:
@@ -95,7 +95,7 @@ def be_killed() -> dict[str, Any]:
 
 
 def agent_restarted() -> dict[str, Any]:
-    """The agent is killed and started again under a running LS and BE."""
+    """Kill and restart the agent while LS and BE run."""
     with Rig(GPU, together=TOGETHER, settings={"fail": "open"}) as rig:
         ls, be = rig.ls(), rig.be(below=True)
         ls.wait_ready()
@@ -133,7 +133,7 @@ def agent_restarted() -> dict[str, Any]:
 
 
 def mps_server(rig: Rig) -> int:
-    """Process id of the MPS server that the rig's programs are on."""
+    """Process id of the MPS server of the rig's programs."""
     pipe = next(rig.bench.folder.glob("mps-*/pipe"))
     asked = subprocess.run(
         ["nvidia-cuda-mps-control"],
@@ -148,7 +148,7 @@ def mps_server(rig: Rig) -> int:
 
 
 def mps_server_dead() -> dict[str, Any]:
-    """The MPS server is killed, which ends its clients: how soon LS notices, and serves again with a new worker."""
+    """Kill the MPS server, which ends its clients. Measures when LS notices, and when a new worker serves again."""
     if not TOGETHER:
         return {"skipped": "no MPS here"}
     with Rig(GPU, together=True) as rig:

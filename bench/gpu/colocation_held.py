@@ -1,5 +1,5 @@
-"""An unmodified service that the shim holds the floor for, workers as `cotenant serve --colocation` makes them, and the
-agent's own eye on the MPS server."""
+"""Co-location of an unmodified service, whose LS-activity flag the shim sets; of workers with the environment of
+`cotenant serve --colocation`; and detection of a dead MPS server by the agent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEW = ("ls_p50_over_alone", "ls_p99_over_alone", "ls_p99_over_alone_ci95", "ls_a
 
 
 def beside(ls: Program, be: Program, native: Program, raises: bool, rounds: int) -> dict[str, Any]:
-    """Blocks alone and beside in turn; the same arrivals."""
+    """Alternate blocks alone and beside BE, with the same arrivals."""
     mine = Plan(parse_ls("resnet50:4:100"), [], parse_schemes("tidal"), block_s=0.8)
     series = Series()
     for seed in range(rounds):
@@ -41,7 +41,7 @@ def beside(ls: Program, be: Program, native: Program, raises: bool, rounds: int)
 
 
 def shim_held(found: Found) -> None:
-    """An unmodified service under `cotenant run --latency-sensitive`: what the shim costs it, and what BE does."""
+    """An unmodified service under `cotenant run --latency-sensitive`: overhead of the shim, and effect of BE."""
     with Rig(GPU, together=TOGETHER) as rig:
         be, native, plain = rig.be(below=True), rig.be_native(), rig.ls("ls-plain")
         spec = TenantSpec("ls-held", mechanism=MECHANISM, latency_sensitive=True)
@@ -53,7 +53,7 @@ def shim_held(found: Found) -> None:
         pairs = [(ls_block(plain, mine, i, raises=True), ls_block(held, mine, i, raises=False)) for i in range(3)]
         found["shim_alone_over_plain"] = [
             sum(b["service_ms"]) / sum(a["service_ms"]) for a, b in pairs
-        ]  # no floor of its own: the shim raises
+        ]  # the client does not report activity itself; the shim does
         for kind in ("mm2048", "add256"):
             rig.scheme("mps-plus")
             native.ask(f"load {kind}", 60)
@@ -105,7 +105,7 @@ def serve_workers(found: Found) -> None:
 
 
 def mps_watch(found: Found) -> None:
-    """The MPS server is killed: how soon the agent says so, and that new programs get a new server."""
+    """Kill the MPS server: when the agent reports it, and whether new programs get a new server."""
     if not TOGETHER:
         found["skipped"] = "no MPS here"
         return
@@ -113,7 +113,7 @@ def mps_watch(found: Found) -> None:
         be = rig.be(below=True).wait_ready()
         be.ask("load mm2048", 60)
         be.tell("run 4")
-        time.sleep(1.5)  # the watch looks for a new server every so often
+        time.sleep(1.5)  # the agent checks periodically for a new server
         server = mps_server(rig)
         log = rig.bench.folder / "agent.log"
         killed = time.monotonic()

@@ -1,4 +1,5 @@
-"""Best-effort training beside a service: what it keeps of the time that the service leaves, and where the rest goes."""
+"""Best-effort training beside a service: the fraction of the remaining time that it uses, and where the rest is
+lost."""
 
 from __future__ import annotations
 
@@ -36,19 +37,19 @@ NATIVE, SHIM, GATE, LEFT, BOUNDED = "native", "no gate", "gate", "beside", "besi
 
 
 class Rounds:
-    """Blocks of one load in turn: LS alone, BE alone in three ways, BE beside LS; rates in steps per second."""
+    """Alternate blocks of one load: LS alone, BE alone in three configurations, BE beside LS. Rates are steps/s."""
 
     def __init__(self, rig: Rig, ls: Program, native: Program, be: Program, ways: Sequence[str]) -> None:
         self.rig, self.ls, self.native, self.be = rig, ls, native, be
         self.plan = Plan(parse_ls("resnet50:4:100"), [], parse_schemes("tidal"), block_s=BESIDE_S)
         self.rates: dict[str, list[float]] = {way: [] for way in ways}
-        self.left: list[float] = []  # part of the time in which LS alone is idle
-        self.waited: list[float] = []  # part of the time beside LS that BE spent at the gate
+        self.left: list[float] = []  # fraction of time that LS alone is idle
+        self.waited: list[float] = []  # fraction of time that BE waited at the gate beside LS
         self.alone_ms: list[list[float]] = []
         self.beside_ms: dict[str, list[list[float]]] = {way: [] for way in ways if way in (LEFT, BOUNDED)}
 
     def run(self, number: int) -> None:
-        """One round; another way begins each time."""
+        """Run one round. Each round begins with another configuration."""
         alone = ls_block(self.ls, self.plan, number, raises=False)
         self.left.append(1 - alone["active_s"] / BESIDE_S)
         self.alone_ms.append(alone["latency_ms"])
@@ -74,7 +75,7 @@ class Rounds:
         return float(self.rig.tenants()["be"].get("gate_wait_s", 0.0))
 
     def report(self) -> dict[str, Any]:
-        """Ratios of means over rounds with 95 %, p99 of LS, and every block's rate."""
+        """Ratios of mean rates with 95 % intervals, p99 of LS, and the rate of every block."""
         pairs = [(SHIM, NATIVE), (GATE, SHIM), *((way, of) for way in self.beside_ms for of in (NATIVE, SHIM))]
         row: dict[str, Any] = {f"{way} over {of}": self._over(way, of) for way, of in pairs}
         alone = [ms for block in self.alone_ms for ms in block]
@@ -90,7 +91,7 @@ class Rounds:
         return row | {"rates": {way: [round(rate, 3) for rate in rates] for way, rates in self.rates.items()}}
 
     def _over(self, way: str, of: str) -> dict[str, Any]:
-        """Mean rate over mean rate, beside LS of the time that it leaves; the interval by drawing rounds."""
+        """Ratio of mean rates, relative to the time that LS leaves. The interval is a bootstrap over rounds."""
         left = self.left if way in self.beside_ms else [1.0] * len(self.left)
         rows = list(zip(self.rates[way], self.rates[of], left, strict=True))
 
@@ -122,7 +123,7 @@ def training(found: Found) -> None:
         ):
             for kind in kinds:
                 rig.scheme("mps-plus")
-                # one by one: each times the algorithms that it may use
+                # one after the other, because each benchmarks cuDNN's algorithms at its start
                 found[kind] = {"step_ms": [program.ask(f"load {kind}", 60)["unit_ms"] for program in (native, be)]}
                 rounds = Rounds(rig, ls, native, be, ways)
                 for number in range(count):

@@ -1,4 +1,4 @@
-"""Orion with a profile of every kernel, as its authors have it, and copies on the device that are cut into pieces."""
+"""Orion with a profile of every kernel, as its authors use it; and tidal with device copies that are split."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SOURCE = sys.path[0]
 BACKEND = "driver" if GPU == "soft" else "torch"
 KINDS = ("add256", "mm2048", "train-transformer", "copy2048")
 ROUNDS = int(os.environ.get("ORION_ROUNDS", 3))
-DUR_PART = 0.025  # of a request's time alone: Strati et al., EuroSys 2024
+DUR_PART = 0.025  # fraction of a request's time alone: Strati et al., EuroSys 2024
 FEW = (
     "ls_p50_over_alone",
     "ls_p99_over_alone",
@@ -66,7 +66,7 @@ def profiled(module: str, arguments: str, said: str) -> list[KernelRow]:
 
 
 def shares(rows: list[KernelRow]) -> dict[str, float]:
-    """Part of the time by class."""
+    """Fraction of time by work class."""
     total = sum(row.total_ns for row in rows)
     return {
         name: sum(row.total_ns for row in rows if row.work_class == kind) / total
@@ -76,14 +76,14 @@ def shares(rows: list[KernelRow]) -> dict[str, float]:
 
 
 class Row:
-    """One way of sharing: who serves, who works beside, and what the floor is told."""
+    """One configuration: the LS client, the BE program, and the co-location settings."""
 
     def __init__(self, ls: Program, be: Program, scheme: str, **changes: Any) -> None:
         self.ls, self.be, self.scheme, self.changes = ls, be, scheme, changes
 
 
 def orion(found: Found) -> None:
-    """Orion as the table of schemes has it, by a profile, and with 2.5 % of a request in flight; and tidal."""
+    """Scheme orion with its defaults, with a profile, and with 2.5 % of a request in flight; and scheme tidal."""
     loads = "".join(f"load {kind}\\nrun 0.2\\n" for kind in KINDS)
     be_rows = profiled("be_loads", BACKEND, loads)
     found["be"] = {"kernels": len(be_rows), "time": shares(be_rows)}
@@ -112,14 +112,14 @@ def orion(found: Found) -> None:
                 "as the table": Row(plain, free if kind.startswith("train-") else wide, "orion"),
                 "by profile": Row(classed, known, "orion"),
                 "by profile, 2.5 %": Row(classed, known, "orion", in_flight_us=round(dur_us)),
-                "copies pass": Row(plain, free, "orion"),  # nothing is known of any kernel, as of copies in Orion
+                "copies pass": Row(plain, free, "orion"),  # copies have no profile in Orion
                 "tidal": Row(plain, free, "tidal"),
             }
             found[kind] = compare(rig, rows, native, mine)
 
 
 def compare(rig: Rig, rows: dict[str, Row], native: Program, mine: Plan) -> dict[str, Any]:
-    """Blocks in turn, another row first in each round; a row against its own service alone."""
+    """Alternate blocks; each round begins with another configuration. Each is compared with its own service alone."""
     series = {name: Series() for name in rows}
     names = list(rows)
     for number in range(ROUNDS):
@@ -138,7 +138,7 @@ def compare(rig: Rig, rows: dict[str, Row], native: Program, mine: Plan) -> dict
 
 
 def copies_cut(found: Found) -> None:
-    """tidal beside copies of 2 GiB on the device: whole, and in pieces, as where somebody has a weight on the link."""
+    """Scheme tidal beside device copies of 2 GiB: whole, and split as when a tenant has a copy weight."""
     for name, weight in (("whole", None), ("in pieces", 1.0)):
         with Rig(GPU, together=TOGETHER, pinned=True) as rig:
             ls, native = rig.ls(), rig.be_native()

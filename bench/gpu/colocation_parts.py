@@ -1,4 +1,4 @@
-"""Parts of co-location by themselves: green contexts, a persisting L2 window, profiles of kernels.
+"""Single techniques of co-location: green contexts, a persisting L2 window, kernel profiles.
 
 Run as a program it is one of the helpers: `colocation_parts.py green|l2`.
 """
@@ -59,7 +59,7 @@ def helper(name: str, **environment: str) -> dict[str, Any]:
 
 
 def green(found: dict[str, Any]) -> None:
-    """Groups of green contexts checked on the device: their sizes, and that they are disjoint."""
+    """Check green contexts on the device: their sizes, and that they are disjoint."""
     found |= helper("green")
 
 
@@ -76,7 +76,7 @@ def l2_window(found: Found) -> None:
 
 
 def l2_under_mps(found: Found, percent: str) -> None:
-    """Clients of an MPS server cannot set the limit of persisting lines, only the environment of the server can."""
+    """Set the limit of persisting L2 lines. Clients of MPS cannot set it; only the server's environment can."""
     if percent:
         os.environ[L2_LIMIT] = percent
     try:
@@ -100,7 +100,7 @@ def l2_under_mps(found: Found, percent: str) -> None:
 
 
 def kernels(found: dict[str, Any]) -> None:
-    """Classes of kernels of a transformer's training, a product and an addition."""
+    """Work classes of the kernels of a transformer's training, a matrix product and an addition."""
     profile = profile_kernels(GPU, [sys.executable, "-c", PROGRAM], timeout_s=60)
     rows = profile.pop("kernels")
     found |= profile | {"kinds": len(rows), "most": rows[:14]}
@@ -120,7 +120,7 @@ def green_helper() -> dict[str, Any]:
 
 
 def persisting_limit(cuda: ctypes.CDLL) -> int:
-    """Bytes of L2 that this context may keep, or minus the code of the error."""
+    """Bytes of L2 that this context may persist, or the error code, negated."""
     size = ctypes.c_size_t()
     code = cuda.cuCtxGetLimit(ctypes.byref(size), 6)
     return -code if code else size.value
@@ -140,7 +140,7 @@ class Window(ctypes.Structure):
 
 
 def l2_helper() -> dict[str, Any]:
-    """Service time of ResNet-50 whose weights lie in one buffer, without and with a persisting window over it."""
+    """Service time of ResNet-50 with all weights in one buffer, without and with a persisting window over it."""
     import torch
 
     found: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def l2_helper() -> dict[str, Any]:
 
 
 def pages(found: Found) -> None:
-    """Whether the driver pins a page of another process that this one may only read."""
+    """Whether the driver can pin a page of another process that is mapped read-only."""
     found |= helper("pages")
 
 

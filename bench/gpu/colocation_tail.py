@@ -1,4 +1,5 @@
-"""Where an LS request's time goes beside best-effort kernels of 0.2 ms or less, by candidate, interleaved."""
+"""Stages of an LS request's time beside best-effort kernels of at most 0.2 ms, for several configurations
+(candidates)."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ ZEROS = ", zeros"  # the same kernels without their power
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, 99th percentile, largest and number."""
+    """Median, 99th percentile, maximum and number of values."""
     return {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "max": max(values), "n": len(values)}
 
 
@@ -124,14 +125,14 @@ def from_service(alone: Blocks, beside: Blocks, skip_late: bool) -> dict[str, An
 
 
 def report(alone: Blocks, native: list[float], beside: Blocks) -> dict[str, Any]:
-    """One candidate against alone."""
+    """Compare one candidate with LS alone."""
     left = 1 - quantile(alone.active, 0.5)
     of_left = sorted(b / n / left for b, n in zip(beside.be, native, strict=True))
     slo_ms = quantile([ms for block in alone.latency_ms for ms in block], 0.995)
     share, interval = attainment([ms for block in beside.latency_ms for ms in block], slo_ms)
     alone_mean, beside_mean = (
         [mean(side.stage(i)) for i in range(len(STAGES))] for side in (alone, beside)
-    )  # means add up
+    )  # means, unlike percentiles, add up
     return {
         "slo_attainment": {"slo_ms": slo_ms, "share": share, "ci95": interval},
         "p50": over(alone.latency_ms, beside.latency_ms, 0.5),
@@ -150,7 +151,7 @@ def report(alone: Blocks, native: list[float], beside: Blocks) -> dict[str, Any]
 
 
 def block(ls: Program, seed: int, raises: bool, be: Program | None) -> tuple[dict[str, Any], float, dict[str, float]]:
-    """One block of requests, beside BE or alone."""
+    """Run one block of requests, beside BE or alone."""
     if be is not None:
         be.tell(f"run {BLOCK_S + 2 * LEAD_S}")
         time.sleep(LEAD_S)
@@ -164,7 +165,8 @@ def block(ls: Program, seed: int, raises: bool, be: Program | None) -> tuple[dic
 
 
 class Stand:
-    """The programs of one measurement: LS, BE without the shim and under it, once more beside it for zeros."""
+    """The programs of one measurement: LS, BE without the shim, BE under it, and another BE tenant for products of
+    zeros."""
 
     def __init__(self, rig: Rig, zeros: bool = False) -> None:
         self.rig = rig
@@ -202,7 +204,8 @@ class Stand:
 
 
 def compare(found: Found, stand: Stand, kind: str, names: list[str], seconds: float) -> None:
-    """Blocks in turn until the time is over, another candidate first each time; what was seen is written after each."""
+    """Alternate blocks until the time is over; each round begins with another candidate. Results are saved after each
+    round."""
     stand.load(kind)
     ends = time.monotonic() + seconds
     alone, native, natively = Blocks(), [], []
@@ -242,18 +245,18 @@ def said(kind: str, name: str, row: dict[str, Any]) -> str:
 
 
 def seconds_of(default: float) -> float:
-    """Shorter where the environment says so: to try a step on the software GPU."""
+    """Length of a step, shortened by an environment variable to test it on the software GPU."""
     return float(os.environ.get("TAIL_SECONDS", default))
 
 
 def tidal_tail(found: Found) -> None:
-    """Beside products of 0.2 ms, the hardest: every candidate, and what the card's clock does."""
+    """Beside products of 0.2 ms, the hardest case: every candidate, and the GPU's clock."""
     with Rig(GPU, together=TOGETHER) as rig:
         compare(found, Stand(rig, zeros=True), "mm4096", list(CANDIDATES)[1:], seconds_of(85))
 
 
 def tail_short(found: Found) -> None:
-    """Beside shorter kernels and training: as it was and as it is."""
+    """Beside shorter kernels and training: the former and the current settings."""
     with Rig(GPU, together=TOGETHER) as rig:
         stand = Stand(rig)
         for kind in ("mm2048", "add256", "train-resnet50", "train-transformer"):
@@ -261,7 +264,7 @@ def tail_short(found: Found) -> None:
 
 
 def stretch(found: Found) -> None:
-    """Training that its host holds back: how far the bound may grow."""
+    """Host-bound training, by the largest scale of the in-flight budget."""
     CANDIDATES.update({f"stretch {n:g}": {"stretch": n} for n in (8.0, 16.0)})
     with Rig(GPU, together=TOGETHER) as rig:
         stand = Stand(rig)
@@ -270,7 +273,7 @@ def stretch(found: Found) -> None:
 
 
 def event_cost(found: Found) -> None:
-    """Launches per second with an event, or a wait for a word, between two short kernels."""
+    """Launches per second with an event, or a stream memory wait, between two short kernels."""
     with Rig(GPU, together=TOGETHER) as rig, tempfile.NamedTemporaryFile(dir="/dev/shm") as word:
         word.write(bytes(4096))
         word.flush()

@@ -1,4 +1,4 @@
-"""An experiment: a best-effort program whose launches wait on the device for a word, instead of in the host.
+"""An experiment: a best-effort program whose launches wait on the device (stream memory wait) instead of on the host.
 
     python -m device_hold BACKEND FILE        the protocol of cotenant.bench.be_loads, and `cost KIND SECONDS`
 

@@ -1,4 +1,4 @@
-"""What a tenant alone pays, and how much of it for its fences: steps of loading.py.
+"""Overhead of a tenant that is alone, and the part that its fences have in it: steps of loading.py.
 
 A native program and a tenant launch from one core in turn. Before each block the tenant's agent says whether it is to
 be fenced (COTENANT_SLOT_UNFENCED), so what fences cost compares one process with itself; only ratios to native depend
@@ -27,13 +27,13 @@ from runs import SOFT, Run  # noqa: E402
 from cotenant.bench.overhead import median_interval  # noqa: E402
 
 BLOCK_S = 0.08
-SETTLE_S = 0.02  # what was asked for holds from the next interval on
+SETTLE_S = 0.02  # a change takes effect at the next interval
 WAYS = {"none": UNFENCED, "default": 0}  # flags of the tenant's slot
 FENCES = 168  # where a slot counts them
 
 
 class Pair:
-    """A native program and a tenant of an agent of its own."""
+    """A native program, and a tenant with a private agent."""
 
     def __init__(self, folder: Path, kind: str, number: int) -> None:
         self.agent = FakeAgent(folder / f"{kind}{number}.sock", inflight_ns=4_000_000)
@@ -74,7 +74,7 @@ class Pair:
 
 @contextlib.contextmanager
 def started(kind: str, processes: int) -> Iterator[list[Pair]]:
-    """Pairs that are set up; all of them at once, because that takes longest."""
+    """Set up pairs, all at the same time, because that takes longest."""
     with tempfile.TemporaryDirectory() as folder:
         pairs = [Pair(Path(folder), kind, number) for number in range(processes)]
         try:
@@ -87,7 +87,7 @@ def started(kind: str, processes: int) -> Iterator[list[Pair]]:
 
 
 def rounds_of(pair: Pair, rounds: int) -> dict[str, list[float]]:
-    """Rates by side; the order turns and changes direction, so that a drift of the machine falls on all."""
+    """Rates by side. The order rotates and changes direction, so that drift of the machine affects all sides alike."""
     sides = ["native", *WAYS]
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
@@ -98,7 +98,7 @@ def rounds_of(pair: Pair, rounds: int) -> dict[str, list[float]]:
 
 
 def summary(ratios: list[float]) -> dict[str, Any]:
-    """Median with the interval that holds the true one with 95 %; of fewer than six values, that is all they say."""
+    """Median with its 95 % confidence interval; for fewer than six values the range."""
     low, high = median_interval(len(ratios))
     ordered = sorted(ratios)
     return {"median": round(statistics.median(ordered), 4), "ci95": [round(ordered[low], 4), round(ordered[high], 4)]}

@@ -29,7 +29,7 @@ from cotenant.bench import overhead, shares  # noqa: E402
 from cotenant.bench.harness import Bench  # noqa: E402
 from cotenant.native.libraries import SOFT_DRIVER, library_path  # noqa: E402
 
-GPUS = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"  # a UUID keeps to one card of several; soft: to be tried out
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"  # a UUID selects one of several GPUs; soft: a test of the script
 if GPUS == "soft":
     del os.environ["CUDA_VISIBLE_DEVICES"]
 PROGRAMS = str(HERE / "programs.py")
@@ -50,7 +50,7 @@ def all_shares(seconds: float) -> dict[str, Any]:
 
 
 def work_between(block: dict[str, Any], start_ns: float, end_ns: float) -> float:
-    """Units of work a block had done between two moments; between marks it grows evenly."""
+    """Units of work of a block between two times, interpolated linearly between marks."""
     points = [(block["begin_ns"], 0), *((m[0], m[1]) for m in block["marks"]), (block["end_ns"], block["count"])]
 
     def until(at_ns: float) -> float:
@@ -100,7 +100,7 @@ def come_and_go() -> dict[str, Any]:
 
 
 def limits_by_time() -> dict[str, Any]:
-    """GPU time by the tenant's own events over wall time: a card that rests half the time clocks higher, so that work
+    """GPU time by the tenant's own events over wall time: a GPU that idles half the time clocks higher, so that work
     done says more than the share of time."""
     found: dict[str, Any] = {}
     environment = dict(os.environ)
@@ -217,7 +217,7 @@ def launch_pair() -> dict[str, Any]:
 
 
 def overheads(kind: str, processes: int, pairs: int) -> dict[str, Any]:
-    """Many pairs of processes, short pairs of blocks in each: a process may be lucky in its place."""
+    """Many pairs of processes with short pairs of blocks, because processes differ by their memory layout."""
     return overhead.measure(gpus=GPUS, workloads=[kind], pairs=pairs, block_s=0.05, processes=processes)
 
 
@@ -264,7 +264,7 @@ def wake() -> dict[str, Any]:
         native = dict(one.environment)
         if GPUS == "soft":
             native["COTENANT_BENCH_LIBRARY"] = str(library_path(SOFT_DRIVER))
-        runs = {  # at once: each sleeps nearly all the time
+        runs = {  # concurrently, because each sleeps most of the time
             "native": subprocess.Popen(command, env=native, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
             "alone": start_program(one, TenantSpec("alone"), command),
             "limit 90 %": start_program(other, TenantSpec("limited", 0.0, 0.9), command),
@@ -279,7 +279,7 @@ def wake() -> dict[str, Any]:
 
 
 def mps() -> dict[str, Any]:
-    """Two tenants at once under MPS with 50 % of the threads each; what each gets of a native run."""
+    """Two concurrent tenants under MPS with 50 % of the threads each, each relative to a native run."""
     with Bench(GPUS, {}) as bench:
         native = bench.native("busy")
         native.wait_ready()
@@ -326,7 +326,7 @@ def main() -> None:
         began = time.monotonic()
         try:
             found[name] = step()
-        except Exception as error:  # one failed step must not cost the others
+        except Exception as error:  # a failed step must not stop the others
             found[name] = {"error": repr(error)}
         print(name, round(time.monotonic() - began, 1), json.dumps(found[name])[:3500], flush=True)
         out.write_text(json.dumps(found, indent=1))

@@ -1,4 +1,4 @@
-"""What the training fleet does on real GPUs, and what it costs; writes JSON. Standard library, torch and src alone.
+"""The training fleet on real GPUs: correctness and cost of its operations; writes JSON. Needs only torch and src.
 
     CUDA_VISIBLE_DEVICES=<UUID> PYTHONPATH=src python bench/gpu/fleet.py OUT.json [STEP,STEP...]
 
@@ -36,11 +36,11 @@ PROGRAM = str(HERE / "train_job.py")
 FIRST = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 SECOND = os.environ.get("COTENANT_SECOND_GPU", "")
 GPUS = FIRST or "soft"
-SMALL = not Path("/dev/nvidiactl").exists()  # without a GPU: only to try this script
+SMALL = not Path("/dev/nvidiactl").exists()  # without a GPU, to test this script
 
 
 class Job:
-    """One job of cotenant.loop in a folder of its own; started any number of times, as a tenant or by itself."""
+    """A job of cotenant.loop in its own folder. It can be started repeatedly, as a tenant or without the agent."""
 
     def __init__(self, folder: Path, kind: str, steps: int, ranks: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class Job:
         return [json.loads(line) for line in whole if line.endswith("]")]
 
     def until(self, steps: int, seconds: float = 90.0) -> None:
-        """Wait until that many steps are in the curve."""
+        """Wait until the curve has that many steps."""
         end = time.monotonic() + seconds
         while len(self.lines()) < steps:
             if any(p.poll() not in (None, 0) for p in self.processes) or time.monotonic() > end:
@@ -91,7 +91,7 @@ class Job:
             time.sleep(0.02)
 
     def stop(self, number: int = signal.SIGTERM, expect: int = 75) -> float:
-        """Send a signal to every rank and wait; seconds until all had gone."""
+        """Send a signal to every rank and wait for their end. Returns the seconds."""
         began = time.monotonic()
         for process in self.processes:
             process.send_signal(number)
@@ -107,7 +107,7 @@ class Job:
             raise RuntimeError(f"{self.folder.name}: exit codes {codes}; {self.tail()}")
 
     def kill(self) -> None:
-        """Whatever still runs."""
+        """Kill the processes that still run."""
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
@@ -123,7 +123,7 @@ class Job:
         return statistics.median(taken) if len(taken) > 3 else float("nan")
 
     def tail(self) -> str:
-        """The end of what it wrote."""
+        """The last lines of its output."""
         return self.log.read_text(errors="replace")[-1500:] if self.log.exists() else ""
 
 
@@ -141,7 +141,7 @@ def free_port() -> int:
 
 
 def same_curve(whole: list[Any], parts: list[Any]) -> dict[str, Any]:
-    """Whether every step of the parts has the loss, bit by bit, that the whole run had."""
+    """Whether every step of the parts has exactly the same loss as in the whole run."""
     losses = {line[0]: line[1] for line in whole}
     unlike = [line[0] for line in parts if losses.get(line[0]) != line[1]]
     seen = {line[0] for line in parts}
@@ -152,8 +152,8 @@ def same_curve(whole: list[Any], parts: list[Any]) -> dict[str, Any]:
 
 
 def loop_bit_identical(folder: Path) -> dict[str, Any]:
-    """Stopped twice and killed once, under the shim with half of the GPU in between: the loss curve of an undisturbed
-    run, bit by bit."""
+    """A job that is stopped twice and killed once, in between under the shim with half of the GPU: the loss curve of an
+    undisturbed run, bit by bit."""
     steps = 60
     whole = Job(folder / "whole", "conv", steps)
     again = Job(folder / "again", "conv", steps)
@@ -187,7 +187,7 @@ def loop_bit_identical(folder: Path) -> dict[str, Any]:
 
 
 def move_cost(folder: Path) -> dict[str, Any]:
-    """What stopping and resuming a job with about 1 GB of state costs; across GPUs where there are two."""
+    """Cost of stopping and resuming a job with about 1 GB of state; with two GPUs, on another one."""
     job = Job(folder / "wide", "wide", 100_000)
     found: dict[str, Any] = {}
     try:
@@ -296,7 +296,7 @@ def miso_live(folder: Path) -> dict[str, Any]:
 
 
 def park_resume(folder: Path) -> dict[str, Any]:
-    """A job that knows nothing of leases, taken off its GPU by the agent and given back: its curve goes on."""
+    """An unmodified job that the agent parks and resumes: its loss curve continues."""
     whole, job = Job(folder / "whole", "conv", 900), Job(folder / "parked", "conv", 900)
     found: dict[str, Any] = {}
     try:
@@ -323,7 +323,7 @@ def park_resume(folder: Path) -> dict[str, Any]:
     return found | same_curve(whole.lines(), job.lines())
 
 
-# each with the seconds that it may take
+# step -> function and time limit in seconds
 STEPS: dict[str, tuple[Callable[[Path], dict[str, Any]], float]] = {
     "loop_bit_identical": (loop_bit_identical, 300),
     "move_cost": (move_cost, 180),
@@ -352,7 +352,7 @@ def main() -> None:
             try:
                 with within(limit_s):
                     found[name] = step(Path(folder))
-            except Exception as error:  # one failed step must not cost the others
+            except Exception as error:  # a failed step must not stop the others
                 logs = {str(path.relative_to(folder)): path.read_text(errors="replace")[-800:]
                         for path in Path(folder).rglob("log")}  # fmt: skip
                 found[name] = failure(error) | {"trace": traceback.format_exc()[-1500:], "logs": logs}
