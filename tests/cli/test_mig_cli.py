@@ -45,6 +45,9 @@ def test_layouts(call: Any) -> None:
     code, out, _ = call("mig", "layouts", "--gpu", "A30")
     assert code == 0
     assert "5 placed layouts, 4 multisets" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["2,1,1", "2g.12gb@0,1g.6gb@2,1g.6gb@3"] in rows  # one row per layout, without a frame
+    assert all(line == line.rstrip() for line in out.splitlines())
 
 
 def test_plan(call: Any, tmp_path: Path) -> None:

@@ -213,10 +213,12 @@ def _print(rows: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from cotenant.cli.fitting import FILE_WIDTH, to_file
+    from cotenant.core.print_table import print_table
     from cotenant.report.colocation import notes, table
 
     head, *lines = table(rows, ("ls_p99_over_alone",))
-    console = Console()
+    console = Console(width=FILE_WIDTH) if to_file() else Console()
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     widths = [max(len(word) for word in (*title.split(), *(line[i] for line in lines))) for i, title in enumerate(head)]
     for index, title in enumerate(head):
@@ -226,6 +228,6 @@ def _print(rows: dict[str, Any]) -> None:
         shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold", width=width)
     for line in lines:
         shown.add_row(*line)
-    console.print(shown)
+    print_table(console, shown)
     for note in notes(rows):
         console.print(note, style="dim", soft_wrap=True)

@@ -26,7 +26,7 @@ def _mechanisms() -> Iterable[tuple[str, str]]:
     from cotenant.agent.mechanisms import registry
     from cotenant.agent.mechanisms.base import Use
 
-    return [(registry.AUTO, "what suits the card"), *((name, "") for name in registry.names(Use.TENANT))]
+    return [(registry.AUTO, "the default for the GPU"), *((name, "") for name in registry.names(Use.TENANT))]
 
 
 def _gpu_models() -> Iterable[tuple[str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 Build = Callable[[Sequence[str]], "Table"]
@@ -37,9 +38,27 @@ def fit(build: Build, heads: Sequence[str], dispensable: Sequence[str], width: i
     return table, [h for h in heads if h in left_out]
 
 
+def plain_table(title: str | None = None) -> Table:
+    """A table without frame, with a line below its head. Columns are to be added."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
 def to_file() -> bool:
     """Whether output goes to a file or pipe and no width was set by the user."""
     return not sys.stdout.isatty() and "COLUMNS" not in os.environ
+
+
+def print_whole(table: Table, console: Console | None = None) -> None:
+    """Print all columns of a table. To a file or pipe cells are not folded and lines have no trailing spaces."""
+    from rich.console import Console
+
+    from cotenant.core.print_table import print_table
+
+    console = console or Console()
+    print_table(Console(width=max(FILE_WIDTH, table_width(table))) if to_file() else console, table)
 
 
 def print_fitting(build: Build, narrow: Build, heads: Sequence[str], dispensable: Sequence[str]) -> None:

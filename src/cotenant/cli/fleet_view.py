@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cotenant.cli.fitting import print_whole
 from cotenant.core.units import counted, format_memory, format_seconds
 
 MOST_ROWS = 200
@@ -33,7 +34,7 @@ def print_status(answer: dict[str, Any]) -> None:
             name, str(node["gpus"]), f"{node['gpus_held']:g}", node["gpu_model"] or "-", f"{node['cpus']:g}",
             format_memory(node["memory_bytes"]), str(node["jobs"]), style=None if node["reachable"] else "red",
         )  # fmt: skip
-    console.print(table)
+    print_whole(table, console)
 
 
 def print_queue(jobs: list[dict[str, Any]], everything: bool) -> None:
@@ -53,7 +54,7 @@ def print_queue(jobs: list[dict[str, Any]], everything: bool) -> None:
             format_seconds(job["ran_s"]), format_seconds(job["waited_s"]), str(job["attempts"]), _where(job),
             style=_style(job["state"]),
         )  # fmt: skip
-    console.print(table)
+    print_whole(table, console)
     if len(jobs) > MOST_ROWS:
         console.print(f"and {len(jobs) - MOST_ROWS:,} more; --json lists all")
 

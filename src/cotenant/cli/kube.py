@@ -193,7 +193,7 @@ def plugin(
 
 @app.command()
 def install(
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder on the node.")] = Path(
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder on the node to install to.")] = Path(
         "/var/lib/cotenant/lib"
     ),
 ) -> None:

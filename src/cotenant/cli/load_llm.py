@@ -99,7 +99,7 @@ def load(
     length_s = DEFAULT_S if duration is None else parse_seconds(duration, field="duration")
 
     def made(factor: float, number: int, probe_s: float | None) -> OpenAiTest:
-        """The load times a factor, drawn anew by number; for a probe of its own length."""
+        """The load scaled by `factor`, with another random draw for each `number`. `probe_s`: length of a probe."""
         if clients and trace is None:
             requests = draw_pool(names, prompt, output, seed + number)
         else:

@@ -79,16 +79,16 @@ def layouts(
     if as_json:
         _print_json(content)
         return
-    from rich.console import Console
-    from rich.table import Table
+    from cotenant.cli.fitting import plain_table, print_whole
 
-    table = Table(title=f"{geo.gpu}: {len(found)} placed layouts, {len(kinds)} multisets")
+    table = plain_table(f"{geo.gpu}: {len(found)} placed layouts, {len(kinds)} multisets")
     table.add_column("multiset")
     table.add_column("placed (profile@start)")
     for key in kinds:
-        placed = [geo.format(layout) for layout in found if multiset(geo, layout) == key]
-        table.add_row(_short(key), "\n".join(placed))
-    Console().print(table)
+        for layout in found:
+            if multiset(geo, layout) == key:
+                table.add_row(_short(key), geo.format(layout))
+    print_whole(table)
     if geo.variants:
         print(f"and, instead of these: {', '.join(p.name for p in geo.variants.values())}")
 

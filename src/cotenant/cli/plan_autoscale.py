@@ -124,11 +124,10 @@ def replay(problem: Problem, spec: Spec, path: str, forecast: str, patience: int
     if as_json:
         print(json.dumps(content))
         return
-    from rich.console import Console
-    from rich.table import Table
+    from cotenant.cli.fitting import plain_table, print_whole
 
     changes = counted(content["changes"], "change")
-    table = Table(title=f"{forecast}: {changes}, {content['short_periods']:,} of {len(rows):,} short")
+    table = plain_table(f"{forecast}: {changes}, {content['short_periods']:,} of {len(rows):,} short")
     for name in ("time", "forecast/s", "came/s", "GPUs held", "needed"):
         table.add_column(name, justify="right")
     for row in rows:
@@ -136,4 +135,4 @@ def replay(problem: Problem, spec: Spec, path: str, forecast: str, patience: int
             f"{row['time_s']:g} s", f"{sum(row['forecast_rps'].values()):.0f}", f"{sum(row['came_rps'].values()):.0f}",
             str(row["held"]), "-" if row["needed"] is None else str(row["needed"]),
         )  # fmt: skip
-    Console().print(table)
+    print_whole(table)

@@ -122,12 +122,11 @@ def _say(row: Row) -> None:
 
 
 def _show(content: dict[str, Any], setup: LlmSetup) -> None:
-    from rich import box
-    from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    from cotenant.cli.fitting import plain_table, print_whole
+
+    table = plain_table()
     for head in ("models", "GPUs", "in time", "least", "of", "TTFT p99", "TPOT p99", "busy", "switches"):
         table.add_column(head, justify="left" if head == "of" else "right")
     for row in content["rows"]:
@@ -137,7 +136,7 @@ def _show(content: dict[str, Any], setup: LlmSetup) -> None:
             escape(row["least_of"]), f"{ttft:.0f}", "-" if tpot is None else f"{tpot:.1f}", f"{row['busy']:.0%}",
             f"{row['switches']:,}",
         )  # fmt: skip
-    Console().print(table)
+    print_whole(table)
     target, whole = content["target"], len(setup.models)
     print(f"one GPU serves {content['per_gpu']} of the {whole} models with {100 * target:g}% of the requests in time")
     if content["gpus"] is None:

@@ -50,21 +50,20 @@ def _layouts(plan: ServingPlan, problem: Problem) -> dict[str, str]:
 def show(data: dict[str, Any]) -> None:
     """Print the tables."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console()
-    table = Table(title=f"{data['planner']}: {data['gpus_used']} of {data['gpus']} GPUs")
+    from cotenant.cli.fitting import plain_table, print_whole
+
+    console = Console(soft_wrap=True)
+    table = plain_table(f"{data['planner']}: {data['gpus_used']} of {data['gpus']} GPUs")
     for name in ("GPU", "gpulet", "service", "batch", "duty"):
         table.add_column(name, justify="right" if name in ("GPU", "batch", "duty") else "left")
     for let in data["gpulets"]:
-        for i, seat in enumerate(let["seats"]):
-            first = i == 0
+        for seat in let["seats"]:
             table.add_row(
-                str(let["gpu"]) if first else "", let["partition"] if first else "", seat["service"],
-                str(seat["batch"]), f"{let['duty_ms']:.1f} ms" if first else "",
-            )  # fmt: skip
-    console.print(table)
-    console.print(_services_table(data))
+                str(let["gpu"]), let["partition"], seat["service"], str(seat["batch"]), f"{let['duty_ms']:.1f} ms"
+            )
+    print_whole(table)
+    print_whole(_services_table(data))
     for gpu, layout in data["layouts"].items():
         console.print(f"MIG layout of GPU {gpu}: {layout}", highlight=False)
     for left in data["left_out"]:
@@ -83,9 +82,9 @@ def show(data: dict[str, Any]) -> None:
 
 
 def _services_table(data: dict[str, Any]) -> Any:
-    from rich.table import Table
+    from cotenant.cli.fitting import plain_table
 
-    table = Table()
+    table = plain_table()
     for name in ("service", "rate/s", "capacity/s", "headroom", "SLO", "in time (simulated)"):
         table.add_column(name, justify="left" if name == "service" else "right")
     for name, row in data["services"].items():

@@ -56,10 +56,9 @@ def kernels(
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from cotenant.cli.fitting import plain_table, print_whole
 
-    table = Table(box=None)
+    table = plain_table()
     for title in ("kernel", "grid", "count", "us", "SMs", "needs", "of the time"):
         table.add_column(title, justify="left" if title in ("kernel", "needs") else "right", no_wrap=title != "kernel")
     total = sum(row["count"] * row["duration_ns"] for row in found["kernels"])
@@ -71,7 +70,7 @@ def _print(found: dict[str, Any]) -> None:
             name, grid, str(row["count"]), f"{row['duration_ns'] / 1e3:.1f}", str(row["sms"]), row["work_class"],
             f"{part:.1%}",
         )  # fmt: skip
-    Console().print(table)
+    print_whole(table)
     if len(found["kernels"]) > 40:
         print(f"and {len(found['kernels']) - 40} more")
     if found["missed"]:

@@ -229,9 +229,10 @@ def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> C
 
 def _show_sliced(answer: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table()
+    from cotenant.cli.fitting import plain_table, print_whole
+
+    table = plain_table()
     table.add_column("tenant")
     for title in ("request", "limit", "works", f"least in {answer['window_s']:g} s", "most", "waits p50", "p99"):
         table.add_column(title, justify="right")
@@ -240,20 +241,20 @@ def _show_sliced(answer: dict[str, Any]) -> None:
         cells += [f"{row[x]:.1%}" for x in ("work_share", "least", "most")]
         cells += ["" if row[x] is None else f"{row[x]:.2f} ms" for x in ("wait_ms_p50", "wait_ms_p99")]
         table.add_row(*cells)
+    print_whole(table)
     console = Console()
-    console.print(table)
     text = f"slices, {answer['seconds']:g} s in virtual time: GPU busy {answer['work_share']:.1%}"
     console.print(f"{text}, {answer['switches']:,} switches", highlight=False, soft_wrap=True)
 
 
 def _show(answer: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from cotenant.cli.fitting import plain_table, print_whole
     from cotenant.core.units import format_seconds
 
     moved = any(row["moves"] for row in answer["tenants"])
-    table = Table()
+    table = plain_table()
     table.add_column("tenant")
     titles = ["request", "limit", "has the turn", "works", "turns", "longest wait"]
     for title in titles + (["moves", "GiB moved"] if moved else []):
@@ -265,8 +266,8 @@ def _show(answer: dict[str, Any]) -> None:
         if moved:
             cells += [f"{row['moves']:,}", f"{row['moved_bytes'] / ONE_GIB:.1f}"]
         table.add_row(*cells)
+    print_whole(table)
     console = Console()
-    console.print(table)
     together = f"{answer['discipline']}, {answer['seconds']:g} s in virtual time: GPU busy"
     moving = f", {answer['moving_share']:.1%} of the time spent on moves" if moved else ""
     console.print(f"{together} {answer['work_share']:.1%}{moving}", highlight=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cotenant.cli.fitting import plain_table, print_whole
 from cotenant.core.units import counted, format_seconds
 
 MOST = 12  # most rows of a distribution; the rest is summed up in one
@@ -33,7 +34,7 @@ def show_summary(summary: dict[str, Any]) -> None:
     left_out = sum(summary["left_out"].values())
     console.print(f"[bold]{summary['source']}[/bold]", soft_wrap=True)
     console.print(f"{counted(summary['kept'], 'job')} kept, {counted(left_out, 'row')} left out")
-    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     facts.add_column(style="dim")
     facts.add_column()
     for reason, rows in summary["left_out"].items():
@@ -47,7 +48,7 @@ def show_summary(summary: dict[str, Any]) -> None:
         facts.add_row("deadlines", counted(summary["with_deadline"], "job"))
     if summary["seed"] is not None:
         facts.add_row("seed", str(summary["seed"]))
-    console.print(facts)
+    print_whole(facts, console)
     _show_durations(console, summary["duration_s"])
     for title, counts in (("GPUs", summary["gpus"]), ("model", summary["models"]), ("tenant", summary["tenants"])):
         if counts:
@@ -72,18 +73,18 @@ def show_written(content: dict[str, Any]) -> None:
 
 def _show_durations(console: Console, durations: dict[str, Any]) -> None:
     names = [name for name in durations if name != "unknown"]
-    table = Table(title="duration", title_justify="left", title_style="bold")
+    table = plain_table("duration")
     for name in names:
         table.add_column(name, justify="right")
     table.add_row(*(format_seconds(durations[name]) if durations[name] is not None else "-" for name in names))
-    console.print(table)
+    print_whole(table, console)
     if durations["unknown"]:
         console.print(f"{counted(durations['unknown'], 'job')} without duration, since their models have no profile")
 
 
 def _show_counts(console: Console, title: str, counts: dict[str, int]) -> None:
     total = sum(counts.values())
-    table = Table(show_header=True)
+    table = plain_table()
     table.add_column(title)
     table.add_column("jobs", justify="right")
     table.add_column("", justify="left", no_wrap=True)
@@ -94,4 +95,4 @@ def _show_counts(console: Console, title: str, counts: dict[str, int]) -> None:
         listed = [*listed[: MOST - 1], (f"{len(rest)} more", sum(n for _, n in rest))]
     for name, n in listed:
         table.add_row(name, f"{n:,}", f"{'█' * round(30 * n / total)} {n / total:.1%}")
-    console.print(table)
+    print_whole(table, console)
