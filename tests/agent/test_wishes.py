@@ -1,4 +1,5 @@
-"""A tenant that is evicted whole while a program of it is in a call of the driver comes back: nobody else can ask."""
+"""A tenant that is evicted by checkpoint while its program waits in a driver call is resumed by the agent, because a
+frozen program cannot ask for its turn."""
 
 from __future__ import annotations
 

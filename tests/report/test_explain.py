@@ -55,7 +55,7 @@ def test_waits_starts_moves_grows_gives_way_and_finishes() -> None:
         "  0:00:00  arrived",
         "  0:00:00  waited 5 min: every GPU was held by jobs earlier in the order (8 of 8 GPUs held, 3 jobs waiting)",
         "  0:05:00  started on 4 GPUs of node 0 with 12 CPUs and 250 GB, at its proportional speed",
-        "  0:15:00  moved from node 0 to nodes 0 and 1: everything was placed anew",
+        "  0:15:00  moved from node 0 to nodes 0 and 1: all jobs were placed again",
         "  0:25:00  kept its GPUs with 24 CPUs instead of 12, at 1.5× its proportional speed: the CPU and memory for "
         "its ideal speed had become free",
         "  0:35:00  lost its GPUs after running 30 min: jobs earlier in the order took its GPUs",
@@ -74,8 +74,8 @@ def test_many_moves_are_drawn_together() -> None:
     got = lines(events, cluster_info=cluster(3, 4))
     assert got[3:5] == [
         "  0:05:00  started on 4 GPUs of node 0 with 12 CPUs and 250 GB, at its proportional speed",
-        "  0:10:00  was moved 14 times among nodes 0, 1 and 2 until 0:23:00, with 12 to 13 CPUs: everything was placed "
-        "anew",
+        "  0:10:00  was moved 14 times among nodes 0, 1 and 2 until 0:23:00, with 12 to 13 CPUs: all jobs were "
+            "placed again",
     ]
     assert len(got) == 6
     # title, arrival, start, finish, and each move
@@ -167,7 +167,7 @@ def test_partition_policies() -> None:
             DONE,
         ]
     )
-    assert got[2:4] == ["  0:00:00  began to be measured on 1 GPU of node 0", "  0:00:30  its GPU was partitioned anew"]
+    assert got[2:4] == ["  0:00:00  began to be measured on 1 GPU of node 0", "  0:00:30  its GPU was repartitioned"]
 
 
 def test_as_data() -> None:

@@ -104,7 +104,7 @@ def test_an_unreadable_last_checkpoint_falls_back_to_the_one_before_and_says_so(
     assert saved.remark is not None
     assert "step-3 cannot be read" in saved.remark
     (tmp_path / "step-2" / file.name).write_bytes(b"")
-    with pytest.raises(WorkError, match="remove the folder to begin anew"):
+    with pytest.raises(WorkError, match="remove the folder to start from step 0"):
         store.load()
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(WorkError, match="cannot be read"):

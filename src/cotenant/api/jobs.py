@@ -35,7 +35,7 @@ FRAME_HEIGHT = 720  # pixels of a report inside a notebook
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """One run: its record, its figures, its jobs. In a notebook it shows itself as a row of figures."""
+    """One run: its record, its figures, its jobs. A notebook shows it as a row of figures."""
 
     record: Record
 
@@ -70,7 +70,7 @@ class SimulatedRun:
 
 
 class Comparison:
-    """Runs side by side. In a notebook it shows itself as a table; `report()` adds every chart."""
+    """Runs side by side. A notebook shows it as a table; `report()` adds every chart."""
 
     def __init__(self, runs: list[Run], baseline: str | None, title: str) -> None:
         self._runs, self._baseline, self._title = runs, baseline, title

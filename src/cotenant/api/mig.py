@@ -20,7 +20,7 @@ KINDS = ("7g", "4g", "3g", "2g", "1g")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted speeds of seven jobs. In a notebook it shows itself as a table of the first mix."""
+    """Predicted speeds of seven jobs. A notebook shows it as a table of the first mix."""
 
     latencies: NDArray[np.float64]  #: (n, 3, 7) on 7g, 4g, 3g, over each job's largest
     speeds: NDArray[np.float64]  #: (n, 7, 5) on 7g, 4g, 3g, 2g, 1g, relative to the whole GPU

@@ -16,7 +16,7 @@ from cotenant.serving.planning.decide import decide
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan of GPU pieces. In a notebook it shows itself as a table of pieces."""
+    """A plan that divides GPUs among services. A notebook shows it as a table of gpulets."""
 
     plan: ServingPlan
     attainment: dict[str, float]  #: of simulated requests, by service; empty without verification

@@ -33,7 +33,7 @@ class Reason(IntEnum):
     RESERVED = 6  #: waited longer than the reservation time and went first
     GAVE_WAY = 7  #: returned CPU and memory above its proportional share, for other jobs
     GOT_IDEAL = 8  #: CPU and memory for its ideal speed became free
-    REPLACED = 9  #: all jobs were placed anew in this round
+    REPLACED = 9  #: all jobs were placed again in this round
     OUTRANKED = 10  #: jobs earlier in the order took its GPUs
     DONE = 11
     NEW_LAYOUT = 12  #: its GPU got another MIG layout

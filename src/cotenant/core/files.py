@@ -130,7 +130,7 @@ class AtomicFolder:
         shutil.rmtree(old, ignore_errors=True)
 
     def discard(self) -> None:
-        """Remove what was written so far; the destination stays as it was."""
+        """Remove what was written so far. The destination is not changed."""
         shutil.rmtree(self.part, ignore_errors=True)
 
 

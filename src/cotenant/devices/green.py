@@ -31,7 +31,8 @@ class GreenContext:
 
 
 class _Resource(ctypes.Structure):
-    """CUdevResource: an int that says what it is, 92 bytes of padding, the SM resource, whose first word counts."""
+    """CUdevResource: its type as an int, 92 bytes of padding, and the SM resource, whose first word is the number of
+    SMs."""
 
     _fields_ = (
         ("type", ctypes.c_int), ("padding", ctypes.c_char * (_SM_COUNT_AT - 4)), ("sm_count", ctypes.c_uint),

@@ -1,6 +1,6 @@
 """The client side of HTTP/2, as far as gRPC needs it: takes received bytes, returns ended streams. It owns no socket.
 
-RFC 9113. The server is told to keep no header table (SETTINGS_HEADER_TABLE_SIZE 0), so equal header blocks have equal
+RFC 9113. The client forbids the server a header table (SETTINGS_HEADER_TABLE_SIZE 0), so equal header blocks have equal
 meanings, and a block that was decoded before need not be decoded again.
 """
 

@@ -110,8 +110,8 @@ def notes(rows: Rows) -> list[str]:
 
         need, least = requests_to_tell(), min(counts)
         rough = f" A p99 of {least} requests is rough." if least < ROUGH_REQUESTS else ""
-        more = f" {need:,} tell 99 % in time from 99.5 %." if least < need else ""
-        said.append(f"{least:,} requests a line, at least.{rough}{more}")
+        more = f" Distinguishing an attainment of 99 % from 99.5 % takes {need:,}." if least < need else ""
+        said.append(f"Each line has at least {least:,} requests.{rough}{more}")
     if any(row["be_over_left"] > OVER for row in every):
         said.append("Over 100 % of what LS leaves: BE ran beside LS, too, or at a clock that LS left it.")
     return said + _paused(rows)

@@ -32,7 +32,7 @@ LOST: dict[Reason, str] = {
     Reason.RESERVED: "its GPUs were kept for a job that had waited longer",
     Reason.OUTRANKED: "jobs earlier in the order took its GPUs",
     Reason.NOT_CHOSEN: "the policy gave its GPUs to jobs that gain more by them",
-    Reason.REPLACED: "everything was placed anew",
+    Reason.REPLACED: "all jobs were placed again",
     Reason.FAILED: "its processes failed",
     Reason.LOST: "its node, or the process that ran it there, was lost",
     Reason.CANCELLED: "it was cancelled",
@@ -44,7 +44,7 @@ WHY: dict[Reason, str] = {
     Reason.GAVE_WAY: "it gave what it had above its proportional share to others",
     Reason.GOT_IDEAL: "the CPU and memory for its ideal speed had become free",
     Reason.OTHER_SPEED: "its own progress, or the job beside it, changed its speed",
-    Reason.REPLACED: "everything was placed anew",
+    Reason.REPLACED: "all jobs were placed again",
 }
 NEVER: dict[Reason, str] = {
     Reason.GANG_TOO_LARGE_NOW: "the cluster has fewer GPUs than the {gpus} it needs together",
@@ -236,7 +236,7 @@ def _changed(old: Happening, new: Happening) -> str:
         change = _size_change(old, new).removeprefix(", ") or "the same CPU and memory"
         return f"kept its GPUs with {change}{_because(new.reason)}"
     if new.kind == Kind.REPARTITION:
-        return f"its GPU was partitioned anew{_because(new.reason)}"
+        return f"its GPU was repartitioned{_because(new.reason)}"
     if new.kind == Kind.PROFILE:
         return f"was measured on {_place(new)}"
     return f"ran on {_place(new)}{_share(new)}{_because(new.reason)}"

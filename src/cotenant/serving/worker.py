@@ -97,7 +97,7 @@ class Worker(Protocol):
     pid: int | None
 
     async def start(self) -> dict[str, ModelInfo]:
-        """Start, load, warm up; returns what was loaded, by service. Raises LoadError on failure."""
+        """Start, load the models and warm up. Returns facts about the models by service. LoadError on failure."""
 
     def submit(self, job: Job) -> None:
         """Run a job; returns at once. The worker has at most one job at a time."""
@@ -106,7 +106,7 @@ class Worker(Protocol):
         """End after the running job; killed after `grace_s`."""
 
     def kill(self) -> None:
-        """End now; the listener is told that it died."""
+        """End at once. The listener's `died` is called."""
 
 
 class WorkerFactory(Protocol):

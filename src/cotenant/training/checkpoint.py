@@ -81,28 +81,28 @@ class CheckpointStore:
         return written
 
     def load(self) -> Saved | None:
-        """The last checkpoint, or the one before where the last cannot be read; None where there is none.
+        """The last checkpoint, or the previous one if the last cannot be read. None if there is no checkpoint.
 
-        WorkError when there are checkpoints and none can be read: to begin anew would hide the loss.
+        WorkError if no existing checkpoint can be read, because starting from step 0 would hide the loss.
         """
         manifest: dict[str, Any] | None = read_json(self.folder / MANIFEST)
         if manifest is None:
             if (self.folder / MANIFEST).exists():
-                raise WorkError(f"{self.folder / MANIFEST} cannot be read; remove the folder to begin anew")
+                raise WorkError(f"{self.folder / MANIFEST} cannot be read; remove the folder to start from step 0")
             return None
         troubles: list[str] = []
         while manifest is not None:
             folder = self.folder / str(manifest.get("folder"))
             world = _whole(manifest.get("world")) or 1
             try:
-                # a gang of another size has no state of its own for the ranks beyond: they take that of rank 0
+                # ranks above the size of the gang that wrote the checkpoint load the state of rank 0
                 state = _read(folder, self.rank if self.rank < world else 0)
                 return Saved(int(manifest["step"]), world, state, "; ".join(troubles) or None)
             except Exception as error:  # whatever a damaged pickle raises
                 troubles.append(f"{folder.name} cannot be read ({error})")
             previous = manifest.get("previous")
             manifest = previous if isinstance(previous, dict) else None
-        raise WorkError(f"{self.folder}: {'; '.join(troubles)}; remove the folder to begin anew")
+        raise WorkError(f"{self.folder}: {'; '.join(troubles)}; remove the folder to start from step 0")
 
     def _write(self, step: int, state: dict[str, Any]) -> int:
         self._refuse_fenced()

@@ -108,7 +108,7 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file in one step. Not synced to the disk: it is a message, and a lost one is told again."""
+    """Replace a file atomically. The file is not synced to disk, because it is a message that is sent again if lost."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(json.dumps(content))

@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
 # checks in which a process may be on a GPU without being a client, before it is reported: it may still be connecting
 LOOKS = 2
-# the same if the device does not list it: a context is announced before a starting server accepts the client
+# limit for processes that only the shim reports: it announces a context before a starting server accepts the client
 LOOKS_BY_SHIM = 10
 NAMED_S = 30.0  # a restored deviation is reported for this long, so that metrics record it
 AGAIN = "start it again with the environment that cotenant run gives"

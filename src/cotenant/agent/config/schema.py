@@ -179,9 +179,9 @@ class AgentFile(Strict):
     exclusive_ns: Nanoseconds = Field(default=UNSET, alias="exclusive_turn")
     """Length of a slice of the discipline `exclusive-turns`."""
     grace_ns: Nanoseconds = Field(default=UNSET, alias="revoke_grace")
-    """After the end of a slice, before its tenant is told to stop."""
+    """Time from the end of a slice until it is revoked from a tenant that still runs."""
     stuck_ns: Nanoseconds = Field(default=UNSET, alias="stuck_after")
-    """After that, before others get the GPU although the tenant's kernels still run."""
+    """Time from the revocation until other tenants get the GPU although the tenant's kernels still run."""
     idle_release_ns: Nanoseconds = Field(default=UNSET, alias="idle_release")
     """How long a tenant must have launched nothing before it gives its slice back."""
     inflight_ns: Nanoseconds = Field(default=UNSET, alias="work_in_flight")

@@ -163,7 +163,7 @@ class MpsNamespaces:
     def _make(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         uuids = tuple(gpu.uuid for gpu in gpus)
         space = short_name(spec.name)
-        before = self._granted.get(spec.name)  # a tenant whose programs stay where they are
+        before = self._granted.get(spec.name)  # set if the tenant already has running programs
         weighted = before.weight > 0 if before else self._can.weights and spec.weight > 0
         place = Place(space, "tenant") if weighted else Place(SERVER, space)
         made = _Granted(

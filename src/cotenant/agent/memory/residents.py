@@ -113,8 +113,8 @@ class Residents:
         return CONTEXT_BYTES * sum(not self._ledger.held(s.number, gpu, MemoryFamily.CONTEXT) for s in made)
 
     async def learn(self, gpu: str, not_taken: int = 0, *, refused: bool) -> None:
-        """Determine how much of the GPU no tenant holds, if the accounts are `not_taken` bytes too high. `refused`: the
-        driver had less than accounted.
+        """Ask the driver for free memory, and derive how much memory of the GPU is held by others than tenants.
+        `not_taken`: bytes that were charged but not allocated. `refused`: the driver had less free memory than charged.
         """
         residency, device = self.gpus[gpu], device_of(self._registry.gpus[gpu])
         free = await asyncio.get_running_loop().run_in_executor(None, device.free_bytes, gpu)

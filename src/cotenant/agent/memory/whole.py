@@ -98,7 +98,7 @@ class WholeProcesses:
                 why = str(error)
                 continue
             if state != "running":
-                what = f"process {key.pid} of {name} is already {state}, by another program"
+                what = f"another program has {state} process {key.pid} of {name}"
                 raise InputError(f"{what}; resume it there first")
             able.append(key)
         if not able:

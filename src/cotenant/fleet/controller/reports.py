@@ -149,7 +149,7 @@ class Absorber:
     def _started(self, job: Job, attempt: Attempt, at_s: float) -> None:
         if attempt.phase == STARTING:
             attempt.phase = UP
-        attempt.started_s, attempt.counted_s = at_s, attempt.created_s  # it has held its GPUs since then
+        attempt.started_s, attempt.counted_s = at_s, attempt.created_s  # GPUs are held since creation
         kind = Kind.START if job.first_start_s is None else Kind.RESUME
         if job.first_start_s is None:
             job.first_start_s = at_s

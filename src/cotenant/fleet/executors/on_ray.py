@@ -114,7 +114,7 @@ class RayExecutor(Executor):
             try:
                 answer = self._bridge.call(op, **order)
             except WorkError:
-                self._trouble = "Ray does not answer; connecting anew"
+                self._trouble = "Ray does not answer; reconnecting"
                 self._members = {}
                 self._end_bridge()
                 self._reconnect()

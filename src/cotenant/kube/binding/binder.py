@@ -78,8 +78,9 @@ class Binder:
         desk.pending = self.pending
 
     def pending(self, anew: bool) -> list[tuple[int, int]]:
-        """(share units, memory units) of containers that wait for devices; `anew`: read from the API server now."""
-        # limited, since the kubelet waits for our answer meanwhile
+        """(share units, memory units) of containers that wait for devices. `anew`: list the pods from the API
+        server."""
+        # skipped soon after a failure, since the kubelet waits for the answer
         if anew and time.monotonic() - self._api_failed_s > LIST_EVERY_S:
             self._list_pods({}, force=True)
         found = []

@@ -67,7 +67,7 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
         asked = shares_of(pod)
         shares = {share.container: share for share in present(asked, _finished_inits(pod))}
     except InputError as error:
-        # annotations of a running pod can be edited: it keeps what it has, and its owner is told
+        # The annotations of a running pod can be edited. The pod keeps its share, and an event reports the error.
         found.remarks.append(Remark("ShareUnclear", str(error)))
         return found
     for container, resources in sorted(devices.items()):

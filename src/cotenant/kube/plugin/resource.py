@@ -247,7 +247,8 @@ class ResourcePlugin:
         return device_plugin.PreferredAllocationResponse(container_responses=answers)
 
     def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """What a container needs to see its GPU. Units of two GPUs are refused, with a sentence in the pod's events."""
+        """Answer with the devices, mounts and variables of each container. Units of two GPUs are refused; the pod's
+        events give the reason."""
         answers, asked = [], [list(one.devices_ids) for one in request.container_requests]
         known = self.desk.inventory.of(self.resource)
         try:

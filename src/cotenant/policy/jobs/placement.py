@@ -352,7 +352,8 @@ def _spread(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int,
 
 
 def _place(alloc: Allocation, demand: Demand, nodes: Array, code: int, job: int, typ: int, level: int) -> bool:
-    """Place the whole gang at the level by placement `code`, or leave everything as it was and return False."""
+    """Place the whole gang at the level by placement `code`. Returns False, with nothing changed, if it does not
+    fit."""
     alloc.job[job].first = alloc.used[0]
     alloc.job[job].count = 0
     if code == FIRST_FIT and demand.type[typ].part_milli > 0:

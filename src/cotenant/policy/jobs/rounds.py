@@ -235,11 +235,11 @@ def decide(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Place order[:n] anew; returns how many run.
+    """Place the jobs order[:n] for the next round. Returns the number of jobs that run.
 
-    Reads the last allocation of jobs that run by a reservation, and of all if the choice is sticky. Afterwards
-    alloc.job[job].level tells who runs, jobs[job].reason why a job does not, jobs[job].reserved who runs by a
-    reservation. `jobs[job].wanted`: level chosen by the optimal allotment.
+    Reads the last allocation of jobs that run by a reservation, and of all jobs if the choice is sticky. Afterwards
+    alloc.job[job].level is set for jobs that run, jobs[job].reason for those that do not, and jobs[job].reserved for
+    those that run by a reservation. `jobs[job].wanted`: level chosen by the optimal allotment.
     """
     running = _place(order, n, jobs, alloc, demand, nodes, choice, scratch)
     for i in range(n):

@@ -23,7 +23,7 @@ class QuotaSettings:
     window_ns: int = 10 * SECOND_NS
     idle_credit_ns: int = 250 * MS_NS  # idle time that a tenant may catch up on later
     alone_ns: int = 2 * SECOND_NS  # time without other tenants after which a turn becomes unbounded
-    grace_ns: int = 20 * MS_NS  # time after a deadline until the holder is told to stop
+    grace_ns: int = 20 * MS_NS  # time from a turn's deadline until the policy revokes the turn
     stuck_ns: int = 5 * SECOND_NS  # further time until the GPU is granted to others although the holder has not drained
     exclusive_ns: int = 30 * SECOND_NS  # turn length of exclusive-turns
 

@@ -3,9 +3,9 @@
 At most one tenant holds the GPU. Its turn has a deadline, at which the shim stops launching, waits until the work in
 flight has ended and releases. While no other tenant may run, the deadline is extended before it passes, so a tenant
 alone never stops; after `alone_ns` without other tenants the turn is unbounded until one arrives (the shim then fences
-rarely). A holder that does not release after its deadline is told to (Revoke), and after `stuck_ns` the GPU goes to
-others although the holder still runs: nothing in user space can stop a running kernel, but the others need not wait for
-it. Overruns are charged to the holder.
+rarely). If a holder has not released the GPU `grace_ns` after its deadline, its turn is revoked (Revoke). After another
+`stuck_ns` the GPU goes to other tenants although the holder's kernels still run: user space cannot stop a running
+kernel, but other tenants need not wait for it. Overruns are charged to the holder.
 """
 
 from __future__ import annotations

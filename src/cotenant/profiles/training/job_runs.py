@@ -29,8 +29,8 @@ def usable_cores() -> list[int]:
 class JobRuns:
     """A job that can be run briefly with any number of cores.
 
-    `pretend`: the job is told its cores but not limited to them, for programs that only simulate computation. `warm`
-    steps are not counted, `steps` are timed. `raw` is the output of the last run.
+    `pretend`: the number of cores is passed to the job but not enforced, for programs that only simulate computation.
+    `warm` steps are not counted, `steps` are timed. `raw` is the output of the last run.
     """
 
     command: Sequence[str]

@@ -89,7 +89,7 @@ class OnnxModel:
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """See Backend: there is no device."""
+        """False, because there is no device that could fail."""
         return False
 
     def close(self) -> None:

@@ -154,7 +154,7 @@ def _configured(profile: ServingProfile, config: Mapping[str, Any], file: Path) 
         chosen = tuple(p for p in profile.partitions if p.percent in sizes)
         missing = sizes - {p.percent for p in chosen}
         if missing:
-            raise InputError(f"partitions {sorted(missing)} are not profiled", file=file, field="Avail_Parts")
+            raise InputError(f"partitions {sorted(missing)} are not in the profile", file=file, field="Avail_Parts")
     return replace(profile, margin=float(ratio), partitions=chosen, max_gpulets=TWINS)
 
 

@@ -123,7 +123,7 @@ class ServicesFile(BaseModel):
     profile: str | dict[str, str] | None = None
     """Profile of the models, relative to this file; or one for each GPU model."""
     replan: ReplanEntry = ReplanEntry()
-    """How a server plans anew."""
+    """When and how a running server changes its plan."""
     services: list[ServiceEntry] = Field(default_factory=list)
     """Models that answer requests."""
     applications: list[ApplicationEntry] = Field(default_factory=list)

@@ -30,12 +30,13 @@ LOG = logging.getLogger("cotenant.serving.workers.ray_bridge")  # run with -m
 
 PING_S, SILENT_S, AGAIN_S = 0.5, 5.0, 2.0
 CONNECT_S, CLOSE_S = 60.0, 5.0
-CALLS = 1000  # of one actor at a time; each worker has at most one batch
+CALLS = 1000  # concurrent calls of an actor; each worker has at most one batch in flight
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a bridge is told: the cluster, the GPUs, what workers need. `per_node` 0: as many as go round evenly."""
+    """Settings of a bridge: the cluster, the GPUs, and what workers need. `per_node`: GPUs per node; 0: spread
+    evenly."""
 
     address: str
     gpus: int

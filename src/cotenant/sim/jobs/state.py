@@ -50,7 +50,7 @@ class Options(NamedTuple):
     whole_iterations: bool  #: a lease credits whole iterations only, as the public Synergy simulator does
     record_moves: bool
     idle_limit: int  #: rounds without any work done, restarts aside, after which the run is given up
-    moves_matter: bool  #: a move is told, costs time or may change the pace
+    moves_matter: bool  #: a move is recorded, costs time or may change the speed
 
 
 class Run(NamedTuple):

@@ -142,7 +142,7 @@ class SliceEngine:
             end_ns = min(until_ns, self.now_ns + current.left_ns)
             if len(runnable) > 1:
                 end_ns = min(end_ns, self._slice_end_ns)
-            elif self.now_ns >= self._slice_end_ns:  # alone: the timer begins again
+            elif self.now_ns >= self._slice_end_ns:  # no other tenant has work, so the slice is renewed
                 length_ns = self._run_ns(current)
                 self._slice_end_ns += -(-(self.now_ns + 1 - self._slice_end_ns) // length_ns) * length_ns
             used_ns = end_ns - self.now_ns

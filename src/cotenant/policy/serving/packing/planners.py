@@ -118,7 +118,7 @@ class Packer:
         return replace(fuller, bound=plan.bound, proven_infeasible=plan.proven_infeasible, notes=plan.notes)
 
     def _missing(self, plan: ServingPlan) -> float:
-        """GPUs that what a plan leaves out would take."""
+        """Number of GPUs that the services which a plan leaves out would need."""
         cost = {s.name: float(c) for s, c in zip(self.services, self.tables.svc["cost"], strict=True)}
         return sum(x.missing_rps * cost[x.service] for x in plan.left_out)
 
@@ -344,8 +344,8 @@ class Packer:
         return judged
 
     def _judge(self, plan: ServingPlan, services: Sequence[Service], guard: float) -> ServingPlan:
-        """A planner that sees no interference still claims only what holds under it: as it is, or with the batches set
-        anew on the partitions that it chose. `guard`: the factor on the rates that its seats were assigned."""
+        """Check the plan of a planner that ignores interference: as it is, else with new batches on the partitions that
+        it chose. `guard`: factor on the rates for which its seats were assigned."""
         wrong = problems(plan, services, self.gpus)
         if not wrong:
             return plan
