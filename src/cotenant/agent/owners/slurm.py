@@ -40,6 +40,7 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
         return None
     if len(asked) > 1:
         raise InputError(f"{MARK} is given twice", field=FIELD)
+    _refuse_spaces(words, MARK + asked[0])
     given: dict[str, str] = {}
     for part in asked[0].split(","):
         key, sign, value = part.partition("=")
@@ -57,7 +58,7 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
     try:
         priority = int(given.get("priority", 0))
     except ValueError:
-        raise InputError(f"{given['priority'][:40]!r} is not a whole number", field=FIELD) from None
+        raise InputError(f"priority {given['priority'][:40]!r} is not a whole number", field=FIELD) from None
     gpus = tuple(part for part in environment.get("SLURM_JOB_GPUS", "").split(",") if part)
     spec = TenantSpec(
         name=job_name(environment),
@@ -80,6 +81,18 @@ def _refuse_near_miss(word: str) -> None:
     like = difflib.SequenceMatcher(None, head.lower(), MARK[:-1]).ratio() >= LIKE
     if like and not word.startswith(MARK):
         raise InputError(f"{word[:60]!r} does not begin with {MARK}, as in {MARK}request=30%,memory=8GiB", field=FIELD)
+
+
+def _refuse_spaces(words: list[str], mark: str) -> None:
+    """Raise InputError if a request goes on after a space: that part ignored, the job would run without its limit."""
+    after = words[words.index(mark) + 1 :]
+    cut = mark == MARK or mark.endswith(",")
+    if cut or any(word.startswith(",") or word.partition("=")[0] in KEYS for word in after):
+        raise InputError(
+            f"{mark[:60]!r} ends at a space: write the whole request without one, as in "
+            f"{MARK}request=30%,memory=8GiB",
+            field=FIELD,
+        )
 
 
 def job_name(environment: Mapping[str, str]) -> str:
