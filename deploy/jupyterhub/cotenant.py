@@ -56,12 +56,13 @@ def local_command(spawner: object) -> list[str]:
     return [COTENANT, "run", f"--name={name}", *(f"--{key}={value}" for key, value in share.items()), "--"]
 
 
-class RefusedError(Exception):
-    """Why a server cannot have its share, for the page that its user sees."""
+def refusal(why: str) -> Exception:
+    """An error that JupyterHub shows to the user word by word, and does not count among failures of the hub itself."""
+    from tornado.web import HTTPError  # JupyterHub has it; no more of the hub is needed in this file
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.jupyterhub_message = why
+    error: Exception = HTTPError(409, why)
+    error.jupyterhub_message = why  # type: ignore[attr-defined]
+    return error
 
 
 async def through_cotenant(spawner: object) -> None:
@@ -71,7 +72,7 @@ async def through_cotenant(spawner: object) -> None:
     said = (await asked.communicate())[1].decode(errors="replace").strip()
     if asked.returncode:
         why = re.sub(r"^cotenant: (?:(?:field )?\S+: )?", "", said)
-        raise RefusedError(why or f"cotenant run ended with {asked.returncode}")
+        raise refusal(why or f"cotenant run ended with {asked.returncode}")
     spawner.cmd = [*command, "jupyterhub-singleuser"]  # type: ignore[attr-defined]
 
 
@@ -84,3 +85,4 @@ c.LocalProcessSpawner.options_form = "\n".join(
     ]
 )
 c.LocalProcessSpawner.options_from_form = lambda form: {"share": form.get("share", ["small"])[0]}
+c.LocalProcessSpawner.apply_user_options = lambda spawner, options: None  # through_cotenant reads them

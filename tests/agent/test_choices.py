@@ -97,7 +97,15 @@ def test_choices_outside_are_refused(agent: AgentProcess) -> None:
             register(launcher, "ada", **choice)
         assert has(agent, "ada") == (0.1, 0.5, 1)
     with agent.client() as launcher, pytest.raises(InputError, match="which sets a request: leave out --request"):
-        register(launcher, "dan", request=0.05, limit=None)
+        register(launcher, "dan", request=0.06, limit=None)
+
+
+def test_a_declared_value_may_be_named(agent: AgentProcess) -> None:
+    """A spawn form offers one limit to all users: those whose declaration has just that limit may choose it."""
+    with agent.client() as launcher:
+        register(launcher, "dan", request=0.05, limit=1.0)
+    with agent.client() as launcher, pytest.raises(InputError, match="which sets a limit: leave out --limit"):
+        register(launcher, "dan", limit=0.9)
 
 
 def test_a_choice_goes_to_the_gpu_that_has_room(agent: AgentProcess) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,14 +88,23 @@ def test_long_names_stay_names_and_different(config: Any) -> None:
     assert all(len(name) == 63 and check_spec(TenantSpec(name)) for name in long)
 
 
-def test_a_refusal_is_what_the_user_sees(config: Any, tmp_path: Path) -> None:
-    """JupyterHub shows `jupyterhub_message` of an exception on the page of the server that did not start."""
+class HTTPError(Exception):
+    """In place of tornado's, which comes with JupyterHub."""
+
+
+def test_a_refusal_is_what_the_user_sees(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JupyterHub shows `jupyterhub_message`: of an HTTPError at once, of others only on the page of a slow start."""
+    web = ModuleType("tornado.web")
+    web.HTTPError = HTTPError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tornado", ModuleType("tornado"))
+    monkeypatch.setitem(sys.modules, "tornado.web", web)
     tool = tmp_path / "cotenant"
     tool.write_text("#!/bin/sh\necho 'cotenant: --request: GPU 0 has 20% left to promise' >&2\nexit 2\n")
     tool.chmod(0o755)
     config.names["COTENANT"] = str(tool)
     spawner = SimpleNamespace(user=SimpleNamespace(name="ada"), user_options={}, cmd=["jupyterhub-singleuser"])
-    with pytest.raises(config.names["RefusedError"]) as refused:
+    with pytest.raises(HTTPError) as refused:
         asyncio.run(config.LocalProcessSpawner.pre_spawn_hook(spawner))
-    assert refused.value.jupyterhub_message == "GPU 0 has 20% left to promise"
+    said = "GPU 0 has 20% left to promise"
+    assert (refused.value.args, refused.value.jupyterhub_message) == ((409, said), said)  # type: ignore[attr-defined]
     assert spawner.cmd == ["jupyterhub-singleuser"]

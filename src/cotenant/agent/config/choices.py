@@ -82,6 +82,8 @@ def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
         if value is None or (name == "request" and not value):
             continue
         if name not in _ranges(spec):
+            if value == getattr(spec, name):  # as declared: a form that offers the same to all users says it, too
+                continue
             raise InputError(
                 f"{spec.name} is declared in the agent's configuration, which sets {field.word}: leave out "
                 f"{field.option}",
