@@ -160,7 +160,7 @@ def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
     for words, field in ((("--gpus", 5), "gpus"), (("--slice", "2g"), "slice"), (("--model", "nope"), "model"),
                          (("--memory", "lots"), "memory"), (("--env", "A"), "env")):  # fmt: skip
         assert f"--{field}: " in fleet.fails(2, "submit", *words, "--", "true")
-    assert "job 'nobody' is not the id of a job" in fleet.fails(2, "cancel", "nobody")
+    assert "there is no job 'nobody'" in fleet.fails(2, "cancel", "nobody")
     assert "there is no job 'nobody'" in fleet.fails(2, "logs", "nobody")
     assert "follows a job file" in fleet.fails(2, "submit", "job.yaml", "more")
     assert "neither a run's folder nor a job" in fleet.fails(2, "explain", "nobody")

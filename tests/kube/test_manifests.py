@@ -184,7 +184,8 @@ def test_every_value_has_a_default_and_a_schema() -> None:
     ("path", "value"),
     [
         ("webhook.replica", 3), ("webhook.replicas", "many"), ("webhook.replicas", 0),
-        ("webhook.failurePolicy", "Maybe"), ("plugin.oneGpu", "perhaps"), ("node.nodeSelector", "x"), ("node.nodeSelector", {"gpu": True}), ("plugin.whole", [0]),
+        ("webhook.failurePolicy", "Maybe"), ("plugin.oneGpu", "perhaps"), ("node.nodeSelector", "x"),
+        ("node.nodeSelector", {"gpu": True}), ("plugin.whole", [0]),
         ("agent.fail", "open "), ("image.pullSecrets", ["registry"]), ("webhook.tolerations", {}),
         ("webhok.replicas", 2),
     ],

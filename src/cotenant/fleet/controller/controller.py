@@ -157,8 +157,8 @@ class Controller:
         job = self.book.jobs.get(job_id)
         if job is None:
             found = self.store.rows("SELECT state FROM jobs WHERE id=?", (job_id,))
-            what = f"is {found[0][0]} already" if found else "is not the id of a job"
-            raise InputError(f"job {job_id!r} {what}", field="ID")
+            why = f"job {job_id!r} is {found[0][0]} already" if found else f"there is no job {job_id!r}"
+            raise InputError(why, field="ID")
         return job
 
     def begin(self) -> None:

@@ -160,7 +160,8 @@ class RayExecutor(Executor):
             return
         bridge.within(ANSWER_S)
         self._take(hello)
-        self._trouble = "" if self._members else "no node of the Ray cluster has a GPU"
+        none = "no node of the Ray cluster has a GPU; for a trial, --nodes spreads pretended nodes over it"
+        self._trouble = "" if self._members else none
         self._process, self._bridge = process, bridge
 
     def _end_bridge(self) -> None:
