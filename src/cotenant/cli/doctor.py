@@ -130,7 +130,7 @@ def _print(report: Report) -> None:
             )
             for text in row["obstacles"]:
                 if text != row["why"]:
-                    console.print(f"      problem: {text}", style="dim")
+                    console.print(f"      in the way of more: {text}", style="dim")
     for text in report.problems:
         console.print(f"problem: {text}", style="red")
     if not report.problems:
