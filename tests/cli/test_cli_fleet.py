@@ -141,7 +141,11 @@ def test_down_saves_jobs_and_up_takes_them_on(fleet: Commands) -> None:
 
 
 def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
-    assert "no fleet answers" in fleet.fails(1, "submit", "--", "true")
+    assert "start one with cotenant fleet up, or" in fleet.fails(1, "submit", "--", "true")
+    fleet.folder.mkdir(exist_ok=True)
+    (fleet.folder / "store").write_text("postgresql://db/fleet")  # as a controller leaves it that waits for the leader
+    assert "may be on another machine: run this there" in fleet.fails(1, "queue")
+    (fleet.folder / "store").unlink()
     for words, said in (
         (("--nodes", 0), "--nodes: 0 is not between"),
         (("--lease", "soon"), "--lease: 'soon' is not a quantity"),

@@ -18,6 +18,7 @@ from cotenant.core.errors import WorkError
 
 MACHINE_AGENT = Path("/run/cotenant")  # only root can create folders below /run, so every user may trust this agent
 CONTROL_SOCKET = "control.sock"
+STORE_URL = "store"  # in a fleet's folder: the URL of the database if the store is not in the folder
 
 
 def agent_folder() -> Path:

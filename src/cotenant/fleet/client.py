@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from cotenant.core.errors import WorkError
+from cotenant.core.folders import STORE_URL
 from cotenant.core.lines import LineClient
 
 
@@ -28,8 +29,10 @@ class FleetClient(LineClient):
                 connection.settimeout(timeout_s)
                 connection.connect(str(Path(where) / "fleet.sock"))
         except OSError as error:
+            todo = "start one with cotenant fleet up, or name its folder with --fleet"
+            if Path(where, STORE_URL).exists():
+                todo = "the controller that leads it may be on another machine: run this there, or start one here"
             raise WorkError(
-                f"no fleet answers at {self.where} ({(error.strerror or str(error)).lower()}): start one with cotenant "
-                "fleet up, or name its folder with --fleet"
+                f"no fleet answers at {self.where} ({(error.strerror or str(error)).lower()}): {todo}"
             ) from None
         super().__init__(connection, "fleet", self.where)

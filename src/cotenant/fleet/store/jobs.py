@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cotenant.core.errors import WorkError
+from cotenant.core.folders import STORE_URL
 from cotenant.fleet.jobs import JobSpec, spec_from_dict
 from cotenant.fleet.state import ENDED, OVER, Assignment, Attempt, Job, assignment_from_dict
 from cotenant.fleet.store.sqlite import Database, Sqlite, StoreError
 
 DB_FILE = "fleet.db"
-URL_FILE = "store"  # contains the URL of the database if the store is not in the folder
 LOCK_FILE = "fleet.lock"
 VERSION = 1
 
@@ -108,11 +108,11 @@ def take_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Lock:
 def store_url(folder: Path) -> str | None:
     """URL of the database with the fleet's store; None: it is in the folder."""
     try:
-        return (folder / URL_FILE).read_text().strip()
+        return (folder / STORE_URL).read_text().strip()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise WorkError(f"{folder / URL_FILE}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+        raise WorkError(f"{folder / STORE_URL}: cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
 def keep_store_url(folder: Path, url: str) -> None:
@@ -121,7 +121,7 @@ def keep_store_url(folder: Path, url: str) -> None:
     """
     if (folder / DB_FILE).exists():
         raise WorkError(f"{folder / DB_FILE} contains this fleet's jobs, which would be lost; use another folder")
-    descriptor = os.open(folder / URL_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / STORE_URL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(url + "\n")
 
@@ -255,7 +255,7 @@ class Store:
 
 def is_fleet(folder: Path) -> bool:
     """Whether a folder is a fleet's."""
-    return (folder / DB_FILE).exists() or (folder / URL_FILE).exists()
+    return (folder / DB_FILE).exists() or (folder / STORE_URL).exists()
 
 
 def _job(row: tuple[Any, ...]) -> Job:
