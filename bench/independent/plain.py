@@ -3,6 +3,7 @@
     python plain.py work SECONDS          products of 8192 x 8192 (kernels of 1.6 ms); when how many were done
     python plain.py serve RATE SECONDS    requests of 1 ms at Poisson arrivals; ms from the scheduled arrival
     python plain.py hold BYTES            memory with a pattern in it; answers each line of input: intact or changed
+    python plain.py round BYTES SECONDS   work on that memory, block by block; when how much, and whether it is whole
     python plain.py copy SECONDS          copies of 64 MiB from pinned memory, several queued; when how many were done
 
 Each prints one JSON line at its end (`hold`: one per question). With --soft after the arguments, the driver API.
@@ -125,6 +126,47 @@ def hold(size: int) -> object:
     return None
 
 
+def visit(size: int, seconds: float) -> object:
+    """Products of each block of the memory in turn; the contents of each are looked at when all is over."""
+    if SOFT:
+        driver, each = Driver(1_600_000), 8 << 20
+        blocks = [driver.allocate(each) for _ in range(size // each)]
+        pattern, back = random.Random(3).randbytes(1 << 16), ctypes.create_string_buffer(1 << 16)
+        for n, block in enumerate(blocks):
+            driver.call("cuMemcpyHtoD_v2", block, pattern[n:] + pattern[:n], ctypes.c_size_t(len(pattern)))
+        wait: Callable[[], None] = driver.wait
+
+        def launch(n: int) -> None:
+            driver.launch()
+
+        def whole(n: int) -> bool:
+            driver.call("cuMemcpyDtoH_v2", back, blocks[n], ctypes.c_size_t(len(pattern)))
+            return back.raw == pattern[n:] + pattern[:n]
+
+    else:
+        import torch
+
+        side, wait = 8192, torch.cuda.synchronize  # 128 MiB a block
+        count = size // (2 * side * side)
+        blocks = [torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+        out, sums = torch.empty_like(blocks[0]), [int(b.view(torch.int32).sum()) for b in blocks]
+
+        def launch(n: int) -> None:
+            torch.mm(blocks[n], blocks[n - 1], out=out)
+
+        def whole(n: int) -> bool:
+            return int(blocks[n].view(torch.int32).sum()) == sums[n]
+
+    begin, done, marks = time.monotonic(), 0, [(time.monotonic(), 0)]
+    while time.monotonic() < begin + seconds:
+        for _ in range(4):
+            launch(done % len(blocks))
+            done += 1
+        wait()
+        marks.append((time.monotonic(), done))
+    return {"marks": marks, "whole": all(map(whole, range(len(blocks))))}
+
+
 def copy(seconds: float) -> object:
     if SOFT:
         driver = Driver(100_000)
@@ -161,6 +203,7 @@ if __name__ == "__main__":
         "work": lambda: work(float(given[0])),
         "serve": lambda: serve(float(given[0]), float(given[1])),
         "hold": lambda: hold(int(given[0])),
+        "round": lambda: visit(int(given[0]), float(given[1])),
         "copy": lambda: copy(float(given[0])),
     }
     print(json.dumps(programs[sys.argv[1]]()))

@@ -1,6 +1,6 @@
 """Shares, co-location, copies and swap measured with the programs of plain.py and the command line alone.
 
-    python bench/independent/sharing.py [--soft] STEP...      shares, together, colocation, copies, swap
+    python bench/independent/sharing.py [--soft] [--rounds N] STEP...   shares, together, colocation, copies, swap, jobs
 
 `cotenant` must be on the path, with a Python that has PyTorch on a card. Prints a line per figure: median and range.
 """
@@ -24,6 +24,9 @@ SOFT = "--soft" in sys.argv
 PLAIN = [sys.executable, str(Path(__file__).with_name("plain.py"))]
 TAIL = ["--soft"] if SOFT else []
 ROUNDS, SECONDS = (3, 8) if SOFT else (5, 20)
+ARGUMENTS = [a for a in sys.argv[1:] if a != "--soft"]
+if ARGUMENTS[:1] == ["--rounds"]:
+    ROUNDS, ARGUMENTS = int(ARGUMENTS[1]), ARGUMENTS[2:]
 GIB = 1 << 30
 
 
@@ -174,7 +177,31 @@ def swap() -> None:
         say(f"{verb} of {size / GIB:g} GiB, seconds", found)
 
 
+def jobs() -> None:
+    """Two jobs of 70 % of the memory that tenants share, which always have work: of one alone, first move included."""
+    context, room, seconds = (256, 256, 30) if SOFT else (640, 38 << 10, 60)  # MiB; what contexts leave
+    size = (room * 7 // 10) << 20
+    file = Path(tempfile.mkdtemp(prefix="independent-")) / "agent.yaml"
+    file.write_text(f"gpu_memory: {room + 2 * context}MiB\n")
+    options = ["--oversubscribe", "swap", "--memory", f"{(size >> 20) + 2 * context}MiB"]
+    found, moves = list[float](), list[float]()
+    with agent("--config", str(file)):
+        for _ in range(ROUNDS):
+            alone_marks = result(tenant("alone", [], "round", size, seconds // 3))["marks"]
+            rate = alone_marks[-1][1] / (alone_marks[-1][0] - alone_marks[0][0])
+            pair = [tenant(n, options, "round", size, seconds) for n in "ab"]
+            time.sleep(seconds * 0.8)
+            listed = json.loads(subprocess.run(["cotenant", "ps", "--json"], capture_output=True, check=True).stdout)
+            moves.append(sum(row["gpus"][0]["residency"]["moves_in"] for row in listed["tenants"]))
+            answers = [result(p) for p in pair]
+            assert all(a["whole"] for a in answers)
+            begin, end = max(a["marks"][0][0] for a in answers), min(a["marks"][-1][0] for a in answers)
+            found.append(sum(done_between(a["marks"], begin, end) for a in answers) / (end - begin) / rate)
+    say("two jobs of 70 % of the memory, of one alone", found)
+    say("moves in before 80 % of the time", moves)
+
+
 if __name__ == "__main__":
-    steps = {step.__name__: step for step in (shares, together, colocation, copies, swap)}
-    for name in [a for a in sys.argv[1:] if a != "--soft"] or list(steps):
+    steps = {step.__name__: step for step in (shares, together, colocation, copies, swap, jobs)}
+    for name in ARGUMENTS or list(steps):
         steps[name]()
