@@ -41,7 +41,7 @@ def test_yaml(tmp_path: Path) -> None:
     assert config.gpus == ("soft",)
     assert config.fail == "open"
     assert config.quota.quota_ns == 100 * MS_NS
-    assert config.quota.min_quota_ns == 100 * MS_NS
+    assert config.quota.min_quota_ns == 20 * MS_NS
     assert config.quota.window_ns == 5 * SECOND_NS
     assert config.quota.discipline == "weighted-round-robin"
     a, b = config.tenants
@@ -92,6 +92,27 @@ def test_mistakes_in_yaml(tmp_path: Path, text: str, words: str) -> None:
         load(write(tmp_path, text))
     assert words in str(caught.value)
     assert "agent.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "least_first_most_ms"),
+    [
+        ("gpus: soft", (20, 100, 100)),
+        ("quota: 5ms", (5, 5, 100)),
+        ("quota: 250ms", (20, 250, 250)),
+        ("min_quota: 150ms", (150, 150, 150)),
+        ("max_quota: 50ms", (20, 50, 50)),
+        ("max_quota: 10ms", (10, 10, 10)),
+        ("{min_quota: 100ms, max_quota: 1s}", (100, 100, 1000)),
+    ],
+)
+def test_quotas_that_are_not_given_follow_those_that_are(
+    tmp_path: Path, text: str, least_first_most_ms: tuple[int, int, int]
+) -> None:
+    """A file that sets one of them is not refused for the defaults of the others."""
+    quota = load(write(tmp_path, text)).quota
+    times = (quota.min_quota_ns, quota.quota_ns, quota.max_quota_ns)
+    assert tuple(t // MS_NS for t in times) == least_first_most_ms
 
 
 def test_gemini_file() -> None:

@@ -6,8 +6,8 @@ from cotenant.policy.shares import MS_NS, SECOND_NS, GpuTurns, Grant, QuotaSetti
 
 
 def test_a_tenant_that_is_owed_keeps_its_turn_through_short_pauses() -> None:
-    """One and a half times the last pause and 2 ms, up to a quarter of the shortest turn."""
-    turns = GpuTurns("0", QuotaSettings())
+    """One and a half times the last pause and 2 ms, up to a quarter of the quota."""
+    turns = GpuTurns("0", QuotaSettings(quota_ns=100 * MS_NS))
     turns.join("a", Share(request=0.5), 0)
     now_ns = 0
     for pause_ns, patience_ns in ((4 * MS_NS, 8 * MS_NS), (16 * MS_NS, 26 * MS_NS), (17 * MS_NS, 0)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cotenant.policy.shares import (
@@ -24,7 +26,9 @@ from cotenant.policy.shares import (
     discipline,
 )
 
-PLAIN = QuotaSettings(idle_credit_ns=10 * SECOND_NS)  # idle time is never counted: Gemini's own window
+# first and least quota as published
+GEMINI = QuotaSettings(quota_ns=250 * MS_NS, min_quota_ns=100 * MS_NS, max_quota_ns=SECOND_NS)
+PLAIN = replace(GEMINI, idle_credit_ns=10 * SECOND_NS)  # idle time is never counted: Gemini's own window
 
 
 def kinds(instructions: list) -> list[type]:
@@ -56,7 +60,7 @@ def test_a_limit_frees_the_tenant_when_its_oldest_time_leaves_the_window() -> No
 
 def test_quota_is_half_burst_half_last_quota_clamped() -> None:
     rule = discipline("request-limit")
-    settings = QuotaSettings(max_quota_ns=8 * SECOND_NS)
+    settings = replace(GEMINI, max_quota_ns=8 * SECOND_NS)
     account = Account("a", Share(limit=0.5), Window(settings.window_ns), Crowd())
     assert rule.quota(account, settings) == 250 * MS_NS  # nothing known: the base quota
     account.burst_ns, account.quota_ns = 50 * MS_NS, 250 * MS_NS
@@ -98,7 +102,7 @@ def test_nobody_in_deficit_means_least_used_first() -> None:
 
 
 def test_alone_a_tenant_never_stops() -> None:
-    turns = GpuTurns("0", QuotaSettings())
+    turns = GpuTurns("0", GEMINI)
     turns.join("a", Share(), 0)
     grant = turns.request("a", 0)[0]
     assert isinstance(grant, Grant)
@@ -121,7 +125,7 @@ def test_alone_a_tenant_never_stops() -> None:
 
 def endless(name: str = "a", **shares: Share) -> tuple[GpuTurns, Grant]:
     """`name` holds the GPU without an end, at 1 s; the others of `shares` are there and idle."""
-    turns = GpuTurns("0", QuotaSettings(alone_ns=200 * MS_NS))
+    turns = GpuTurns("0", replace(GEMINI, alone_ns=200 * MS_NS))
     for tenant, share in shares.items():
         turns.join(tenant, share, 0)
     (grant,) = turns.request(name, 770 * MS_NS)
@@ -134,7 +138,7 @@ def endless(name: str = "a", **shares: Share) -> tuple[GpuTurns, Grant]:
 
 def test_a_turn_has_no_end_only_after_two_seconds_alone() -> None:
     turns, grant = endless(a=Share(), b=Share())
-    turns.configure(QuotaSettings())
+    turns.configure(GEMINI)
     assert kinds(turns.request("b", 5 * SECOND_NS)) == [Revoke]
     (_, second) = turns.release("a", grant.epoch, 5001 * MS_NS)
     turns.release("b", second.epoch, 5002 * MS_NS)  # since then nobody else wants it
@@ -184,7 +188,7 @@ def test_a_turn_without_an_end_gets_one_when_it_must_be_counted() -> None:
 
 
 def test_a_limited_tenant_alone_keeps_its_deadlines() -> None:
-    turns = GpuTurns("0", QuotaSettings())
+    turns = GpuTurns("0", GEMINI)
     turns.join("a", Share(limit=0.99), 0)
     turns.request("a", 0)
     for _ in range(200):
@@ -205,7 +209,7 @@ def test_idle_tenants_and_an_idle_holder_need_nothing() -> None:
 
 
 def test_a_late_broker_does_not_stop_a_lone_tenant() -> None:
-    turns = GpuTurns("0", QuotaSettings())
+    turns = GpuTurns("0", GEMINI)
     turns.join("a", Share(), 0)
     grant = turns.request("a", 0)[0]
     assert isinstance(grant, Grant)
@@ -215,7 +219,7 @@ def test_a_late_broker_does_not_stop_a_lone_tenant() -> None:
 
 def test_a_limit_ends_a_lone_turn_in_few_steps() -> None:
     """The budget shrinks while it is used; extending by what is left of it again and again would never end."""
-    turns = GpuTurns("0", QuotaSettings())
+    turns = GpuTurns("0", GEMINI)
     turns.join("a", Share(limit=0.6), 0)
     grant = turns.request("a", 0)[0]
     moves = 0
@@ -231,7 +235,7 @@ def test_a_limit_ends_a_lone_turn_in_few_steps() -> None:
 
 
 def test_a_newcomer_ends_an_extended_turn_at_once() -> None:
-    turns = GpuTurns("0", QuotaSettings())
+    turns = GpuTurns("0", GEMINI)
     turns.join("a", Share(), 0)
     turns.join("b", Share(), 0)
     grant = turns.request("a", 0)[0]
@@ -261,7 +265,7 @@ def test_overuse_is_debt() -> None:
 
 
 def test_a_holder_that_does_not_release_is_revoked_then_passed_over() -> None:
-    settings = QuotaSettings()
+    settings = GEMINI
     turns = GpuTurns("0", settings)
     turns.join("hung", Share(), 0)
     turns.join("next", Share(), 0)
@@ -289,7 +293,7 @@ def test_a_holder_that_does_not_release_is_revoked_then_passed_over() -> None:
 
 
 def test_a_death_frees_the_gpu_in_the_same_step() -> None:
-    turns = GpuTurns("0", QuotaSettings())
+    turns = GpuTurns("0", GEMINI)
     turns.join("a", Share(), 0)
     turns.join("b", Share(), 0)
     turns.request("a", 0)
@@ -302,7 +306,7 @@ def test_a_death_frees_the_gpu_in_the_same_step() -> None:
 
 
 def test_a_late_release_of_an_old_epoch_changes_nothing() -> None:
-    turns = GpuTurns("0", QuotaSettings())
+    turns = GpuTurns("0", GEMINI)
     turns.join("a", Share(), 0)
     first = turns.request("a", 0)[0]
     turns.release("a", first.epoch, MS_NS)
@@ -313,7 +317,7 @@ def test_a_late_release_of_an_old_epoch_changes_nothing() -> None:
 
 
 def test_priority_ends_a_lower_turn_at_once() -> None:
-    turns = GpuTurns("0", QuotaSettings(discipline="priority"))
+    turns = GpuTurns("0", replace(GEMINI, discipline="priority"))
     turns.join("low", Share(priority=0), 0)
     turns.join("high", Share(priority=5), 0)
     low = turns.request("low", 0)[0]
@@ -339,7 +343,7 @@ def test_a_raised_limit_acts_at_once() -> None:
 
 
 def test_a_gang_gets_all_of_its_gpus_or_none() -> None:
-    node = NodeTurns(("0", "1"), QuotaSettings())
+    node = NodeTurns(("0", "1"), GEMINI)
     gang = Share(request=0.5, gang=("0", "1"))
     node.join("0", "solo", Share(request=0.5), 0)
     for gpu in ("0", "1"):
@@ -356,7 +360,7 @@ def test_a_gang_gets_all_of_its_gpus_or_none() -> None:
 
 
 def test_two_gangs_that_overlap_do_not_wait_for_each_other() -> None:
-    node = NodeTurns(("0", "1", "2"), QuotaSettings())
+    node = NodeTurns(("0", "1", "2"), GEMINI)
     for name, members in (("x", ("0", "1")), ("y", ("1", "2"))):
         for gpu in members:
             node.join(gpu, name, Share(request=0.4, gang=members), 0)

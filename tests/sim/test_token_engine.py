@@ -128,10 +128,9 @@ def test_nobody_starves(loads: list[Load], name: str) -> None:
     ],
 )
 def test_shares_hold_over_any_ten_seconds(shares: dict[str, float], limits: dict[str, float]) -> None:
-    """Within one point plus one turn of 100 ms (so 2 points), in every window of 10 s, with 1.6 ms kernels."""
+    """By default: within one point plus one turn of 100 ms (2 in all) in each window of 10 s, with 1.6 ms kernels."""
     loads = [saturated(n, r, limits.get(n, 1.0), kernel_ns=1_600_000) for n, r in shares.items()]
-    engine = TokenEngine(loads, QuotaSettings(quota_ns=100 * MS_NS, min_quota_ns=20 * MS_NS, max_quota_ns=100 * MS_NS))
-    result = engine.run(40 * SECOND_NS)
+    result = TokenEngine(loads, QuotaSettings()).run(40 * SECOND_NS)
     assert worst_window_error(result, shares) <= 0.02
     got = result.shares(10 * SECOND_NS, 40 * SECOND_NS)
     assert got == pytest.approx(shares, abs=0.01)

@@ -32,10 +32,10 @@ def agent(
         Path | None, typer.Option(metavar="FILE", help="Append a JSON line for each turn that ends.")
     ] = None,
     quota: Annotated[
-        Text, typer.Option(metavar="TIME", help="Length of the first turns, before kernels were measured (250ms).")
+        Text, typer.Option(metavar="TIME", help="Length of the first turns, before kernels were measured (100ms).")
     ] = None,
-    min_quota: Annotated[Text, typer.Option(metavar="TIME", help="Shortest turn (100ms).")] = None,
-    max_quota: Annotated[Text, typer.Option(metavar="TIME", help="Longest turn (1s).")] = None,
+    min_quota: Annotated[Text, typer.Option(metavar="TIME", help="Shortest turn (20ms).")] = None,
+    max_quota: Annotated[Text, typer.Option(metavar="TIME", help="Longest turn (100ms).")] = None,
     window: Annotated[
         Text, typer.Option(metavar="TIME", help="Sliding window over which request and limit are measured (10s).")
     ] = None,

@@ -153,9 +153,10 @@ def read_text(path: Path) -> str:
 
 
 def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None = None) -> QuotaSettings:
-    """QuotaSettings from the given times; a quota alone moves minimum and maximum if they conflict with it."""
+    """QuotaSettings from the given times; of quota, minimum and maximum, those not given follow those that are."""
     values = dict(times)
-    base = values.get("quota_ns", QuotaSettings.quota_ns)
+    most_ns = values.get("max_quota_ns", QuotaSettings.quota_ns)
+    base = values.setdefault("quota_ns", max(min(QuotaSettings.quota_ns, most_ns), values.get("min_quota_ns", 0)))
     values.setdefault("min_quota_ns", min(QuotaSettings.min_quota_ns, base))
     values.setdefault("max_quota_ns", max(QuotaSettings.max_quota_ns, base))
     values.setdefault("window_ns", max(QuotaSettings.window_ns, base))

@@ -210,7 +210,7 @@ class GpuTurns:
         """
         account = self.accounts[name]
         patience_ns = account.gap_ns + account.gap_ns // 2
-        short = patience_ns <= self.settings.min_quota_ns // 4
+        short = patience_ns <= self.settings.quota_ns // 4
         return patience_ns + PAUSE_SEEN_NS if short and self._rule.owed(account, now_ns) else 0
 
     def wake_ns(self) -> int | None:
