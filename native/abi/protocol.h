@@ -10,53 +10,53 @@
 #define COTENANT_PROTOCOL_VERSION 1u
 #define COTENANT_MESSAGE_BYTES 256u
 #define COTENANT_NO_SLOT 0xFFFFFFFFu
-#define COTENANT_NO_DEADLINE UINT64_C(0xFFFFFFFFFFFFFFFF) /* a turn that lasts until it is revoked */
+#define COTENANT_NO_DEADLINE UINT64_C(0xFFFFFFFFFFFFFFFF) /* deadline of a turn that lasts until it is revoked */
 #define COTENANT_NO_LIMIT UINT64_C(0xFFFFFFFFFFFFFFFF)
 #define COTENANT_ENV_SOCKET "COTENANT_SOCKET" /* path of the agent's socket */
-#define COTENANT_ENV_TOKEN "COTENANT_TOKEN" /* secret that names the tenant to the agent */
+#define COTENANT_ENV_TOKEN "COTENANT_TOKEN" /* secret by which the agent identifies the tenant */
 #define COTENANT_ENV_DRIVER "COTENANT_DRIVER" /* absolute, versioned path of the real libcuda, or of the software GPU */
 #define COTENANT_ENV_KERNELS "COTENANT_KERNELS" /* file for kernel times; set by `cotenant profile kernels` only */
 #define COTENANT_ENV_NVML "COTENANT_NVML" /* absolute, versioned path of the real libnvidia-ml */
-#define COTENANT_FLOOR_SOCKET "floor.sock" /* socket of the LS gate, beside the agent's other one */
+#define COTENANT_FLOOR_SOCKET "floor.sock" /* socket of the LS gate, in the folder of the agent's socket */
 
 /* Types of messages: header.type. */
 enum cotenant_message_type {
     COTENANT_HELLO = 1, /* first message of a connection; answered by HELLO_REPLY */
     COTENANT_GPU_ATTACH = 2, /* the process makes a context on this GPU; answered by GPU_REPLY */
-    COTENANT_TOKEN_REQUEST = 3, /* asks for a turn; answered by TOKEN_GRANT when it comes */
+    COTENANT_TOKEN_REQUEST = 3, /* requests a turn; answered by TOKEN_GRANT when it begins */
     COTENANT_TOKEN_RELEASE = 4, /* one way: the turn is over */
     COTENANT_MEMORY_RESERVE = 5, /* answered by MEMORY_REPLY */
     COTENANT_MEMORY_COMMIT = 6, /* one way */
     COTENANT_MEMORY_RELEASE = 7, /* one way */
     COTENANT_MEMORY_QUERY = 8, /* answered by MEMORY_REPLY */
-    COTENANT_MEMORY_STATE = 9, /* one way: what is held, after a reconnection */
+    COTENANT_MEMORY_STATE = 9, /* one way: memory held by the process, after a reconnection */
     COTENANT_BURST_REPORT = 10, /* one way: estimates of busy spans */
-    COTENANT_WARNING = 11, /* one way: something the operator must see */
+    COTENANT_WARNING = 11, /* one way: a warning for the operator */
     COTENANT_GOODBYE = 12, /* one way: the process ends */
-    COTENANT_COPY_ATTACH = 13, /* asks for the copy page of the GPU of header.slot; answered by COPY_REPLY */
+    COTENANT_COPY_ATTACH = 13, /* requests the copy page of the GPU of header.slot; answered by COPY_REPLY */
     COTENANT_CHANNEL_GROUP = 14, /* one way, with the driver's file: a context's channel group, or its end */
-    COTENANT_HELLO_REPLY = 64, /* brings the page */
-    COTENANT_GPU_REPLY = 65, /* header.slot of the GPU; status DENIED: not this tenant's */
+    COTENANT_HELLO_REPLY = 64, /* carries the process's page */
+    COTENANT_GPU_REPLY = 65, /* header.slot is the GPU's slot; status DENIED: the tenant may not use this GPU */
     COTENANT_TOKEN_GRANT = 66, /* start of a turn, or a moved deadline */
     COTENANT_TOKEN_REVOKE = 67, /* the turn ends now */
     COTENANT_MEMORY_REPLY = 68, /* answers MEMORY_RESERVE and MEMORY_QUERY */
     COTENANT_PAGE_UPDATE = 69, /* flags or numbers of the page have changed */
-    COTENANT_ERROR = 70, /* answers what cannot be done; header.status has the reason */
+    COTENANT_ERROR = 70, /* answers a request that failed; header.status has the reason */
     COTENANT_COPY_REPLY = 71, /* with status OK, carries the GPU's copy page */
-    COTENANT_MOVE_STATE = 80, /* one way: what is where */
+    COTENANT_MOVE_STATE = 80, /* one way: bytes of movable memory by location */
     COTENANT_MOVE_ROOM = 81, /* answered by MOVE_ROOM_REPLY */
     COTENANT_MOVE_PROGRESS = 82, /* one way */
-    COTENANT_MOVE_DONE = 83, /* one way, header.sequence of the order */
+    COTENANT_MOVE_DONE = 83, /* one way: end of a move; header.sequence is that of the order */
     COTENANT_MOVE_BACKING = 84, /* answered by MOVE_BACKING_REPLY */
-    COTENANT_MOVE_OUT = 88, /* order: memory leaves the GPU */
-    COTENANT_MOVE_IN = 89, /* order: memory comes back */
-    COTENANT_MOVE_ALLOW = 90, /* raises what a MOVE_IN may map */
+    COTENANT_MOVE_OUT = 88, /* order: move memory off the GPU */
+    COTENANT_MOVE_IN = 89, /* order: move memory back to the GPU */
+    COTENANT_MOVE_ALLOW = 90, /* raises the bytes that a MOVE_IN may map */
     COTENANT_MOVE_ROOM_REPLY = 91,
-    COTENANT_MOVE_BACKING_REPLY = 92, /* backing_bytes and the memfd; 0 bytes: there is none */
-    COTENANT_FLOOR_JOIN = 112, /* on FLOOR_SOCKET: joins the LS gate of a GPU */
-    COTENANT_FLOOR_PAGE = 113, /* brings the page of the LS gate */
-    COTENANT_FLOOR_KERNELS = 114, /* brings the table of this tenant's kernels */
-    COTENANT_FLOOR_WORDS = 115, /* brings the page of device wait flags */
+    COTENANT_MOVE_BACKING_REPLY = 92, /* carries the memfd, of backing_bytes; 0 bytes: no memfd */
+    COTENANT_FLOOR_JOIN = 112, /* on FLOOR_SOCKET: connects to the LS gate of a GPU */
+    COTENANT_FLOOR_PAGE = 113, /* carries the page of the LS gate */
+    COTENANT_FLOOR_KERNELS = 114, /* carries the table of this tenant's kernels */
+    COTENANT_FLOOR_WORDS = 115, /* carries the page of device wait flags */
 };
 
 /* header.status of a reply. */
@@ -68,47 +68,47 @@ enum cotenant_status {
     COTENANT_DENIED = 4,
     COTENANT_OUT_OF_MEMORY = 5,
     COTENANT_UNKNOWN_GPU = 6,
-    COTENANT_TOO_MANY = 7, /* connections, slots, outstanding reservations */
+    COTENANT_TOO_MANY = 7, /* too many connections, slots or outstanding reservations */
     COTENANT_SHUTTING_DOWN = 8,
     COTENANT_INTERNAL = 9,
 };
 
-/* What a tenant does when its memory and that of others exceed the card. */
+/* How a tenant's memory is evicted if the tenants' memory exceeds that of the GPU. */
 enum cotenant_oversubscribe {
     COTENANT_OVERSUBSCRIBE_NONE = 0,
-    COTENANT_OVERSUBSCRIBE_SWAP = 1, /* moved in bulk at the same addresses, by its own process */
+    COTENANT_OVERSUBSCRIBE_SWAP = 1, /* moved in bulk by its own process; addresses stay the same */
     COTENANT_OVERSUBSCRIBE_MANAGED = 2, /* managed memory: prefetched in bulk, paged by the driver */
-    COTENANT_OVERSUBSCRIBE_PARK = 3, /* whole processes, by the driver's checkpoint */
+    COTENANT_OVERSUBSCRIBE_PARK = 3, /* whole processes are suspended by the driver's checkpoint */
 };
 
 /* Flags of a move. */
 enum cotenant_move_flag {
-    COTENANT_MOVE_FIXED = 1, /* STATE: this process's memory cannot be moved (any more) */
-    COTENANT_MOVE_STOP = 2, /* ALLOW: no more will be allowed, end the move with what is there */
-    /* ROOM: the memory cannot come with the next turn; the tenant whose turn it is must make room */
+    COTENANT_MOVE_FIXED = 1, /* STATE: this process's memory cannot be moved from now on */
+    COTENANT_MOVE_STOP = 2, /* ALLOW: no more bytes will be allowed; end the move with those already moved */
+    /* ROOM: the memory is needed before the process's next turn, so the tenant that has the turn must be evicted */
     COTENANT_MOVE_NOW = 4,
-    COTENANT_MOVE_CONTEXT = 8, /* ROOM: the driver had no room for a context, whose size is not known */
+    COTENANT_MOVE_CONTEXT = 8, /* ROOM: the driver had no memory for a context, whose size is not known */
 };
 
-/* What memory was taken for. */
+/* Kind of an allocation. */
 enum cotenant_memory_family {
     COTENANT_MEMORY_PLAIN = 1, /* cuMemAlloc, cuMemAllocPitch */
-    COTENANT_MEMORY_MANAGED = 2, /* cuMemAllocManaged: charged whole */
+    COTENANT_MEMORY_MANAGED = 2, /* cuMemAllocManaged: charged in full, wherever its pages are */
     COTENANT_MEMORY_ARRAY = 3, /* arrays, mipmapped arrays */
-    COTENANT_MEMORY_POOL = 4, /* stream-ordered pools: change of RESERVED_MEM_CURRENT */
+    COTENANT_MEMORY_POOL = 4, /* stream-ordered pools: changes of RESERVED_MEM_CURRENT */
     COTENANT_MEMORY_VMM = 5, /* cuMemCreate on a device */
-    COTENANT_MEMORY_GRAPH = 6, /* memory nodes of graphs: change of the device's graph reserve */
-    COTENANT_MEMORY_CONTEXT = 7, /* a context: what it was measured to take, or 0: the agent charges its own reserve */
+    COTENANT_MEMORY_GRAPH = 6, /* memory nodes of graphs: changes of the device's graph reserve */
+    COTENANT_MEMORY_CONTEXT = 7, /* a context: its measured size, or 0: the agent charges a default */
     COTENANT_MEMORY_HOST = 8, /* pinned host memory; header.slot is NO_SLOT */
 };
 
-/* What a process does while the agent cannot be reached. */
+/* Behaviour of a process while it cannot reach the agent. */
 enum cotenant_fail_mode {
     COTENANT_FAIL_CLOSED = 0, /* launches wait until the agent is back */
-    COTENANT_FAIL_OPEN = 1, /* launches go on; memory is counted in the process and reported on reconnection */
+    COTENANT_FAIL_OPEN = 1, /* launches continue; memory is counted in the process and reported on reconnection */
 };
 
-/* Why a turn ended. */
+/* Reason for the end of a turn. */
 enum cotenant_release_reason {
     COTENANT_RELEASE_DEADLINE = 1,
     COTENANT_RELEASE_REVOKED = 2,
@@ -118,12 +118,13 @@ enum cotenant_release_reason {
 
 /* code of a WARNING. */
 enum cotenant_warning_code {
-    COTENANT_WARN_NO_LAUNCH_SEEN = 1, /* the process used the GPU and no launch passed the shim */
-    COTENANT_WARN_NOT_INTERCEPTED = 2, /* the driver hands out entry points that the shim cannot replace */
-    COTENANT_WARN_DRAIN_TIMEOUT = 3, /* work did not drain in time: hung kernel, or a wait on something outside */
-    COTENANT_WARN_OVER_LIMIT = 4, /* memory was taken that could only be counted afterwards */
+    COTENANT_WARN_NO_LAUNCH_SEEN = 1, /* the process used the GPU, but the shim saw no launch */
+    COTENANT_WARN_NOT_INTERCEPTED = 2, /* the driver returns entry points that the shim cannot replace */
+    /* work did not end in time: a kernel hangs, or waits for something outside the GPU */
+    COTENANT_WARN_DRAIN_TIMEOUT = 3,
+    COTENANT_WARN_OVER_LIMIT = 4, /* memory over the limit was allocated, which could only be counted afterwards */
     COTENANT_WARN_NOT_MOVABLE = 8, /* memory of an oversubscribing tenant stays on the GPU */
-    COTENANT_WARN_NO_FLOOR = 16, /* a best-effort program could not join the LS gate of its GPU */
+    COTENANT_WARN_NO_FLOOR = 16, /* a best-effort program could not connect to the LS gate of its GPU */
 };
 
 /* Head of every message. */
@@ -131,7 +132,7 @@ struct cotenant_header {
     uint32_t magic; /* PROTOCOL_MAGIC */
     uint16_t version; /* PROTOCOL_VERSION */
     uint16_t type; /* MessageType */
-    uint64_t sequence; /* of the request, echoed by its reply */
+    uint64_t sequence; /* number of a request; its reply has the same */
     uint32_t status; /* Status in replies, 0 in requests */
     uint32_t slot; /* index of the GPU's slot, or NO_SLOT */
     uint64_t sent_ns;
@@ -140,13 +141,13 @@ _Static_assert(sizeof(struct cotenant_header) == 32, "cotenant_header has a hole
 
 /* HELLO. */
 struct cotenant_hello {
-    uint32_t pid; /* as the process sees itself; the agent relies on SO_PEERCRED */
+    uint32_t pid; /* the process's own view; the agent uses SO_PEERCRED */
     uint32_t flags; /* not used */
     uint64_t start_time_ticks; /* field 22 of /proc/self/stat */
     uint32_t driver_version; /* cuDriverGetVersion, e.g. 13000 */
     uint32_t shim_version; /* PROTOCOL_VERSION that the shim was built with */
     uint8_t token[64];
-    uint8_t program[64]; /* for people */
+    uint8_t program[64]; /* for display */
     uint8_t reserved[72];
 };
 _Static_assert(sizeof(struct cotenant_hello) == 224, "cotenant_hello has a hole");
@@ -155,8 +156,8 @@ _Static_assert(sizeof(struct cotenant_hello) == 224, "cotenant_hello has a hole"
 struct cotenant_hello_reply {
     uint64_t connection_id;
     uint32_t fail_mode; /* FailMode */
-    uint32_t reconnect_ms; /* how long to wait between tries to reconnect */
-    uint8_t tenant[64]; /* for people */
+    uint32_t reconnect_ms; /* time between attempts to reconnect */
+    uint8_t tenant[64]; /* for display */
     uint32_t oversubscribe; /* Oversubscribe */
     uint8_t reserved[140];
 };
@@ -164,10 +165,10 @@ _Static_assert(sizeof(struct cotenant_hello_reply) == 224, "cotenant_hello_reply
 
 /* GPU_ATTACH. */
 struct cotenant_gpu_attach {
-    uint8_t uuid[16]; /* of the GPU or MIG device */
+    uint8_t uuid[16]; /* UUID of the GPU or MIG device */
     uint64_t total_bytes;
-    uint64_t free_bytes; /* at this moment, by the driver; 0: not known */
-    uint32_t ordinal; /* CUDA's index in the process: for people, never an identity */
+    uint64_t free_bytes; /* free memory reported by the driver; 0: not known */
+    uint32_t ordinal; /* CUDA's index in the process, for display only */
     uint32_t sm_count;
     uint8_t name[64];
     uint8_t reserved[120];
@@ -189,16 +190,16 @@ _Static_assert(sizeof(struct cotenant_token_request) == 224, "cotenant_token_req
 struct cotenant_token_release {
     uint64_t epoch;
     uint64_t used_ns; /* drained_ns - first_submit_ns, 0 if nothing was submitted */
-    uint64_t overuse_ns; /* how far drained_ns lies after the deadline, 0 if before */
+    uint64_t overuse_ns; /* time from the deadline to drained_ns, 0 if drained before */
     uint64_t first_submit_ns; /* 0 if nothing was submitted in the turn */
-    uint64_t drained_ns; /* when the GPU had finished this process's work */
+    uint64_t drained_ns; /* time at which the GPU had finished this process's work */
     uint64_t launches; /* kernel and graph launches in the turn */
     uint64_t copies; /* copies and memsets in the turn */
-    uint64_t burst_ns; /* new estimates, as in the request */
+    uint64_t burst_ns; /* new estimates, as in TOKEN_REQUEST */
     uint64_t gap_ns;
     uint32_t reason; /* ReleaseReason */
-    uint32_t drained; /* 1: the GPU is free of this process's work; 0: it is not */
-    uint32_t wants_more; /* 1: a thread waits already; a TOKEN_REQUEST follows */
+    uint32_t drained; /* 1: the GPU has finished all work of this process; 0: not yet */
+    uint32_t wants_more; /* 1: a thread already waits for the next turn; a TOKEN_REQUEST follows */
     uint8_t reserved[140];
 };
 _Static_assert(sizeof(struct cotenant_token_release) == 224, "cotenant_token_release has a hole");
@@ -207,7 +208,7 @@ _Static_assert(sizeof(struct cotenant_token_release) == 224, "cotenant_token_rel
 struct cotenant_token_grant {
     uint64_t epoch;
     uint64_t deadline_ns; /* NO_DEADLINE: until revoked */
-    uint64_t inflight_allowed_ns; /* as in the slot */
+    uint64_t inflight_allowed_ns; /* see the slot's field */
     uint8_t reserved[200];
 };
 _Static_assert(sizeof(struct cotenant_token_grant) == 224, "cotenant_token_grant has a hole");
@@ -223,10 +224,10 @@ _Static_assert(sizeof(struct cotenant_token_revoke) == 224, "cotenant_token_revo
 struct cotenant_memory {
     uint32_t family; /* MemoryFamily */
     uint32_t reserved_0;
-    uint64_t reservation; /* from the reply to RESERVE; given to COMMIT */
-    uint64_t bytes; /* RESERVE: wanted; COMMIT: taken; RELEASE: given back; STATE: held now */
+    uint64_t reservation; /* number from the reply to RESERVE, repeated in COMMIT */
+    uint64_t bytes; /* RESERVE: requested; COMMIT: allocated; RELEASE: freed; STATE: held now */
     uint64_t used_bytes; /* MEMORY_REPLY: the tenant's charge on this GPU */
-    uint64_t limit_bytes; /* MEMORY_REPLY: its cap, NO_LIMIT if none */
+    uint64_t limit_bytes; /* MEMORY_REPLY: its limit, NO_LIMIT if none */
     uint8_t reserved[184];
 };
 _Static_assert(sizeof(struct cotenant_memory) == 224, "cotenant_memory has a hole");
@@ -249,24 +250,26 @@ _Static_assert(sizeof(struct cotenant_burst) == 224, "cotenant_burst has a hole"
 
 /* MOVE_*. */
 struct cotenant_move {
-    /* OUT: at least so much must leave; IN, ALLOW: may be mapped so far; ROOM: wanted; PROGRESS, DONE: moved so far */
+    /* OUT: smallest amount to move; IN, ALLOW: amount that may be mapped so far; ROOM: needed; PROGRESS, DONE: moved
+     * so far */
     uint64_t bytes;
-    uint64_t base; /* OUT: where the span of host memory begins */
+    uint64_t base; /* OUT: offset of the span of host memory to use */
     uint64_t span_bytes; /* OUT: length of that span */
     uint64_t resident_bytes; /* STATE, DONE: movable memory on the GPU */
     uint64_t away_bytes; /* STATE, DONE: movable memory that is evicted */
-    uint64_t backing_bytes; /* STATE, DONE: host memory there to move to */
-    uint64_t pinned_bytes; /* STATE, DONE: part of it that is registered with the driver */
+    uint64_t backing_bytes; /* STATE, DONE: host memory available for evicted memory */
+    uint64_t pinned_bytes; /* STATE, DONE: part of backing_bytes that is pinned (registered with the driver) */
     uint64_t backing_low; /* STATE, DONE: span of host memory that holds contents; low == high: none */
     uint64_t backing_high;
-    uint64_t elapsed_ns; /* DONE: from order to end, waits for allowance left out */
+    uint64_t elapsed_ns; /* DONE: time from the order to the end, without waiting for ALLOW */
     uint32_t flags; /* MoveFlag */
     uint32_t reserved_0;
     uint64_t piece_bytes; /* BACKING_REPLY: largest unit that moves, a multiple of 2 MiB */
-    uint64_t mapping_ns; /* DONE: part of elapsed_ns spent making and unmaking memory behind addresses */
+    uint64_t mapping_ns; /* DONE: part of elapsed_ns spent mapping and unmapping memory */
     uint64_t copying_ns; /* DONE: part of elapsed_ns spent waiting for copies */
-    uint64_t handed_bytes; /* DONE: part of bytes that changed process without leaving the GPU */
-    /* STATE, DONE: movable memory that stays, since other processes have opened it; in none of the other sums */
+    uint64_t handed_bytes; /* DONE: part of bytes that was handed to or from another process on the GPU */
+    /* STATE, DONE: memory that stays on the GPU because other processes have opened it; not included in the other
+     * fields */
     uint64_t staying_bytes;
     uint8_t reserved[96];
 };
@@ -275,7 +278,7 @@ _Static_assert(sizeof(struct cotenant_move) == 224, "cotenant_move has a hole");
 /* COPY_REPLY. */
 struct cotenant_copies {
     uint32_t queue; /* the tenant's queue on the copy page */
-    uint32_t participant; /* this process's number there, never 0 */
+    uint32_t participant; /* this process's number on the copy page, never 0 */
     uint32_t page_bytes;
     uint8_t reserved[212];
 };
@@ -287,15 +290,15 @@ struct cotenant_channel_group {
     uint32_t device;
     uint32_t subdevice;
     uint32_t group;
-    uint32_t channel_count; /* 0: the group has gone */
-    uint32_t compute; /* 1: of the compute engine; 0: of a copy engine */
-    uint8_t channels[200]; /* their handles, u32 each */
+    uint32_t channel_count; /* 0: the group no longer exists */
+    uint32_t compute; /* 1: group of the compute engine; 0: of a copy engine */
+    uint8_t channels[200]; /* handles of the channels, u32 each */
 };
 _Static_assert(sizeof(struct cotenant_channel_group) == 224, "cotenant_channel_group has a hole");
 
-/* FLOOR_JOIN; the agent knows the process by its socket. */
+/* FLOOR_JOIN; the agent identifies the process by its socket. */
 struct cotenant_floor_join {
-    uint8_t uuid[16]; /* of the GPU */
+    uint8_t uuid[16]; /* UUID of the GPU */
     uint8_t reserved_token[64];
     uint32_t role; /* FloorRole */
     uint32_t wants_kernels; /* 1: FLOOR_KERNELS may follow */
@@ -304,13 +307,14 @@ struct cotenant_floor_join {
 };
 _Static_assert(sizeof(struct cotenant_floor_join) == 224, "cotenant_floor_join has a hole");
 
-/* FLOOR_PAGE; header.slot is the holder's index (LS). */
+/* FLOOR_PAGE; for LS processes header.slot is the index of their flag. */
 struct cotenant_floor_reply {
     uint32_t work_class; /* WorkClass of this tenant's kernels (BE) */
-    uint32_t work_sms; /* SMs that they fill, which may be more than there are; 0: not known */
-    uint32_t in_flight_us; /* what this tenant may have in flight, instead of the page's; 0: as the page */
-    uint32_t kernels; /* entries of a table; not 0: FLOOR_KERNELS follows and brings it as a memfd */
-    uint32_t words; /* 1: FLOOR_WORDS follows, last, and brings the second page as a memfd */
+    uint32_t work_sms; /* SMs that this tenant's kernels fill, which may be more than the GPU has; 0: not known */
+    uint32_t in_flight_us; /* in-flight budget of this tenant; 0: that of the page */
+    /* number of rows of the table of kernels; if not 0, FLOOR_KERNELS follows and carries it as a memfd */
+    uint32_t kernels;
+    uint32_t words; /* 1: FLOOR_WORDS follows last, and carries the second page as a memfd */
     uint8_t reserved[204];
 };
 _Static_assert(sizeof(struct cotenant_floor_reply) == 224, "cotenant_floor_reply has a hole");

@@ -6,45 +6,47 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define FLOOR_REST_NS 200000 /* idle time is owed up to here, then paid at once: kernels in a row can be timed */
+/* duty cycle: owed idle time is collected up to this length and then spent at once, so that successive kernels can
+ * be timed */
+#define FLOOR_REST_NS 200000
 
-/* What does not change from launch to launch. */
+/* Parameters of the rule, constant between launches. */
 struct floor_rule {
-    int64_t budget_ns; /* BE work that this process may have in flight */
+    int64_t budget_ns; /* in-flight budget of this process */
     int64_t lead_ns;
     uint32_t scheme; /* RuleKind */
     uint32_t overlap_permille;
     uint32_t sm_threshold;
     uint32_t work_class; /* WorkClass of the BE work */
-    uint32_t work_sms; /* SMs that it fills, which may be more than there are; 0: not known */
-    /* tidal: budget_ns may grow so far for work that leaves the GPU idle; 1000: not at all */
+    uint32_t work_sms; /* SMs that the BE work fills, which may be more than the GPU has; 0: not known */
+    /* tidal: largest scale of budget_ns, for work that leaves the GPU idle; 1000: no growth */
     uint32_t stretch_permille;
-    uint32_t duty_cycle_permille; /* tidal: part of the time that BE may keep the GPU busy; 0 or 1000: all of it */
+    uint32_t duty_cycle_permille; /* tidal: fraction of time that BE may keep the GPU busy; 0 or 1000: all of it */
     uint8_t reserved[4];
 };
 _Static_assert(sizeof(struct floor_rule) == 48, "floor_rule has a hole");
 
-/* What is in flight, and what the rule remembers. */
+/* State of the rule: work in flight, and counters. */
 struct floor_state {
-    int64_t outstanding_ns; /* predicted time of what was launched and is not known to have ended */
-    int64_t unfinished; /* launch batches of it */
-    int64_t busy_until_ns; /* when all of it should have ended */
-    int64_t batch_ns; /* orion: launched since the last drain */
-    int64_t credit_ns; /* tidal: time earned beside LS; a debt if below 0 */
+    int64_t outstanding_ns; /* predicted time of work in flight (launched, and not known to have ended) */
+    int64_t unfinished; /* number of launch batches in flight */
+    int64_t busy_until_ns; /* predicted end of all work in flight */
+    int64_t batch_ns; /* orion: predicted time of work launched since the last drain */
+    int64_t credit_ns; /* tidal: time that BE may run beside LS; a debt if below 0 */
     int64_t credit_at_ns;
-    int64_t open_ns; /* tidal, of this window without LS work: its length, */
-    int64_t dry_ns; /* the part of it with no BE work on the GPU, */
-    int64_t area_ns2; /* and the work in flight, summed over time */
-    int64_t open_at_ns; /* counted until then; 0: LS work was active */
+    int64_t open_ns; /* tidal: length of the current window without LS work */
+    int64_t dry_ns; /* tidal: part of that window without BE work on the GPU */
+    int64_t area_ns2; /* tidal: integral of the work in flight over that window */
+    int64_t open_at_ns; /* tidal: time up to which these three are counted; 0: LS work was active */
     int64_t stretch_permille; /* scale of the in-flight budget, in thousandths of budget_ns; 0 means 1000 */
-    int64_t owed_ns; /* tidal with a duty cycle: idle time that the work that went still owes */
+    int64_t owed_ns; /* tidal with a duty cycle: idle time that is still owed for launched work */
     bool batch_full; /* orion */
     bool starved; /* the GPU was idle in the last window */
     uint8_t reserved[6];
 };
 _Static_assert(sizeof(struct floor_state) == 104, "floor_state has a hole");
 
-/* A slot of a link that is held. */
+/* A claimed slot of a link. */
 struct copy_ticket {
     uint64_t word;
     uint32_t slot;

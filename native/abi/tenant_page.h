@@ -7,51 +7,52 @@
 #include <stdint.h>
 
 #define COTENANT_PAGE_BYTES 8192u
-#define COTENANT_MAX_GPUS 16u /* slots of a page */
+#define COTENANT_MAX_GPUS 16u /* number of slots of a page */
 
 /* Flags of a slot, written by the agent. */
 enum cotenant_slot_flag {
     COTENANT_SLOT_ATTACHED = 1, /* the slot describes a GPU */
-    COTENANT_SLOT_CONTENDED = 2, /* another tenant waits for this GPU: give the turn back when idle */
-    COTENANT_SLOT_UNGATED = 4, /* this tenant needs no turns on this GPU (whole, mps): count, do not wait */
-    COTENANT_SLOT_UNFENCED = 8, /* do not bound work in flight (with UNGATED: the least overhead) */
-    COTENANT_SLOT_BEST_EFFORT = 16, /* launches wait while latency-sensitive work is active: see the LS gate */
-    /* the tenant's work is latency-sensitive: it sets the LS-activity flag while it has some */
+    COTENANT_SLOT_CONTENDED = 2, /* another tenant waits for this GPU: release the turn when idle */
+    /* this tenant needs no turns on this GPU (mechanisms whole, mps): launches are counted but do not wait */
+    COTENANT_SLOT_UNGATED = 4,
+    COTENANT_SLOT_UNFENCED = 8, /* work in flight is not bounded (with UNGATED: lowest overhead) */
+    COTENANT_SLOT_BEST_EFFORT = 16, /* best-effort: launches wait while latency-sensitive work is active (LS gate) */
+    /* latency-sensitive: the shim sets the LS-activity flag while the process has work */
     COTENANT_SLOT_HOLDS_FLOOR = 32,
-    COTENANT_SLOT_COPIES = 256, /* copies take turns on this GPU's link: ask for its page with COPY_ATTACH */
+    COTENANT_SLOT_COPIES = 256, /* copies on this GPU's link are scheduled: request the copy page with COPY_ATTACH */
 };
 
-/* One GPU on the page of a process. */
+/* Slot of a GPU on a process's page. */
 struct cotenant_slot {
     /* written by the agent */
-    uint64_t epoch; /* 0: no turn now */
+    uint64_t epoch; /* number of the current turn; 0: no turn */
     uint64_t deadline_ns;
-    uint64_t inflight_allowed_ns; /* predicted GPU time that may be queued ahead of the host */
+    uint64_t inflight_allowed_ns; /* predicted GPU time that may be in flight */
     uint64_t idle_release_ns;
     uint64_t drain_timeout_ns;
     uint64_t memory_limit_bytes; /* NO_LIMIT: none */
-    uint64_t memory_used_bytes; /* whole tenant, this GPU, context reserve included */
+    uint64_t memory_used_bytes; /* memory of all processes of the tenant on this GPU, contexts included */
     uint32_t flags; /* SlotFlag */
     uint32_t reserved_0;
     uint8_t uuid[16];
     uint64_t reserved_1;
-    uint64_t memory_kept_bytes; /* part of the card's free memory that is kept for others */
-    /* shares into which the in-flight budget is split for this process; 0: as the LS gate's page */
+    uint64_t memory_kept_bytes; /* free memory of the GPU that is reserved for other tenants */
+    /* number of parts into which the in-flight budget is divided; 0: the number on the LS gate's page */
     uint64_t floor_parts;
     uint8_t reserved_agent[24];
     /* written by the shim */
-    uint64_t epoch_seen; /* epoch that the gate obeys; 0: closed */
+    uint64_t epoch_seen; /* epoch that the shim's gate has read; 0: the gate is closed */
     uint64_t calls_in_flight; /* host threads inside a gated driver call */
-    uint64_t launches; /* since start */
+    uint64_t launches; /* since the start of the process */
     uint64_t copies;
     uint64_t graph_launches;
     uint64_t fences;
-    uint64_t last_submit_ns; /* refreshed about once per millisecond of work */
-    uint64_t predicted_busy_ns; /* sum of predicted GPU time submitted since start */
-    uint64_t waited_ns; /* time that threads spent waiting for a turn, since start */
-    uint64_t turns; /* grants used */
-    uint64_t contexts; /* alive now */
-    uint64_t floor_ns; /* best-effort: when the LS gate was last read for a launch */
+    uint64_t last_submit_ns; /* time of the last launch, updated about once per millisecond of work */
+    uint64_t predicted_busy_ns; /* total predicted GPU time of launched work since the start */
+    uint64_t waited_ns; /* total time that threads waited for a turn since the start */
+    uint64_t turns; /* number of turns in which work was launched */
+    uint64_t contexts; /* number of existing contexts */
+    uint64_t floor_ns; /* best-effort: time of the last launch that read the LS gate */
     uint8_t reserved[32];
 };
 _Static_assert(sizeof(struct cotenant_slot) == 256, "cotenant_slot has a hole");

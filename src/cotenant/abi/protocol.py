@@ -11,14 +11,14 @@ PROTOCOL_MAGIC = 0x434F5445  # "COTE"
 PROTOCOL_VERSION = 1
 MESSAGE_BYTES = 256
 NO_SLOT = 0xFFFFFFFF
-NO_DEADLINE = 0xFFFFFFFFFFFFFFFF  # a turn that lasts until it is revoked
+NO_DEADLINE = 0xFFFFFFFFFFFFFFFF  # deadline of a turn that lasts until it is revoked
 NO_LIMIT = 0xFFFFFFFFFFFFFFFF
 ENV_SOCKET = "COTENANT_SOCKET"  # path of the agent's socket
-ENV_TOKEN = "COTENANT_TOKEN"  # secret that names the tenant to the agent
+ENV_TOKEN = "COTENANT_TOKEN"  # secret by which the agent identifies the tenant
 ENV_DRIVER = "COTENANT_DRIVER"  # absolute, versioned path of the real libcuda, or of the software GPU
 ENV_KERNELS = "COTENANT_KERNELS"  # file for kernel times; set by `cotenant profile kernels` only
 ENV_NVML = "COTENANT_NVML"  # absolute, versioned path of the real libnvidia-ml
-FLOOR_SOCKET = "floor.sock"  # socket of the LS gate, beside the agent's other one
+FLOOR_SOCKET = "floor.sock"  # socket of the LS gate, in the folder of the agent's socket
 
 
 class MessageType(enum.IntEnum):
@@ -26,40 +26,40 @@ class MessageType(enum.IntEnum):
 
     HELLO = 1  # first message of a connection; answered by HELLO_REPLY
     GPU_ATTACH = 2  # the process makes a context on this GPU; answered by GPU_REPLY
-    TOKEN_REQUEST = 3  # asks for a turn; answered by TOKEN_GRANT when it comes
+    TOKEN_REQUEST = 3  # requests a turn; answered by TOKEN_GRANT when it begins
     TOKEN_RELEASE = 4  # one way: the turn is over
     MEMORY_RESERVE = 5  # answered by MEMORY_REPLY
     MEMORY_COMMIT = 6  # one way
     MEMORY_RELEASE = 7  # one way
     MEMORY_QUERY = 8  # answered by MEMORY_REPLY
-    MEMORY_STATE = 9  # one way: what is held, after a reconnection
+    MEMORY_STATE = 9  # one way: memory held by the process, after a reconnection
     BURST_REPORT = 10  # one way: estimates of busy spans
-    WARNING = 11  # one way: something the operator must see
+    WARNING = 11  # one way: a warning for the operator
     GOODBYE = 12  # one way: the process ends
-    COPY_ATTACH = 13  # asks for the copy page of the GPU of header.slot; answered by COPY_REPLY
+    COPY_ATTACH = 13  # requests the copy page of the GPU of header.slot; answered by COPY_REPLY
     CHANNEL_GROUP = 14  # one way, with the driver's file: a context's channel group, or its end
-    HELLO_REPLY = 64  # brings the page
-    GPU_REPLY = 65  # header.slot of the GPU; status DENIED: not this tenant's
+    HELLO_REPLY = 64  # carries the process's page
+    GPU_REPLY = 65  # header.slot is the GPU's slot; status DENIED: the tenant may not use this GPU
     TOKEN_GRANT = 66  # start of a turn, or a moved deadline
     TOKEN_REVOKE = 67  # the turn ends now
     MEMORY_REPLY = 68  # answers MEMORY_RESERVE and MEMORY_QUERY
     PAGE_UPDATE = 69  # flags or numbers of the page have changed
-    ERROR = 70  # answers what cannot be done; header.status has the reason
+    ERROR = 70  # answers a request that failed; header.status has the reason
     COPY_REPLY = 71  # with status OK, carries the GPU's copy page
-    MOVE_STATE = 80  # one way: what is where
+    MOVE_STATE = 80  # one way: bytes of movable memory by location
     MOVE_ROOM = 81  # answered by MOVE_ROOM_REPLY
     MOVE_PROGRESS = 82  # one way
-    MOVE_DONE = 83  # one way, header.sequence of the order
+    MOVE_DONE = 83  # one way: end of a move; header.sequence is that of the order
     MOVE_BACKING = 84  # answered by MOVE_BACKING_REPLY
-    MOVE_OUT = 88  # order: memory leaves the GPU
-    MOVE_IN = 89  # order: memory comes back
-    MOVE_ALLOW = 90  # raises what a MOVE_IN may map
+    MOVE_OUT = 88  # order: move memory off the GPU
+    MOVE_IN = 89  # order: move memory back to the GPU
+    MOVE_ALLOW = 90  # raises the bytes that a MOVE_IN may map
     MOVE_ROOM_REPLY = 91
-    MOVE_BACKING_REPLY = 92  # backing_bytes and the memfd; 0 bytes: there is none
-    FLOOR_JOIN = 112  # on FLOOR_SOCKET: joins the LS gate of a GPU
-    FLOOR_PAGE = 113  # brings the page of the LS gate
-    FLOOR_KERNELS = 114  # brings the table of this tenant's kernels
-    FLOOR_WORDS = 115  # brings the page of device wait flags
+    MOVE_BACKING_REPLY = 92  # carries the memfd, of backing_bytes; 0 bytes: no memfd
+    FLOOR_JOIN = 112  # on FLOOR_SOCKET: connects to the LS gate of a GPU
+    FLOOR_PAGE = 113  # carries the page of the LS gate
+    FLOOR_KERNELS = 114  # carries the table of this tenant's kernels
+    FLOOR_WORDS = 115  # carries the page of device wait flags
 
 
 class Status(enum.IntEnum):
@@ -72,51 +72,52 @@ class Status(enum.IntEnum):
     DENIED = 4
     OUT_OF_MEMORY = 5
     UNKNOWN_GPU = 6
-    TOO_MANY = 7  # connections, slots, outstanding reservations
+    TOO_MANY = 7  # too many connections, slots or outstanding reservations
     SHUTTING_DOWN = 8
     INTERNAL = 9
 
 
 class Oversubscribe(enum.IntEnum):
-    """What a tenant does when its memory and that of others exceed the card."""
+    """How a tenant's memory is evicted if the tenants' memory exceeds that of the GPU."""
 
     NONE = 0
-    SWAP = 1  # moved in bulk at the same addresses, by its own process
+    SWAP = 1  # moved in bulk by its own process; addresses stay the same
     MANAGED = 2  # managed memory: prefetched in bulk, paged by the driver
-    PARK = 3  # whole processes, by the driver's checkpoint
+    PARK = 3  # whole processes are suspended by the driver's checkpoint
 
 
 class MoveFlag(enum.IntFlag):
     """Flags of a move."""
 
-    FIXED = 1  # STATE: this process's memory cannot be moved (any more)
-    STOP = 2  # ALLOW: no more will be allowed, end the move with what is there
-    NOW = 4  # ROOM: the memory cannot come with the next turn; the tenant whose turn it is must make room
-    CONTEXT = 8  # ROOM: the driver had no room for a context, whose size is not known
+    FIXED = 1  # STATE: this process's memory cannot be moved from now on
+    STOP = 2  # ALLOW: no more bytes will be allowed; end the move with those already moved
+    # ROOM: the memory is needed before the process's next turn, so the tenant that has the turn must be evicted
+    NOW = 4
+    CONTEXT = 8  # ROOM: the driver had no memory for a context, whose size is not known
 
 
 class MemoryFamily(enum.IntEnum):
-    """What memory was taken for."""
+    """Kind of an allocation."""
 
     PLAIN = 1  # cuMemAlloc, cuMemAllocPitch
-    MANAGED = 2  # cuMemAllocManaged: charged whole
+    MANAGED = 2  # cuMemAllocManaged: charged in full, wherever its pages are
     ARRAY = 3  # arrays, mipmapped arrays
-    POOL = 4  # stream-ordered pools: change of RESERVED_MEM_CURRENT
+    POOL = 4  # stream-ordered pools: changes of RESERVED_MEM_CURRENT
     VMM = 5  # cuMemCreate on a device
-    GRAPH = 6  # memory nodes of graphs: change of the device's graph reserve
-    CONTEXT = 7  # a context: what it was measured to take, or 0: the agent charges its own reserve
+    GRAPH = 6  # memory nodes of graphs: changes of the device's graph reserve
+    CONTEXT = 7  # a context: its measured size, or 0: the agent charges a default
     HOST = 8  # pinned host memory; header.slot is NO_SLOT
 
 
 class FailMode(enum.IntEnum):
-    """What a process does while the agent cannot be reached."""
+    """Behaviour of a process while it cannot reach the agent."""
 
     CLOSED = 0  # launches wait until the agent is back
-    OPEN = 1  # launches go on; memory is counted in the process and reported on reconnection
+    OPEN = 1  # launches continue; memory is counted in the process and reported on reconnection
 
 
 class ReleaseReason(enum.IntEnum):
-    """Why a turn ended."""
+    """Reason for the end of a turn."""
 
     DEADLINE = 1
     REVOKED = 2
@@ -127,12 +128,12 @@ class ReleaseReason(enum.IntEnum):
 class WarningCode(enum.IntEnum):
     """Code of a WARNING."""
 
-    NO_LAUNCH_SEEN = 1  # the process used the GPU and no launch passed the shim
-    NOT_INTERCEPTED = 2  # the driver hands out entry points that the shim cannot replace
-    DRAIN_TIMEOUT = 3  # work did not drain in time: hung kernel, or a wait on something outside
-    OVER_LIMIT = 4  # memory was taken that could only be counted afterwards
+    NO_LAUNCH_SEEN = 1  # the process used the GPU, but the shim saw no launch
+    NOT_INTERCEPTED = 2  # the driver returns entry points that the shim cannot replace
+    DRAIN_TIMEOUT = 3  # work did not end in time: a kernel hangs, or waits for something outside the GPU
+    OVER_LIMIT = 4  # memory over the limit was allocated, which could only be counted afterwards
     NOT_MOVABLE = 8  # memory of an oversubscribing tenant stays on the GPU
-    NO_FLOOR = 16  # a best-effort program could not join the LS gate of its GPU
+    NO_FLOOR = 16  # a best-effort program could not connect to the LS gate of its GPU
 
 
 # fields and their formats for the struct module, in order; x is padding
@@ -141,34 +142,34 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("magic", "I"),  # PROTOCOL_MAGIC
         ("version", "H"),  # PROTOCOL_VERSION
         ("type", "H"),  # MessageType
-        ("sequence", "Q"),  # of the request, echoed by its reply
+        ("sequence", "Q"),  # number of a request; its reply has the same
         ("status", "I"),  # Status in replies, 0 in requests
         ("slot", "I"),  # index of the GPU's slot, or NO_SLOT
         ("sent_ns", "Q"),
     ),
     "hello": (  # HELLO
-        ("pid", "I"),  # as the process sees itself; the agent relies on SO_PEERCRED
+        ("pid", "I"),  # the process's own view; the agent uses SO_PEERCRED
         ("flags", "I"),  # not used
         ("start_time_ticks", "Q"),  # field 22 of /proc/self/stat
         ("driver_version", "I"),  # cuDriverGetVersion, e.g. 13000
         ("shim_version", "I"),  # PROTOCOL_VERSION that the shim was built with
         ("token", "64s"),
-        ("program", "64s"),  # for people
+        ("program", "64s"),  # for display
         ("reserved", "72x"),
     ),
     "hello_reply": (  # HELLO_REPLY
         ("connection_id", "Q"),
         ("fail_mode", "I"),  # FailMode
-        ("reconnect_ms", "I"),  # how long to wait between tries to reconnect
-        ("tenant", "64s"),  # for people
+        ("reconnect_ms", "I"),  # time between attempts to reconnect
+        ("tenant", "64s"),  # for display
         ("oversubscribe", "I"),  # Oversubscribe
         ("reserved", "140x"),
     ),
     "gpu_attach": (  # GPU_ATTACH
-        ("uuid", "16s"),  # of the GPU or MIG device
+        ("uuid", "16s"),  # UUID of the GPU or MIG device
         ("total_bytes", "Q"),
-        ("free_bytes", "Q"),  # at this moment, by the driver; 0: not known
-        ("ordinal", "I"),  # CUDA's index in the process: for people, never an identity
+        ("free_bytes", "Q"),  # free memory reported by the driver; 0: not known
+        ("ordinal", "I"),  # CUDA's index in the process, for display only
         ("sm_count", "I"),
         ("name", "64s"),
         ("reserved", "120x"),
@@ -184,22 +185,22 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "token_release": (  # TOKEN_RELEASE
         ("epoch", "Q"),
         ("used_ns", "Q"),  # drained_ns - first_submit_ns, 0 if nothing was submitted
-        ("overuse_ns", "Q"),  # how far drained_ns lies after the deadline, 0 if before
+        ("overuse_ns", "Q"),  # time from the deadline to drained_ns, 0 if drained before
         ("first_submit_ns", "Q"),  # 0 if nothing was submitted in the turn
-        ("drained_ns", "Q"),  # when the GPU had finished this process's work
+        ("drained_ns", "Q"),  # time at which the GPU had finished this process's work
         ("launches", "Q"),  # kernel and graph launches in the turn
         ("copies", "Q"),  # copies and memsets in the turn
-        ("burst_ns", "Q"),  # new estimates, as in the request
+        ("burst_ns", "Q"),  # new estimates, as in TOKEN_REQUEST
         ("gap_ns", "Q"),
         ("reason", "I"),  # ReleaseReason
-        ("drained", "I"),  # 1: the GPU is free of this process's work; 0: it is not
-        ("wants_more", "I"),  # 1: a thread waits already; a TOKEN_REQUEST follows
+        ("drained", "I"),  # 1: the GPU has finished all work of this process; 0: not yet
+        ("wants_more", "I"),  # 1: a thread already waits for the next turn; a TOKEN_REQUEST follows
         ("reserved", "140x"),
     ),
     "token_grant": (  # TOKEN_GRANT
         ("epoch", "Q"),
         ("deadline_ns", "Q"),  # NO_DEADLINE: until revoked
-        ("inflight_allowed_ns", "Q"),  # as in the slot
+        ("inflight_allowed_ns", "Q"),  # see the slot's field
         ("reserved", "200x"),
     ),
     "token_revoke": (  # TOKEN_REVOKE
@@ -209,10 +210,10 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "memory": (  # MEMORY_*
         ("family", "I"),  # MemoryFamily
         ("reserved_0", "4x"),
-        ("reservation", "Q"),  # from the reply to RESERVE; given to COMMIT
-        ("bytes", "Q"),  # RESERVE: wanted; COMMIT: taken; RELEASE: given back; STATE: held now
+        ("reservation", "Q"),  # number from the reply to RESERVE, repeated in COMMIT
+        ("bytes", "Q"),  # RESERVE: requested; COMMIT: allocated; RELEASE: freed; STATE: held now
         ("used_bytes", "Q"),  # MEMORY_REPLY: the tenant's charge on this GPU
-        ("limit_bytes", "Q"),  # MEMORY_REPLY: its cap, NO_LIMIT if none
+        ("limit_bytes", "Q"),  # MEMORY_REPLY: its limit, NO_LIMIT if none
         ("reserved", "184x"),
     ),
     "text": (  # WARNING, ERROR, GOODBYE
@@ -226,30 +227,32 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("reserved", "208x"),
     ),
     "move": (  # MOVE_*
-        # OUT: at least so much must leave; IN, ALLOW: may be mapped so far; ROOM: wanted; PROGRESS, DONE: moved so far
+        # OUT: smallest amount to move; IN, ALLOW: amount that may be mapped so far; ROOM: needed; PROGRESS, DONE: moved
+        # so far
         ("bytes", "Q"),
-        ("base", "Q"),  # OUT: where the span of host memory begins
+        ("base", "Q"),  # OUT: offset of the span of host memory to use
         ("span_bytes", "Q"),  # OUT: length of that span
         ("resident_bytes", "Q"),  # STATE, DONE: movable memory on the GPU
         ("away_bytes", "Q"),  # STATE, DONE: movable memory that is evicted
-        ("backing_bytes", "Q"),  # STATE, DONE: host memory there to move to
-        ("pinned_bytes", "Q"),  # STATE, DONE: part of it that is registered with the driver
+        ("backing_bytes", "Q"),  # STATE, DONE: host memory available for evicted memory
+        ("pinned_bytes", "Q"),  # STATE, DONE: part of backing_bytes that is pinned (registered with the driver)
         ("backing_low", "Q"),  # STATE, DONE: span of host memory that holds contents; low == high: none
         ("backing_high", "Q"),
-        ("elapsed_ns", "Q"),  # DONE: from order to end, waits for allowance left out
+        ("elapsed_ns", "Q"),  # DONE: time from the order to the end, without waiting for ALLOW
         ("flags", "I"),  # MoveFlag
         ("reserved_0", "4x"),
         ("piece_bytes", "Q"),  # BACKING_REPLY: largest unit that moves, a multiple of 2 MiB
-        ("mapping_ns", "Q"),  # DONE: part of elapsed_ns spent making and unmaking memory behind addresses
+        ("mapping_ns", "Q"),  # DONE: part of elapsed_ns spent mapping and unmapping memory
         ("copying_ns", "Q"),  # DONE: part of elapsed_ns spent waiting for copies
-        ("handed_bytes", "Q"),  # DONE: part of bytes that changed process without leaving the GPU
-        # STATE, DONE: movable memory that stays, since other processes have opened it; in none of the other sums
+        ("handed_bytes", "Q"),  # DONE: part of bytes that was handed to or from another process on the GPU
+        # STATE, DONE: memory that stays on the GPU because other processes have opened it; not included in the other
+        # fields
         ("staying_bytes", "Q"),
         ("reserved", "96x"),
     ),
     "copies": (  # COPY_REPLY
         ("queue", "I"),  # the tenant's queue on the copy page
-        ("participant", "I"),  # this process's number there, never 0
+        ("participant", "I"),  # this process's number on the copy page, never 0
         ("page_bytes", "I"),
         ("reserved", "212x"),
     ),
@@ -258,24 +261,25 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("device", "I"),
         ("subdevice", "I"),
         ("group", "I"),
-        ("channel_count", "I"),  # 0: the group has gone
-        ("compute", "I"),  # 1: of the compute engine; 0: of a copy engine
-        ("channels", "200s"),  # their handles, u32 each
+        ("channel_count", "I"),  # 0: the group no longer exists
+        ("compute", "I"),  # 1: group of the compute engine; 0: of a copy engine
+        ("channels", "200s"),  # handles of the channels, u32 each
     ),
-    "floor_join": (  # FLOOR_JOIN; the agent knows the process by its socket
-        ("uuid", "16s"),  # of the GPU
+    "floor_join": (  # FLOOR_JOIN; the agent identifies the process by its socket
+        ("uuid", "16s"),  # UUID of the GPU
         ("reserved_token", "64x"),
         ("role", "I"),  # FloorRole
         ("wants_kernels", "I"),  # 1: FLOOR_KERNELS may follow
         ("wants_words", "I"),  # 1: FLOOR_WORDS may follow
         ("reserved", "132x"),
     ),
-    "floor_reply": (  # FLOOR_PAGE; header.slot is the holder's index (LS)
+    "floor_reply": (  # FLOOR_PAGE; for LS processes header.slot is the index of their flag
         ("work_class", "I"),  # WorkClass of this tenant's kernels (BE)
-        ("work_sms", "I"),  # SMs that they fill, which may be more than there are; 0: not known
-        ("in_flight_us", "I"),  # what this tenant may have in flight, instead of the page's; 0: as the page
-        ("kernels", "I"),  # entries of a table; not 0: FLOOR_KERNELS follows and brings it as a memfd
-        ("words", "I"),  # 1: FLOOR_WORDS follows, last, and brings the second page as a memfd
+        ("work_sms", "I"),  # SMs that this tenant's kernels fill, which may be more than the GPU has; 0: not known
+        ("in_flight_us", "I"),  # in-flight budget of this tenant; 0: that of the page
+        # number of rows of the table of kernels; if not 0, FLOOR_KERNELS follows and carries it as a memfd
+        ("kernels", "I"),
+        ("words", "I"),  # 1: FLOOR_WORDS follows last, and carries the second page as a memfd
         ("reserved", "204x"),
     ),
 }

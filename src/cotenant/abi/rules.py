@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ctypes
 
-FLOOR_REST_NS = 200000  # idle time is owed up to here, then paid at once: kernels in a row can be timed
+# duty cycle: owed idle time is collected up to this length and then spent at once, so that successive kernels can be
+# timed
+FLOOR_REST_NS = 200000
 
 
 class FloorRule(ctypes.Structure):
-    """What does not change from launch to launch."""
+    """Parameters of the rule, constant between launches."""
 
     _fields_ = (
         ("budget_ns", ctypes.c_int64),
@@ -25,19 +27,19 @@ class FloorRule(ctypes.Structure):
         ("duty_cycle_permille", ctypes.c_uint32),
         ("reserved", ctypes.c_uint8 * 4),
     )
-    budget_ns: int  # BE work that this process may have in flight
+    budget_ns: int  # in-flight budget of this process
     lead_ns: int
     scheme: int  # RuleKind
     overlap_permille: int
     sm_threshold: int
     work_class: int  # WorkClass of the BE work
-    work_sms: int  # SMs that it fills, which may be more than there are; 0: not known
-    stretch_permille: int  # tidal: budget_ns may grow so far for work that leaves the GPU idle; 1000: not at all
-    duty_cycle_permille: int  # tidal: part of the time that BE may keep the GPU busy; 0 or 1000: all of it
+    work_sms: int  # SMs that the BE work fills, which may be more than the GPU has; 0: not known
+    stretch_permille: int  # tidal: largest scale of budget_ns, for work that leaves the GPU idle; 1000: no growth
+    duty_cycle_permille: int  # tidal: fraction of time that BE may keep the GPU busy; 0 or 1000: all of it
 
 
 class FloorState(ctypes.Structure):
-    """What is in flight, and what the rule remembers."""
+    """State of the rule: work in flight, and counters."""
 
     _fields_ = (
         ("outstanding_ns", ctypes.c_int64),
@@ -56,24 +58,24 @@ class FloorState(ctypes.Structure):
         ("starved", ctypes.c_bool),
         ("reserved", ctypes.c_uint8 * 6),
     )
-    outstanding_ns: int  # predicted time of what was launched and is not known to have ended
-    unfinished: int  # launch batches of it
-    busy_until_ns: int  # when all of it should have ended
-    batch_ns: int  # orion: launched since the last drain
-    credit_ns: int  # tidal: time earned beside LS; a debt if below 0
+    outstanding_ns: int  # predicted time of work in flight (launched, and not known to have ended)
+    unfinished: int  # number of launch batches in flight
+    busy_until_ns: int  # predicted end of all work in flight
+    batch_ns: int  # orion: predicted time of work launched since the last drain
+    credit_ns: int  # tidal: time that BE may run beside LS; a debt if below 0
     credit_at_ns: int
-    open_ns: int  # tidal, of this window without LS work: its length,
-    dry_ns: int  # the part of it with no BE work on the GPU,
-    area_ns2: int  # and the work in flight, summed over time
-    open_at_ns: int  # counted until then; 0: LS work was active
+    open_ns: int  # tidal: length of the current window without LS work
+    dry_ns: int  # tidal: part of that window without BE work on the GPU
+    area_ns2: int  # tidal: integral of the work in flight over that window
+    open_at_ns: int  # tidal: time up to which these three are counted; 0: LS work was active
     stretch_permille: int  # scale of the in-flight budget, in thousandths of budget_ns; 0 means 1000
-    owed_ns: int  # tidal with a duty cycle: idle time that the work that went still owes
+    owed_ns: int  # tidal with a duty cycle: idle time that is still owed for launched work
     batch_full: bool  # orion
     starved: bool  # the GPU was idle in the last window
 
 
 class CopyTicket(ctypes.Structure):
-    """A slot of a link that is held."""
+    """A claimed slot of a link."""
 
     _fields_ = (
         ("word", ctypes.c_uint64),

@@ -9,23 +9,23 @@ import ctypes
 import enum
 
 PAGE_BYTES = 8192
-MAX_GPUS = 16  # slots of a page
+MAX_GPUS = 16  # number of slots of a page
 
 
 class SlotFlag(enum.IntFlag):
     """Flags of a slot, written by the agent."""
 
     ATTACHED = 1  # the slot describes a GPU
-    CONTENDED = 2  # another tenant waits for this GPU: give the turn back when idle
-    UNGATED = 4  # this tenant needs no turns on this GPU (whole, mps): count, do not wait
-    UNFENCED = 8  # do not bound work in flight (with UNGATED: the least overhead)
-    BEST_EFFORT = 16  # launches wait while latency-sensitive work is active: see the LS gate
-    HOLDS_FLOOR = 32  # the tenant's work is latency-sensitive: it sets the LS-activity flag while it has some
-    COPIES = 256  # copies take turns on this GPU's link: ask for its page with COPY_ATTACH
+    CONTENDED = 2  # another tenant waits for this GPU: release the turn when idle
+    UNGATED = 4  # this tenant needs no turns on this GPU (mechanisms whole, mps): launches are counted but do not wait
+    UNFENCED = 8  # work in flight is not bounded (with UNGATED: lowest overhead)
+    BEST_EFFORT = 16  # best-effort: launches wait while latency-sensitive work is active (LS gate)
+    HOLDS_FLOOR = 32  # latency-sensitive: the shim sets the LS-activity flag while the process has work
+    COPIES = 256  # copies on this GPU's link are scheduled: request the copy page with COPY_ATTACH
 
 
 class SlotLayout(ctypes.Structure):
-    """One GPU on the page of a process."""
+    """Slot of a GPU on a process's page."""
 
     _fields_ = (
         ("epoch", ctypes.c_uint64),
@@ -57,30 +57,30 @@ class SlotLayout(ctypes.Structure):
         ("reserved", ctypes.c_uint8 * 32),
     )
     # written by the agent
-    epoch: int  # 0: no turn now
+    epoch: int  # number of the current turn; 0: no turn
     deadline_ns: int
-    inflight_allowed_ns: int  # predicted GPU time that may be queued ahead of the host
+    inflight_allowed_ns: int  # predicted GPU time that may be in flight
     idle_release_ns: int
     drain_timeout_ns: int
     memory_limit_bytes: int  # NO_LIMIT: none
-    memory_used_bytes: int  # whole tenant, this GPU, context reserve included
+    memory_used_bytes: int  # memory of all processes of the tenant on this GPU, contexts included
     flags: int  # SlotFlag
     uuid: ctypes.Array[ctypes.c_uint8]
-    memory_kept_bytes: int  # part of the card's free memory that is kept for others
-    floor_parts: int  # shares into which the in-flight budget is split for this process; 0: as the LS gate's page
+    memory_kept_bytes: int  # free memory of the GPU that is reserved for other tenants
+    floor_parts: int  # number of parts into which the in-flight budget is divided; 0: the number on the LS gate's page
     # written by the shim
-    epoch_seen: int  # epoch that the gate obeys; 0: closed
+    epoch_seen: int  # epoch that the shim's gate has read; 0: the gate is closed
     calls_in_flight: int  # host threads inside a gated driver call
-    launches: int  # since start
+    launches: int  # since the start of the process
     copies: int
     graph_launches: int
     fences: int
-    last_submit_ns: int  # refreshed about once per millisecond of work
-    predicted_busy_ns: int  # sum of predicted GPU time submitted since start
-    waited_ns: int  # time that threads spent waiting for a turn, since start
-    turns: int  # grants used
-    contexts: int  # alive now
-    floor_ns: int  # best-effort: when the LS gate was last read for a launch
+    last_submit_ns: int  # time of the last launch, updated about once per millisecond of work
+    predicted_busy_ns: int  # total predicted GPU time of launched work since the start
+    waited_ns: int  # total time that threads waited for a turn since the start
+    turns: int  # number of turns in which work was launched
+    contexts: int  # number of existing contexts
+    floor_ns: int  # best-effort: time of the last launch that read the LS gate
 
 
 class PageLayout(ctypes.Structure):
