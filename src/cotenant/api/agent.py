@@ -1,4 +1,4 @@
-"""This node's agent: its tenants, from Python."""
+"""Python interface of this node's agent and its tenants."""
 
 from __future__ import annotations
 
@@ -47,10 +47,8 @@ class Agent:
         self, name: str, *, request: str | float | None = None, limit: str | float | None = None,
         memory: str | int | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Change a tenant's share; returns what it has now, and from when.
-
-        Fractions as "30%" or 0.3, memory as "8GiB" or a number of bytes. InputError where nothing is given.
-        """
+        """Change a tenant's share. Returns its new share, and the time from which on it applies. Fractions as "30%" or
+        0.3, memory as "8GiB" or a number of bytes. InputError if nothing is given."""
         if request is None and limit is None and memory is None:
             raise InputError("give a request, a limit or a memory", field="set")
         return dict(
@@ -61,7 +59,7 @@ class Agent:
         )  # fmt: skip
 
     def stop(self, name: str, *, grace_s: float = 10.0) -> dict[str, Any]:
-        """Stop a tenant's processes: SIGTERM, and SIGKILL to what is left after `grace_s` seconds."""
+        """Stop a tenant's processes: SIGTERM, and after `grace_s` seconds SIGKILL to those that remain."""
         return dict(self._client.call("stop", name=name, grace_s=grace_s))
 
     def _texts(self) -> tuple[list[str], list[list[str]]]:

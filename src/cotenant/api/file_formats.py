@@ -17,7 +17,7 @@ Schema = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class FileFormat:
-    """One kind of file: what it describes, the command that reads it, and how its schema is made."""
+    """A kind of file: its description, the command that reads it, and the function that makes its schema."""
 
     title: str
     command: str
@@ -56,7 +56,7 @@ def _agent() -> Schema:
 
 
 def _written(name: str, value: int) -> str:
-    """A default of the agent's as a file has it: 250ms, 256MiB."""
+    """A default of the agent in the notation of its file: 250ms, 256MiB."""
     if name.endswith("_bytes"):
         return f"{value >> 20}MiB"
     ms = value if name.endswith("_ms") else value / 1e6
@@ -68,7 +68,7 @@ def _services() -> Schema:
     from cotenant.serving.config.services import ServicesFile
 
     class Whole(ServicesFile, ServingEntry):
-        """What planning reads and what only a server reads."""
+        """The keys for planning, and those that only a server reads."""
 
     return Whole.model_json_schema() | {"additionalProperties": False}
 

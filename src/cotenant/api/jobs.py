@@ -45,12 +45,12 @@ class SimulatedRun:
 
     @property
     def label(self) -> str:
-        """The policy's name, or the label that was given."""
+        """The policy's name, or the given label."""
         return self.record.info.label
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Every metric of docs/metrics.md by its key, nested at the dots; None where a run has no such value."""
+        """Every metric of docs/metrics.md by its key, nested at the dots; None if the run has no such value."""
         return self._analysis.summary
 
     @cached_property
@@ -89,7 +89,7 @@ class Comparison:
         return Report(build_page(self._runs, self._title, self._baseline), height)
 
     def write_page(self, path: str | Path) -> None:
-        """The page as a file that needs no network. InputError where it cannot be written."""
+        """Write the page to a file, which needs no network. InputError if it cannot be written."""
         write_page(path, self._runs, self._title, self._baseline)
 
     def _texts(self) -> tuple[list[str], list[list[str]]]:
@@ -108,7 +108,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """A report page that a notebook shows in a frame of its own."""
+    """A report page, which a notebook shows in a frame."""
 
     page: str
     height: int
@@ -124,10 +124,10 @@ class Report:
 def draw_trace(
     jobs: int = 1000, *, cluster: str | Cluster = "16x8", load: float = 1.0, seed: int = 1, **like: Any
 ) -> Trace:
-    """A synthetic trace of `jobs` jobs that offers `load` times the GPU-time of `cluster`.
+    """A synthetic trace of `jobs` jobs that offer `load` times the capacity of `cluster`.
 
-    `like` and the other fields of `workloads.jobs.generate.Workload` say what is drawn: `like="philly"`,
-    `durations="two-part"`, `gpu_mix="1:70,8:30"`. The same arguments give the same trace. InputError names the field.
+    Other arguments are fields of `workloads.jobs.generate.Workload`: `like="philly"`, `durations="two-part"`,
+    `gpu_mix="1:70,8:30"`. The same arguments give the same trace. InputError names the field.
     """
     profiles = load_profiles()
     gpus = _cluster(cluster).total_gpus
@@ -149,12 +149,13 @@ def simulate(
     label: str | None = None,
     **policy: Any,
 ) -> SimulatedRun:
-    """Run a trace on a cluster in virtual time.
+    """Simulate a trace on a cluster.
 
-    `trace`: FORMAT:PATH as on the command line (docs/traces.md), or what `draw_trace` gives. `select`: what to take of
-    a trace that is read. `out`: a folder for the record; None keeps it in memory. `policy`: options of `cotenant
-    simulate` by their names: `ordering="las"`, `allotment="tune"`, `lease="300s"`, `restart_cost="30s"`.
-    InputError names what is wrong. `cluster`: nodes x GPUs or any form of `--cluster`; 16 nodes of 8 without one.
+    `trace`: FORMAT:PATH as on the command line (docs/traces.md), or the result of `draw_trace`. `select`: options that
+    select jobs of a trace that is read from a file. `out`: folder for the record; None keeps it in memory. `policy`:
+    options of `cotenant simulate` by their names: `ordering="las"`, `allotment="tune"`, `lease="300s"`,
+    `restart_cost="30s"`. `cluster`: nodes x GPUs, or any other form of `--cluster`; by default 16 nodes with 8 GPUs.
+    InputError names what is wrong.
     """
     config = training_config(policy)
     profiles = load_profiles(config.profiles)
@@ -169,12 +170,12 @@ def simulate(
 
 
 def read_record(folder: str | Path) -> SimulatedRun:
-    """A run that `simulate`, a sweep or the fleet has written. InputError where the folder holds none."""
+    """Read a run that `simulate`, a sweep or the fleet has written. InputError if the folder holds none."""
     return SimulatedRun(read(folder))
 
 
 def compare(*runs: SimulatedRun, baseline: str | None = None, title: str = "Runs side by side") -> Comparison:
-    """Put runs side by side. `baseline`: the label that jobs are compared with one by one in the report."""
+    """Compare runs. `baseline`: label of the run with which the report compares the others job by job."""
     if not runs:
         raise InputError("give at least one run", field="runs")
     for run in runs:

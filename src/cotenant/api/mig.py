@@ -37,10 +37,10 @@ class Prediction:
 
 
 def predict(latencies: ArrayLike, *, model: str | Path | None = None) -> Prediction:
-    """Speeds on MIG instances of an A100 from latencies measured under MPS.
+    """Predict speeds on MIG instances of an A100 from latencies measured under MPS.
 
     `latencies`: (3, 7) or (n, 3, 7), of seven co-running jobs at 100, 50 and 14 % of the SMs, above 0, in any unit.
-    `model`: a model file; by default the shipped one. InputError for a shape or value that cannot be.
+    `model`: a model file; by default the included one. InputError for an invalid shape or value.
     """
     trained = MpsMigModel.load(model)
     measured: Any = normalised(np.asarray(latencies))

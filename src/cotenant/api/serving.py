@@ -1,4 +1,4 @@
-"""Inference services on GPU pieces: plans."""
+"""Python interface of plans for inference services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Planned:
     """A plan that divides GPUs among services. A notebook shows it as a table of gpulets."""
 
     plan: ServingPlan
-    attainment: dict[str, float]  #: of simulated requests, by service; empty without verification
+    attainment: dict[str, float]  #: by service, from simulation; empty without verification
     holds: bool | None  #: whether every service reaches the target; None without verification
     decision_ms: float
 
@@ -51,12 +51,12 @@ def plan(
     seed: int = 0,
     time_limit_s: float = 30.0,
 ) -> Planned:
-    """Cut GPUs into pieces for the services of a services.yaml.
+    """Make a plan that divides GPUs among the services of a services.yaml.
 
-    `planner`: temporal, greedy, gpulet, gpulet-interference (default) or exact. `gpus`: instead of the file's number;
-    `min_gpus`: as few of them as suffice. `changes`: as `cotenant plan --what-if`: "rate=x1.5", "slo=x0.8". `headroom`:
-    plan for this factor on the rates, 1 to 100. `attainment`: what simulated requests must reach, above 0 to 1; None:
-    not simulated. InputError names what is wrong.
+    `planner`: temporal, greedy, gpulet, gpulet-interference (default) or exact. `gpus`: number of GPUs, instead of the
+    file's; `min_gpus`: use the smallest number that suffices. `changes`: as `cotenant plan --what-if`: "rate=x1.5",
+    "slo=x0.8". `headroom`: factor on the rates to plan for, 1 to 100. `attainment`: fraction of simulated requests that
+    must be in time, above 0 to 1; None: no simulation. InputError names what is wrong.
     """
     if not isinstance(services, str | Path):
         raise InputError("give the path of a services.yaml", field="services")

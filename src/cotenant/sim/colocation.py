@@ -28,10 +28,8 @@ LS, BE = 0, 1
 
 @dataclass(frozen=True)
 class Job:
-    """Input: LS kernels per request, BE kernels per cycle, arrivals in ns. `sm_count`: of the GPU on which the profiles
-    were
-        measured.
-    """
+    """Input: LS kernels of a request, BE kernels of a cycle, arrivals in ns. `sm_count`: SMs of the GPU on which the
+    profiles were measured."""
 
     ls: Sequence[KernelWork]
     be: Sequence[KernelWork]
@@ -59,16 +57,16 @@ class _Running:
     work: KernelWork
     need: float
     left_ns: float
-    alone: float  # part of its time here that it would take alone on the whole GPU
+    alone: float  # ratio of its duration alone on the whole GPU to its duration here
 
     def delay(self, by_ns: int) -> None:
-        """Extend it by this time."""
+        """Extend the kernel by `extra_ns`."""
         self.alone *= self.left_ns / (self.left_ns + by_ns)
         self.left_ns += by_ns
 
 
 class ColocationEngine:
-    """One GPU, one LS worker, one BE program. `run` returns a ColocationResult."""
+    """Simulates one GPU with one LS worker and one BE program. `run` returns a ColocationResult."""
 
     def __init__(self, job: Job, scheme: Scheme, settings: ColocationSettings, table: Contention | None = None) -> None:
         self.job, self.scheme = job, scheme
@@ -86,10 +84,10 @@ class ColocationEngine:
         self._waiting: deque[int] = deque()  # arrivals not yet served
         self._left_in_request = 0
         self._active_since: float | None = None
-        self._holder = LS  # the owner of the current time slice, if they do not run together
+        self._holder = LS  # owner of the current time slice, unless they run concurrently
         self._slice_end = 0.0
         self._be_next = 0
-        self._be_submitted = 0  # launched and not yet in the queue
+        self._be_submitted = 0  # launched, but not yet in the queue
         self._event_interval_ns = EVENT_INTERVAL_NS if self.scheme.rule is RuleKind.TIDAL else 0
         self._unchecked_ns = 0
         self._look_at = math.inf
@@ -166,7 +164,8 @@ class ColocationEngine:
         return self.table.event_ns
 
     def _dispatch(self) -> None:
-        """Start the heads of the queues on the GPU: both together, or the one whose turn it is."""
+        """Start the kernels at the heads of the queues: both if they run concurrently, else the one that owns the time
+        slice."""
         busy = {kernel.owner for kernel in self._running}
         if self.scheme.together:
             for owner in (LS, BE):
@@ -191,7 +190,7 @@ class ColocationEngine:
             return
         self._left_in_request -= 1
         if self.scheme.rule is RuleKind.ORION:
-            self._be_host()  # another operator of LS runs, with another class
+            self._be_host()  # another operator of LS runs, which has another class
         if self._left_in_request == 0:
             self._at(notice, self._answer)
 
@@ -219,7 +218,8 @@ class ColocationEngine:
         self._be_host()
 
     def _ls_class(self) -> WorkClass:
-        """The class that the service reports: with orion that of its running operator, else only that one runs."""
+        """Work class that the service reports: with orion that of its running operator, otherwise only that it is
+        active."""
         if self._active_since is None:
             return WorkClass.NONE
         if self.scheme.rule is not RuleKind.ORION:
@@ -285,7 +285,7 @@ class ColocationEngine:
 
 
 def alone(job: Job, scheme: Scheme, settings: ColocationSettings) -> ColocationResult:
-    """The same requests without BE, on all SMs."""
+    """Simulate the same requests without BE, on all SMs."""
     from dataclasses import replace
 
     return ColocationEngine(replace(job, be=()), replace(scheme, ls_sms=1.0, be_sms=1.0, together=True), settings).run()

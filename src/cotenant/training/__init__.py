@@ -1,1 +1,2 @@
-"""What runs inside a training job: the loop, checkpoints, the lease. Standard library only; torch where it is there."""
+"""Code that runs inside a training job: the loop, checkpoints, the lease. It needs only the standard library, and uses
+torch if the program does."""

@@ -27,12 +27,13 @@ MANIFEST = "manifest.json"
 
 
 class FencedError(WorkError):
-    """A later start of this job owns the folder now."""
+    """A later start of this job has taken over the folder."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint as loaded. `world`: how many ranks wrote it; `remark`: what had to be passed over to find it."""
+    """A loaded checkpoint. `world`: number of ranks that wrote it; `remark`: checkpoints that were skipped because they
+    cannot be read."""
 
     step: int
     world: int
@@ -51,7 +52,7 @@ class CheckpointStore:
         self.folder, self.rank, self.world, self.attempt = folder, rank, world, attempt
 
     def step(self) -> int | None:
-        """Step of the last checkpoint; None without one."""
+        """Step of the last checkpoint, or None."""
         manifest = read_json(self.folder / MANIFEST)
         return None if manifest is None else _whole(manifest.get("step"))
 

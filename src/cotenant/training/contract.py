@@ -56,7 +56,7 @@ class Progress:
 
 
 def lease_file(folder: Path, rank: int = 0) -> Path:
-    """Where the lease of a rank is."""
+    """Path of a rank's lease."""
     return folder / f"lease-{rank}.json"
 
 
@@ -66,7 +66,7 @@ def write_lease(folder: Path, rank: int, lease: Lease) -> None:
 
 
 def read_lease(folder: Path, rank: int = 0) -> Lease | None:
-    """The lease as it stands; None where there is none, or none that makes sense."""
+    """The current lease; None if there is no lease or it is invalid."""
     raw = read_json(lease_file(folder, rank))
     if raw is None:
         return None
@@ -80,12 +80,12 @@ def read_lease(folder: Path, rank: int = 0) -> Lease | None:
 
 
 def write_progress(folder: Path, progress: Progress) -> None:
-    """Tell how far the job is."""
+    """Write the job's progress."""
     write_json(folder / PROGRESS_FILE, asdict(progress))
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """What the job told last; None where it told nothing, or nothing that makes sense."""
+    """The job's last progress report; None if there is none or it is invalid."""
     raw = read_json(folder / PROGRESS_FILE)
     if raw is None or set(raw) != {field.name for field in fields(Progress)}:
         return None
@@ -120,7 +120,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """An object from a file; None for anything else."""
+    """The object of a JSON file; None if the file is missing or does not hold an object."""
     try:
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,5 @@
-"""The ranks of one job: they must leave after the same step, or those that stay would wait in a collective for ever."""
+"""The ranks of one job. They must stop after the same step, because otherwise the remaining ranks would wait in a
+collective for ever."""
 
 from __future__ import annotations
 
@@ -9,29 +10,27 @@ from typing import Any
 
 
 class Gang:
-    """One process alone."""
+    """The gang of a job with one process."""
 
     rank = 0
     world = 1
 
     def agree(self, leave: bool, save: bool) -> tuple[bool, bool]:
-        """Whether all leave, and whether all save, after this step; called by every rank after every step."""
+        """Whether all ranks stop, and whether all save, after this step. Every rank calls it after every step."""
         return leave, save
 
     def together(self, well: bool = True) -> bool:
-        """Returns once every rank has called it: whether all is well with all of them."""
+        """Wait until every rank has called it. Returns whether all ranks passed True."""
         return well
 
     def close(self) -> None:
-        """Called after everything else of the loop, on every rank."""
+        """Called on every rank at the very end of the loop."""
 
 
 class TorchGang(Gang):
-    """The ranks of torch.distributed's default group, through a group of their own on the CPU.
-
-    After each step every rank adds its wish to a sum that the next step reads: the exchange runs beside the step and
-    costs it nothing, and all ranks read the same sum.
-    """
+    """The ranks of torch.distributed's default group, which communicate through a separate group on the CPU. After each
+    step every rank adds its requests (stop, save) to a sum that all ranks read after the next step. The exchange runs
+    concurrently with that step, so it takes no extra time."""
 
     def __init__(self, torch: Any) -> None:
         dist = torch.distributed
@@ -42,7 +41,7 @@ class TorchGang(Gang):
         self._work: Any = None
 
     def agree(self, leave: bool, save: bool) -> tuple[bool, bool]:
-        """See Gang; all ranks know a wish one step later."""
+        """As `Gang`: requests of any rank are known to all ranks one step later."""
         wanted = self._read()
         self._wishes = self._torch.tensor([leave, save], dtype=self._torch.int32)
         self._work = self._dist.all_reduce(self._wishes, group=self._group, async_op=True)
@@ -63,12 +62,9 @@ class TorchGang(Gang):
         return bool(troubles.item() == 0)
 
     def close(self) -> None:
-        """See Gang.
-
-        Gloo's threads must have ended before the interpreter does: one that is still at work aborts the process in
-        about one exit of ten, and a job that left with a checkpoint would count as failed. The default group is the
-        program's own until its last line, so it is destroyed only after that, and only where the program did not.
-        """
+        """As `Gang`. Ends Gloo's threads before the interpreter ends: a running one aborts the process in about one
+        exit of ten, and a job that stopped with a checkpoint would count as failed. The default group may be used until
+        the program's last line, so it is destroyed only then, and only if the program has not done so."""
         self._read()
         self._dist.destroy_process_group(self._group)
         atexit.register(self._destroy_default)
@@ -79,7 +75,7 @@ class TorchGang(Gang):
 
 
 def find_gang() -> Gang:
-    """The gang this process is in: torch.distributed's where that is initialised."""
+    """The gang of this process: torch.distributed's group if it is initialised."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return TorchGang(torch)
@@ -87,11 +83,11 @@ def find_gang() -> Gang:
 
 
 def apart_rank() -> int:
-    """The rank of a process that was started as one of several and trains by itself; 0 for any other."""
+    """The rank of a process that was started as one of several but does not communicate with them; else 0."""
     return stated_rank() if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") else 0
 
 
 def stated_rank() -> int:
-    """The rank that the launcher stated, 0 without one."""
+    """The rank set by the launcher; 0 if there is none."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() else 0

@@ -131,7 +131,8 @@ class Loop:
                 self._batch = 0
 
     def _other_workers(self, before: Lease) -> bool:
-        """Whether the lease now needs other worker processes: other cores, or another memory size to tell them."""
+        """Whether the lease requires other worker processes, because the number of cores or the memory budget
+        changed."""
         workers = self._source.workers(self.lease.cpus)
         other_memory = self.lease.memory_bytes != before.memory_bytes
         return workers != self._source.workers(before.cpus) or (workers > 0 and other_memory)
@@ -186,7 +187,7 @@ class Loop:
                 self.epoch, self._batch, self._seed = state["epoch"], state["batch"], state["seed"]
                 if self._gang.rank < saved.world:
                     randomness.put(state["random"])
-                else:  # a new rank: numbers that no other rank uses, the same ones every time
+                else:  # a new rank: random numbers that no other rank uses, but reproducible
                     randomness.set_all(randomness.derive(self._seed, saved.step, self._gang.rank))
         if self._seed is None:
             self._seed = _seed_of_process()
@@ -237,7 +238,7 @@ class Loop:
             )  # fmt: skip
             self._mute = False
         except OSError as error:
-            if not self._mute:  # say it once per outage
+            if not self._mute:  # print it once per outage
                 _say(f"progress could not be told: {error.strerror or error}")
             self._mute = True
 

@@ -25,7 +25,7 @@ class Measuring:
 
     @classmethod
     def wanted(cls, folder: Path | None) -> Measuring | None:
-        """One if the process that started this one wants to measure it."""
+        """A `Measuring` if the process that started this one has requested a measurement, else None."""
         warm, _, timed = os.environ.get(STEPS_ENV, "").partition(",")
         if folder is None or not (warm.isdecimal() and timed.isdecimal()):
             return None

@@ -34,7 +34,7 @@ class Source(ABC):
         return None
 
     def set_memory(self, memory_bytes: int) -> None:  # noqa: B027 most sources keep nothing
-        """Tell code that keeps data in memory how much the job has."""
+        """Pass the job's memory size to code that keeps data in memory."""
 
 
 class SequenceSource(Source):
@@ -90,9 +90,8 @@ class IterableSource(Source):
 
 
 def tell_memory(dataset: Any, memory_bytes: int) -> None:
-    """Tell the data set, and the one that it wraps (`.dataset`), how much memory the job has, if it has a method for
-    that.
-    """
+    """Pass the job's memory size to the data set, and to the one that it wraps (`.dataset`), if it has a method for
+    that."""
     while dataset is not None:
         if hasattr(dataset, "set_memory_budget"):
             dataset.set_memory_budget(memory_bytes)

@@ -121,7 +121,8 @@ class TorchSource(Source):
         return _length(self._loader)
 
     def workers(self, cpus: float | None) -> int:
-        """As many as there are cores, up to a maximum, if the loader has workers at all and the cores are known."""
+        """Number of worker processes: the number of cores, up to a maximum, if the loader has workers and the cores are
+        known."""
         stated = self._loader.num_workers
         return stated if stated == 0 or cpus is None else max(1, min(int(cpus), self._most_workers))
 

@@ -16,10 +16,8 @@ from cotenant.abi import contention as soft
 
 @dataclass(frozen=True)
 class Contention:
-    """The constants. `demand[c]`: fraction of the bandwidth that a kernel of class c uses alone; `density[c]`: its
-    accesses
-        under way per SM, relative to a memory-bound kernel. Times in nanoseconds.
-    """
+    """Constants of the model. `demand[c]`: fraction of the bandwidth that a kernel of class c uses alone; `density[c]`:
+    its memory accesses in flight per SM, relative to a memory-bound kernel. Times are in nanoseconds."""
 
     sm_count: int
     demand: tuple[float, ...]

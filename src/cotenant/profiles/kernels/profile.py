@@ -1,4 +1,5 @@
-"""Profiles of kernels: duration, SMs and bottleneck of each of a program's kernels. Reads Orion's files and our own."""
+"""Profiles of a program's kernels: duration, SMs and work class of each. Reads files of Orion and of `cotenant profile
+kernels`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _ORION_CLASS = {"-1": WorkClass.UNKNOWN, "0": WorkClass.MEMORY, "1": WorkClass.C
 
 @dataclass(frozen=True)
 class KernelWork:
-    """One kernel of a program's cycle. `sms`: SMs it would fill (more than the GPU has: several waves)."""
+    """A kernel of a program's cycle. `sms`: SMs that it would fill, which may be more than the GPU has (several
+    waves)."""
 
     name: str
     duration_ns: int
@@ -29,7 +31,7 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One kind of launch. `shape`: grid and block, six numbers; empty: any. `sms`, `duration_ns` 0: not known."""
+    """A kind of launch. `shape`: grid and block, six numbers; empty: any. `sms` and `duration_ns` are 0 if unknown."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -45,7 +47,8 @@ class KernelRow:
 
 
 def read_orion(path: Path) -> list[KernelWork]:
-    """An Orion profile: CSV in issue order, ns, class 1 compute, 0 memory, -1 unknown. Names hold commas."""
+    """Read an Orion profile: a CSV file in issue order with ns and class (1 compute, 0 memory, -1 unknown). Names may
+    contain commas."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -71,7 +74,7 @@ def read_orion(path: Path) -> list[KernelWork]:
 
 
 def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, object]) -> None:
-    """Write a profile in our own form: JSON, `kernels` in issue order with names of classes."""
+    """Write a profile in Cotenant's format: JSON with `kernels` in issue order and names of work classes."""
     from cotenant.core.files import atomic_file
 
     rows = [asdict(k) | {"work_class": CLASS_NAMES[k.work_class]} for k in kernels]
@@ -80,9 +83,9 @@ def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, ob
 
 
 def read_kernel_rows(path: Path) -> list[KernelRow]:
-    """The rows of a profile that `cotenant profile kernels` wrote. InputError."""
+    """The rows of a profile that `cotenant profile kernels` wrote. InputError if the file is not one."""
     if path.exists() and not path.is_file():
-        raise InputError("not a file", file=path)  # a pipe or a device may be endless
+        raise InputError("not a file", file=path)  # a pipe or a device may never end
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
     except OSError as error:
@@ -111,7 +114,7 @@ def _row(row: Any, number: int, path: Path) -> KernelRow:
 
 
 def read_kernels(path: Path) -> list[KernelWork]:
-    """A profile of kernels in either form, as one cycle of the program. InputError."""
+    """The kernels of one cycle of a program, from a profile in either format. InputError if the file is neither."""
     if path.suffix != ".json":
         return read_orion(path)
     rows = read_kernel_rows(path)

@@ -103,8 +103,8 @@ def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | No
 
 
 def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> LlmProfile:
-    """A model's profile: estimated for a program of `memory_bytes` where `spec` is a size; else the row of its name
-    in a file, or the only row."""
+    """A model's profile. If `spec` is a size, it is estimated for a program of `memory_bytes`; else it is the row of
+    the model's name in that file, or the file's only row."""
     size = parse_size(spec)
     if size is not None:
         return roofline(name, size, memory_bytes)

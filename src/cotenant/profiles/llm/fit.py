@@ -17,7 +17,7 @@ BOOTSTRAPS = 400
 
 @dataclass(frozen=True)
 class Point:
-    """One kind of step, measured several times; seconds."""
+    """Measured durations of one kind of step, in seconds."""
 
     step: Step
     seconds: tuple[float, ...]
@@ -93,7 +93,8 @@ def _nonnegative(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> 
 
 
 def _solve(rows: list[list[float]]) -> list[float] | None:
-    """x with rows x = 1 in the least squares, by normal equations of scaled columns; None where they are singular."""
+    """Solve the least-squares system for `rows` x = 1 by normal equations with scaled columns. None if they are
+    singular."""
     size = len(rows[0])
     scale = [max(abs(row[c]) for row in rows) or 1.0 for c in range(size)]
     a = [[sum(r[i] * r[j] for r in rows) / (scale[i] * scale[j]) for j in range(size)] for i in range(size)]

@@ -1,4 +1,4 @@
-"""Speeds on MIG slices: shipped table, predictor from MPS measurements."""
+"""Speeds on MIG slices: the included table, and the predictor from measurements under MPS."""
 
 from cotenant.core.extras import require
 

@@ -27,21 +27,21 @@ PORT = "{port}"
 
 
 class ModelGpusEntry(Strict):
-    """`gpus`: how many the models may use, and how much of each. `model: soft` is the software GPU, `cpu` is none."""
+    """`gpus`: number of GPUs for the models, and memory of each. `model: soft` is the software GPU, `cpu` none."""
 
     count: int = Field(default=1, ge=1, le=64)
-    """How many GPUs the models may use."""
+    """Number of GPUs that the models may use."""
     model: str | None = None
-    """`soft`: the software GPU; `cpu`: none. By default what is there."""
+    """`soft`: the software GPU; `cpu`: no GPU. By default the machine's GPUs."""
     memory: Memory | None = None
-    """What they may take of each GPU; by default all."""
+    """Memory that models may use on each GPU; by default all."""
 
 
 class ModelEntry(Strict):
     """One of `models`."""
 
     name: str = Field(min_length=1, max_length=63)
-    """What clients ask for, and the tenant's name."""
+    """The model's name in requests, and the tenant's name."""
     command: str = Field(min_length=1)
     """The program; `{port}` becomes a free port of 127.0.0.1. It is run without a shell."""
     memory: Memory
@@ -59,7 +59,8 @@ class ModelEntry(Strict):
     keep: int = Field(default=0, ge=0)
     """1: start with the server and never evict."""
     served_as: str | None = Field(default=None, min_length=1)
-    """What the program calls the model; by default `name` if the program has it, else the first of its `/v1/models`."""
+    """The program's name for the model; by default `name` if the program knows it, else the first of its
+    `/v1/models`."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
     """Requests that may wait; one more is refused."""
     max_concurrency: int = Field(default=256, ge=1, le=1_000_000)
@@ -79,7 +80,7 @@ class ModelsFile(BaseModel):
     listen: ListenEntry = ListenEntry()
     """Address and limits of the endpoint."""
     host_memory: Memory | None = None
-    """Host memory for evicted models, together; by default the agent's bound."""
+    """Host memory for all evicted models; by default the agent's limit."""
     load_timeout: Seconds = Field(default=600.0, gt=0)
     """How long a program may take to start."""
     idle: Seconds = Field(default=10.0, ge=0)

@@ -33,9 +33,9 @@ class ListenEntry(Strict):
     max_body: Bytes = Field(default=64 << 20, ge=1024, le=1 << 33)
     """Largest request."""
     max_in_flight: int = Field(default=10_000, ge=1, le=1_000_000)
-    """Most requests in the server; close to it, requests of low priority are refused."""
+    """Largest number of requests in the server; close to it, requests of low priority are refused."""
     max_connections: int = Field(default=20_000, ge=1, le=1_000_000)
-    """Most connections of clients."""
+    """Largest number of client connections."""
     read_timeout: Seconds = Field(default=30.0, gt=0)
     """How long a request may take to arrive."""
     write_timeout: Seconds = Field(default=30.0, gt=0)
@@ -43,7 +43,7 @@ class ListenEntry(Strict):
     idle_timeout: Seconds = Field(default=300.0, gt=0)
     """How long a connection may be idle."""
     drain: Seconds = Field(default=30.0, ge=0)
-    """How long requests may take to be answered after SIGTERM."""
+    """Time for answering the remaining requests after SIGTERM."""
 
 
 class ServingEntry(Strict):
@@ -52,23 +52,23 @@ class ServingEntry(Strict):
     listen: ListenEntry = ListenEntry()
     """Addresses and limits."""
     backend: Annotated[str, parsed(backends.check)] = backends.AUTO
-    """How models are run; by default by their files. `timed`: as long as the profile says."""
+    """Backend of all models; by default chosen by their files. `timed`: batches take the time of the profile."""
     models: str | None = None
     """Folder of the models that are named without a slash, relative to this file."""
     autoscale: bool = True
-    """Whether GPUs are taken and given back as rates change."""
+    """Whether GPUs are added and removed as rates change."""
     forecast: Literal["ewma", "trend"] = "trend"
-    """How the rates of the next period are estimated."""
+    """Forecast of the rates of the next period."""
     patience: int = Field(default=3, ge=1, le=1000)
-    """Periods that must all want fewer GPUs before one is given back."""
+    """Number of successive periods that must need fewer GPUs before one is released."""
     least_rate: float = Field(default=0.1, ge=0, le=1)
-    """Part of its announced rate that an idle service is planned for."""
+    """Fraction of its announced rate for which an idle service is planned."""
     verify: bool = True
     """Whether plans are simulated before they are used."""
     hold: float = Field(default=0.0, ge=0, le=1)
-    """Part of a duty cycle for which a batch that is not full waits."""
+    """Fraction of a duty cycle that an incomplete batch waits for more requests."""
     poll_models: Seconds = Field(default=0.0, ge=0)
-    """How often folders are looked at for new versions; 0: never."""
+    """Interval at which folders are checked for new versions; 0: never."""
     load_timeout: Seconds = Field(default=300.0, gt=0)
     """How long a model may take to load."""
 

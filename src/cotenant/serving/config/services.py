@@ -24,28 +24,28 @@ MOST_PRIORITY = 10**9
 
 
 class GpusEntry(Strict):
-    """`gpus`: how many of which model."""
+    """`gpus`: number and model of the GPUs."""
 
     count: int = Field(ge=1, le=MAX_GPUS)
-    """How many GPUs."""
+    """Number of GPUs."""
     model: str
-    """The model of all of them, as the catalog or the profile calls it; `cpu` with the mechanism `cores`."""
+    """Their model, by its name in the catalog or the profile; `cpu` with the mechanism `cores`."""
 
 
 class ReplanEntry(Strict):
-    """`replan`: how often plans are made when serving, and the factor on rates that they are made for."""
+    """`replan`: how often a server makes a new plan, and the factor on the rates to plan for."""
 
     period: Seconds = 20.0
-    """How often a server plans for the rates that it sees."""
+    """Interval at which a server makes a new plan from the measured rates."""
     headroom: float = Field(default=1.2, ge=1.0, le=100.0)
-    """Factor on the rates that plans are made for."""
+    """Factor on the rates to plan for."""
 
 
 class ServiceEntry(Strict):
     """One of `services`. Without a rate it is planned for 1 request/s until one is measured."""
 
     name: str = Field(min_length=1, max_length=200)
-    """What clients ask for."""
+    """The service's name in requests."""
     model: str | None = None
     """Folder of the model in a repository, or a model of the profile; by default the service's name."""
     rate_rps: float = Field(default=1.0, allow_inf_nan=False, gt=0)
@@ -55,7 +55,7 @@ class ServiceEntry(Strict):
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
     """A best-effort service has no deadlines and, under a co-location scheme, yields to the others."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
-    """The larger goes first where not everything fits."""
+    """Larger values go first if not all services fit."""
     memory: Memory | None = None
     """GPU memory reserved for its worker under a co-location scheme."""
     input_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -69,7 +69,7 @@ class ServiceEntry(Strict):
     arrivals: str | None = None
     """Arrival process in simulations: poisson, constant, gamma:CV, mmpp:..., trace:FORMAT:FILE."""
     backend: str | None = None
-    """How its model is run; by default as the whole file says."""
+    """Backend of its model; by default that of the whole file."""
     version: int | None = Field(default=None, ge=1)
     """Version of the model; by default the largest."""
     max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -87,7 +87,7 @@ class ApplicationEntry(Strict):
     """One of `applications`. `graph`: stage to following stages, or the name of a known one (game, traffic)."""
 
     name: str = Field(min_length=1, max_length=200)
-    """What clients ask for."""
+    """The application's name in requests."""
     graph: dict[str, list[str]] | str
     """Each stage with those that follow it, or the name of a known graph."""
     rate_rps: float = Field(allow_inf_nan=False, gt=0)
@@ -95,11 +95,11 @@ class ApplicationEntry(Strict):
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
     """Time within which the last stage must have answered."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
-    """The larger goes first where not everything fits."""
+    """Larger values go first if not all services fit."""
     arrivals: str | None = None
     """Arrival process in simulations, as for services."""
     inputs: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """By stage and input, from which output (`STAGE.OUTPUT`) it comes."""
+    """By stage and input: the output (`STAGE.OUTPUT`) that it is taken from."""
 
 
 class ServicesFile(BaseModel):
@@ -107,17 +107,17 @@ class ServicesFile(BaseModel):
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
     gpus: GpusEntry | None = None
-    """The GPUs to plan for: this or `cluster`."""
+    """The GPUs to plan for; alternative to `cluster`."""
     cluster: str | None = None
-    """A cluster, written as for simulations (16x8, a file)."""
+    """A cluster in the notation of simulations (16x8, a file); alternative to `gpus`."""
     mechanism: str = "mps"
     """How a part of a GPU is enforced: time, mps, green, mig, cores."""
     partitions: list[str | float] | None = None
-    """Sizes of parts that may be made, as the profile labels them; by default all of the profile."""
+    """Sizes of gpulets, by their labels in the profile; by default all sizes of the profile."""
     max_gpulets: int | None = Field(default=None, ge=1, le=64)
-    """Most parts of one GPU; by default the profile's."""
+    """Largest number of gpulets on one GPU; by default the profile's."""
     max_models: int = Field(default=MOST_MODELS, ge=1, le=MOST_MODELS)
-    """Most models that share one part."""
+    """Largest number of models in one gpulet."""
     colocation: str | None = None
     """Scheme under which latency-sensitive and best-effort services share GPUs."""
     profile: str | dict[str, str] | None = None

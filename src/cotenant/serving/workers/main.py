@@ -50,7 +50,7 @@ def settle(cores: tuple[int, ...]) -> None:
 
 
 class Loop:
-    """Reads batches, runs them, answers."""
+    """Reads batches, runs them, and sends the results."""
 
     def __init__(
         self, channel: socket.socket, arena: Arena, engine: Engine, infos: dict[str, ModelInfo],
@@ -159,7 +159,7 @@ class Loop:
 
 
 def main() -> int:
-    """Load, then serve."""
+    """Load the models, then serve batches."""
     logs.configure()
     channel = socket.socket(fileno=int(sys.argv[1]))
     arena = Arena(int(sys.argv[2]))
@@ -182,7 +182,7 @@ def main() -> int:
 
 
 def void(sent: int) -> None:
-    """Ignore a count."""
+    """Discard the number of bytes sent."""
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Workers on several machines, through a Ray cluster. Ray itself is spoken by a process of its own (ray_bridge.py),
-which may die with its cluster and is started again."""
+"""Workers on several machines, through a Ray cluster. The calls to Ray are in another process (ray_bridge.py), which
+may end with its cluster and is restarted."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from cotenant.serving.workers.ray_bridge import CLOSE_S, CONNECT_S, PING_S, SILE
 LOG = logging.getLogger(__name__)
 
 BRIDGE = "cotenant.serving.workers.ray_bridge"
-HELLO_S = 3 * CONNECT_S  # Ray looks for its cluster, and every node starts an actor
-BRIDGE_SILENT_S = 20.0  # it speaks twice a second
+HELLO_S = 3 * CONNECT_S  # time for Ray to find its cluster, and for every node to start an actor
+BRIDGE_SILENT_S = 20.0  # the bridge sends a heartbeat twice a second
 AGAIN_S = 2.0
 END_S = 3 * CLOSE_S
 
@@ -65,7 +65,7 @@ class RayWorker:
         self._spawn(self._run(job, replace(job, units=units)))
 
     async def _run(self, job: Job, sent: Job) -> None:
-        # when it was submitted is noted there: clocks of machines differ
+        # the node sets the time of submission, because clocks of machines differ
         result = await self._owner.ask(self.spec.gpu, "run", self.spec.name, sent)
         if self._dead:
             return
@@ -75,7 +75,7 @@ class RayWorker:
             self._listener.finished(self, job, result)
 
     def gone(self, why: str = "") -> None:
-        """The process, or its whole node, is gone: say so once."""
+        """Report once that the process, or its whole node, is gone."""
         if self._dead:
             return
         self._dead = True
@@ -106,14 +106,14 @@ class RayWorker:
 
 
 class RayWorkers:
-    """A WorkerFactory over a Ray cluster. Plan GPU k is on node k // per_node; a node that joins takes the numbers of
+    """A WorkerFactory for a Ray cluster. GPU k of the plan is on node k // per_node. A new node gets the GPU numbers of
     one that Ray has given up."""
 
     def __init__(
         self, address: str, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S
     ) -> None:
-        """Join the cluster at `address` ("auto" for the one of this machine) and put an actor on each node; WorkError
-        when it cannot be reached, MissingExtraError when Ray is not installed."""
+        """Join the cluster at `address` ("auto": the one of this machine) and start an actor on each node. WorkError if
+        it cannot be reached, MissingExtraError if Ray is not installed."""
         require("ray", "ray")
         self._settings = Settings(address, gpus, 0, mechanism, timed, load_limit_s)
         self.running: dict[str, RayWorker] = {}
@@ -147,7 +147,7 @@ class RayWorkers:
     # -- the bridge ------------------------------------------------------------------------------------------------
 
     async def ask(self, gpu: int, method: str, *arguments: Any) -> Any:
-        """Call the node of a GPU; None when it is lost."""
+        """Call the node of a GPU. Returns None if the node is lost."""
         self._loop = asyncio.get_running_loop()
         if self._orders is None:
             return None
@@ -160,7 +160,7 @@ class RayWorkers:
             self._asked.pop(number, None)
 
     def _connect(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """Start a bridge that has reached the cluster. WorkError: it cannot."""
+        """Start a bridge and wait until it has reached the cluster. WorkError if it does not."""
         ours, theirs = Pipe()
         with theirs:
             process = subprocess.Popen(
@@ -187,7 +187,7 @@ class RayWorkers:
         return process, ours
 
     def _keep(self, connection: Connection) -> None:
-        """On a thread of its own: hear the bridge; when it ends, start another one."""
+        """Thread that reads the bridge's messages, and starts another bridge when it ends."""
         while True:
             try:
                 while connection.poll(BRIDGE_SILENT_S):
@@ -222,12 +222,12 @@ class RayWorkers:
         connection.close()
 
     def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call on the server's event loop, whose objects it changes."""
+        """Run a function on the server's event loop, because it changes the server's objects."""
         loop = self._loop
         if loop is None:
             function(*arguments)
             return
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who would have heard
+        with contextlib.suppress(RuntimeError):  # the event loop has ended, so the message is not needed
             loop.call_soon_threadsafe(function, *arguments)
 
     def _heard(self, what: int | str, *values: Any) -> None:
@@ -254,7 +254,7 @@ class RayWorkers:
 
 
 def _write(connection: Connection, orders: queue.SimpleQueue[Any]) -> None:
-    """On a thread of its own: a bridge that hangs must not keep the server from answering."""
+    """Write to the bridge in a thread, so that a bridge that hangs does not block the server."""
     with contextlib.suppress(OSError, ValueError):
         order = ()
         while order is not None:

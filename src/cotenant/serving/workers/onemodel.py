@@ -1,6 +1,5 @@
-"""One model in a worker of its own, for first looks and profiles: with the same worker, backend and share as in the
-server.
-"""
+"""Runs one model in a worker process, for `cotenant infer` and profiles, with the same worker, backend and share as in
+the server."""
 
 from __future__ import annotations
 
@@ -28,14 +27,14 @@ FREE_SIZE = 4
 
 @dataclass(frozen=True)
 class Sample:
-    """One batch: ms inside the worker, and ms from submission to answer."""
+    """Durations of one batch in ms: inside the worker, and from submission to answer."""
 
     executed_ms: float
     total_ms: float
 
 
 def find_model(path: str, backend: str = AUTO) -> tuple[str, Found]:
-    """A model folder's name and what to load from it. Raises InputError if there is nothing."""
+    """Name of a model folder, and the model to load from it. InputError if it holds none."""
     folder = Path(path)
     if not folder.is_dir():
         raise InputError(f"is no folder of a model (NAME/VERSION/FILE, one of {files()})", file=path)
@@ -44,7 +43,7 @@ def find_model(path: str, backend: str = AUTO) -> tuple[str, Found]:
 
 
 def random_unit(info: ModelInfo, seed: int, sizes: dict[str, tuple[int, ...]]) -> list[Tensor]:
-    """One item of random content for a model's inputs; `sizes` for inputs of any size."""
+    """One item with random values for a model's inputs. `sizes`: sizes for dynamic dimensions."""
     rng = np.random.default_rng(seed)
     unit = []
     for spec in info.inputs:
@@ -66,7 +65,7 @@ def random_unit(info: ModelInfo, seed: int, sizes: dict[str, tuple[int, ...]]) -
 
 
 def read_sample(path: Path, info: ModelInfo) -> list[list[Tensor]]:
-    """The items of an inference request in JSON. Raises InputError if it does not fit this model."""
+    """The items of an inference request in JSON. InputError if it does not fit the model."""
     try:
         request = decode_request("sample", "", path.read_bytes(), None)
         inputs, rows = check_inputs(request.inputs, info)
@@ -76,7 +75,7 @@ def read_sample(path: Path, info: ModelInfo) -> list[list[Tensor]]:
 
 
 class OneModel:
-    """Async context manager around one worker. One batch at a time."""
+    """Async context manager that runs one worker, which has one batch at a time."""
 
     def __init__(
         self, factory: WorkerFactory, name: str, found: Found, *, fraction: float, partition: str, mechanism: str,
@@ -143,5 +142,5 @@ class OneModel:
 
 
 def local_factory(mechanism: str) -> LocalWorkers:
-    """Workers on this machine, with all of it as one GPU."""
+    """A factory of workers on this machine, whose CPU cores count as one GPU."""
     return LocalWorkers(mechanism, 1)

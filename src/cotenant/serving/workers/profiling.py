@@ -1,4 +1,5 @@
-"""Measures a service on this machine: latency by batch and partition, hand-over, loading, memory, neighbours."""
+"""Measures a service on this machine: latency by batch and partition, overhead, loading time, memory, and slowdown by
+other models."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ Tick = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ProfileRun:
-    """What is measured: a model on shares of this machine. `partitions`: label to fraction. `against`: other models to
-    run beside it on the other half. `seconds`: time for each cell. `sample`: a file with a request to measure with."""
+    """Settings of a profile: a model on shares of this machine. `partitions`: label to fraction. `against`: other
+    models to run at the same time on the other half. `seconds`: length of each measurement. `sample`: a file with an
+    inference request to use."""
 
     name: str
     found: Found
@@ -45,7 +47,7 @@ class ProfileRun:
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether it is measured on a GPU; else on CPU cores."""
+        """Whether the model runs on a GPU; otherwise it runs on CPU cores."""
         return mechanisms.find(self.mechanism).capabilities.needs_gpu
 
     @property
@@ -56,18 +58,18 @@ class ProfileRun:
 
     @property
     def key(self) -> str:
-        """What a partial file must have been measured with to go on from it."""
+        """Settings that a partial file must have been measured with, so that it can be continued."""
         sample = None if self.sample is None else str(self.sample)
         found = self.found
         return json.dumps([self.name, found.path, found.version, self.mechanism, self.seconds, self.gpu, sample])
 
 
 class OneAtATimeError(InputError):
-    """Batches were asked of a model that takes none."""
+    """Several batch sizes were given for a model that takes one item at a time."""
 
 
 class Partial:
-    """Measurements so far, kept in FILE.partial until the profile is whole."""
+    """Finished measurements, kept in FILE.partial until the profile is complete."""
 
     def __init__(self, out: Path, key: str) -> None:
         self.path = out.with_name(out.name + ".partial")
@@ -78,21 +80,22 @@ class Partial:
             if kept["key"] == key:
                 self.rows = kept["rows"]
         except (OSError, ValueError, KeyError, TypeError):
-            return  # none, or of something else: everything is measured
+            return  # no partial file, or one of other settings: measure everything
 
     def put(self, name: str, row: Any) -> None:
-        """Keep a measurement."""
+        """Store a measurement in the partial file."""
         self.rows[name] = row
         with atomic_file(self.path) as file:
             file.write(json.dumps({"key": self.key, "rows": self.rows}))
 
     def remove(self) -> None:
-        """The profile is whole."""
+        """Remove the partial file, because the profile is complete."""
         self.path.unlink(missing_ok=True)
 
 
 def cell_of(samples: Sequence[Sample]) -> dict[str, float]:
-    """Median and spread of a cell: ms executed, ms of hand-over, and how much a slow batch is above a usual one."""
+    """Statistics of a measurement: median ms in the worker, median ms of overhead, and the ratio of a slow batch (95th
+    percentile) to the median."""
     totals = sorted(s.total_ms for s in samples)
     executed = statistics.median(s.executed_ms for s in samples)
     middle = totals[len(totals) // 2]
@@ -105,7 +108,7 @@ def cell_of(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 async def measure_cell(model: OneModel, batch: int, seconds: float) -> dict[str, float]:
-    """Run batches one after the other for a time, after a few that do not count."""
+    """Run batches one after the other for `seconds`, after a few for warm-up."""
     for _ in range(WARM_RUNS):
         await model.run(batch)
     samples: list[Sample] = []
@@ -118,7 +121,7 @@ async def measure_cell(model: OneModel, batch: int, seconds: float) -> dict[str,
 async def measure(
     run: ProfileRun, partial: Partial, tick: Tick = lambda done, of: None, factory: WorkerFactory | None = None
 ) -> dict[str, Any]:
-    """All measurements of a run: those of the partial file and the missing ones, which are made now."""
+    """All measurements of a run: those of the partial file, and the missing ones, which are made now."""
     made = local_factory(run.mechanism) if factory is None else factory
     cells = run.cells
     total = len(cells) + 1 + len(run.against)
@@ -169,8 +172,8 @@ async def _partition(
 
 
 async def _base_bytes(run: ProfileRun, factory: WorkerFactory) -> int:
-    """Main memory of a worker with no model: what each gpulet costs before any. On a GPU the context is in the model's
-    figure, which counts it once per model: more than there is, never less."""
+    """Main memory of a worker without models, which every gpulet needs. On a GPU the context counts in the figure of
+    each model instead, so the sum may be too large but never too small."""
     if run.needs_gpu:
         return 0
     from cotenant.serving.worker import WorkerSpec
@@ -188,7 +191,7 @@ async def _base_bytes(run: ProfileRun, factory: WorkerFactory) -> int:
 
 
 async def _beside(run: ProfileRun, factory: WorkerFactory, name: str, found: Found) -> dict[str, Any]:
-    """Both models on the share nearest to a half, alone and then at once: how much each slows the other."""
+    """Run two models on the share closest to one half, alone and concurrently. Returns the slowdown of each."""
     label = min(run.partitions, key=lambda x: abs(run.partitions[x] - 0.5))
     batch = run.batches[len(run.batches) // 2]
     fraction = min(0.5, run.partitions[label])
@@ -210,7 +213,7 @@ async def _beside(run: ProfileRun, factory: WorkerFactory, name: str, found: Fou
 
 
 def _gpu_used() -> int:
-    """Bytes of the visible GPU in use."""
+    """Bytes of the visible GPU's memory that are in use."""
     gpu = visible_gpus()[0]
     free = device_of(gpu).free_bytes(gpu.uuid)
     if free is None:
@@ -219,19 +222,17 @@ def _gpu_used() -> int:
 
 
 def machine_memory(run: ProfileRun) -> int:
-    """Bytes of the memory that models share."""
+    """Bytes of the memory that models share: the GPU's, or main memory."""
     if not run.needs_gpu:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return visible_gpus()[0].memory_bytes
 
 
 def assemble(run: ProfileRun, rows: Mapping[str, Any], earlier: Mapping[str, Any] | None, today: str) -> dict[str, Any]:
-    """The profile as our JSON object. `earlier`: a profile of this machine to which the model is added.
-
-    Hand-over is taken as the median over partitions, since it does not depend on them. `margin`: how much the slow
-    batches (95 %) are above the usual ones, the median over cells. Beside a neighbour every latency is multiplied by
-    the largest slowdown that was measured (a constant alpha); without `against`, neighbours are taken to be harmless.
-    """
+    """The profile as a JSON object. `earlier`: a profile of this machine to which the model is added. The overhead is
+    the median over partitions, because it does not depend on them. `margin`: ratio of slow batches (95 %) to usual
+    ones, the median over measurements. With a neighbour, every latency is multiplied by the largest measured slowdown
+    (a constant alpha); without `against`, neighbours are assumed to have no effect."""
     latency: dict[str, dict[str, float]] = {}
     for label, batch in run.cells:
         latency.setdefault(label, {})[str(batch)] = round(rows[f"cell/{label}/{batch}"]["executed_ms"], 5)
@@ -272,7 +273,7 @@ def most_gpulets(partitions: Mapping[str, float]) -> int:
 
 
 def describe_machine(run: ProfileRun) -> str:
-    """In words, for the profile's provenance."""
+    """Description of the measurement for the profile's `source`."""
     if run.needs_gpu:
         return f"{visible_gpus()[0].name} under {run.mechanism}"
     name = platform.processor() or platform.machine()
@@ -285,7 +286,7 @@ def describe_machine(run: ProfileRun) -> str:
 
 
 def core_partitions() -> dict[str, float]:
-    """Every number of whole cores of this machine, at most eight sizes."""
+    """Partitions of whole cores of this machine, at most eight."""
     cores = len(os.sched_getaffinity(0))
     counts = range(1, cores + 1) if cores <= 8 else sorted({max(1, round(cores * k / 8)) for k in range(1, 9)})
     return {f"{round(100 * n / cores, 4):g}%": n / cores for n in counts}

@@ -1,4 +1,5 @@
-"""A first profile of models on this machine's CPU cores, for a services file that names none: short, and not kept."""
+"""Short measurement of models on this machine's CPU cores, for a services file without a profile. The result is not
+stored."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ CELL_S = 0.1
 
 
 def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
-    """Whether there is nothing to plan with but this machine's cores (as one GPU) to measure on."""
+    """Whether a services file has no profile, and its only GPU stands for this machine's CPU cores, so that the models
+    must be measured."""
     deployment = config.deployment
     if profile is not None or deployment.profiles or deployment.capabilities.needs_gpu:
         return False
@@ -40,9 +42,9 @@ def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
 
 
 def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
-    """A profile of the models of a file, as its JSON, and why each of the others cannot be measured. Those get a
-    placeholder of 1 ms, since applications need a time of every stage, and are not served. InputError when no model can
-    be measured."""
+    """Measure the models of a file. Returns a profile as a JSON object, and for each model that could not be measured
+    the reason. Those get a placeholder of 1 ms, because applications need a time for every stage, and are not served.
+    InputError if no model can be measured."""
     gpu = config.deployment.gpu_models[0]
     done: dict[str, Any] = {}
     failed: dict[str, str] = {}
@@ -77,6 +79,6 @@ def _one(gpu: str, entry: ModelEntry, found: Found, folder: Path, earlier: dict[
         except OneAtATimeError:
             if batches == (1,):
                 raise
-            batches = (1,)  # it takes one item at a time
+            batches = (1,)  # the model takes one item at a time
             continue
         return assemble(run, rows, earlier, time.strftime("%Y-%m-%d"))

@@ -1,12 +1,12 @@
-"""The process that speaks Ray for a server: `python -m cotenant.serving.workers.ray_bridge FD`, started by on_ray.py.
+"""The process that calls Ray for a server: `python -m cotenant.serving.workers.ray_bridge FD`, started by on_ray.py.
 
-Ray ends a driver a minute after its cluster's head has gone, and takes hundreds of megabytes: both stay out of the
-server this way. Ray gives membership, transport and the code on every node; it places nothing. Whether a node lives is
-asked of its actor twice a second, since Ray itself takes up to half a minute to say that one is gone.
+It is separate, because Ray ends a process a minute after its cluster's head has died, and needs hundreds of megabytes.
+Ray provides membership, transport and the code on every node; it does not schedule workers. The bridge calls the actor
+of each node twice a second, because Ray takes up to half a minute to report a dead node.
 
-Pickled messages on a socket: `(number, gpu, method, arguments)` comes in and is called on that GPU's node; `(number,
-answer)` goes out, None where the node is lost, and `("gpus" | "died" | "lost", ...)` unasked. "gpus" is sent twice a
-second, as a heartbeat. None comes in before the server hangs up.
+Messages are pickled, on a socket. `(number, gpu, method, arguments)` is a call on that GPU's node; the answer is
+`(number, answer)`, or None if the node is lost. The bridge also sends `("gpus" | "died" | "lost", ...)`; "gpus" comes
+twice a second, as a heartbeat. The server sends None before it closes the socket.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class Settings:
 
 
 class LostNodeError(Exception):
-    """A call's node is lost, or there is none."""
+    """The node of a call is lost, or the GPU has no node."""
 
 
 @dataclass
 class Slot:
-    """A node's GPUs, from number `first` on, and who has them: a machine by its id, an actor. `lost` ends a life."""
+    """The GPUs of a node, from number `first` on, with the node's machine id and actor. `lost` ends one connection to
+    the node (a life)."""
 
     first: int
     gpus: int
@@ -60,7 +61,7 @@ class Slot:
     id: str = ""
     actor: Any = None
     alive: bool = False
-    why: str = ""  # it has no node
+    why: str = ""  # reason why the slot has no node
     lost: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -74,7 +75,7 @@ class Bridge:
         self._placing = asyncio.Lock()
 
     async def serve(self) -> None:
-        """Reach the nodes, say which GPUs there are, and carry out calls until the server hangs up."""
+        """Connect to the nodes, report their GPUs, and execute calls until the server closes the socket."""
         living = await self._living()
         if not living:
             self.connection.send(f"the Ray cluster at {self.settings.address} has no nodes")
@@ -112,7 +113,7 @@ class Bridge:
         self._send("gpus", self._gpus())
 
     def _send(self, *message: Any) -> None:
-        with contextlib.suppress(OSError):  # the server has gone: its reader finds that out
+        with contextlib.suppress(OSError):  # the server has closed the socket, which the reader notices
             self.connection.send(message)
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -129,12 +130,12 @@ class Bridge:
             self._send(number, await self._call(slot, method, *arguments))
         except LostNodeError:
             self._send(number, None)  # after "lost"
-        except self.ray.exceptions.RayTaskError as error:  # a defect of the host: the node lives
+        except self.ray.exceptions.RayTaskError as error:  # an error in the actor's code: the node is alive
             LOG.error("node %s: %s failed: %s", slot.id[:8], method, _first_line(error.cause))
             self._send(number, None)
 
     async def _call(self, slot: Slot, method: str, *arguments: Any, within_s: float | None = None) -> Any:
-        """Call the node of a slot that is alive; LostNodeError once it is not, or says nothing for so long."""
+        """Call the node of a slot. LostNodeError if the node is lost or does not answer in time."""
         if not slot.alive:
             raise LostNodeError
         lost = slot.lost
@@ -149,7 +150,7 @@ class Bridge:
             return task.result()
         except self.ray.exceptions.RayTaskError:
             raise
-        except Exception as error:  # Ray's own: the node or its actor is gone
+        except Exception as error:  # an error of Ray: the node or its actor is gone
             if not lost.done():
                 self._lost(slot, _first_line(error))
             raise LostNodeError from None
@@ -161,7 +162,7 @@ class Bridge:
         return sorted(node["NodeID"] for node in nodes if node["Alive"])
 
     async def _watch(self, slot: Slot) -> None:
-        """Ask a node whether it lives, for ever; one that is lost is looked for again."""
+        """Call a node periodically. If it is lost, look for it or for another node."""
         while True:
             if slot.alive:
                 with contextlib.suppress(LostNodeError):
@@ -173,7 +174,7 @@ class Bridge:
             await asyncio.sleep(PING_S if slot.alive else AGAIN_S)
 
     def _lost(self, slot: Slot, why: str) -> None:
-        """A node is gone: its GPU numbers vanish and its workers have died."""
+        """Mark a node as lost: its GPUs cannot be used, and its workers count as dead."""
         slot.alive = False
         LOG.warning("node %s is lost: %s", slot.id[:8], why)
         self._say()
@@ -181,8 +182,8 @@ class Bridge:
         slot.lost.set_result(why)
 
     async def _mend(self, slot: Slot, within_s: float) -> bool:
-        """Give a slot a node: the one it had, where that answers again, without the workers that ran there; another one
-        where Ray says that it is gone for good."""
+        """Find a node for a slot: the previous one if it answers again, after its old workers were ended; a new one if
+        Ray reports the previous one as dead."""
         try:
             async with self._placing:
                 living = await asyncio.wait_for(self._living(), CLOSE_S)
@@ -195,10 +196,10 @@ class Bridge:
                     slot.actor = await asyncio.wait_for(asyncio.to_thread(self._place, slot), CLOSE_S)
             slot.life += 1
             await asyncio.wait_for(_result(slot.actor.begin.remote(slot.life)), within_s)
-        except Exception as error:  # or the cluster's head is away: what runs goes on
+        except Exception as error:  # or Ray's head is down: running workers continue
             errors = self.ray.exceptions
             if isinstance(error, errors.RayActorError) and not isinstance(error, errors.ActorUnavailableError):
-                slot.actor = None  # it has ended
+                slot.actor = None  # the old actor has ended
             why = (str(error) and _first_line(error)) or "it does not answer"
             if why != slot.why:
                 LOG.warning("GPUs %d to %d have no node: %s", slot.first, slot.first + slot.gpus - 1, why)
@@ -236,7 +237,7 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def main() -> None:
-    """Serve one server."""
+    """Serve one server until it closes the socket."""
     logs.configure()
     connection: Connection = Connection(int(sys.argv[1]))
     settings: Settings = connection.recv()
@@ -247,7 +248,8 @@ def main() -> None:
     except Exception as error:
         connection.send(f"cannot reach Ray at {settings.address}: {_first_line(error)}")
         return
-    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all at once; the server drains first, then hangs up
+    # signals often go to the whole process group, but the server must drain before it closes the socket
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     asyncio.run(_serve(ray, settings, connection))
 

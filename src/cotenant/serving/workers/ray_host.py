@@ -1,4 +1,4 @@
-"""What runs on each node of a Ray cluster: local workers by name, called from afar. One actor per node holds it."""
+"""The actor on each node of a Ray cluster: starts and calls local workers by name, for the server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ END_S = 1.0
 
 
 class NodeHost:
-    """Workers of one life: from when the caller reached this node until it lost it. Calls of another life, which a link
-    kept back, do nothing."""
+    """Workers of one life: the time from the caller's connection to this node until it lost the node. Delayed calls of
+    another life have no effect."""
 
     def __init__(self, mechanism: str, gpus: int, timed: bool, load_limit_s: float) -> None:
         self._factory = LocalWorkers(mechanism, gpus, timed=timed, load_limit_s=load_limit_s)
@@ -24,7 +24,7 @@ class NodeHost:
         self._dead: dict[str, str] = {}
 
     async def begin(self, life: int) -> None:
-        """Begin a life without workers."""
+        """Begin a new life without workers."""
         if life <= self._life:
             return
         self._life = life
@@ -33,14 +33,15 @@ class NodeHost:
         self._dead.clear()
 
     async def ping(self, life: int) -> dict[str, str]:
-        """Workers that have died since the last time, and why."""
+        """Workers that have died since the last call, with the reasons."""
         if life != self._life:
             return {}
         dead, self._dead = self._dead, {}
         return dead
 
     async def start(self, life: int, spec: WorkerSpec) -> tuple[int | None, dict[str, ModelInfo] | tuple[str, str]]:
-        """Start a worker: its process and what it found, or the service ("": none) and the reason of a failure."""
+        """Start a worker. Returns its process id and facts about its models, or the service ("": none) and the reason
+        of a failure."""
         if life != self._life:
             return None, ("", "the node was lost")
         worker = self._workers[spec.name] = self._factory.create(spec, self)
@@ -52,7 +53,7 @@ class NodeHost:
         return worker.pid, found
 
     async def run(self, life: int, name: str, job: Job) -> Result | str:
-        """A batch's result, or why the worker died over it."""
+        """Run a batch. Returns its result, or the reason why the worker died during it."""
         worker = self._workers.get(name)
         if worker is None or life != self._life:
             return "is not there any more"

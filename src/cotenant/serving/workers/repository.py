@@ -1,8 +1,6 @@
-"""A model repository as Triton lays it out: NAME/VERSION/FILE (of a backend, as model.onnx), config.pbtxt.
-
-Versions are folders with a number; the largest is served unless the services file says which. A model folder without
-version folders is its own version 1.
-"""
+"""A model repository with Triton's layout: NAME/VERSION/FILE (a file that a backend can run, such as model.onnx), and
+config.pbtxt. Versions are folders with a number; the largest is served unless the services file names another. A model
+folder without version folders is itself version 1."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ MOST_CONFIG = 1 << 20
 
 @dataclass(frozen=True)
 class Found:
-    """A model that can be loaded: by which backend, from which folder, as which version."""
+    """A model that can be loaded, with its backend, folder and version."""
 
     backend: str
     path: str | None
@@ -30,7 +28,8 @@ class Found:
 
 
 def find(entry: ModelEntry, config: dict[str, Any] | None = None) -> Found:
-    """What to load for a service; InputError when there is nothing. `config` stands for the file's configuration."""
+    """The model to load for a service. InputError if there is none. `config` replaces the repository's
+    configuration."""
     if entry.path is None or not entry.path.is_dir():
         if pretends(entry.backend):
             return Found(entry.backend, None, str(entry.version or 1), config or {})
@@ -55,7 +54,7 @@ def find(entry: ModelEntry, config: dict[str, Any] | None = None) -> Found:
 
 
 def _with_settings(found: Found) -> Found:
-    """A backend's own file of settings joins the model's configuration."""
+    """Extend the model's configuration by the settings file of its backend, if it has one."""
     settings = BACKENDS[found.backend].settings
     if settings is None or found.path is None:
         return found
@@ -93,7 +92,7 @@ def versions(path: Path) -> list[int]:
 
 
 def stamp(path: Path | None) -> tuple[tuple[str, int, int], ...]:
-    """What changes when a model's files do: names, times and sizes."""
+    """Names, times and sizes of a model's files, which change when the model does."""
     if path is None or not path.is_dir():
         return ()
     found = []
@@ -122,7 +121,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def read_config(text: str, file: Path) -> dict[str, Any]:
-    """What a configuration in protobuf's text format sets. InputError names what it does not know, and where."""
+    """Parse a configuration in protobuf's text format. InputError names unknown fields and their places."""
     if not text.strip():
         return {}
     from google.protobuf import text_format
@@ -139,12 +138,12 @@ def read_config(text: str, file: Path) -> dict[str, Any]:
     return plain(message)
 
 
-# what is read of a configuration; the rest is the plan's business, or that of kinds of models that do not run here
+# fields that are used; others are decided by the plan, or belong to kinds of models that are not supported
 APPLIED = frozenset({"name", "platform", "backend", "max_batch_size", "input", "output", "parameters"})
 
 
 def config_override(text: str, model: str) -> dict[str, Any]:
-    """A configuration in JSON, given with a request to load a model. InputError for what would not be applied."""
+    """Parse a JSON configuration of a load request. InputError for fields that would have no effect."""
     from google.protobuf import json_format
 
     from cotenant.core.protobuf import plain

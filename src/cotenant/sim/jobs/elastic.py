@@ -1,4 +1,4 @@
-"""Runs of elastic policies on the compiled engine: before each round the kernel asks the policy."""
+"""Runs elastic policies on the compiled engine: before each round the kernel calls the policy."""
 
 from __future__ import annotations
 
@@ -42,19 +42,21 @@ TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile",
 
 @dataclass(frozen=True)
 class ElasticOptions:
-    """Options as the user gives them. Times in seconds; None: the value of the policy's paper or of the profile."""
+    """Options as the user gives them. Times are in seconds; None: the default of the policy's paper or of the
+    profile."""
 
     policy: str
     profiles: str | None = None
     lease_s: float | None = None
-    restart_s: float | None = None  #: lost when a job that ran before starts again, moves or changes its GPUs
+    restart_s: float | None = None  #: time lost when a job that ran before restarts, moves or changes its GPUs
     solver_limit_s: float = 1.0
     default_profile: str | None = None
     trace_gpu: str | None = None
 
 
 def elastic_options(policy: str, given: Mapping[str, Any]) -> ElasticOptions:
-    """The options from those that job policies have too, by their names; InputError for any other."""
+    """Take the options from those of job policies, by their names. InputError for options that elastic policies do not
+    have."""
     for name in given:
         if name not in TAKEN:
             raise InputError(f"is for job policies; policy {policy} does not have it", field=name.replace("_", "-"))
@@ -86,12 +88,10 @@ def run_elastic(
     progress: Callable[[int, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
-    """Run the trace to its end under an elastic policy; the record is in folder `out`, or in memory if that is None.
-
-    `on_ready()` is called once the input proved right, before anything takes long; `progress(finished, jobs)` at every
-    flush. `more_options` go into the record beside the policy's own. Raises InputError for jobs that cannot run on the
-    cluster.
-    """
+    """Run the trace to its end under an elastic policy. The record is in folder `out`, or in memory if that is None.
+    `on_ready()` is called once the input is valid, before long computations; `progress(finished, jobs)` at every flush.
+    `more_options` are added to the policy's options in the record. InputError for jobs that cannot run on the
+    cluster."""
     trace.require_jobs()
     entry = find_elastic(options.policy)
     profiles = load_elastic(options.profiles or entry.profiles)
@@ -234,7 +234,7 @@ class Chooser:
         shared = host != NONE
         shared[host[shared]] = True
         stays = keeps_gpu((config == view.held) & runs, view.host, host)
-        world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING  # its allocation is not kept
+        world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING  # the host's allocation is not kept
         self.restarts[rows[runs & ~stays & run.job["started"][rows]]] += 1
         self.config[rows] = config
         self.host[rows] = world.scratch.host[rows] = np.where(host == NONE, NONE, rows[host])
@@ -251,12 +251,10 @@ class Chooser:
 
 
 def keeps_gpu(same: NDArray[np.bool_], before: Ints, now: Ints) -> NDArray[np.bool_]:
-    """Jobs that keep their GPUs: those with an unchanged configuration (`same`), except some that share.
-
-    `before`, `now`: per guest, the job (host) whose GPU it shares; NONE otherwise. A guest keeps its GPU only if it
-    already shared with this host and the host keeps its own. When a pair separates, the host keeps the GPU if it keeps
-    its configuration; otherwise the guest may.
-    """
+    """Jobs that keep their GPUs: those with an unchanged configuration (`same`), except some that share a GPU.
+    `before`, `now`: the host (the job whose GPU it shares) of each guest; NONE otherwise. A guest keeps its GPU only if
+    it already shared with this host and the host keeps its own. When a pair separates, the host keeps the GPU if it
+    keeps its configuration; otherwise the guest may."""
     keeps = same.copy()
     keeps[(now != NONE) & (now != before)] = False
     left = (before != NONE) & (now != before)
@@ -267,14 +265,12 @@ def keeps_gpu(same: NDArray[np.bool_], before: Ints, now: Ints) -> NDArray[np.bo
 
 
 def placing_order(runs: NDArray[np.bool_], count: Ints, host: Ints, stays: NDArray[np.bool_], before: Ints) -> Ints:
-    """Rows in the order of placing, those that wait last: a second job of a GPU right after its host; gangs that fill
-    nodes first, since what is a power of two leaves no hole then.
-
-    Pairs come before all others, first those whose host shared its GPU before: it takes the same part of its node's
-    list of shared GPUs again, and one whose GPU becomes shared must find another.
-    """
+    """Rows in the order of placement, with waiting jobs last. The second job of a GPU follows its host. Gangs that fill
+    nodes go first, because gangs whose sizes are powers of two then leave no holes. Pairs go before all others,
+    beginning with those whose host shared its GPU before: the host takes the same entry of its node's list of shared
+    GPUs again, and a host whose GPU becomes shared must find another entry."""
     rows = np.arange(len(runs))
-    place = np.where(host == NONE, rows, host)  # the pair's place is its host's
+    place = np.where(host == NONE, rows, host)  # a guest's position follows its host's
     slot = before != NONE
     slot[before[slot]] = True
     hosts = np.zeros(len(runs), np.bool_)

@@ -1,8 +1,8 @@
 """Builds the tables of an elastic run from jobs, elastic profiles and a cluster.
 
-A waiting job has its base type (its model and the GPUs it asks for); a running job has a type of its base in one
-configuration. So the kernel needs no notion of elasticity: a policy changes a job's type. Levels are the phases of the
-training.
+A waiting job has its base type (its model, and the GPUs that it requests); a running job has a type for its base in one
+configuration. A policy changes a job's type, so the kernel does not need to know about elasticity. Levels are the
+phases of the training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_LEVELS = 3  # proportional, ideal, down: a record reads the first two
 
 @dataclass(frozen=True)
 class Base:
-    """Jobs of one kind: their model, the GPUs they ask for, the GPU models they accept."""
+    """Jobs of one kind: their model, the GPUs that they request, and the GPU models that they accept."""
 
     model: ElasticModel
     wants: int
@@ -37,19 +37,20 @@ class Base:
 
 @dataclass(frozen=True)
 class ElasticTables:
-    """B bases, C configurations, P phases. Type b is base b waiting, type B + b x C + c is it in configuration c, and
-    B + B x C + b x C + c on half of a GPU, where GPUs are shared. Level p + P x (1 + b): phase p beside base b."""
+    """B bases, C configurations, P phases. Type b is base b while it waits; type B + b x C + c is base b in
+    configuration c; type B + B x C + b x C + c is base b on half of a GPU, if GPUs are shared. Level p + P x (1 + b):
+    phase p beside base b."""
 
     demand: Demand
     nodes: Array
     options: Configurations
-    models: tuple[str, ...]  #: GPU models, as `options.gpu` counts them
+    models: tuple[str, ...]  #: GPU models, in the order of `options.gpu`
     bases: tuple[Base, ...]
     rate: Floats  #: [B, P, C] work per second
     base: Ints  #: [J]
     total: Floats  #: [J] work
-    restart_s: Floats  #: [J]; NaN where the profile does not say
-    beside: Floats  #: [B, B, G] part of its speed that the first base keeps beside the second; empty: no sharing
+    restart_s: Floats  #: [J]; NaN if the profile states none
+    beside: Floats  #: [B, B, G] fraction of its speed that the first base keeps beside the second; empty: no sharing
 
     def type_of(self, base: Ints, config: Ints, shared: NDArray[np.bool_]) -> Ints:
         """The demand type of jobs of these bases in these configurations; config < 0: waiting."""
@@ -67,11 +68,9 @@ def build_tables(
     default_profile: str | None = None,
     trace_gpu: str | None = None,
 ) -> ElasticTables:
-    """The tables; InputError names the job that has no profile or fits nowhere.
-
-    `rigid`: jobs run on exactly the GPUs that they ask for. `packs`: two jobs may share a GPU. `trace_gpu`: GPU model
-    of the trace's durations (default: the cluster's first GPU model on which the job can run).
-    """
+    """Build the tables. InputError names a job that has no profile or fits on no node. `rigid`: jobs run on exactly the
+    GPUs that they request. `packs`: two jobs may share a GPU. `trace_gpu`: GPU model of the trace's durations (default:
+    the cluster's first GPU model on which the job can run)."""
     nodes, kinds = build_nodes(cluster)
     models = tuple(dict.fromkeys(group.gpu.name for group in kinds))
     options = _configurations(profiles, nodes, kinds, models)
@@ -235,7 +234,7 @@ def _beside(bases: list[Base], profiles: ElasticProfiles, models: tuple[str, ...
 
 
 def _with_halves(demand: Demand, rate: Floats, options: Configurations, beside: Floats) -> Demand:
-    """The types of single-GPU configurations on half of a GPU too, with a level for each phase beside each base."""
+    """Add types of single-GPU configurations on half of a GPU, with a level for each phase beside each base."""
     b, phases, c = rate.shape
     levels, rows, kinds = demand.amount.shape
     first = demand.type[b:].copy()

@@ -54,9 +54,9 @@ class EngineOptions:
     speeds: str = "matrix"  #: matrix | two-speed
     restart_cost_s: float = 0.0
     checkpoint_cost_s: float = 0.0
-    launch_s: NDArray[np.float64] | None = None  #: per job: what its first start costs, before any work; None: nothing
+    launch_s: NDArray[np.float64] | None = None  #: per job: time of its first start, before any work; None: 0
     default_profile: str | None = None
-    trace_gpu: str | None = None  #: GPU model on which the trace's times hold; None: the cluster's first
+    trace_gpu: str | None = None  #: GPU model for which the trace states times; None: the cluster's first
     record_placements: bool | None = None  #: None: up to MOVES_RECORDED_UP_TO jobs
     jobs_at_once: int = JOBS_AT_ONCE  #: arrivals that are loaded together; it changes memory, not the result
 
@@ -182,7 +182,7 @@ def _window(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, option
 
 
 def _gpu_seconds(workload: Workload) -> NDArray[np.float64]:
-    """GPU-time of each job alone."""
+    """GPU time that each job needs when it runs alone."""
     types = workload.demand.type
     gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
     return np.asarray((gpus * types["isolated_s"])[workload.type] * workload.iterations)

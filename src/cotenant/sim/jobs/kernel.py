@@ -165,7 +165,7 @@ def _serve(w: World, now: float) -> None:
     if not anybody:
         c[C_STALLED] = 1
     if w.options.exact_finish:
-        for i in range(1, ends):  # few end in one lease: insertion is enough
+        for i in range(1, ends):  # an insertion sort suffices, because few jobs end in one lease
             job = run.ended[i]
             k = i - 1
             while k >= 0 and run.job[run.ended[k]].finish_s > run.job[job].finish_s:

@@ -33,7 +33,7 @@ class TrainingConfig(BaseModel):
     restart_cost: float = Field(default=0.0, ge=0)
     checkpoint_cost: float = Field(default=0.0, ge=0)
     reserve_after: float = Field(default=math.inf, gt=0)
-    sticky: bool | None = None  #: None: where moving costs time
+    sticky: bool | None = None  #: None: only if moves take time
     solver_limit: float = Field(default=1.0, gt=0, le=3600)
     queues: tuple[float, ...] = (3600.0, 36000.0)
     gittins_sample: str | None = None
@@ -74,7 +74,7 @@ class TrainingConfig(BaseModel):
 
     @property
     def is_sticky(self) -> bool:
-        """Whether running jobs keep their GPUs: as given, else if a move costs time."""
+        """Whether running jobs keep their GPUs: as given, or else only if a move takes time."""
         return self.restart_cost + self.checkpoint_cost > 0 if self.sticky is None else self.sticky
 
 

@@ -1,4 +1,4 @@
-"""What one point of a sweep runs: a job policy, or the elastic or partition policy that its option `policy` names."""
+"""A point of a sweep: a run of a job policy, or of the elastic or partition policy that its option `policy` names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Kind = Literal["jobs", "elastic", "partition"]
 
 @dataclass(frozen=True)
 class Models:
-    """What traces are read or drawn with: models by class, seconds per iteration, whether every job states its work."""
+    """Context for reading or generating traces: models by class, seconds per iteration, and whether every job must
+    state its work."""
 
     classes: Mapping[str, Sequence[str]] | None
     iteration_s: Mapping[str, float] | None = None
@@ -34,7 +35,7 @@ class Models:
 
 @dataclass(frozen=True)
 class PolicyRun:
-    """The policy of a point with its options checked, and how it is run."""
+    """The policy of a point, with its validated options."""
 
     kind: Kind
     models: Models
@@ -45,7 +46,8 @@ class PolicyRun:
 
     @classmethod
     def of(cls, point: Mapping[str, Any]) -> PolicyRun:
-        """The run that the point's options name; InputError names the option that is wrong or another kind's."""
+        """The run for a point's options. InputError names an option that is invalid, or that is for another kind of
+        policy."""
         name = None if point.get("policy") is None else str(point["policy"])
         given = {option: point[option] for option in TrainingConfig.model_fields if option in point}
         cuts = {option: point[option] for option in PartitionOptions.__dataclass_fields__ if option in point}
@@ -75,7 +77,7 @@ class PolicyRun:
         return cls("partition", models, partition=partition, shared=given)
 
     def run(self, trace: Trace, cluster: Cluster, out: Path, more: dict[str, object], seed: int) -> None:
-        """Run it; the record is in folder `out` and says `more` of how the trace and cluster were made."""
+        """Run the point. The record is in folder `out`; `more` describes in it how trace and cluster were made."""
         if self.config is not None:
             known = load_profiles(self.config.profiles)
             simulate(trace, cluster, self.config, profiles=known, out=out, more_options=more)

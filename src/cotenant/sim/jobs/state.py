@@ -46,10 +46,10 @@ class Options(NamedTuple):
     """How the engine runs; times in seconds."""
 
     lease_s: float
-    exact_finish: bool  #: a job is done the moment its work is, not at the end of its lease
+    exact_finish: bool  #: a job ends as soon as its work is done, not at the end of its lease
     whole_iterations: bool  #: a lease credits whole iterations only, as the public Synergy simulator does
     record_moves: bool
-    idle_limit: int  #: rounds without any work done, restarts aside, after which the run is given up
+    idle_limit: int  #: a run is aborted after this many rounds without any work except restarts
     moves_matter: bool  #: a move is recorded, costs time or may change the speed
 
 
@@ -57,13 +57,13 @@ class Run(NamedTuple):
     """State that changes during a run, in addition to the jobs. J jobs, E entries."""
 
     job: Array  #: PROGRESS[J]
-    order: Array  #: i8[J] unfinished jobs, as ordered last
+    order: Array  #: i8[J] unfinished jobs, in their last order
     previous_order: Array  #: i8[J]
     sort_scratch: Array  #: i8[2J]
     old_entry: Array  #: ENTRY[E] the last decision's entries
     ended: Array  #: i8[J] jobs that finished in the last lease, by finish time
     counters: Array  #: i8[17]
-    wanted_gpus: Array  #: f8[1] GPUs that unfinished jobs ask for
+    wanted_gpus: Array  #: f8[1] GPUs requested by unfinished jobs
 
 
 class Buffers(NamedTuple):
@@ -90,7 +90,7 @@ class World(NamedTuple):
 
 
 def make_progress(jobs: int) -> Array:
-    """PROGRESS[jobs] of jobs that have not arrived yet."""
+    """PROGRESS[jobs] for jobs that have not arrived yet."""
     progress = np.zeros(jobs, PROGRESS)
     progress["finish_s"] = np.nan
     progress["old_level"] = -1

@@ -1,7 +1,7 @@
-"""Sweeps: every combination of a sweep file as a run of its own, on all cores or a Ray cluster, resumable.
+"""Sweeps: runs every combination of a sweep file, on all cores or a Ray cluster, resumable.
 
-Each run's folder is named by a hash of its options and appears only when the run is done, so an interrupted sweep
-resumes where it stopped, and a changed file keeps the runs that are still part of it.
+A run's folder is named by a hash of its options and appears when the run is complete. So an interrupted sweep continues
+where it stopped, and after a change of the file, runs that are still part of it are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _worker(point: Point, folder: str, base: str) -> None:
 
 
 def _start_worker() -> None:
-    """End a worker with its parent, however the parent ended: no process would read its results."""
+    """End a worker when its parent ends for any reason, because no process would read its results."""
 
     def end_with_parent() -> None:
         parent = multiprocessing.parent_process()
@@ -46,7 +46,7 @@ def _start_worker() -> None:
 
 
 def compile_once() -> None:
-    """Compile the kernels into the cache, so that each worker need not."""
+    """Compile the kernels into the cache, so that workers need not."""
     from cotenant.policy.compiled import is_compiled
     from cotenant.policy.jobs.choice import JobPolicy
     from cotenant.policy.jobs.demand import build_workload
@@ -68,12 +68,10 @@ def run_sweep(
     progress: Progress | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> list[Path]:
-    """Run the missing points; returns the folders of all runs, in the sweep's order.
-
-    `workers`: runs at once; None: one per core. `address`: of a Ray cluster that does them; None: this machine.
-    `on_ready()` is called before the first run, if there is one to do; `progress(done, runs)` after each.
-    Interrupted (KeyboardInterrupt), finished runs stay, running ones leave nothing, and the next call goes on.
-    """
+    """Run the points that have no result yet. Returns the folders of all runs, in the sweep's order. `workers`:
+    concurrent runs; None: one per core. `address`: of a Ray cluster to use; None: this machine. `on_ready()` is called
+    before the first run, if there is one; `progress(done, runs)` after each. After an interrupt (KeyboardInterrupt)
+    finished runs are kept, unfinished ones are removed, and the next call continues."""
     points = list(sweep.points())
     folders = [out / "runs" / key_of(point, base) for point in points]
     try:
@@ -108,7 +106,7 @@ def run_sweep(
 
 
 def _run_all(todo: list[tuple[Point, Path]], base: Path, workers: int, on_done: Callable[[], None]) -> None:
-    """Hand the points to worker processes; on any error or interrupt stop them and clear up what they had begun."""
+    """Distribute the points to worker processes. On an error or interrupt, stop them and remove unfinished runs."""
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)

@@ -1,6 +1,6 @@
-"""Reads sweep files: options, some with several values, and the runs of their combinations.
+"""Reads sweep files: options, of which some have several values, and the runs of all combinations.
 
-A point is a run's complete set of options, by their names in the file. Paths in it are relative to the file's folder.
+A point is the complete set of options of a run, by their names in the file. Paths in a file are relative to its folder.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _checked(raw: Point, path: Path | None) -> Point:
 
 
 def _check_points(sweep: Sweep, path: Path) -> None:
-    """Find wrong values before the first run starts, each axis by itself."""
+    """Check all values before the first run starts, each axis separately."""
     _check_trace_options(sweep, path)
     try:
         for point in sweep.one_at_a_time(POLICY):
@@ -185,7 +185,7 @@ def _check_measure(point: Point, trace: Trace, path: Path) -> None:
 
 
 def _small(point: Point) -> Point:
-    """The point with few generated jobs: enough to find errors in it."""
+    """The point with only a few generated jobs, which suffice to find errors."""
     if "jobs" not in point:
         return point
     return {**point, "jobs": min(_whole(point["jobs"], "jobs"), 100)}
@@ -208,7 +208,7 @@ def digest_of(path: Path) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _digest(path: Path, mtime_ns: int, size_bytes: int) -> str:
-    """Hash of a file's content, read once as long as its time and size stay as they are."""
+    """Hash of a file's content, which is read again only if its time or size changes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -254,7 +254,7 @@ def cluster_of(point: Point, base: Path) -> Cluster:
 
 
 def trace_of(point: Point, cluster: Cluster, base: Path) -> Trace:
-    """The point's trace: read, or drawn from its seed."""
+    """The point's trace, read from a file or generated from its seed."""
     models = policy_run(point, base).models
     point = located(point, base)
     texts: dict[str, Any] = {name: str(point[name]) for name in TEXTS if name in point}
@@ -295,7 +295,7 @@ def trace_of(point: Point, cluster: Cluster, base: Path) -> Trace:
 
 
 def seed_of(point: Point) -> int:
-    """The seed of what the point draws."""
+    """The seed for the random parts of a point."""
     return _whole(point.get("seed", 1), "seed")
 
 
@@ -318,8 +318,8 @@ def _whole(value: Any, field: str) -> int:
 
 
 def run_point(point: Point, folder: Path, base: Path, shown: Point | None = None) -> None:
-    """Run one point into its folder; the record is complete or absent. `shown`: the options that the record names,
-    where the point reads copies of files."""
+    """Run a point into its folder; the record is complete or absent. `shown`: the options to record, if the point reads
+    copies of files."""
     more = {name: value for name, value in (shown or point).items() if name in SHOWN}
     cluster = cluster_of(point, base)
     trace = trace_of(point, cluster, base)

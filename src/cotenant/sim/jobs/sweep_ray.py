@@ -1,7 +1,5 @@
-"""A sweep's runs as tasks of a Ray cluster. Files that its machines lack travel with them, and so do the records.
-
-Ray places the tasks, and does one again whose worker or machine died.
-"""
+"""Runs a sweep as tasks of a Ray cluster. Files that its machines lack are sent with the tasks, and records are sent
+back. Ray places the tasks, and repeats a task whose worker or machine died."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ from cotenant.core.record.schema import RUN_FILE
 from cotenant.sim.jobs.sweep_file import Point, digest_of, paths_of, run_point
 
 CONNECT_S = 10.0
-RETRIES = 3  # of a run whose worker dies each time
-AHEAD = 2  # runs that are handed to Ray per run under way, so that no machine waits for the next
+RETRIES = 3  # attempts for a run whose worker dies each time
+AHEAD = 2  # runs submitted to Ray per running one, so that no machine waits for work
 
 Files = dict[str, bytes]
 
@@ -31,12 +29,9 @@ Files = dict[str, bytes]
 def run_on_ray(
     todo: Sequence[tuple[Point, Path]], base: Path, address: str, workers: int | None, on_done: Callable[[], None]
 ) -> None:
-    """Run the points into their folders on the Ray cluster at `address` ("auto": the one of this machine).
-
-    `workers`: at most so many at once; None: what the cluster has CPUs for. `on_done()` is called after each. WorkError
-    where the cluster cannot be reached or loses a run's worker again and again; InputError as the run raises it, or
-    for a wrong address.
-    """
+    """Run the points into their folders on the Ray cluster at `address` ("auto": the one of this machine). `workers`:
+    limit of concurrent runs; None: the cluster's number of CPUs. `on_done()` is called after each run. WorkError if the
+    cluster cannot be reached, or repeatedly loses a run's worker; InputError of a run, or for an invalid address."""
     with needs("ray"):
         import ray
     started = not ray.is_initialized()
@@ -50,7 +45,7 @@ def run_on_ray(
     try:
         at_once = workers or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         remote = ray.remote(run_packed).options(num_cpus=1, max_retries=RETRIES)
-        stored: dict[str, Any] = {}  # contents in Ray's store, by digest
+        stored: dict[str, Any] = {}  # digest -> contents in Ray's object store
         rest = list(reversed(todo))
         while rest or running:
             while rest and len(running) < at_once:
@@ -66,7 +61,7 @@ def run_on_ray(
                 folder = running.pop(reference)
                 try:
                     found = ray.get(reference)
-                except Exception as error:  # Ray's own: the run's own errors are answers
+                except Exception as error:  # an error of Ray; errors of a run are results
                     why = f"run {folder.name} cannot be done there, or was lost {RETRIES + 1} times with its worker"
                     raise WorkError(f"{why}: {_first_line(error)}") from None
                 if isinstance(found, Exception):
@@ -82,7 +77,8 @@ def run_on_ray(
 
 
 def check_listens(address: str) -> None:
-    """WorkError where nothing listens at HOST:PORT: Ray itself would try for minutes, then end the process."""
+    """Raise WorkError if no process listens at HOST:PORT, because Ray would retry for minutes and then end this
+    process."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -95,16 +91,13 @@ def check_listens(address: str) -> None:
 
 
 def run_packed(point: Point, base: str, program: str, digests: dict[str, str], *contents: bytes) -> Files | Exception:
-    """Run the point on this machine: the files of its record, or the error that it ended with.
-
-    `digests` and `contents`: the files that it names, by option, in the same order. `program`: the version that the
-    sweep runs with.
-    """
+    """Run a point on this machine. Returns the files of its record, or its error. `digests` and `contents`: of the
+    files that the point names, by option, in the same order. `program`: version of the sweep's program."""
     if version("cotenant") != program:
         return WorkError(f"{os.uname().nodename} has cotenant {version('cotenant')}; the sweep runs with {program}")
     with tempfile.TemporaryDirectory(prefix="cotenant-sweep-") as name:
         folder = Path(name)
-        copies: dict[Path, Path] = {}  # of files that this machine does not have, or other ones of that name: originals
+        copies: dict[Path, Path] = {}  # contents of files that this machine lacks, or has in another version
         read = dict(point)
         for (option, digest), content in zip(digests.items(), contents, strict=True):
             path = paths_of(point, Path(base))[option]
@@ -120,7 +113,7 @@ def run_packed(point: Point, base: str, program: str, digests: dict[str, str], *
         except (InputError, WorkError) as error:
             return error
         files = {file.name: file.read_bytes() for file in (folder / "run").iterdir()}
-    for copy, path in copies.items():  # the record names the files that the sweep names
+    for copy, path in copies.items():  # record the original paths, not those of the copies
         files[RUN_FILE] = files[RUN_FILE].replace(_in_json(copy), _in_json(path))
     return files
 

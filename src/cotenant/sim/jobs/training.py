@@ -1,4 +1,4 @@
-"""Runs a training simulation from validated options: common to `simulate`, `sweep` and `demo`."""
+"""Runs a training simulation from validated options. `simulate`, `sweep` and `demo` use it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Selects the jobs of a trace that the kernel holds: the unfinished and the next to arrive, so that its state is
-small.
-"""
+"""Selects the jobs of a trace that the kernel holds, to keep its state small: unfinished ones, and those that arrive
+next."""
 
 from __future__ import annotations
 
@@ -17,10 +16,8 @@ JOBS_AT_ONCE = 1 << 18  #: arrivals that are loaded together
 
 class Window:
     """The kernel's world, and the trace row of each job in it, in trace order: `rows[k]` is job k of the world.
-
-    `load(first, last)` makes the kernel's rows of the trace's jobs first..last: JOB[] and PROGRESS[]. A decision does
-    not depend on how many jobs are loaded at once: jobs keep their order, and each is loaded before it can arrive.
-    """
+    `load(first, last)` returns the kernel's rows JOB[] and PROGRESS[] for the trace's jobs first..last. Decisions do
+    not depend on how many jobs are loaded, because jobs keep their order and are loaded before they can arrive."""
 
     def __init__(
         self,
@@ -30,7 +27,7 @@ class Window:
         at_once: int = JOBS_AT_ONCE,
     ) -> None:
         self.world = world
-        self.jobs = jobs  #: of the whole trace
+        self.jobs = jobs  #: jobs of the whole trace
         self._load, self._at_once = load, at_once
         self._loaded = len(world.jobs)
         self.rows: NDArray[np.int64] = np.arange(self._loaded)
@@ -72,7 +69,7 @@ class Window:
         grants = np.zeros(len(jobs), GRANT)
         grants["level"] = NOT_RUNNING
         grants[:active] = world.alloc.job[kept]
-        # entries keep the old number of their job, which is read only in the decision that wrote it
+        # entries keep the old job number, which is used only in the same decision
         self.world = world._replace(
             jobs=jobs,
             run=moved,

@@ -27,9 +27,8 @@ STOP_S = 1.0  # time that a program takes to end
 
 @dataclass(frozen=True)
 class SimModel:
-    """One model: its description for the policy, its step times, its weight among those on a GPU (`fixed`: its
-    fraction).
-    """
+    """A model: its description for the policy, its step times, and its weight among the models on a GPU (`fixed`: its
+    fraction of the GPU)."""
 
     facts: ModelFacts
     profile: LlmProfile
@@ -41,8 +40,8 @@ class SimModel:
 
 @dataclass(frozen=True)
 class LlmSetup:
-    """GPUs and rules. `warm`: models that fit are resident at the start, in file order. `prefix_cache`: the trace's
-    cached tokens need no prefill."""
+    """GPUs and rules. `warm`: models that fit are resident at the start, in file order. `prefix_cache`: prefill skips
+    the trace's cached tokens."""
 
     models: tuple[SimModel, ...]
     gpu_bytes: tuple[int, ...]
@@ -55,7 +54,8 @@ class LlmSetup:
 
 @dataclass(frozen=True)
 class Switch:
-    """A move of a model's program to or from a GPU, from `at_s` on for `seconds`. `do` None: there from the start."""
+    """A move of a model's program to or from a GPU, which begins at `at_s` and takes `seconds`. `do` None: it was there
+    at the start."""
 
     at_s: float
     seconds: float
@@ -71,7 +71,7 @@ class LlmResult:
     trace: TokenTrace
     setup: LlmSetup
     times: TokenTimes
-    refused: np.ndarray  # by a full queue
+    refused: np.ndarray  # refused because of a full queue
     switches: tuple[Switch, ...]
     busy_s: tuple[float, ...]
     preempted: tuple[int, ...]
@@ -277,7 +277,8 @@ class _Run:
 
 
 def simulate(trace: TokenTrace, setup: LlmSetup, progress: Callable[[int], None] = lambda done: None) -> LlmResult:
-    """Replay a trace whose `models` are the setup's, in order. Requests that no model takes must have been left out."""
+    """Replay a trace whose `models` are those of the setup, in the same order. Requests that no model can serve must
+    have been removed."""
     assert trace.models == tuple(m.facts.name for m in setup.models)
     run = _Run(trace, setup, progress)
     run.run()

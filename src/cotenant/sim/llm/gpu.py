@@ -1,4 +1,5 @@
-"""One GPU shared by the steps of several engines: the speed of each, and the next end. Pure, exact between events."""
+"""A GPU shared by the steps of several engines: the speed of each step, and the next end. Pure functions; exact between
+events."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ SHARING = ("conserving", "fixed")
 
 @dataclass
 class Running:
-    """A step, with the seconds that it would still take on the whole GPU."""
+    """A running step, with the seconds that its rest would take on the whole GPU."""
 
     left_s: float
     weight: float
@@ -21,9 +22,9 @@ class Running:
 
 
 class SharedGpu:
-    """`conserving`: concurrent steps run at speeds in proportion to their weights; best-effort ones wait for the
-    latency-sensitive. `fixed`: each runs at its weight, whatever else runs, as on a fixed fraction of the SMs.
-    """
+    """`conserving`: concurrent steps run at speeds in proportion to their weights, best-effort steps only while no
+    latency-sensitive step runs. `fixed`: each step runs at the speed of its weight, as on a fixed fraction of the
+    SMs."""
 
     def __init__(self, sharing: str = "conserving") -> None:
         if sharing not in SHARING:

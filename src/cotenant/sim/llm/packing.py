@@ -1,4 +1,5 @@
-"""Search of how many language models fit on a GPU: the same requests simulated with more and more models, then GPUs."""
+"""Finds how many language models fit on a GPU, by simulating the same requests with more and more models; then the
+number of GPUs for all."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ MISSES = 2  # the search ends after this many numbers of models in a row that mi
 
 @dataclass(frozen=True)
 class Row:
-    """One simulation. `least`: the lowest attainment of a latency-sensitive model, `least_of` its name."""
+    """Result of one simulation. `least`: the lowest attainment of a latency-sensitive model, `least_of` its name."""
 
     models: int
     gpus: int
@@ -32,9 +33,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Packing:
-    """`per_gpu`: models in file order that one GPU serves at the target; `gpus`: needed for all, None if more than
-    tried.
-    """
+    """`per_gpu`: number of models, in file order, that one GPU serves at the target; `gpus`: number for all models,
+    None if more than were tried."""
 
     target: float
     per_gpu: int
@@ -50,7 +50,7 @@ class Packing:
 def pack(
     trace: TokenTrace, setup: LlmSetup, target: float, most_gpus: int, tell: Callable[[Row], None] | None = None
 ) -> Packing:
-    """Search with `trace`, which has requests of all models of the setup; its GPUs are of one model."""
+    """Search with `trace`, which must have requests to all models of the setup. All its GPUs are of the same model."""
     rows: list[Row] = []
 
     def attempt(models: int, gpus: int) -> Row:
@@ -67,7 +67,7 @@ def pack(
             break
     if per_gpu == whole:
         return Packing(target, per_gpu, 1, tuple(rows))
-    for gpus in range(2, min(most_gpus, whole) + 1):  # with one for each model, more change nothing
+    for gpus in range(2, min(most_gpus, whole) + 1):  # more GPUs than models have no effect
         if attempt(whole, gpus).least >= target:
             return Packing(target, per_gpu, gpus, tuple(rows))
     return Packing(target, per_gpu, None, tuple(rows))

@@ -21,11 +21,9 @@ Predict = Callable[[int, int], np.ndarray]  # (job, co-runners measured with it)
 
 @dataclass
 class PartitionInput:
-    """Input of a run. Arrays by job: arrival, gpus (whole numbers), work in seconds of the whole GPU, launch time.
-
-    `speeds`: (jobs, kinds) true speeds, 0 where the job may not run. `qos_floor`: lowest allowed speed, 0..1. `nodes`:
-    node of every GPU. `predict`: miso's prediction after measuring; None predicts without error.
-    """
+    """Input of a run. Arrays by job: arrival, GPUs (whole numbers), work in seconds of the whole GPU, launch time.
+    `speeds`: (jobs, kinds) true speeds, 0 if the job may not run there. `qos_floor`: lowest allowed speed, 0 to 1.
+    `nodes`: node of every GPU. `predict`: the predictor that miso uses after a measurement; None: exact."""
 
     geo: Geometry
     nodes: list[int]
@@ -51,7 +49,7 @@ class Enforcer:
         first = set(rules.layout) if rules.policy == "static" and rules.layout else set(self.geo.whole)
         mode = Mode.SHARED if rules.policy == "mps" else Mode.MIG
         self.gpus = [GpuState(i, node, set(first), mode=mode) for i, node in enumerate(data.nodes)]
-        # static: free instances, the largest last; of equal ones the lowest GPU last
+        # static: free instances, sorted by size with the largest last; among equal ones the lowest GPU is last
         self.free = sorted((self.slice_size(p), -g.index, p) for g in self.gpus for p in g.instances)
         self.queue: deque[int] = deque()
         self.claimed: list[GpuState] = []  # GPUs that a waiting gang reserves against jobs behind it
@@ -261,6 +259,7 @@ class Enforcer:
 
 
 def _prior(geo: Geometry, speeds: np.ndarray) -> np.ndarray:
-    """Predicted speeds of a job before it was measured: the square root of the compute share, where it fits."""
+    """Predicted speeds of a job without a measurement: the square root of the compute share, on slices where the job
+    fits."""
     share = np.array([p.compute / geo.compute_slices for p in geo.profiles.values()])
     return np.where(speeds > 0, np.sqrt(share), 0.0)

@@ -16,7 +16,7 @@ from cotenant.sim.mig.state import Entry, GpuState, Mode
 
 
 class PartitionEngine(Enforcer):
-    """One run. `run()` returns the log; `work` then holds start and finish times by job."""
+    """A run of a partition policy. `run()` returns the log; `work` then holds start and finish times by job."""
 
     # ---- the loop
 
@@ -79,7 +79,7 @@ class PartitionEngine(Enforcer):
             if plan is not None and plan.moved:
                 self.apply(gpu, gpu.jobs, plan)
         elif self.rules.repartitions:
-            gpu.revisit = True  # its layout is changing now: check again when that is done
+            gpu.revisit = True  # the GPU's layout is changing: check again when that is done
 
     # ---- admission
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass
 class MigJobs:
-    """Jobs of a partition policy. Arrays by job; speeds (jobs, kinds) on the target and as measured."""
+    """Jobs of a partition policy. Arrays by job; speeds (jobs, kinds) on the target GPU and on the measured GPU."""
 
     work_s: np.ndarray
     launch_s: np.ndarray
@@ -50,7 +50,7 @@ class PartitionOutcome:
     profilings: int
     restarts: int
     layout: str | None
-    solver: dict[str, Any] = field(default_factory=dict)  #: empty: no program is solved here
+    solver: dict[str, Any] = field(default_factory=dict)  #: empty, because these policies solve no program
 
     def extra(self) -> dict[str, Any]:
         """Result keys that only partition policies have."""
@@ -159,12 +159,10 @@ def run_partition(
     on_ready: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Record, PartitionOutcome]:
-    """Run a trace under a partition policy to its end; the record is in folder `out`, or in memory if None.
-
-    `on_ready()` is called once the input proved right, before anything takes long; `progress(done, of)` as jobs
-    finish. `more_options` go into the record beside the policy's own. Raises InputError for jobs that cannot run on
-    the cluster.
-    """
+    """Run a trace under a partition policy to its end. The record is in folder `out`, or in memory if that is None.
+    `on_ready()` is called once the input is valid, before long computations; `progress(done, of)` as jobs finish.
+    `more_options` are added to the policy's options in the record. InputError for jobs that cannot run on the
+    cluster."""
     geo = cluster_geometry(cluster, double_memory=double_memory)
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
     if rules.policy == "static" and rules.layout:
@@ -184,7 +182,7 @@ def run_partition(
 
 
 def _refuse_homeless(trace: Trace, geo: Geometry, jobs: MigJobs, rules: PartitionRules) -> None:
-    """InputError for a job that may run on no instance of a static layout."""
+    """Raise InputError for a job that may run on no instance of a static layout."""
     kinds = [geo.kinds.index(p.kind) for p in rules.layout or ()]
     best = jobs.speeds[:, kinds].max(axis=1)
     for j in map(int, np.flatnonzero((best <= 0) | (best < jobs.qos_floor))):
@@ -275,7 +273,7 @@ def best_static(
 
 
 def _parts(progress: Progress | None, layouts: Sequence[T]) -> Iterator[tuple[T, Progress | None]]:
-    """Every layout with a progress function for its run, which counts one part of the whole."""
+    """Each layout with a progress function for its run, which reports its part of the whole search."""
     for i, layout in enumerate(layouts):
         part = None if progress is None else partial(_tell_part, progress, i, len(layouts))
         yield layout, part

@@ -17,7 +17,7 @@ class Mode(IntEnum):
 
     MIG = 0  #: instances, one job each
     PROFILE = 1  #: one whole instance, its jobs measured under MPS
-    SHARED = 2  #: MPS without partitions (policy mps)
+    SHARED = 2  #: several jobs under MPS without partitions (policy mps)
     GANG = 3  #: held whole by a job of several GPUs
 
 
@@ -42,7 +42,7 @@ class GpuState:
 
 @dataclass
 class Entry:
-    """One line of the event log before it becomes a record."""
+    """An entry of the event log, before it is converted to a record."""
 
     time_s: float
     job: int

@@ -82,7 +82,7 @@ class ServingResult:
 
     def table(self) -> pl.DataFrame:
         """The requests in the columns of a server's request log."""
-        import polars as pl  # servers import this module, and need no tables
+        import polars as pl  # here, because servers import this module without the libraries for tables
 
         names = [s.name for s in self.scenario.all_services()]
         lets = [g.name for g in self.plan.gpulets]
@@ -135,7 +135,7 @@ def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingPro
     state = _assemble(plan, scenario, profiles, desk, times, what, clients, count)
     end = kernel.run(state)
     if end < 0:
-        raise AssertionError("the record was sized too small")  # a bug of this file, not of the input
+        raise AssertionError("the record was sized too small")  # an error of this module, not of the input
     return ServingResult(plan, scenario, state.rec[: state.cursor[0]], state.instances[: state.cursor[2]], end)
 
 

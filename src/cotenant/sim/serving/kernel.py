@@ -15,14 +15,14 @@ from cotenant.policy.serving.dispatch_kernel import Desk, finish, idle_let, offe
 
 PENDING, OK, LATE, DROPPED, FULL = 0, 1, 2, 3, 4
 
-# one request of one service; app: instance of the application it belongs to, or -1; client: closed-loop client, or -1
+# a request of a service; app: instance of the application that it belongs to, or -1; client: closed-loop client, or -1
 RECORD = np.dtype(
     [("svc", "i4"), ("app", "i4"), ("client", "i4"), ("let", "i4"), ("batch", "i4"), ("outcome", "i4"),
      ("arrived", "f8"), ("started", "f8"), ("finished", "f8"), ("deadline", "f8")],
     align=True,
 )  # fmt: skip
-# position of a service in an application: its application or -1, ms from the application's arrival to this stage's
-# deadline, stages it waits for, its children
+# A service's role in an application: the application or -1, ms from the application's arrival to the deadline of this
+# stage, number of stages that it waits for, and its children.
 STAGE = np.dtype(
     [("app", "i8"), ("budget", "f8"), ("parents", "i8"), ("local", "i8"), ("child", "i8"), ("children", "i8")],
     align=True,

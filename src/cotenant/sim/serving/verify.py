@@ -20,7 +20,7 @@ from cotenant.workloads.requests.arrivals import Arrivals
 
 GROWTH = 1.12
 ROUNDS = 24
-REQUESTS = 4000  # of the service with the lowest rate, so that 1 % late is 40 requests
+REQUESTS = 4000  # requests of the service with the lowest rate: 1 % late are then 40
 SHORTEST_S, LONGEST_S = 30.0, 600.0
 
 

@@ -27,12 +27,9 @@ from cotenant.policy.shares import (
 
 @dataclass(frozen=True)
 class Load:
-    """One tenant: its promise and its behaviour.
-
-    It works `busy_ns` of GPU time in kernels of `kernel_ns`, pauses `pause_ns`, and repeats; `busy_ns` None works
-    without end. It arrives at `start_ns` and leaves (or dies without a message) at `stop_ns`. `hangs_ns`: from then on
-    its kernel never ends.
-    """
+    """A tenant with its share and behaviour. It runs `busy_ns` of GPU time in kernels of `kernel_ns`, pauses for
+    `pause_ns`, and repeats; with `busy_ns` None it never pauses. It arrives at `start_ns` and leaves (or dies without a
+    message) at `stop_ns`. `hangs_ns`: time from which on its kernel does not end."""
 
     name: str
     share: Share
@@ -48,10 +45,8 @@ class Load:
 
 @dataclass
 class TokenResult:
-    """Turns as they happened, and GPU work done. `worked` are (tenant, gpu, start_ns, end_ns) of real GPU work.
-
-    A turn under way when the run ends is listed with reason "open"; `run` called again replaces it.
-    """
+    """Turns and GPU work of a run. `worked` are (tenant, gpu, start_ns, end_ns) of GPU work. A turn that has not ended
+    has the reason "open" and is replaced if `run` is called again."""
 
     turns: list[Ended] = field(default_factory=list)
     worked: list[tuple[str, str, int, int]] = field(default_factory=list)
@@ -82,7 +77,7 @@ class _Tenant:
         self.left_ns = load.busy_ns
         self.epoch = 0
         self.deadline_ns = 0
-        self.working_ns: int | None = None  # since when kernels run without a pause
+        self.working_ns: int | None = None  # time since which kernels run without a pause
         self.wants = False
         self.alive = False
         self.stamp = 0
@@ -286,14 +281,14 @@ class TokenEngine:
 
 
 def saturated(name: str, request: float, limit: float = 1.0, **more: Any) -> Load:
-    """A tenant that always has work: the plain case of share tests."""
+    """A tenant that always has work, for tests of shares."""
     return Load(name, Share(request=request, limit=limit), **more)
 
 
 def worst_window_error(
     result: TokenResult, granted: dict[str, float], window_ns: int = 10 * SECOND_NS, step_ns: int = SECOND_NS // 4
 ) -> float:
-    """Largest |share held - share granted| of any tenant over any window of that length (windows start every step)."""
+    """Largest |share held - share granted| of any tenant in any window of that length (windows begin every step)."""
     worst = 0.0
     start_ns = 0
     while start_ns + window_ns <= result.end_ns:

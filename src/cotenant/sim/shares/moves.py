@@ -1,7 +1,5 @@
-"""The token engine with memory: turns wait while the policy's moves are carried out, at given rates.
-
-It drives the very objects that the agent drives: policy/shares for turns, policy/residency for who is on the GPU.
-"""
+"""The token engine with memory: turns wait until the policy's moves have been carried out, at given rates. It uses the
+same policy objects as the agent: policy/shares for turns, policy/residency for which tenants are on the GPU."""
 
 from __future__ import annotations
 
@@ -16,16 +14,16 @@ from cotenant.sim.shares.engine import Load, TokenEngine, _Tenant
 
 @dataclass(frozen=True)
 class Card:
-    """Memory of every GPU of the engine, and how moves go. Sizes in bytes."""
+    """Memory of every GPU of the engine, and settings of moves. Sizes are in bytes."""
 
     capacity_bytes: int
-    memory: Mapping[str, int]  # tenant -> what it holds; all of it can move
+    memory: Mapping[str, int]  # tenant -> bytes that it holds, all of which can move
     settings: ResidencySettings = field(default_factory=ResidencySettings)
 
 
 @dataclass(frozen=True)
 class Moved:
-    """One switch: who came, how much left and came, from when to when."""
+    """A switch: the tenant that was moved in, bytes moved out and in, begin and end."""
 
     gpu: str
     tenant: str
@@ -36,7 +34,8 @@ class Moved:
 
 
 class MovingTokenEngine(TokenEngine):
-    """Loads whose memory may exceed the card. `moves` are the switches as they happened; tenants start off the GPU."""
+    """Simulates loads whose memory may exceed the GPU's. `moves` are the switches of the run. All tenants are swapped
+    out at the start."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class MovingTokenEngine(TokenEngine):
         return sum(max(0, min(m.end_ns, end_ns) - max(m.start_ns, start_ns)) for m in self.moves)
 
     def _may_begin(self, tenant: _Tenant, grant: Grant) -> bool:
-        """See TokenEngine: not before everything of the tenant is there."""
+        """As TokenEngine: a turn begins only when all memory of the tenant is on the GPU."""
         residency, machine = self.residency[grant.gpu], self.broker.gpus[grant.gpu]
         if machine.turn is not None and machine.turn.paused_ns is not None:
             return False
@@ -97,7 +96,7 @@ class MovingTokenEngine(TokenEngine):
             self._obey(self.broker.release(moved.gpu, moved.tenant, epoch, self.now_ns, None, "gone"))
 
     def _idle_release_ns(self, tenant: _Tenant) -> int:
-        """An idle holder keeps its turn for as long as bringing the next one in would cost."""
+        """An idle holder keeps its turn for as long as it would take to move the next tenant in."""
         residency = self.residency[tenant.gpu]
         least_ns = super()._idle_release_ns(tenant)
         if residency.everybody_fits:

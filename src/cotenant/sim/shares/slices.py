@@ -1,8 +1,8 @@
-"""One GPU whose hardware takes turns among channel groups, in virtual time, steered by the policy that the agent runs.
+"""Simulates a GPU with hardware time slices between channel groups, controlled by the policy that the agent runs.
 
-A group that has work runs for its slice and is cut in the middle of whatever kernel runs; each change of groups costs a
-switch; a group without work is skipped at once. What the policy orders takes as long to come true as on a card. Each
-tenant is one group. Deterministic; times in nanoseconds.
+A group with work runs for its slice, and kernels are preempted at its end; each change of groups takes the time of a
+switch; groups without work are skipped. Orders of the policy take effect with the delays of a real GPU. Each tenant is
+one group. Deterministic; times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from cotenant.sim.shares.engine import Load
 
 NEVER_NS = 2**63
 POLL_NS = 100_000_000
-DRIVER_SLICE_NS = 2_048_000  # what a new group has
+DRIVER_SLICE_NS = 2_048_000  # defaults of a new group
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What an H100 does (docs/decisions/0125). `bias_ns`: how much longer than its slice a run is."""
+    """Properties of an H100 (docs/decisions/0125). `bias_ns`: how much longer than its slice a run is."""
 
     switch_ns: int = 220_000
     bias_ns: int = 0
     longest_ns: int = 50_000_000
     set_ns: int = 340_000
-    stop_ns: int = 440_000  # from the order until nothing of the group runs
+    stop_ns: int = 440_000  # time from the order until no kernel of the group runs
     go_ns: int = 350_000
 
 
@@ -41,8 +41,8 @@ class _Group:
     work_class: str
     slice_ns: int = DRIVER_SLICE_NS
     enabled: bool = True
-    left_ns: int = 0  # work that it has now; NEVER_NS: without end
-    came_ns: int = 0  # when that work came
+    left_ns: int = 0  # GPU time of its current work; NEVER_NS: endless
+    came_ns: int = 0  # time at which that work arrived
     alive: bool = False
     busy_ns: int = 0
     runs: int = 0
@@ -68,7 +68,7 @@ class SliceResult:
         return sum(max(0, min(e, end_ns) - max(b, start_ns)) for name, b, e in self.spans if name == tenant)
 
     def windows(self, tenant: str, window_ns: int, start_ns: int = 0, step_ns: int = 100_000_000) -> list[float]:
-        """Its part of every window of that length that begins at `start_ns` or later."""
+        """The tenant's fraction of every window of that length that begins at `start_ns` or later."""
         found = []
         while start_ns + window_ns <= self.end_ns:
             found.append(self.worked_ns(tenant, start_ns, start_ns + window_ns) / window_ns)
@@ -93,9 +93,9 @@ class SliceEngine:
         self._groups = {load.name: _Group(load, (classes or {}).get(load.name, "normal")) for load in loads}
         self._order = list(self._groups.values())
         self._current: _Group | None = None
-        self._switched_ns = 0  # when the switch under way ends
+        self._switched_ns = 0  # end of the current switch
         self._slice_end_ns = 0
-        self._span_ns: int | None = None  # since when it works
+        self._span_ns: int | None = None  # time since which it runs
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
         self._wake_ns = NEVER_NS
@@ -106,7 +106,7 @@ class SliceEngine:
         self._at(POLL_NS, self._poll)
 
     def run(self, until_ns: int) -> SliceResult:
-        """Advance to `until_ns`; may be called again to go on."""
+        """Advance to `until_ns`. May be called again to continue."""
         while self.now_ns < until_ns:
             at_ns = min(self._queue[0][0] if self._queue else NEVER_NS, until_ns)
             self._work(at_ns)
@@ -118,13 +118,13 @@ class SliceEngine:
         return self.result
 
     def change(self, at_ns: int, name: str, share: Share) -> None:
-        """Change a tenant's share at a moment (`cotenant set`)."""
+        """Change a tenant's share at a given time (`cotenant set`)."""
         self._at(at_ns, self._join, self._groups[name], share)
 
     # -- the hardware ----------------------------------------------------------------------------------------------
 
     def _work(self, until_ns: int) -> None:
-        """Let the GPU work; stops early where a group's work ends, since that may bring an event."""
+        """Advance the running group's work. Stops early when its work ends, because that may cause an event."""
         while self.now_ns < until_ns:
             if self._switched_ns > self.now_ns:
                 self.now_ns = min(until_ns, self._switched_ns)
@@ -157,7 +157,7 @@ class SliceEngine:
                 return
 
     def _choose(self, runnable: list[_Group]) -> bool:
-        """Change groups where that is due. False: a switch has begun."""
+        """Change groups if that is due. Returns False if a switch has begun."""
         current = self._current
         over = self.now_ns >= self._slice_end_ns and len(runnable) > 1
         if current is not None and current.runnable and not over:
