@@ -55,7 +55,7 @@ def hand_over() -> dict[str, Any]:
     """Both ways at once by the shim, with and without memory that goes from one tenant to the other, in turns."""
     ways: dict[str, dict[str, Any]] = {str(hand): {"gbps": [], "parts": []} for hand in (True, False)}
     size, cap = (256 * GIB, 288 * GIB) if SOFT else (16 * GIB, 18 * GIB)  # a move is to have many pieces
-    settings = {"swap_memory": 3 * cap} | ({"swap_piece": 16 << 20} if SOFT else {})
+    settings = {"swap_memory": f"{3 * cap}B"} | ({"swap_piece": 16 << 20} if SOFT else {})
     with Bench(GPU, settings) as bench:
         one, two = (swap.Mover(bench, name, size, cap, number) for number, name in enumerate(("one", "two")))
         pin_s = swap.wait_until_pinned(bench, cap)
@@ -106,7 +106,7 @@ def two_jobs_70() -> dict[str, Any]:
     found: dict[str, Any] = {"shared_card_bytes": SHARED_CARD, "bytes_each": size, "solo_per_s": solo}
     seconds = 60.0
     contexts = 512 << 20 if SOFT else 0  # they are no thousandth of their size on the software GPU
-    settings = {"swap_memory": 2 * (size + 3 * GIB), "gpu_memory": SHARED_CARD + contexts}
+    settings = {"swap_memory": f"{2 * (size + 3 * GIB)}B", "gpu_memory": f"{SHARED_CARD + contexts}B"}
     with Bench(GPU, settings) as bench:
         jobs = []
         try:
@@ -149,7 +149,7 @@ def no_cost_when_fits() -> dict[str, Any]:
     of all three in turns on one core, so that what swapping itself costs stands apart from what the shim costs. One
     works at a time, so each counts as alone at once, as `cotenant bench overhead` has it."""
     found: dict[str, Any] = {}
-    with overhead.core_of_its_own() as core, Bench(GPU, overhead.ALONE | {"swap_memory": 24 * GIB}) as bench:
+    with overhead.core_of_its_own() as core, Bench(GPU, overhead.ALONE | {"swap_memory": f"{24 * GIB}B"}) as bench:
         for kind in ("training", "graph", "busy"):
             programs = {
                 "native": bench.native(kind, core=core),
@@ -194,7 +194,7 @@ def park_resume_torch(kinds: tuple[str, ...] = ("tenant", "plain", "swap")) -> d
     wanted = losses(undisturbed.end(120))
     again = losses(Job(["train", str(steps)]).end(120))
     found: dict[str, Any] = {"deterministic": wanted == again, "steps": len(wanted)}
-    with Bench(GPU, {"swap_memory": 16 * GIB}) as bench:
+    with Bench(GPU, {"swap_memory": f"{16 * GIB}B"}) as bench:
         for kind in kinds:
             try:
                 found[kind] = park_one(bench, kind, wanted)
@@ -238,7 +238,7 @@ def park_elsewhere() -> dict[str, Any]:
     wanted = losses(Job(["train", "60"]).end(120))
     found: dict[str, Any] = {}
     for visible in (GPU, f"{GPU},{second}"):  # does the program have to see where it goes?
-        with Bench(f"{GPU},{second}", {"swap_memory": 16 * GIB}) as bench:
+        with Bench(f"{GPU},{second}", {"swap_memory": f"{16 * GIB}B"}) as bench:
             spec = TenantSpec("walker", memory_bytes=6 * GIB, gpus=(GPU,))
             job = Job(["train", "60", "0.05"], bench, spec, CUDA_VISIBLE_DEVICES=visible)
             try:
@@ -258,7 +258,7 @@ def park_elsewhere() -> dict[str, Any]:
 
 def managed_small() -> dict[str, Any]:
     """4 GiB of managed memory prefetched out and in: far below what is free."""
-    with Bench(GPU, {"swap_memory": 16 * GIB}) as bench:
+    with Bench(GPU, {"swap_memory": f"{16 * GIB}B"}) as bench:
         mover = swap.Mover(bench, "managed", 4 * GIB, 6 * GIB, 5, "managed")
         out, back, intact = [], [], []
         with ControlClient(bench.folder, timeout_s=120) as client:
@@ -273,7 +273,7 @@ def managed_small() -> dict[str, Any]:
 def faults() -> dict[str, Any]:
     """Killed in the middle of a move; a move of a stopped process; what others and the card see of it."""
     found: dict[str, Any] = {}
-    with Bench(GPU, {"swap_memory": 64 * GIB}) as bench:
+    with Bench(GPU, {"swap_memory": f"{64 * GIB}B"}) as bench:
         before = used_mib()
         victim, other = (swap.Mover(bench, name, 8 * GIB, 10 * GIB, 1) for name in ("victim", "other"))
         swap.wait_until_pinned(bench, 10 * GIB)

@@ -86,7 +86,9 @@ class Node:
             "COTENANT_SOFTGPU_MEMORY": str(memory),
             "COTENANT_SOFTGPU_COUNT": str(count),
         }
-        (folder / "agent.json").write_text(json.dumps(SETTINGS | settings))
+        sizes = ("context_reserve", "swap_memory", "gpu_memory")
+        written = {k: f"{v}B" if k in sizes else v for k, v in (SETTINGS | settings).items()}
+        (folder / "agent.json").write_text(json.dumps(written))
         self.programs: list[Program] = []
         self.clients: list[ControlClient] = []
         self.start()

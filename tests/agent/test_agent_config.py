@@ -58,6 +58,8 @@ def test_yaml(tmp_path: Path) -> None:
         ("- a", "must contain settings"),
         ("fail: maybe", "'maybe' should be 'open' or 'closed'"),
         ("quota: 5parsecs", "unknown time unit 'parsecs'"),
+        ("swap_memory: 200", "swap_memory: '200' has no unit; write 200GiB"),
+        ("context_reserve: 640", "context_reserve: '640' has no unit; write 640GiB"),
         ("{quota: 5ms, min_quota: 10ms}", "min_quota <= quota"),
         ("discipline: fair", "known: request-limit"),
         ("tenants: {a: 1}", "should be a valid list"),

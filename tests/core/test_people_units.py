@@ -7,7 +7,7 @@ import pytest
 from cotenant.core.cluster import Cluster, NodeGroup
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
-from cotenant.core.units import counted, format_memory, parse_memory
+from cotenant.core.units import counted, format_memory, parse_memory, parse_memory_or_zero
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,12 @@ def test_a_memory_limit_whose_unit_can_only_be_guessed_is_refused(text: str | in
     with pytest.raises(InputError) as refused:
         parse_memory(text, "memory")
     assert sentence in str(refused.value)
+
+
+def test_room_may_be_none_at_all_but_not_guessed() -> None:
+    assert [parse_memory_or_zero(text, "swap") for text in ("0", 0, "0GiB", "1GiB")] == [0, 0, 0, 1 << 30]
+    with pytest.raises(InputError, match="'200' has no unit; write 200GiB"):
+        parse_memory_or_zero("200", "swap")
 
 
 def test_counts() -> None:

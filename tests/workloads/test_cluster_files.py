@@ -213,6 +213,8 @@ def test_bad_specs(spec: str, message: str) -> None:
         ({"cpus_per_node": 0}, "cpus-per-node"),
         ({"memory_per_node": "0GB"}, "memory-per-node"),
         ({"memory_per_node": "5 bananas"}, "memory-per-node"),
+        ({"memory_per_node": "500"}, "memory-per-node"),
+        ({"memory_per_node": 500}, "memory-per-node"),
         ({"storage_mbps": -1}, "storage-mbps"),
     ],
 )

@@ -52,7 +52,7 @@ def measure(
             f" {available_bytes() / 2**30:.1f} GiB are available",
             field="--size",
         )
-    with Bench(gpus, {"swap_memory": 3 * cap}) as bench:
+    with Bench(gpus, {"swap_memory": f"{3 * cap}B"}) as bench:
         with ControlClient(bench.folder) as client:
             card = client.call("status")["gpus"][0]["memory_bytes"]
         if 2 * cap > card:

@@ -101,7 +101,7 @@ def agent(
     from cotenant.core import logs
     from cotenant.core.errors import InputError
     from cotenant.core.folders import own_agent_folder
-    from cotenant.core.units import parse_bytes
+    from cotenant.core.units import parse_memory_or_zero
 
     logs.configure(log_format, log_level)
     if fail is not None and fail not in FAIL_MODES:
@@ -114,7 +114,7 @@ def agent(
     settings = _quota(config, discipline, quota=quota, min_quota=min_quota, max_quota=max_quota, window=window)
     if settings is not None:
         overrides["quota"] = settings
-    overrides["swap_memory_bytes"] = parse_bytes(swap_memory, "--swap-memory") if swap_memory else None
+    overrides["swap_memory_bytes"] = parse_memory_or_zero(swap_memory, "--swap-memory") if swap_memory else None
     overrides["most_moving"] = parse_moving(most_moving, "--most-moving") if most_moving else None
     overrides["copies"] = _copies(config, copy_period_bytes, copy_chunk_bytes)
     folder = folder or own_agent_folder()

@@ -116,13 +116,13 @@ def swap(
 
     from cotenant.bench.swap import measure
     from cotenant.bench.swap import text as in_words
-    from cotenant.core.units import parse_bytes
+    from cotenant.core.units import parse_memory
 
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     result = measure(
-        parse_bytes(size, "--size"), moves, gpus=gpus, park=park, check_every=check_every, progress=progress
+        parse_memory(size, "--size"), moves, gpus=gpus, park=park, check_every=check_every, progress=progress
     )
     print(json.dumps(result) if as_json else in_words(result))
 

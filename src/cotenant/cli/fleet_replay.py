@@ -58,7 +58,7 @@ def replay(
     """
     from cotenant.cli.progress import jobs_progress
     from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_bytes, parse_seconds
+    from cotenant.core.units import parse_memory, parse_seconds
     from cotenant.fleet.replay import ReplayOptions, replay
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.workloads.jobs.select import load_trace
@@ -75,7 +75,7 @@ def replay(
     options = ReplayOptions(
         ordering=ordering, allotment=allotment, placement=placement, sticky=sticky, lease_s=lease_s, nodes=nodes,
         gpus_per_node=gpus, cpus_per_node=cpus,
-        memory_per_node=None if memory is None else parse_bytes(memory, field="memory-per-node"),
+        memory_per_node=None if memory is None else parse_memory(memory, field="memory-per-node"),
         executor=executor, address=address, time_scale=time_scale, torch_jobs=torch_jobs, profile=profiles,
     )  # fmt: skip
     known = load_profiles(profiles)

@@ -114,7 +114,7 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
     """FleetOptions of the command line; InputError names the wrong option."""
     from cotenant.cli.agent import read_token
-    from cotenant.core.units import parse_bytes, parse_seconds
+    from cotenant.core.units import parse_memory, parse_seconds
     from cotenant.fleet.controller.profiles import ProfileBook
     from cotenant.fleet.session import FleetOptions, node_specs
     from cotenant.observability.http import parse_address
@@ -144,7 +144,7 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
         gpus_per_node=given["gpus_per_node"],
         cpus_per_node=given["cpus_per_node"],
         memory_per_node=None if given["memory_per_node"] is None
-        else parse_bytes(given["memory_per_node"], "memory-per-node"),
+        else parse_memory(given["memory_per_node"], "memory-per-node"),
         gpu=kind,
         gpu_model=given["gpu"],
         agents=tuple(given["agent"] or ()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import os
@@ -15,6 +16,8 @@ from typer.core import TyperCommand, TyperGroup
 from cotenant import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cotenant.core.errors import InputError
 
 # panel of --help -> verb -> (module with its `app`, one line of help)
@@ -141,11 +144,31 @@ class LazyGroup(TyperGroup):
                 raise InputError(f"no such command '{name}'; did you mean {close[0]}?")
             return super().resolve_command(ctx, args)
         command = typer.main.get_command(importlib.import_module(_module(name, args[1:])).app)
+        _refuse_empty(command)
         if ctx.resilient_parsing:  # a shell asks what may follow
             from cotenant.cli import complete
 
             complete.attach(name, command)
         return name, command, args[1:]
+
+
+def _refuse_empty(command: Any) -> None:
+    """Make a command refuse empty values of options: mostly shell variables that are not set, where ignoring a memory
+    limit, say, would go unseen.
+    """
+    for sub in getattr(command, "commands", {}).values():
+        _refuse_empty(sub)
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and parameter.default != "":
+            parameter.process_value = functools.partial(_process_filled, parameter, parameter.process_value)
+
+
+def _process_filled(parameter: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    if value == "" or (isinstance(value, list | tuple) and "" in value):
+        from cotenant.core.errors import InputError
+
+        raise InputError("its value is empty; leave the option out, or write a value", field=parameter.opts[0])
+    return process(context, value)
 
 
 app = typer.Typer(

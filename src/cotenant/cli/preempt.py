@@ -27,9 +27,9 @@ def preempt(
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import WorkError
     from cotenant.core.folders import agent_folder
-    from cotenant.core.units import format_bytes, parse_bytes
+    from cotenant.core.units import format_bytes, parse_memory
 
-    free_bytes = parse_bytes(free, "--free") if free else None
+    free_bytes = parse_memory(free, "--free") if free is not None else None
     with ControlClient(folder or agent_folder(), timeout_s=7200) as client:
         answer = client.call("preempt", names=names or [], gpu=gpu, free_bytes=free_bytes)
     if as_json:

@@ -112,14 +112,14 @@ def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
 def _size(dataset: Text) -> int:
     """Size of the data set in bytes, 0 without one."""
     from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_bytes
+    from cotenant.core.units import parse_memory
     from cotenant.profiles.training.read_speeds import dataset_bytes
 
     if dataset is None:
         return 0
     if not Path(dataset).exists():
         try:
-            return parse_bytes(dataset, field="dataset")
+            return parse_memory(dataset, field="dataset")
         except InputError:
             raise InputError(f"{dataset!r} is neither a file, a folder nor a size", field="dataset") from None
     return dataset_bytes(Path(dataset))

@@ -210,7 +210,7 @@ def _time_ns(text: str, load: str) -> int:
 def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> Card | None:
     """The memory of the card and the tenants that can be swapped; memory of the others is subtracted."""
     from cotenant.core.errors import InputError
-    from cotenant.core.units import format_bytes, parse_bytes
+    from cotenant.core.units import format_bytes, parse_memory
     from cotenant.policy.residency import ResidencySettings
     from cotenant.sim.shares.moves import Card
 
@@ -220,7 +220,7 @@ def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> C
     if lacking:
         raise InputError(f"with --card every tenant of the file needs `memory`; {lacking[0]} has none", field="--card")
     stays = sum(spec.memory_bytes or 0 for spec in specs if spec.oversubscribe == "none")
-    room = parse_bytes(memory, "--card") - stays
+    room = parse_memory(memory, "--card") - stays
     if room <= 0:
         raise InputError(f"tenants that cannot be swapped hold {format_bytes(stays)} of it", field="--card")
     moving = {spec.name: spec.memory_bytes or 0 for spec in specs if spec.oversubscribe != "none"}

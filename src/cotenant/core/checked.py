@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, Wi
 from pydantic_core import PydanticCustomError
 
 from cotenant.core.errors import InputError
-from cotenant.core.units import parse_bytes, parse_fraction, parse_memory, parse_seconds
+from cotenant.core.units import parse_bytes, parse_fraction, parse_memory, parse_memory_or_zero, parse_seconds
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -40,6 +40,7 @@ Seconds = Annotated[float, parsed(parse_seconds), TIME]
 Nanoseconds = Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e9)), TIME]
 Bytes = Annotated[int, parsed(parse_bytes), SIZE]
 Memory = Annotated[int, parsed(parse_memory), SIZE]
+MemoryOrZero = Annotated[int, parsed(parse_memory_or_zero), SIZE]
 Fraction = Annotated[float, parsed(parse_fraction), PART]
 
 

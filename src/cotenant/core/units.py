@@ -67,6 +67,11 @@ def parse_memory(text: str | float, field: str | None = None) -> int:
     return size
 
 
+def parse_memory_or_zero(text: str | float, field: str | None = None) -> int:
+    """As `parse_memory`, for memory that may also be none at all: 0 needs no unit."""
+    return 0 if _split(text, field, "8GiB or 500MB")[0] == 0 else parse_memory(text, field)
+
+
 def meant(number: float, large: str, small: str) -> str:
     """The memory that a number without unit probably means, as text: GiB if it is small, then MiB, then bytes."""
     if number >= 1 << 20:

@@ -25,7 +25,7 @@ from cotenant.agent.config.files import (
 )
 from cotenant.agent.config.swap import parse_moving, parse_piece
 from cotenant.agent.mechanisms import registry as mechanisms
-from cotenant.core.checked import PART, SIZE, TIME, Bytes, Memory, Nanoseconds, Strict, check, parsed
+from cotenant.core.checked import PART, SIZE, TIME, Memory, MemoryOrZero, Nanoseconds, Strict, check, parsed
 from cotenant.core.errors import InputError
 from cotenant.core.strength import Strength, strength_named
 from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
@@ -190,11 +190,11 @@ class AgentFile(Strict):
         default=UNSET, alias="reconnect"
     )
     """How often a tenant tries to reach an agent that is gone."""
-    context_reserve_bytes: Bytes = Field(default=UNSET, alias="context_reserve")
+    context_reserve_bytes: MemoryOrZero = Field(default=UNSET, alias="context_reserve")
     """Memory counted for the context of a process; by default 640 MiB, 0 on the software GPU."""
     gpu_memory_bytes: Memory = Field(default=UNSET, alias="gpu_memory")
     """Memory of each GPU that tenants share; by default all."""
-    swap_memory_bytes: Bytes = Field(default=UNSET, alias="swap_memory")
+    swap_memory_bytes: MemoryOrZero = Field(default=UNSET, alias="swap_memory")
     """Host memory that contents may move to; by default half of what is available."""
     most_moving: Annotated[float, parsed(parse_moving), PART] = Field(default=UNSET)
     """Largest part of the time that may go to moving memory."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cotenant.core.checked import Bytes, Strict, check, parsed
+from cotenant.core.checked import Memory, Strict, check, parsed
 from cotenant.core.cluster import MAX_GPUS_PER_NODE, MAX_NODES, Cluster, NodeGroup
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
@@ -36,7 +36,7 @@ class NodesEntry(Strict):
     """Their model."""
     cpus: Number | None = Field(default=None, gt=0, lt=1e6)
     """CPU cores of each node."""
-    memory: Bytes | None = Field(default=None, gt=0)
+    memory: Memory | None = None
     """Memory of each node."""
     storage_mbps: Number | None = Field(default=None, gt=0, lt=1e9)
     """Rate of storage of each node, in 10^6 bytes per second."""

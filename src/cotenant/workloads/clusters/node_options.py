@@ -5,7 +5,7 @@ from __future__ import annotations
 from cotenant.core.cluster import NodeGroup
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import Gpu, find_gpu
-from cotenant.core.units import parse_bytes
+from cotenant.core.units import parse_memory
 
 DEFAULT_GPU = "A100-40GB"
 CPUS_PER_GPU = 3.0
@@ -31,9 +31,7 @@ class NodeOptions:
         self.storage_mbps = storage_mbps
         self.memory_bytes: int | None = None
         if memory_per_node is not None:
-            self.memory_bytes = parse_bytes(memory_per_node, field="memory-per-node")
-            if self.memory_bytes <= 0:
-                raise InputError("a node needs memory above 0", field="memory-per-node")
+            self.memory_bytes = parse_memory(memory_per_node, field="memory-per-node")
 
     def group(
         self, count: int, gpus: int, cpus: float | None, memory_bytes: float | None, storage_mbps: float | None = None
