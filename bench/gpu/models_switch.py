@@ -60,7 +60,10 @@ def ask(port: int, name: str) -> tuple[float, str]:
     began, first, text = time.monotonic(), 0.0, ""
     headers = {"content-type": "application/json"}
     connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}), headers)
-    for line in connection.getresponse():
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise SystemExit(f"{name}: {answer.status} {answer.read().decode()[:2000]}")
+    for line in answer:
         if line.startswith(b"data: {"):
             event = json.loads(line[6:])
             if "error" in event:

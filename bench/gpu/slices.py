@@ -46,7 +46,6 @@ class Recorder:
 
     def __init__(self, uuid: str) -> None:
         self._samples: list[tuple[float, dict[int, int]]] = []
-        self.runs: dict[int, int] = {}  # by process, as the log has them
         self._end = threading.Event()
         self._meter: Meter | None = None
         self.fault = ""
@@ -65,7 +64,6 @@ class Recorder:
             now = time.monotonic()
             read = self._meter.read(())
             self._samples.append((now, {pid: had.busy_ns for pid, had in read.items()}))
-            self.runs = {pid: had.runs for pid, had in read.items()}
 
     def windows(self, pid: int, begin_s: float, end_s: float) -> list[float]:
         """Part of each window inside [begin, end)."""
@@ -314,43 +312,6 @@ def native(card: Card) -> None:
         card.drop(f"n-{kind}")
 
 
-def linger(card: Card) -> None:
-    """What a kernel that stays behind each request saves a request that waits for another."""
-    ls = card.add("ls", ["slices_linger", card.backend, "4"], latency_sensitive=True)
-    card.load("be", best_effort=True)
-    card.spin("bespin", best_effort=True)
-    for program in card.programs.values():
-        program.wait_ready()
-    card.fill("be", PRODUCTS)
-
-    def serve(rate: float, linger_us: int) -> tuple[list[float], float]:
-        """Latencies, and times that the service was put on the GPU for each request."""
-        time.sleep(0.05)
-        runs = card.recorder.runs.get(ls.process.pid, 0)
-        found = ls.ask(f"run {REQUESTS / rate:.2f} {rate:g} 7 {linger_us}", 60)["latency_ms"]
-        time.sleep(0.05)
-        return found, round((card.recorder.runs.get(ls.process.pid, 0) - runs) / len(found), 3)
-
-    latencies = {rate: serve(rate, 0)[0] for rate in (100, 300)}
-    alone = {rate: _quantiles(found) for rate, found in latencies.items()}
-    card.say(latencies, row="linger", beside=None, found=alone)
-    for name, kind in (("bespin", "spin"), ("be", PRODUCTS)):
-        rates = card.alone(name, kind)
-        for rate in (100, 300):
-            for linger_us in (0, 60, 200):
-                if time.monotonic() > card.until_s:
-                    return
-                card.programs[name].tell(f"run {REQUESTS / rate + 1:.2f}")
-                time.sleep(0.4)
-                latency, runs = serve(rate, linger_us)
-                block = card.programs[name].answer(60)
-                kept = block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9) / rates
-                over = {q: round(_quantiles(latency)[q] - alone[rate][q], 3) for q in ("0.5", "0.99")}
-                card.say(latency, row="linger", beside=kind, rate=rate, linger_us=linger_us, over_ms=over,
-                         runs_per_request=runs, be_over_alone=round(kept, 4))  # fmt: skip
-    card.drop("ls", "be", "bespin")
-
-
 STEPS: dict[str, Callable[[Card], None]] = {
     "shares": shares,
     "mixed": mixed,
@@ -358,7 +319,6 @@ STEPS: dict[str, Callable[[Card], None]] = {
     "hostile": hostile,
     "limits": limits,
     "native": native,
-    "linger": linger,
 }
 
 

@@ -2,4 +2,4 @@
 
 from cotenant.core.extras import require
 
-require("sim", "numpy", "numba", "polars")
+require("sim", "numpy", "numba")
