@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cotenant.core.cluster import Cluster, NodeGroup
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
-from cotenant.core.units import counted, format_memory, parse_memory, parse_memory_or_zero
+from cotenant.core.units import (
+    counted,
+    format_memory,
+    parse_bytes,
+    parse_memory,
+    parse_memory_or_zero,
+    parse_rate_per_s,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +76,12 @@ def test_a_cluster_describes_itself() -> None:
     gpu = find_gpu("H100-80GB")
     cluster = Cluster((NodeGroup(1_600, 8, gpu, 96, 2**40), NodeGroup(1, 1, gpu, 1, 62_500_000_000)))
     assert cluster.describe() == "1,600 x 8 H100-80GB, 96 CPUs, 1 TiB; 1 x 1 H100-80GB, 1 CPU, 62.5 GB"
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [(parse_memory, "1e300GiB"), (parse_bytes, "1e308 TB"), (parse_seconds, "1e305w"), (parse_rate_per_s, "1e305/us")],
+)
+def test_what_no_number_can_hold_is_one_sentence(parse: Any, text: str) -> None:
+    with pytest.raises(InputError, match="is not a finite number"):
+        parse(text, "field")

@@ -42,12 +42,19 @@ def _split(text: str | float, field: str | None, example: str) -> tuple[float, s
     return number, unit
 
 
+def _finite(number: float, text: str | float, field: str | None) -> float:
+    """The number. Raises InputError if its unit has made it more than a float can be."""
+    if not math.isfinite(number):
+        raise InputError(f"{str(text)[:40]!r} is not a finite number", field=field)
+    return number
+
+
 def parse_bytes(text: str | float, field: str | None = None) -> int:
     """Bytes from "40GiB", "500 GB", "8Gi" or a plain number of bytes. Decimal and binary units differ, as in SI/IEC."""
     number, unit = _split(text, field, "40GiB or 500GB")
     if unit and unit.upper() not in _BYTES:
         raise InputError(f"unknown memory unit {unit!r} in {text!r}; write it like 40GiB or 500GB", field=field)
-    return round(number * _BYTES[unit.upper()] if unit else number)
+    return round(_finite(number * _BYTES[unit.upper()] if unit else number, text, field))
 
 
 def parse_memory(text: str | float, field: str | None = None) -> int:
@@ -84,7 +91,7 @@ def parse_seconds(text: str | float, field: str | None = None) -> float:
     number, unit = _split(text, field, "300s, 5min or 1.5h")
     if unit and unit not in _SECONDS:
         raise InputError(f"unknown time unit {unit!r} in {text!r}; write it like 300s, 5min or 1.5h", field=field)
-    return number * _SECONDS[unit] if unit else number
+    return _finite(number * _SECONDS[unit] if unit else number, text, field)
 
 
 def parse_fraction(text: str | float, field: str | None = None, *, most: float = 1.0) -> float:
@@ -106,7 +113,7 @@ def parse_rate_per_s(text: str | float, field: str | None = None) -> float:
         number, own_unit = _split(number_text, field, "8/h")
         if own_unit or unit.strip() not in _SECONDS:
             raise InputError(f"{text!r} is not a rate; write it like 8/h, 2/min or 0.5/s", field=field)
-        return number / _SECONDS[unit.strip()]
+        return _finite(number / _SECONDS[unit.strip()], text, field)
     number, unit = _split(text, field, "8/h")
     if unit:
         raise InputError(f"{text!r} is not a rate; write it like 8/h, 2/min or 0.5/s", field=field)
