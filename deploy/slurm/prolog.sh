@@ -5,7 +5,7 @@
 PATH=/opt/cotenant/bin:/usr/local/bin:/usr/bin:/bin COTENANT_DIR=/run/cotenant
 [ -r /etc/cotenant/slurm.env ] && . /etc/cotenant/slurm.env
 case "$SLURM_JOB_COMMENT" in
-*[Cc][Oo]*[Tt]*[Nn]*[:=]*) ;; # a request, or nearly one
+*[Cc][Oo]*[Tt]*[Nn]*[:=]* | *[Tt]*[Nn]*[RrLlMmPp]*=*) ;; # a request, or nearly one
 *) rm -f "$COTENANT_DIR/slurm-$SLURM_JOB_ID.job" && exit 0 ;; # without starting Python
 esac
 PATH=${COTENANT_PATH:-$PATH}

@@ -15,7 +15,14 @@ from fake_shim import FakeShim
 from held_agent import HeldAgent, uuid_of
 from waiting import wait_for
 
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.mechanisms.base import Enforcement
+from cotenant.agent.owners import slurm, slurm_ended
+from cotenant.agent.owners.owners import Owners
 from cotenant.agent.owners.slurm import end, spec_of, start, task_lines
+from cotenant.agent.owners.slurm_ended import EndedJobs
+from cotenant.agent.tenants.places import Owner
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.strength import Strength
 
@@ -53,6 +60,10 @@ def run(agent: HeldAgent, tmp_path: Path) -> Any:
         )
 
     return call
+
+
+def tenant_of(name: str) -> Tenant:
+    return Tenant(TenantSpec(name), (), "", 0, Enforcement())
 
 
 def tenants(agent: HeldAgent) -> dict[str, dict[str, Any]]:
@@ -187,6 +198,13 @@ def test_stop_releases_a_job_that_is_over_and_says_why_it_does_not(agent: HeldAg
         ("cotennat:request=30%", "does not begin with cotenant:"),
         ("cotenant=request=30%", "does not begin with cotenant:"),
         ("co-tenant:request=30%", "does not begin with cotenant:"),
+        ("ctenant:request=30%", "does not begin with cotenant:"),
+        ("nightly,cotenant:request=30%", "'nightly,cotenant:request=30%' does not begin with cotenant:"),
+        ("nightly,cotenant:30%", "does not begin with cotenant:"),
+        ("cotenant\uff1arequest=30%", "does not begin with cotenant:"),
+        ("cotenant-request=30%", "does not begin with cotenant:"),
+        ("cotenant:request=30% limit=60%", "'limit=60%' stands apart from its request"),
+        ("cotenant:memory=1e300GiB", "'1e300GiB' is not a finite number"),
         ("cotenant:memory=64GiB", "has 8.00 GiB of memory left to promise"),
     ],
 )
@@ -198,6 +216,92 @@ def test_a_wrong_request_ends_the_jobs_tasks_and_not_the_node(agent: HeldAgent, 
     assert sentence in str(refused.value)
     end(JOB, agent.folder)
     assert not list(agent.folder.glob("*.job"))
+
+
+@pytest.mark.parametrize(
+    "comment",
+    ["project=cosmos tenant=physics", "container=pytorch:24.10", "content: x=1", "image=registry/cotenant:1.2",
+     "out=/home/ada/cotenant/x", "covenant: rev=2", "limit=60%"],
+)  # fmt: skip
+def test_a_remark_is_not_taken_for_a_request(comment: str) -> None:
+    assert spec_of(JOB | {"SLURM_JOB_COMMENT": comment}) is None
+
+
+@pytest.mark.parametrize("comment", ["ctenant:request=30%", "octenant:request=1%", "kotenant:limit=1%"])
+def test_what_is_nearly_a_request_is_looked_at(agent: HeldAgent, run: Any, comment: str) -> None:
+    assert run("prolog.sh", JOB | {"SLURM_JOB_COMMENT": comment}).returncode == 0
+    assert "does not begin with cotenant:" in (agent.folder / "slurm-4711.job").read_text()
+
+
+def test_a_prolog_that_is_killed_leaves_nothing_that_its_epilog_does_not_find(
+    agent: HeldAgent, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent holds the share, and the prolog dies before it can say so."""
+    call = slurm.ControlClient.call
+
+    def killed(*given: Any, **more: Any) -> Any:
+        call(*given, **more)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slurm.ControlClient, "call", killed)
+        with pytest.raises(KeyboardInterrupt):
+            start(ASKS, agent.folder)
+    assert set(tenants(agent)) == {"slurm-4711"}
+    with pytest.raises(InputError, match="has not finished"):
+        task_lines(JOB, agent.folder)
+    assert run("epilog.sh", JOB).returncode == 0
+    assert tenants(agent) == {}
+
+
+def test_on_a_full_disk_no_word_is_not_taken_for_a_share(agent: HeldAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "UNFINISHED", "x" * 100)
+    full = Path(tempfile.mkdtemp(prefix="cot-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(full)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        (full / "control.sock").symlink_to(agent.folder / "control.sock")
+        (full / "ballast").write_bytes(b"x" * 4096)
+        with pytest.raises(WorkError, match="cannot be written: No space left"):
+            start(ASKS, full)
+        assert task_lines(JOB, full) == []
+        assert tenants(agent) == {}
+        assert not list(full.glob("*.part"))
+    finally:
+        subprocess.run(["umount", full], check=True)
+
+
+def test_a_users_own_python_does_not_get_into_the_task_prolog(agent: HeldAgent, run: Any, tmp_path: Path) -> None:
+    start(ASKS | {"SLURM_JOB_COMMENT": "cotenant:memory=64GiB"}, agent.folder)
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "typer.py").write_text("raise SystemExit(99)\n")
+    theirs = {"PYTHONPATH": str(tmp_path / "users"), "PYTHONHOME": "/nowhere", "PYTHONSTARTUP": "/nowhere"}
+    done = run("task_prolog.sh", JOB, **theirs)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.startswith("print cotenant: --memory: GPU 0")
+
+
+def test_a_job_that_never_ran_is_let_go_in_the_end() -> None:
+    """Its prolog was killed, and no epilog came."""
+    owners = Owners(lambda pid: None)
+    never, seen = tenant_of("never"), tenant_of("seen")
+    owners.add(never, Owner("slurm", "1"))
+    owners.add(seen, Owner("slurm", "2"))
+    ended = EndedJobs(owners)
+    assert ended.over({"2"}, 0.0) == []
+    assert ended.over((), 10.0) == []
+    assert ended.over((), 10.0 + slurm_ended.PATIENCE_S) == [seen]
+    owners.remove(seen)
+    assert ended.over((), slurm_ended.PROLOG_S - 1.0) == []
+    assert ended.over(("1",), slurm_ended.PROLOG_S) == [], "other prologs took so long"
+    assert ended.over((), 9999.0) == []
+    assert ended.over((), 9999.0 + slurm_ended.PATIENCE_S) == [never]
+    fresh = tenant_of("fresh")
+    owners.remove(never)
+    owners.add(fresh, Owner("slurm", "3"))
+    assert ended.over((), 0.0) == []
+    assert ended.over((), slurm_ended.PROLOG_S) == [fresh]
 
 
 def test_a_refusal_is_in_the_jobs_output(agent: HeldAgent, run: Any) -> None:

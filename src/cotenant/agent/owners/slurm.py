@@ -2,8 +2,9 @@
 
 `sbatch --comment "cotenant:request=30%,limit=60%,memory=8GiB"`; other words of the comment are ignored. The prolog runs
 as root on each node of the job and can read the comment; the task prolog runs as the user and cannot. So the prolog
-writes a file `slurm-N.job` into the agent's folder: empty if the job's share is held, otherwise the reason of the
-refusal. Jobs that request nothing have no such file, and the scripts in deploy/slurm end there.
+writes a file `slurm-N.job` into the agent's folder: empty if the job's share is held, otherwise why it is not. It is
+there before the share is held, since the epilog releases only what has one. Jobs that request nothing have no such
+file, and the scripts in deploy/slurm end there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import difflib
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ from cotenant.core.units import parse_fraction, parse_memory
 MARK = "cotenant:"
 KEYS = ("request", "limit", "memory", "enforce-memory", "priority")
 FIELD = "--comment"
-LIKE = 0.75  # similarity: accepts cotennat, Cotenant and co-tenant, but not tenant
+LIKE = 0.75  # similarity of a misspelt word or key: cotennat, ctenant, requets
+UNFINISHED = "the prolog of this job has not finished: no share is held for it"
 
 
 def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
@@ -76,10 +79,19 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
 
 
 def _refuse_near_miss(word: str) -> None:
-    """Raise InputError for a word that resembles a request: ignored, the job would run without a limit."""
-    head = re.split("[:=]", word, maxsplit=1)[0]
-    like = difflib.SequenceMatcher(None, head.lower(), MARK[:-1]).ratio() >= LIKE
-    if like and not word.startswith(MARK):
+    """Raise InputError for a word that resembles a request: ignored, the job would run without a limit.
+
+    That is the name itself, alone or before a sign, or something like it before something like a key with a value.
+    Paths, images and tenants of other kinds are none of our business.
+    """
+    if word.startswith(MARK):
+        return
+    own = re.search(r"(?i)^cotenant$|(?<![\w/.-])cotenant[:=]", word)
+    keys = [match for match in re.finditer(r"[^\W_]+(?==)", word) if _like(match.group(), *KEYS)]
+    if keys and not own:
+        pieces = re.findall(r"[^\W_]+", word[: keys[-1].start()])
+        own = any(_like(piece, MARK[:-1]) for piece in [*pieces, *(a + b for a, b in pairwise(pieces))])
+    if own:
         raise InputError(f"{word[:60]!r} does not begin with {MARK}, as in {MARK}request=30%,memory=8GiB", field=FIELD)
 
 
@@ -95,6 +107,10 @@ def _refuse_spaces(words: list[str], mark: str) -> None:
         )
 
 
+def _like(word: str, *known: str) -> bool:
+    return bool(difflib.get_close_matches(word.lower(), known, 1, LIKE))
+
+
 def job_name(environment: Mapping[str, str]) -> str:
     """Name of a job's tenant."""
     return f"slurm-{_number(environment, 'SLURM_JOB_ID')}"
@@ -107,25 +123,34 @@ def start(environment: Mapping[str, str], folder: Path) -> str:
     start. Raises WorkError if the agent does not answer or the folder cannot be written.
     """
     uid = _number(environment, "SLURM_JOB_UID")
-    refused, said = "", ""
+    path, refused, said = job_file(folder, job_name(environment)), "", ""
     try:
         spec = spec_of(environment)
         if spec is None:
-            job_file(folder, job_name(environment)).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             return ""
+        _leave_word(path, UNFINISHED)
         with ControlClient(folder) as client:
             row = client.call("hold", tenant=spec_to_dict(spec), uid=uid, **_place(environment))
             said = f"{row['name']} has {row['request']:.0%} of {', '.join(row['gpus'])}"
     except InputError as error:
         refused, said = str(error), f"{job_name(environment)} gets no share: {error}"
         _let_go(environment, folder)  # held by an earlier run of a requeued job
-    try:
-        path = job_file(folder, job_name(environment))
-        path.write_text(refused)
-        path.chmod(0o644)
-    except OSError as error:
-        raise WorkError(f"{folder} cannot be written: {error.strerror}") from None
+    _leave_word(path, refused)
     return said
+
+
+def _leave_word(path: Path, text: str) -> None:
+    """Replace a job's file in one step: half of one would be read as a share that is held."""
+    part = path.with_suffix(".part")
+    try:
+        part.write_text(text)
+        part.chmod(0o644)
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise WorkError(f"{path.parent} cannot be written: {error.strerror}") from None
 
 
 def task_lines(environment: Mapping[str, str], folder: Path) -> list[str]:

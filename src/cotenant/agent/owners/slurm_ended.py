@@ -1,7 +1,7 @@
 """Detects Slurm jobs that ended without their epilog reaching the agent, and releases their shares.
 
 A job exists as long as a process runs in its cgroup: with `PrologFlags=Contain` from its prolog to its epilog. A job
-that was never seen running may still be in its prolog, and is kept.
+that was never seen running may still be in its prolog, and is kept for longer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
 # a job without processes for this long has ended; after a restart of the agent, tenants reconnect within it
 PATIENCE_S = 30.0
+PROLOG_S = 1800.0  # a job that was never seen has ended, or has never begun; other prologs may run after ours
 KIND = "slurm"
 
 
@@ -62,14 +63,17 @@ class EndedJobs:
         """Tenants whose jobs have ended, given the jobs that have processes now."""
         jobs, held = set(running), self._owners.owned(KIND)
         self._seen.intersection_update(held)
-        self._missing_since_s = {t: since for t, since in self._missing_since_s.items() if t in self._seen}
+        self._missing_since_s = {t: since for t, since in self._missing_since_s.items() if t in held}
         for tenant in held:
             if tenant.sessions or (tenant.owner is not None and tenant.owner.id in jobs):
                 self._seen.add(tenant)
                 self._missing_since_s.pop(tenant, None)
-            elif tenant in self._seen:
+            else:
                 self._missing_since_s.setdefault(tenant, now_s)
-        return [tenant for tenant, since in self._missing_since_s.items() if now_s - since >= PATIENCE_S]
+        return [
+            tenant for tenant, since in self._missing_since_s.items()
+            if now_s - since >= (PATIENCE_S if tenant in self._seen else PROLOG_S)
+        ]  # fmt: skip
 
 
 def why_held(tenant: Tenant, running: Callable[[], Iterable[str]]) -> str:
