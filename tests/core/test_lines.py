@@ -208,3 +208,13 @@ def test_a_helper_keeps_its_streams_to_itself() -> None:
             one.call("third")
     subprocess.run(["kill", str(answer["pid"])], check=True)
     assert helper.communicate()[1] == b"made\nnoise\nnoise\n"
+
+
+def test_half_of_an_answer_is_one_sentence() -> None:
+    """The server was killed while it wrote."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b'{"held": [{"name": "a"')
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(WorkError, match="has gone"):
+        LineClient(ours, "agent", "here").call("held")
+    theirs.close()

@@ -63,7 +63,7 @@ class LineClient:
             line = self._file.readline()
         except OSError as error:
             raise WorkError(f"{self._peer} does not answer: {error.strerror or error}") from None
-        if not line:
+        if not line.endswith(b"\n"):  # nothing, or half of an answer
             raise WorkError(f"{self._peer} has gone")
         answer: Message = json.loads(line)
         if "error" in answer:
