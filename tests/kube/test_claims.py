@@ -19,6 +19,8 @@ from waiting import wait_for
 from cotenant.core.errors import InputError
 from cotenant.kube.admission.mutate import mutate
 from cotenant.kube.dra import claims, offer
+from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
+from cotenant.kube.inventory import Inventory
 from cotenant.kube.messages import (
     DRA_HEALTH,
     DRA_PLUGINS,
@@ -30,7 +32,9 @@ from cotenant.kube.messages import (
 )
 from cotenant.kube.quantity import parse_memory
 from cotenant.kube.shares import shares_of
+from cotenant.kube.units import NodeGpu
 
+CLAIM = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/"
 SLICE = "/apis/resource.k8s.io/v1/resourceslices/node-a-gpu.cotenant.dev"
 
 
@@ -92,13 +96,55 @@ def place(node: Node, thing: Pod, device: str = "") -> tuple[Pod, Thing]:
     claim = {
         "metadata": {"name": name, "namespace": "team", "uid": f"uid-of-{name}"},
         "spec": spec,
-        "status": {"allocation": {"devices": {"results": [result]}}},
+        "status": {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": name, "uid": after["metadata"]["uid"]}],
+        },
     }
     node.api.put(f"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/{name}", claim)
     after["status"] = {"phase": "Pending", "resourceClaimStatuses": [{"name": "main", "resourceClaimName": name}]}
     node.api.put_pod(after)
     node.kubelet.pods[after["metadata"]["uid"]] = after
     return after, claim["metadata"]
+
+
+class FewClaims:
+    """The API server as the driver calls it, without a connection."""
+
+    def __init__(self) -> None:
+        self.store: dict[str, Thing] = {"/version": {"major": "1", "minor": "34"}}
+
+    def get(self, path: str) -> Thing:
+        return self.store[path]
+
+    def find(self, path: str) -> Thing | None:
+        return self.store.get(path)
+
+    def create(self, path: str, thing: Thing) -> Thing:
+        self.store[f"{path}/{thing['metadata']['name']}"] = thing
+        return thing
+
+    def replace(self, path: str, thing: Thing) -> Thing:
+        self.store[path] = thing
+        return thing
+
+
+def driver_of(folder: Path, gpus: int) -> tuple[ClaimDriver, FewClaims]:
+    inventory, api = Inventory(), FewClaims()
+    inventory.set(NodeGpu(uuid_of(index), index, 8 << 30) for index in range(gpus))
+    settings = ClaimSettings("node-a", folder, folder)
+    return ClaimDriver(settings, api, inventory, lambda: None), api  # type: ignore[arg-type]
+
+
+def claimed(name: str, device: str) -> tuple[Pod, Thing]:
+    """A pod with a claim of a user's own, and the claim as it is allocated and reserved."""
+    annotations = share("30%") | {"cotenant.dev/placed-by": "claims"}
+    thing = pod(name, annotations=annotations, resourceClaims=[{"name": "main", "resourceClaimName": name}],
+                containers=[{"name": "main", "resources": {"claims": [{"name": "main"}]}}])  # fmt: skip
+    result = {"request": "gpu", "driver": offer.DRIVER, "pool": "node-a", "device": device,
+              "consumedCapacity": {"share": "30"}}  # fmt: skip
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [{"uid": thing["metadata"]["uid"]}]}
+    return thing, {"metadata": {"name": name, "uid": f"uid-of-{name}"}, "status": status}
 
 
 def scheduler(node: Node) -> Scheduler:
@@ -183,6 +229,59 @@ def test_claims_that_cannot_be_prepared_say_why(node: Node) -> None:
     assert "has been replaced by another one" in kubelet.call("Prepare", stale)["before"].error
     gone = {"namespace": "team", "name": "gone", "uid": "u"}
     assert "with 404" in kubelet.call("Prepare", gone)["u"].error
+
+
+def test_a_claim_made_anew_by_its_name_is_another_one(node: Node) -> None:
+    """A claim of a user's own, deleted with its pod and made again: on another GPU, for a pod of the same name."""
+    first, _ = place(node, pod("train", annotations=share("30%")), "gpu-0")
+    wait_for(lambda: [row["gpus"] for row in node.held().values()] == [[uuid_of(0)]])
+    node.kubelet.remove(first)
+    node.api.drop_pod(first)
+    place(node, pod("train", annotations=share("30%")), "gpu-1")
+    wait_for(lambda: [row["gpus"] for row in node.held().values()] == [[uuid_of(1)]])
+
+
+def test_a_claim_that_is_not_the_pods_gives_it_nothing(tmp_path: Path) -> None:
+    """What the API server has is of an earlier pod; the scheduler has not reserved it for this one."""
+    driver, api = driver_of(tmp_path, 1)
+    thing, claim = claimed("train", "gpu-0")
+    api.store[CLAIM + "train"] = claim
+    assert driver.devices(thing)["main"]["cotenant.dev/share"][0] == f"{uuid_of(0)}::claim0000"
+    driver.forget({("team", "train")})
+    assert driver.devices(thing | {"metadata": thing["metadata"] | {"uid": "another"}}) == {}
+    driver.forget(set())
+    assert not driver._claims
+
+
+def test_the_kubelet_may_prepare_a_claim_while_the_offer_is_written(tmp_path: Path) -> None:
+    """Threads of gRPC prepare, the main one offers."""
+    driver, api = driver_of(tmp_path, 1)
+    for name in ("next", "train"):
+        api.store[CLAIM + name] = claimed(name, "gpu-0")[1]
+
+    class Slow(dict[str, Any]):
+        """A claim; while it is read, the kubelet has another one prepared."""
+
+        def get(self, *given: Any) -> Any:
+            driver._claims["team", "other"] = claimed("other", "gpu-0")[1]
+            return super().get(*given)
+
+    api.store[CLAIM + "train"] = Slow(api.store[CLAIM + "train"])
+    driver.prepare("team", "train", "uid-of-train")
+    driver._claims.pop(("team", "other"))
+    driver.prepare("team", "next", "uid-of-next")
+    assert driver.offer()
+    assert len(driver._claims) == 3
+
+
+def test_templates_of_long_names_stay_apart() -> None:
+    names = [claims._template_name("p" * 250 + "-" + container) for container in ("main", "side")]
+    assert len(set(names)) == 2
+    assert all(len(name) <= 253 for name in names)
+    thing = pod(annotations=share())
+    del thing["metadata"]["name"]
+    thing["metadata"]["generateName"] = "train-"
+    assert claims.claims_of(thing, (1, 34))[0]["metadata"]["name"] == "train-main"
 
 
 def test_an_agent_that_is_away_offers_nothing(node: Node) -> None:

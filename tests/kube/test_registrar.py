@@ -119,6 +119,23 @@ def test_a_folder_that_is_emptied_while_the_plugin_starts_to_listen(folder: Path
     assert emptied
 
 
+def test_a_place_that_cannot_be_listened_at_is_tried_again(folder: Path) -> None:
+    """Something else is where the socket should be; without the thread no pod would come any more."""
+    kubelet, desk = Kubelet(folder), Desk(Inventory())
+    desk.inventory.set([NodeGpu(uuid_of(0), 0, 8 << 30)])
+    other = kubelet.plugins / "cotenant-share.sock"
+    other.mkdir()
+    registrar = Registrar(kubelet.plugins, desk, by_claims=False, every_s=NEVER_S)
+    registrar.start()
+    try:
+        wait_for(lambda: registrar.fault)
+        other.rmdir()
+        wait_for(lambda: kubelet.healthy(SHARE))
+    finally:
+        registrar.stop()
+        kubelet.stop()
+
+
 def test_registration_waits_neither_for_agent_nor_api_server(node: Node) -> None:
     """An init container that has ended is what a kubelet asks for again: it finds the units, though the agent hangs."""
     thing = node.schedule(pod("train", annotations=share("20%", containers="*"), initContainers=[{"name": "fetch"}]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.names import MEMORY_RESOURCE, SHARE_RESOURCE
-from cotenant.kube.plugin.resource import Desk
+from cotenant.kube.plugin.resource import Allocation, Desk
 from cotenant.kube.units import NodeGpu, gpu_of
 
 
@@ -22,3 +24,18 @@ def test_the_gpu_of_a_share_stays_shown_until_its_memory_has_come() -> None:
     assert desk.shown() == first
     desk.note(MEMORY_RESOURCE, mine[MEMORY_RESOURCE])
     assert desk.shown() not in (first, None), "the other GPU has more room now"
+
+
+def test_the_kubelet_may_allocate_while_the_last_allocations_are_read() -> None:
+    desk = Desk(Inventory())
+
+    class Slow(frozenset[str]):
+        """Ids; while they are compared, another container gets its own."""
+
+        def __and__(self, other: object) -> Any:
+            desk.note(SHARE_RESOURCE, ["GPU-1::0000", "GPU-1::0001"])
+            return frozenset(self).intersection(["GPU-0::0000"])
+
+    desk.log.extend(Allocation(0.0, SHARE_RESOURCE, Slow(["GPU-0::0000"])) for _ in range(3))
+    assert desk.unclaimed(SHARE_RESOURCE, 1, {"pod": {"main": {SHARE_RESOURCE: ["GPU-0::0000"]}}}) == []
+    assert len(desk.log) == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from cotenant.kube import names
 from cotenant.kube.units import MigSlice, NodeGpu, devices
 
 Faults = Mapping[str, str]  # UUID -> why it cannot be used
+GPU_NAME = re.compile(r"[0-9]{1,3}|GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)  # index or UUID
 
 
 class Inventory:
@@ -93,12 +95,16 @@ def gpus_of(status: Mapping[str, Any], whole: Iterable[str], faults: Faults) -> 
 
 def check_whole(whole: Iterable[str], gpus: Iterable[NodeGpu]) -> None:
     """Raise InputError for a GPU that the agent does not have."""
+    if missing := absent(whole, gpus):
+        raise InputError(
+            f"the agent has no GPU {missing[0]!r}; it has {', '.join(g.uuid for g in gpus)}", field="--whole"
+        )
+
+
+def absent(whole: Iterable[str], gpus: Iterable[NodeGpu]) -> list[str]:
+    """Those of `whole` that name no GPU of the agent."""
     known = {name for gpu in gpus for name in (gpu.uuid, str(gpu.index))} | {"all"}
-    for text in whole:
-        if text not in known:
-            raise InputError(
-                f"the agent has no GPU {text!r}; it has {', '.join(g.uuid for g in gpus)}", field="--whole"
-            )
+    return [text for text in whole if text not in known]
 
 
 def nvml_faults(rows: Iterable[Mapping[str, Any]]) -> Faults:

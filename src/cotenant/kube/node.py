@@ -20,7 +20,7 @@ from cotenant.kube.binding.binder import LIST_EVERY_S, Binder
 from cotenant.kube.binding.escapes import EscapeWatch, GpuProcesses, nvml_processes
 from cotenant.kube.client import KubeApi
 from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
-from cotenant.kube.inventory import FaultSource, check_whole, gpus_of, mig_slices, nvml_faults
+from cotenant.kube.inventory import GPU_NAME, FaultSource, absent, check_whole, gpus_of, mig_slices, nvml_faults
 from cotenant.kube.plugin.registrar import Registrar
 from cotenant.kube.plugin.resource import KUBELET_SOCKET, Desk
 from cotenant.kube.units import MigSlice
@@ -138,7 +138,9 @@ class NodePlugin:
             self._slices = list(self.settings.slices())
         in_mig = {piece.gpu for piece in self._slices}
         gpus = [g for g in gpus_of(status, self.settings.whole, self._faults) if g.uuid not in in_mig]
-        check_whole(self.settings.whole, gpus_of(status, (), {}))
+        there = gpus_of(status, (), {})
+        missing = absent(self.settings.whole, there)
+        check_whole([text for text in missing if not GPU_NAME.fullmatch(text)], there)
         self.desk.inventory.set(gpus, self._slices)
         if due:
             tenants = self._agent.call("list")["tenants"]
@@ -147,6 +149,8 @@ class NodePlugin:
                 found = self._escapes.look(self.settings.processes([gpu.uuid for gpu in gpus]), tenants)
                 self.desk.metrics.escaped = len(found)
                 self._binder.escaped(found)
+        if missing:  # broken, or another node's: all nodes of a chart have the same settings
+            raise WorkError(f"the agent has no GPU {', '.join(missing)} to offer as a whole")
 
     def _offer(self) -> None:
         """Publish the node's GPUs for claims, if pods are placed by claims."""

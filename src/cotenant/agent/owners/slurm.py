@@ -86,7 +86,7 @@ def _refuse_near_miss(word: str) -> None:
     """
     if word.startswith(MARK):
         return
-    own = re.search(r"(?i)^cotenant$|(?<![\w/.-])cotenant[:=]", word)
+    own = re.search(r"(?i)^cotenant$|(?<![\w/.-])cotenant[:=]", word) is not None
     keys = [match for match in re.finditer(r"[^\W_]+(?==)", word) if _like(match.group(), *KEYS)]
     if keys and not own:
         pieces = re.findall(r"[^\W_]+", word[: keys[-1].start()])

@@ -28,6 +28,7 @@ from cotenant.kube.binding.orders import (
     wanted,
 )
 from cotenant.kube.client import ApiError, KubeApi
+from cotenant.kube.dra.claims import claims_of_pod
 from cotenant.kube.dra.driver import ClaimDriver
 from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, open_channel, pod_resources
 from cotenant.kube.plugin.resource import Desk, said
@@ -105,7 +106,7 @@ class Binder:
             self._say_once("agent", str(error))
             return
         self._say_once("agent", "")
-        claimed, unclear = self._claimed()
+        claimed, unclear = self._claimed(fresh)
         orders, more = self._orders(devices | claimed)
         unclear |= more
         orders += self._init_orders(devices, held, {order.key for order in orders})
@@ -201,15 +202,19 @@ class Binder:
                 self._events.say(pod, remark.reason, remark.message, warning=remark.warning)
         return orders, unclear
 
-    def _claimed(self) -> tuple[dict[PodKey, Devices], set[str]]:
-        """Devices of pods placed by claims, and UIDs of pods whose claims cannot be read now."""
+    def _claimed(self, fresh: bool) -> tuple[dict[PodKey, Devices], set[str]]:
+        """Devices of pods placed by claims, and UIDs of pods whose claims cannot be read now. `fresh`: all pods of this
+        node are known, so that the claims of the others can be forgotten.
+        """
         found: dict[PodKey, Devices] = {}
         unclear: set[str] = set()
-        for key, pod in self._pods.items() if self._claims is not None else ():
-            if ended(pod) or not pod["spec"].get("resourceClaims"):
-                continue
+        if self._claims is None:
+            return found, unclear
+        theirs = {key: pod for key, pod in self._pods.items() if pod["spec"].get("resourceClaims") and not ended(pod)}
+        if fresh:
+            self._claims.forget({(key[0], name) for key, pod in theirs.items() for name in claims_of_pod(pod)})
+        for key, pod in theirs.items():
             try:
-                assert self._claims is not None
                 mine = self._claims.devices(pod)
             except (InputError, WorkError) as error:
                 unclear.add(pod["metadata"]["uid"])
@@ -302,4 +307,6 @@ class Binder:
 def changed(row: dict[str, Any], order: Order) -> bool:
     """Whether what the agent holds is not what it should."""
     same = all(row[key] == order.tenant[key] for key in ("request", "limit", "memory_bytes", "enforce_memory"))
+    # other GPUs: at first only those of an earlier pod of the name, or of an earlier claim, were known
+    same = same and set(row["gpus"]) == set(order.tenant["gpus"])
     return not same or (bool(order.container_id) and row["container_id"] != order.container_id)

@@ -184,8 +184,8 @@ def tenant_name(namespace: str, pod: str, container: str, uid: str) -> str:
 
 
 def other_name(name: str, uid: str) -> str:
-    """Another name for a pod while a previous pod of the same name still exists."""
-    digest = hashlib.sha256(uid.encode()).hexdigest()[:10]
+    """Another name for a pod's container while a previous pod of the same name still exists."""
+    digest = hashlib.sha256(f"{uid}/{name}".encode()).hexdigest()[:10]
     return f"{name[: MOST_NAME - 11]}-{digest}"
 
 

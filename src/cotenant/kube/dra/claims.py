@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from cotenant.kube.quantity import parse_quantity
 from cotenant.kube.shares import ContainerShare, Pod, percent, shares_of
 
 Thing = dict[str, Any]
+MOST_NAME = 253  # of an object
 SHARE_CLASS, GPU_CLASS = f"share.{names.DOMAIN}", f"gpu.{names.DOMAIN}"
 
 
@@ -53,11 +55,12 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
             "containers request different shares by resources; claims need pods whose annotations state the share"
         )
     metadata, spec = changed["metadata"], changed["spec"]
-    name, namespace = metadata.get("name") or "pod", metadata.get("namespace") or "default"
+    name = metadata.get("name") or str(metadata.get("generateName") or "pod").rstrip("-")
+    namespace = metadata.get("namespace") or "default"
     metadata["annotations"] = (metadata.get("annotations") or {}) | _terms(shares)
     templates = []
     for share in shares:
-        template = f"{name}-{share.container}"[:253]
+        template = _template_name(f"{name}-{share.container}")
         templates.append(claim_template(template, namespace, share, kubernetes))
         spec.setdefault("resourceClaims", []).append({"name": share.container, "resourceClaimTemplateName": template})
         container = spec[share.list_name][share.index]
@@ -68,6 +71,12 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
                     del resources[kind][key]
         resources.setdefault("claims", []).append({"name": share.container})
     return [*templates, changed]
+
+
+def _template_name(name: str) -> str:
+    """The name, within the limit of Kubernetes; two long ones that begin alike stay apart."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:10]
+    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 11]}-{digest}"
 
 
 def _terms(shares: list[ContainerShare]) -> dict[str, str]:
@@ -101,15 +110,24 @@ def units_of_result(result: Mapping[str, Any]) -> int:
     return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
 
 
-def claims_of_container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
-    """Names of the ResourceClaims of a container that have been created."""
-    wanted = {one.get("name") for one in (container.get("resources") or {}).get("claims") or []}
+def reserved(claim: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
+    """Whether a claim is reserved for a pod, as the scheduler does before it binds the pod to a node."""
+    rows = (claim.get("status") or {}).get("reservedFor") or []
+    return any(row.get("uid") == pod["metadata"]["uid"] for row in rows)
+
+
+def claims_of_pod(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Names of a pod's ResourceClaims that have been created, by the names that its containers give them."""
     made = {
         one.get("name"): one.get("resourceClaimName")
         for one in (pod.get("status") or {}).get("resourceClaimStatuses") or []
     }
-    found = []
-    for one in pod["spec"].get("resourceClaims") or []:
-        if one.get("name") in wanted:
-            found.append(one.get("resourceClaimName") or made.get(one["name"]))
-    return [str(name) for name in found if name]
+    rows = pod["spec"].get("resourceClaims") or []
+    found = {str(one["name"]): one.get("resourceClaimName") or made.get(one["name"]) for one in rows}
+    return {name: str(claim) for name, claim in found.items() if claim}
+
+
+def claims_of_container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
+    """Names of the ResourceClaims of a container that have been created."""
+    wanted = {one.get("name") for one in (container.get("resources") or {}).get("claims") or []}
+    return [claim for name, claim in claims_of_pod(pod).items() if name in wanted]

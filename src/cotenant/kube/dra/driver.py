@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
@@ -107,6 +108,7 @@ class ClaimDriver:
         self._counters: bool | None = None  # whether the API server supports shared counters
         self._version: tuple[int, int] | None = None
         self._claims: dict[tuple[str, str], dict[str, Any]] = {}  # (namespace, name) -> allocated claim
+        self._lock = threading.Lock()  # for changes of it
 
     # -- the kubelet -----------------------------------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ class ClaimDriver:
 
     def prepare(self, namespace: str, name: str, uid: str) -> list[dict[str, Any]]:
         """Devices of an allocated claim for the kubelet. InputError or WorkError say why there are none."""
-        claim = self._claim(namespace, name, anew=True)
+        claim = self._claim(namespace, name)
         if claim["metadata"].get("uid") != uid:
             raise InputError(f"claim {namespace}/{name} has been replaced by another one")
         devices = []
@@ -201,16 +203,23 @@ class ClaimDriver:
                 return uuid
         raise InputError(f"there is no {device} on this node")
 
-    def _claim(self, namespace: str, name: str, *, anew: bool = False) -> dict[str, Any]:
-        """A claim; an allocated one does not change while a pod uses it. Raises ApiError."""
-        key = (namespace, name)
-        if anew or key not in self._claims:
-            group = offer.api_version(self.kubernetes())
-            found = self._api.get(f"/apis/{group}/namespaces/{namespace}/resourceclaims/{name}")
-            if not claims.allocated(found, self.settings.node):
-                return found
-            self._claims[key] = found
-        return self._claims[key]
+    def _claim(self, namespace: str, name: str) -> dict[str, Any]:
+        """A claim as it is now. Raises ApiError."""
+        group = offer.api_version(self.kubernetes())
+        found = self._api.get(f"/apis/{group}/namespaces/{namespace}/resourceclaims/{name}")
+        with self._lock:
+            self._claims.pop((namespace, name), None)
+            if claims.allocated(found, self.settings.node):
+                self._claims[namespace, name] = found
+        return found
+
+    def _claim_of(self, pod: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """A pod's claim; a known one is used as long as it is reserved for that pod, since until then its allocation
+        does not change. A claim made anew by the same name is another one.
+        """
+        namespace = pod["metadata"]["namespace"]
+        known = self._claims.get((namespace, name))
+        return known if known is not None and claims.reserved(known, pod) else self._claim(namespace, name)
 
     def devices(self, pod: Mapping[str, Any]) -> dict[str, dict[str, list[str]]]:
         """Devices of a pod's containers by their claims, in units as in PodResources. Raises ApiError, InputError."""
@@ -219,7 +228,9 @@ class ClaimDriver:
         for share in shares_of(pod):
             container = pod["spec"][share.list_name][share.index]
             for name in claims.claims_of_container(pod, container) if share.claimed else ():
-                for result in claims.allocated(self._claim(pod["metadata"]["namespace"], name), self.settings.node):
+                claim = self._claim_of(pod, name)
+                results = claims.allocated(claim, self.settings.node) if claims.reserved(claim, pod) else []
+                for result in results:
                     uuid = self._uuid(result["device"])
                     if uuid in instances:  # isolated by the hardware
                         continue
@@ -229,7 +240,8 @@ class ClaimDriver:
 
     def forget(self, live: set[tuple[str, str]]) -> None:
         """Keep only claims (namespace, name) that pods still use."""
-        self._claims = {key: claim for key, claim in self._claims.items() if key in live}
+        with self._lock:
+            self._claims = {key: claim for key, claim in self._claims.items() if key in live}
 
     # -- the offer -------------------------------------------------------------------------------------------------
 
@@ -245,11 +257,9 @@ class ClaimDriver:
         """Write the node's ResourceSlices if its devices, or what claims hold of them, have changed; returns whether
         they have. Raises ApiError, InputError.
         """
-        held = frozenset(
-            result["device"]
-            for claim in self._claims.values()
-            for result in claims.allocated(claim, self.settings.node)
-        )
+        with self._lock:  # the kubelet has claims prepared meanwhile
+            known = list(self._claims.values())
+        held = frozenset(result["device"] for claim in known for result in claims.allocated(claim, self.settings.node))
         now = self._inventory.version, held
         if now == self._offered:
             return False

@@ -58,7 +58,7 @@ class Registrar:
             try:
                 self._meet()
                 self.fault = ""
-            except WorkError as error:
+            except (WorkError, OSError) as error:  # whatever it is, it is tried again: without this thread no pod comes
                 self.fault = str(error)
             self._watch.wait(min(self._every_s, RETRY_S) if self.fault else self._every_s)
 

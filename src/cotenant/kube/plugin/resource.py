@@ -110,7 +110,7 @@ class Desk:
         none.
         """
         claimed = {one for pod in listed.values() for mine in pod.values() for ids in mine.values() for one in ids}
-        for allocation in reversed(self.log):
+        for allocation in reversed(list(self.log)):  # the kubelet may ask for more meanwhile
             if allocation.resource == resource and len(allocation.ids) == count and not allocation.ids & claimed:
                 return sorted({units.gpu_of(one) for one in allocation.ids})
         return []
