@@ -126,11 +126,17 @@ def load_parked(path: Path) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> list[SavedTenant]:
-    """Tenants of the previous agent; empty if there was none. A damaged file counts as none."""
+    """Tenants of the previous agent; empty if there was none. A damaged file counts as none; a tenant that this version
+    does not know how to read, such as one of a newer agent, is reported and takes no other with it.
+    """
     try:
-        data = json.loads(path.read_text())
-        return [SavedTenant(row) for row in data["tenants"]]
-    except FileNotFoundError:
+        rows = list(json.loads(path.read_text())["tenants"])
+    except (OSError, ValueError, KeyError, TypeError):
         return []
-    except (OSError, ValueError, KeyError, TypeError, IndexError, InputError):
-        return []
+    found = []
+    for row in rows:
+        try:
+            found.append(SavedTenant(row))
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, InputError) as error:
+            LOG.warning(f"a tenant of the previous agent in {path} cannot be read ({error}): its processes are refused")
+    return found
