@@ -154,7 +154,7 @@ def test_a_job_started_between_two_extensions_has_its_lease_counted_too(tmp_path
 def test_a_start_that_arrives_when_the_job_runs_elsewhere_starts_nothing(tmp_path: Path) -> None:
     setting = Setting(tmp_path, keep_s=4.0)
     setting.executor.lag, setting.executor.soon = 1.0, 0.0
-    setting.submit(work("a", 30.0, gpus=2.0))
+    setting.submit(work("a", 30.0, gpus=2.0, processes="node"))  # a gang would ask for a port first
     setting.run(0.3)
     node = setting.world.late[0][0]
     setting.world.unreachable.add(node)
@@ -213,6 +213,27 @@ def test_a_gang_over_two_nodes_starts_and_ends_as_one(tmp_path: Path) -> None:
     assert setting.world.starts.count("gang.1") == 2  # lost, not failed: it needs no retry
     setting.run(40)
     assert setting.state("gang") == "finished"
+
+
+def test_a_gang_waits_for_the_port_of_a_node_that_does_not_answer(tmp_path: Path) -> None:
+    """Half of a link: orders and leases go through, the answer with the port does not."""
+    setting = Setting(tmp_path)
+    exchange, lost = setting.executor.exchange, []
+
+    def deaf(epoch: int, orders: Any) -> Any:
+        if any(order["do"] == "port" for wanted in orders.values() for order in wanted) and len(lost) < 5:
+            lost.append(orders)
+            return dict.fromkeys(orders)
+        return exchange(epoch, orders)
+
+    setting.executor.exchange = deaf  # type: ignore[method-assign]
+    setting.submit(work("gang", 2.0, gpus=4.0, retries=0))
+    setting.run(1)
+    assert len(lost) == 5
+    envs = [r["environment"] for _, a in setting.world.running() for r in a.order["ranks"]]
+    assert {e["MASTER_PORT"] for e in envs} == {"12345"}
+    setting.run(4)
+    assert (setting.state("gang"), setting.world.starts) == ("finished", ["gang.0", "gang.0"])
 
 
 def test_a_full_disk_stops_nothing_that_runs_and_takes_nothing_in(tmp_path: Path) -> None:

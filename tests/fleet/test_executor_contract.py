@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -272,6 +273,33 @@ def test_the_next_executor_finds_the_jobs_of_the_last(tmp_path: Path) -> None:
     assert again.report(name) is not None
     assert again.ended(name)["code"] == 5
     assert again.log(name) == "once\n"
+
+
+def test_after_a_reboot_no_group_of_processes_is_killed_by_an_old_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of the job's groups are others' now: here, those of a program of somebody else."""
+    node = _local(tmp_path)
+    name = node.start("sh", "-c", f"echo $$ > {node.folder}/pid; sleep 60")
+    node.up(name)
+    _until_log(node, name, "", path=node.folder / "pid")
+    pid = int((node.folder / "pid").read_text())
+    node.executor.close()
+    page = pages.Page(tmp_path / "nodes" / "node-0" / "attempts" / name)
+    assert page.groups() == [pid]
+    os.kill(_runner_of(pid), signal.SIGKILL)
+    wait_for(lambda: not _alive(pid))
+    other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        page.set_groups([other.pid])
+        monkeypatch.setattr(pages, "this_boot", lambda: 1)
+        again = _local(tmp_path)
+        again.epoch = 2
+        assert again.ended(name)["lost"] is True
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_two_at_one_node_are_one_too_many(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from cotenant.fleet.controller.job_table import Book
 from cotenant.fleet.controller.recording import record_of
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
-from cotenant.fleet.store.jobs import FleetLock, Store
+from cotenant.fleet.store.jobs import FleetLock, Store, keep_store_url, store_url
 from cotenant.fleet.store.sqlite import StoreError
 
 SPEC = JobSpec("job", ("true",), env={"A": "b"})
@@ -98,3 +99,25 @@ def test_a_folder_without_a_fleet_has_no_record(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with pytest.raises(WorkError, match="had no nodes yet"):
         record_of(tmp_path)
+
+
+def test_the_name_of_a_store_is_written_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that is killed meanwhile leaves the old one: with none, another database would be the store."""
+    keep_store_url(tmp_path, "postgresql://one/fleet")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            keep_store_url(tmp_path, "postgresql://two/fleet")
+    assert store_url(tmp_path) == "postgresql://one/fleet"
+    (tmp_path / "store").write_text("")
+    with pytest.raises(WorkError, match="is empty"):
+        store_url(tmp_path)
+    (tmp_path / "store").unlink()
+    (tmp_path / "store").mkdir()
+    with pytest.raises(WorkError, match="store: cannot be written"):
+        keep_store_url(tmp_path, "postgresql://one/fleet")
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".store." + str(os.getpid())] == ["store"]

@@ -118,7 +118,10 @@ class Applier:
             if attempt is not None:
                 self._unpark(job, attempt, target, now_s)
             else:
-                port = port_of(target.places[0].node) if _processes(job, target) > 1 else 0
+                gang = _processes(job, target) > 1
+                port = port_of(target.places[0].node) if gang else 0
+                if gang and not port:
+                    continue  # its first node does not answer now: without a port its ranks would not find each other
                 self._start(job, target, nodes, clocks_ns, leases, now_s, port)
 
     def _unpark(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:

@@ -8,20 +8,19 @@ controller finds the job table in the store and the jobs on their nodes.
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.events import Kind, Reason
 from cotenant.fleet.controller.apply import Applier
 from cotenant.fleet.controller.clock import FleetClock
 from cotenant.fleet.controller.counts import Counts
+from cotenant.fleet.controller.inbox import Inbox
 from cotenant.fleet.controller.intake import admit
 from cotenant.fleet.controller.job_table import Book, ask_stop
 from cotenant.fleet.controller.leases import Leases
@@ -96,27 +95,20 @@ class Controller:
         self.fault, self.planner_fault = "", ""
         self._next_tick = 0
         self._fill = False
-        self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._stopping = self._ended = self._replaced = False
+        self._inbox = Inbox()
+        self._stopping = self._replaced = False
         self._draining_until: float | None = None
 
     # -- for other threads -----------------------------------------------------------------------------------------
 
     def call(self, work: Callable[[], T], timeout_s: float = 60.0) -> T:
         """Execute `work` in the controller's thread, between two steps, and return its result."""
-        future: Future[T] = Future()
-        self._inbox.put((work, future))
-        if self._ended:
-            raise WorkError("the controller has ended")
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            raise WorkError("the controller is busy and did not answer") from None
+        return self._inbox.call(work, timeout_s)
 
     def stop(self) -> None:
         """End the loop soon; jobs continue until their leases end."""
         self._stopping = True
-        self._inbox.put((lambda: None, Future()))
+        self._inbox.wake()
 
     # -- orders of users (in the controller's thread) --------------------------------------------------------------
 
@@ -185,7 +177,7 @@ class Controller:
             self.step()
             ready()
             while not self._stopping:
-                self._serve_inbox(self._patience_s())
+                self._inbox.serve(self._patience_s())
                 self.step()
                 if self._draining_until is not None and (
                     not self.book.running() or self.options.monotonic_ns() / 1e9 > self._draining_until + DRAIN_MARGIN_S
@@ -196,8 +188,7 @@ class Controller:
 
     def close(self) -> None:
         """Release all resources; jobs continue. A new leader keeps the connections to nodes."""
-        self._ended = True
-        self._refuse_inbox()
+        self._inbox.close()
         try:
             self.clock.save()
             self.store.commit()
@@ -206,26 +197,6 @@ class Controller:
         (self.executor.close if self._replaced else self.executor.shutdown)()
         self.store.close()
         self.lock.release()
-
-    def _refuse_inbox(self) -> None:
-        """Refuse pending calls from other threads."""
-        while not self._inbox.empty():
-            future = self._inbox.get()[1]
-            if not future.done():
-                future.set_exception(WorkError("the controller has ended"))
-
-    def _serve_inbox(self, patience_s: float) -> None:
-        """Execute work from other threads; waits up to `patience_s` for the first piece."""
-        try:
-            while True:
-                work, future = self._inbox.get(timeout=max(0.0, patience_s))
-                patience_s = 0.0
-                try:
-                    future.set_result(work())
-                except BaseException as error:
-                    future.set_exception(error)
-        except queue.Empty:
-            return
 
     def _patience_s(self) -> float:
         if self.fault:

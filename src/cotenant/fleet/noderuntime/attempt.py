@@ -39,12 +39,22 @@ _FIELDS = {
             "stopping_ns",
             "ended_ns",
             "exit_bytes",  # length of the JSON at EXIT_AT
+            "boot",  # node: when the page was created, this_boot()
         )
     )
 }
 _EXIT_AT = 1024
 _GROUPS_AT = 128  # process groups of ranks, so that a node can kill what a dead runner leaves
 MOST_GROUPS = 100
+
+
+def this_boot() -> int:
+    """A number of the machine's current boot: process groups of another one belong to others now."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return 0
+    return int(text.replace("-", "")[:15], 16)
 
 
 class Page:
@@ -78,8 +88,10 @@ class Page:
             self._map[at : at + 8] = _FIELD.pack(group)
 
     def groups(self) -> list[int]:
-        """Process groups that the runner started."""
-        found = []
+        """Process groups that the runner started; none after a reboot, which has ended them."""
+        found: list[int] = []
+        if self.get("boot") != this_boot():
+            return found
         for i in range(MOST_GROUPS):
             group: int = _FIELD.unpack_from(self._map, _GROUPS_AT + 8 * i)[0]
             if group <= 1:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import WorkError
 from cotenant.devices.registry import device
-from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, NEW, ORDER_FILE, Page, runner_command
+from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, NEW, ORDER_FILE, Page, runner_command, this_boot
 from cotenant.fleet.nodes import PRETEND, NodeSpec
 from cotenant.training.contract import Lease, lease_file, read_json, write_json, write_lease
 
@@ -121,6 +121,7 @@ class NodeJobs:
             Path(order["job_dir"]).mkdir(parents=True, exist_ok=True)
             page = Page(folder, create=True)
             for field, value in (
+                ("boot", this_boot()),
                 ("created_ns", time.monotonic_ns()),
                 ("until_ns", order["until_ns"]),
                 ("grace_ns", int(order["grace_s"] * 1e9)),

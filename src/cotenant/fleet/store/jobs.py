@@ -108,11 +108,14 @@ def take_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Lock:
 def store_url(folder: Path) -> str | None:
     """URL of the database with the fleet's store; None: it is in the folder."""
     try:
-        return (folder / STORE_URL).read_text().strip()
+        url = (folder / STORE_URL).read_text().strip()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise WorkError(f"{folder / STORE_URL}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if not url:  # PostgreSQL's client would take the database of its own environment
+        raise WorkError(f"{folder / STORE_URL} is empty: it must contain the URL of the fleet's store")
+    return url
 
 
 def keep_store_url(folder: Path, url: str) -> None:
@@ -121,9 +124,17 @@ def keep_store_url(folder: Path, url: str) -> None:
     """
     if (folder / DB_FILE).exists():
         raise WorkError(f"{folder / DB_FILE} contains this fleet's jobs, which would be lost; use another folder")
-    descriptor = os.open(folder / STORE_URL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(url + "\n")
+    part = folder / f".{STORE_URL}.{os.getpid()}"
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(url + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(folder / STORE_URL)  # in one step: other controllers read it meanwhile
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise WorkError(f"{folder / STORE_URL}: cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
 def open_database(folder: Path, *, read_only: bool = False) -> Database:

@@ -1,0 +1,65 @@
+"""Orders of other threads, carried out in the controller's own between two steps."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from cotenant.core.errors import WorkError
+
+T = TypeVar("T")
+
+
+class Inbox:
+    """One per controller: other threads `call`, the controller's thread `serve`s."""
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._closed = False
+
+    def call(self, work: Callable[[], T], timeout_s: float) -> T:
+        """The result of `work`. Raises WorkError if the controller has ended, or did not begin it in time: then it is
+        not carried out later either.
+        """
+        future: Future[T] = Future()
+        self._orders.put((work, future))
+        if self._closed:
+            self._refuse()
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            if not future.cancel():  # it is being carried out
+                return future.result()
+            raise WorkError("the controller is busy and did not answer: nothing was done") from None
+
+    def wake(self) -> None:
+        """End the wait of `serve`."""
+        self._orders.put((lambda: None, Future()))
+
+    def serve(self, patience_s: float) -> None:
+        """Carry out what is there; waits up to `patience_s` for the first order."""
+        with suppress(queue.Empty):
+            while True:
+                work, future = self._orders.get(timeout=max(0.0, patience_s))
+                patience_s = 0.0
+                if not future.set_running_or_notify_cancel():
+                    continue  # its caller has given up
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+
+    def close(self) -> None:
+        """Refuse all orders that are there or come."""
+        self._closed = True
+        self._refuse()
+
+    def _refuse(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                future = self._orders.get_nowait()[1]
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(WorkError("the controller has ended"))
