@@ -221,7 +221,7 @@ def test_a_wrong_request_ends_the_jobs_tasks_and_not_the_node(agent: HeldAgent, 
 @pytest.mark.parametrize(
     "comment",
     ["project=cosmos tenant=physics", "container=pytorch:24.10", "content: x=1", "image=registry/cotenant:1.2",
-     "out=/home/ada/cotenant/x", "covenant: rev=2", "limit=60%"],
+     "out=/scratch/cotenant/x", "covenant: rev=2", "limit=60%"],
 )  # fmt: skip
 def test_a_remark_is_not_taken_for_a_request(comment: str) -> None:
     assert spec_of(JOB | {"SLURM_JOB_COMMENT": comment}) is None
