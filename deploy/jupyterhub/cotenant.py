@@ -50,8 +50,8 @@ def tenant_name(user: str, server: str = "") -> str:
 
 def local_command(spawner: object) -> list[str]:
     """`cotenant run` for a server: its tenant is named after user and server, the spawn form gives the share."""
-    chosen = (getattr(spawner, "user_options", None) or {}).get("share", "small")
-    share = SHARES[chosen if chosen in SHARES else "small"][1]
+    chosen = (getattr(spawner, "user_options", None) or {}).get("share")  # anything, where a program asked the hub
+    share = SHARES[chosen if isinstance(chosen, str) and chosen in SHARES else "small"][1]
     name = tenant_name(spawner.user.name, getattr(spawner, "name", ""))  # type: ignore[attr-defined]
     return [COTENANT, "run", f"--name={name}", *(f"--{key}={value}" for key, value in share.items()), "--"]
 
@@ -68,7 +68,10 @@ def refusal(why: str) -> Exception:
 async def through_cotenant(spawner: object) -> None:
     """Have the server started through `cotenant run`; ask the agent beforehand whether the share can be had now."""
     command = local_command(spawner)
-    asked = await asyncio.create_subprocess_exec(*command, "true", stderr=asyncio.subprocess.PIPE)
+    try:
+        asked = await asyncio.create_subprocess_exec(*command, "true", stderr=asyncio.subprocess.PIPE)
+    except OSError as error:
+        raise refusal(f"{COTENANT} cannot be run on the hub's machine: {error.strerror}") from None
     said = (await asked.communicate())[1].decode(errors="replace").strip()
     if asked.returncode:
         why = re.sub(r"^cotenant: (?:(?:field )?\S+: )?", "", said)

@@ -92,12 +92,18 @@ class HTTPError(Exception):
     """In place of tornado's, which comes with JupyterHub."""
 
 
-def test_a_refusal_is_what_the_user_sees(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JupyterHub shows `jupyterhub_message`: of an HTTPError at once, of others only on the page of a slow start."""
+@pytest.fixture
+def tornado(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with that error."""
     web = ModuleType("tornado.web")
     web.HTTPError = HTTPError  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tornado", ModuleType("tornado"))
     monkeypatch.setitem(sys.modules, "tornado.web", web)
+
+
+@pytest.mark.usefixtures("tornado")
+def test_a_refusal_is_what_the_user_sees(config: Any, tmp_path: Path) -> None:
+    """JupyterHub shows `jupyterhub_message`: of an HTTPError at once, of others only on the page of a slow start."""
     tool = tmp_path / "cotenant"
     tool.write_text("#!/bin/sh\necho 'cotenant: --request: GPU 0 has 20% left to promise' >&2\nexit 2\n")
     tool.chmod(0o755)
@@ -108,3 +114,18 @@ def test_a_refusal_is_what_the_user_sees(config: Any, tmp_path: Path, monkeypatc
     said = "GPU 0 has 20% left to promise"
     assert (refused.value.args, refused.value.jupyterhub_message) == ((409, said), said)  # type: ignore[attr-defined]
     assert spawner.cmd == ["jupyterhub-singleuser"]
+
+
+@pytest.mark.parametrize("chosen", [["large"], {"a": 1}, 7, None])
+def test_a_choice_of_another_kind_is_none(config: Any, chosen: object) -> None:
+    """By the hub's own interface a user's program may send anything."""
+    spawner = SimpleNamespace(user=SimpleNamespace(name="ada"), user_options={"share": chosen})
+    assert "--request=12%" in config.names["local_command"](spawner)
+
+
+@pytest.mark.usefixtures("tornado")
+def test_a_program_that_is_not_there_is_one_sentence(config: Any) -> None:
+    config.names["COTENANT"] = "/nowhere/cotenant"
+    spawner = SimpleNamespace(user=SimpleNamespace(name="ada"), user_options={}, cmd=["jupyterhub-singleuser"])
+    with pytest.raises(HTTPError, match="cannot be run on the hub's machine: No such file"):
+        asyncio.run(config.LocalProcessSpawner.pre_spawn_hook(spawner))
