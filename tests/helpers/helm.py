@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -27,13 +28,20 @@ def render(chart: Path, chosen: dict[str, Any], namespace: str, release: str) ->
         "Values": values,
         "Release": {"Namespace": namespace, "Name": release, "Service": "Helm"},
         "Chart": {"Name": about["name"], "Version": about["version"]},
-        "fullname": (release if about["name"] in release else f"{release}-{about['name']}")[:40].removesuffix("-"),
+        "fullname": fullname(release if about["name"] in release else f"{release}-{about['name']}"),
     }
     found = []
     for path in sorted((chart / "templates").glob("*.yaml")):
         text = "\n".join(_lines(path.read_text().splitlines(), scope))
         found += [thing for thing in yaml.safe_load_all(text) if thing is not None]
     return found
+
+
+def fullname(name: str) -> str:
+    """A name that Kubernetes takes for every object: as it is, or with a hash."""
+    if re.fullmatch("[a-z][a-z0-9-]{0,39}", name):
+        return name
+    return f"c-{name.replace('.', '-')[:28]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _lines(lines: list[str], scope: dict[str, Any]) -> list[str]:

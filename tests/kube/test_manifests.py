@@ -48,6 +48,9 @@ ALL: dict[str, Any] = {
 }
 
 
+ODD_RELEASES = ("v1.2", "v1-2", "2nd", "c" + 52 * "a", "d" + 52 * "a", 52 * "a" + "d", 52 * "a" + "e", "a.cotenant")
+
+
 def tree(paths: dict[str, Any]) -> Thing:
     found: Thing = {}
     for path, value in paths.items():
@@ -127,8 +130,13 @@ def test_helm_makes_the_same_of_the_chart(chosen: dict[str, Any], tmp_path: Path
     overrides = tmp_path / "values.json"
     overrides.write_text(json.dumps(tree(chosen)))
     helm.run(program, "lint", str(CHART), "-f", str(overrides))
-    text = helm.run(program, "template", "c", str(CHART), "-n", "ns", "-f", str(overrides))
-    assert by_name([thing for thing in yaml.safe_load_all(text) if thing]) == by_name(install(chosen, "ns", "c"))
+    for release in ("c", *ODD_RELEASES):
+        text = helm.run(program, "template", release, str(CHART), "-n", "ns", "-f", str(overrides))
+        made = by_name([thing for thing in yaml.safe_load_all(text) if thing])
+        assert made == by_name(install(chosen, "ns", release))
+    overrides.write_text(json.dumps({"image": {"tag": None}}))
+    with pytest.raises(AssertionError, match="tag"):
+        helm.run(program, "template", "c", str(CHART), "-f", str(overrides))
 
 
 def test_the_plain_file_is_the_chart_s_with_its_own_values() -> None:
@@ -144,6 +152,17 @@ def test_the_plain_file_is_the_chart_s_with_its_own_values() -> None:
     assert by_name(things) == by_name(made)
     kinds = [thing["kind"] for thing in things]
     assert kinds.index("ServiceAccount") < kinds.index("DaemonSet"), "in an order in which they can be made"
+
+
+def test_releases_of_odd_names_have_objects_of_names_that_are_taken() -> None:
+    """Helm takes dots, digits first and 53 characters; a Service takes none of them all."""
+    seen: set[tuple[str, str]] = set()
+    for release in ODD_RELEASES:
+        things = by_name(install({"monitoring.serviceMonitor": True}, "ns", release))
+        assert not seen & things.keys()
+        seen |= things.keys()
+        for kind, name in things:
+            assert re.fullmatch("[a-z]([a-z0-9-]{0,61}[a-z0-9])?", name), (kind, name)
 
 
 def test_two_releases_share_no_object_and_select_their_own_pods() -> None:
@@ -187,14 +206,16 @@ def test_every_value_has_a_default_and_a_schema() -> None:
         ("webhook.failurePolicy", "Maybe"), ("plugin.oneGpu", "perhaps"), ("node.nodeSelector", "x"),
         ("node.nodeSelector", {"gpu": True}), ("plugin.whole", [0]),
         ("agent.fail", "open "), ("image.pullSecrets", ["registry"]), ("webhook.tolerations", {}),
-        ("webhok.replicas", 2),
+        ("webhok.replicas", 2), ("image.tag", None), ("image.tag", ""), ("agent.gpus", None), ("monitoring", None),
+        ("node.nodeSelector", {"gpu": True}), ("node.tolerations", ["gpu"]),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused(path: str, value: object) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
-    jsonschema.validate(tree(ALL), schema)
+    values = yaml.safe_load(CHART_VALUES.read_text())  # Helm merges, then validates
+    jsonschema.validate(helm.merge(values, tree(ALL)), schema)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(tree({path: value}), schema)
+        jsonschema.validate(helm.merge(values, tree({path: value})), schema)
 
 
 def test_the_rights_are_those_that_are_used() -> None:
