@@ -10,9 +10,11 @@ from agent_harness import AgentProcess, declare
 from fake_shim import FakeShim, register
 from waiting import wait_for
 
+from cotenant.agent.config.choices import one_or_range
 from cotenant.agent.config.files import Choices
 from cotenant.agent.config.schema import parse_config
 from cotenant.core.errors import InputError
+from cotenant.core.units import parse_fraction
 
 TEXT = (
     "tenants:\n"
@@ -129,3 +131,9 @@ def test_a_new_configuration_keeps_a_choice_that_it_permits(agent: AgentProcess)
         wait_for(lambda: has(agent, "bea")[0] == 0.05)
         assert has(agent, "ada")[0] == 0.05, "30 % is no longer permitted"
         shim.close()
+
+
+@pytest.mark.parametrize("text", ["0%...50%", "0...1", "10%....50%"])
+def test_three_dots_are_not_two_and_a_fraction(text: str) -> None:
+    with pytest.raises(InputError, match="more than two dots"):
+        one_or_range(parse_fraction)(text)
