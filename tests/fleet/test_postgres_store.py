@@ -88,6 +88,12 @@ def test_a_store_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         take_lock(tmp_path)
 
 
+def test_a_search_path_that_leads_nowhere_is_one_sentence(server: PostgresServer, tmp_path: Path) -> None:
+    keep_store_url(tmp_path, f"{server.url}?options=-csearch_path%3Dnowhere")
+    with pytest.raises(InputError, match="no schema of the search path exists"):
+        take_lock(tmp_path)
+
+
 LEADER = """
 import sys, time
 from pathlib import Path

@@ -69,9 +69,12 @@ class Postgres:
                     return
 
     def lead(self) -> bool:
-        """Try to become the controller of this fleet."""
-        query = "SELECT pg_try_advisory_lock(hashtext('cotenant fleet in ' || current_schema()))"
-        return self.read(query)[0][0] is True
+        """Try to become the controller of this fleet. Raises InputError if there is no place for its tables."""
+        query = "SELECT current_schema(), pg_try_advisory_lock(hashtext('cotenant fleet in ' || current_schema()))"
+        schema, leads = self.read(query)[0]
+        if schema is None:  # without its name there is no lock, and one would wait for ever
+            raise InputError(f"{self.name}: no schema of the search path exists", field="store")
+        return leads is True
 
     def _failed(self, error: Exception) -> WorkError:
         if self.connection.closed or self.connection.broken:
