@@ -149,11 +149,12 @@ class RayWorkers:
     async def ask(self, gpu: int, method: str, *arguments: Any) -> Any:
         """Call the node of a GPU. Returns None if the node is lost."""
         self._loop = asyncio.get_running_loop()
-        if self._orders is None:
+        orders = self._orders  # another thread takes it away when the bridge ends
+        if orders is None:
             return None
         number = next(self._numbers)
         future = self._asked[number] = self._loop.create_future()
-        self._orders.put((number, gpu, method, arguments))
+        orders.put((number, gpu, method, arguments))
         try:
             return await future
         finally:
@@ -196,7 +197,10 @@ class RayWorkers:
             except (EOFError, OSError):
                 pass
             self._end_bridge(connection)
-            self._tell(self._bridge_lost)
+            lost = threading.Event()
+            self._tell(self._bridge_lost, lost)
+            while not (lost.wait(PING_S) or self._closing.is_set()):
+                pass  # what is asked of the next bridge must not be answered as lost with this one
             said = ""
             while not self._closing.wait(AGAIN_S):
                 try:
@@ -244,13 +248,15 @@ class RayWorkers:
         elif (dead := self.running.get(values[0])) is not None:
             dead.gone(values[1])
 
-    def _bridge_lost(self) -> None:
+    def _bridge_lost(self, done: threading.Event) -> None:
+        self._usable = ()  # a last word of that bridge may have come after its end
         if not self._closing.is_set():
             LOG.warning("Ray at %s is lost: none of its GPUs can be used", self._settings.address)
         for future in [f for f in self._asked.values() if not f.done()]:
             future.set_result(None)
         for worker in list(self.running.values()):
             worker.gone("was on a Ray cluster that is lost")
+        done.set()
 
 
 def _write(connection: Connection, orders: queue.SimpleQueue[Any]) -> None:

@@ -10,6 +10,7 @@ from cotenant.serving.worker import Job, LoadError, Result, Worker, WorkerSpec
 from cotenant.serving.workers.local import LocalWorkers
 
 END_S = 1.0
+GONE = "is not there any more"
 
 
 class NodeHost:
@@ -29,8 +30,11 @@ class NodeHost:
             return
         self._life = life
         workers, self._workers = list(self._workers.values()), {}
+        answers, self._answers, self._dead = list(self._answers.values()), {}, {}
+        for answer in answers:  # their callers are gone; an actor has only so many calls at a time
+            if not answer.done():
+                answer.set_result(GONE)
         await asyncio.gather(*(worker.stop(0.0) for worker in workers))
-        self._dead.clear()
 
     async def ping(self, life: int) -> dict[str, str]:
         """Workers that have died since the last call, with the reasons."""
@@ -48,15 +52,18 @@ class NodeHost:
         try:
             found = await worker.start()
         except (LoadError, InputError, WorkError) as error:
-            self._workers.pop(spec.name, None)
+            self._forget(worker)
             return None, (error.service, error.why) if isinstance(error, LoadError) else ("", str(error))
+        if life != self._life:  # lost meanwhile: no later call would end it
+            await worker.stop(0.0)
+            return None, ("", "the node was lost")
         return worker.pid, found
 
     async def run(self, life: int, name: str, job: Job) -> Result | str:
         """Run a batch. Returns its result, or the reason why the worker died during it."""
         worker = self._workers.get(name)
         if worker is None or life != self._life:
-            return "is not there any more"
+            return GONE
         future: asyncio.Future[Result | str] = asyncio.get_running_loop().create_future()
         self._answers[name] = future
         worker.submit(job)
@@ -88,10 +95,17 @@ class NodeHost:
     def died(self, worker: Worker, why: str) -> None:
         """See WorkerListener."""
         name = worker.spec.name
-        if self._workers.pop(name, None) is None:
+        if not self._forget(worker):
             return
         future = self._answers.pop(name, None)
         if future is not None and not future.done():
             future.set_result(why)
         else:
             self._dead[name] = why
+
+    def _forget(self, worker: Worker) -> bool:
+        """Whether a worker was of this life; from now on it is not."""
+        if self._workers.get(worker.spec.name) is not worker:
+            return False
+        del self._workers[worker.spec.name]
+        return True

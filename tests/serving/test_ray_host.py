@@ -1,0 +1,172 @@
+"""Workers of a node that its caller loses and finds again, without Ray: calls of several lives at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import pytest
+
+from cotenant.serving.worker import Job, Worker, WorkerSpec
+from cotenant.serving.workers import on_ray, ray_host
+from cotenant.serving.workers.on_ray import RayWorkers
+from cotenant.serving.workers.ray_host import NodeHost
+
+
+class SlowWorker:
+    """A worker that starts when it is let, and answers nothing."""
+
+    def __init__(self, spec: Any, listener: Any) -> None:
+        self.spec, self.listener = spec, listener
+        self.pid, self.let, self.running = 7, asyncio.Event(), False
+        self.stopping: asyncio.Event | None = None  # what its end waits for
+
+    async def start(self) -> dict[str, Any]:
+        await self.let.wait()
+        self.running = True
+        return {}
+
+    def submit(self, job: Job) -> None:
+        pass
+
+    async def stop(self, grace_s: float) -> None:
+        if self.stopping is not None:
+            await self.stopping.wait()
+        self.running = False
+
+
+class Factory:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.made: list[SlowWorker] = []
+
+    def create(self, spec: Any, listener: Any) -> SlowWorker:
+        self.made.append(SlowWorker(spec, listener))
+        return self.made[-1]
+
+
+class Spec:
+    name = "w"
+
+
+SPEC = cast(WorkerSpec, Spec())
+JOB = cast(Job, None)
+
+
+def hosted(monkeypatch: pytest.MonkeyPatch) -> tuple[NodeHost, list[SlowWorker]]:
+    monkeypatch.setattr(ray_host, "LocalWorkers", Factory)
+    host = NodeHost("time", 1, True, 1.0)
+    return host, cast(Factory, host._factory).made
+
+
+async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0)
+    return task
+
+
+def test_a_worker_that_starts_while_its_node_is_lost_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        host, made = hosted(monkeypatch)
+        await host.begin(1)
+        first = await begun(host.start(1, SPEC))
+        await host.begin(2)
+        second = await begun(host.start(2, SPEC))
+        made[0].let.set()
+        assert await first == (None, ("", "the node was lost"))
+        assert not made[0].running
+        made[1].let.set()
+        assert await second == (7, {})
+        assert made[1].running
+        host.died(cast(Worker, made[0]), "late news of the first life")
+        assert await host.ping(2) == {}
+        await begun(host.run(2, "w", JOB))
+        assert "w" in host._answers, "it is still there"
+
+    asyncio.run(play())
+
+
+def test_calls_of_a_life_that_is_over_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray gives an actor a thousand calls at a time: one that waits for ever is one less."""
+
+    async def play() -> None:
+        host, made = hosted(monkeypatch)
+        await host.begin(1)
+        start = await begun(host.start(1, SPEC))
+        made[0].let.set()
+        await start
+        batch = await begun(host.run(1, "w", JOB))
+        await host.begin(2)
+        assert await asyncio.wait_for(batch, 5.0) == "is not there any more"
+
+    asyncio.run(play())
+
+
+def test_the_deaths_of_a_new_life_are_not_forgotten_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller did not wait for the end of the last life's workers."""
+
+    async def play() -> None:
+        host, made = hosted(monkeypatch)
+        await host.begin(1)
+        start = await begun(host.start(1, SPEC))
+        made[0].let.set()
+        await start
+        made[0].stopping = asyncio.Event()
+        slow = await begun(host.begin(2))
+        await host.begin(3)
+        start = await begun(host.start(3, SPEC))
+        made[1].let.set()
+        await start
+        host.died(cast(Worker, made[1]), "killed")
+        made[0].stopping.set()
+        await slow
+        assert await host.ping(3) == {"w": "killed"}
+
+    asyncio.run(play())
+
+
+def test_a_last_word_of_a_bridge_does_not_outlive_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop was busy: it hears of GPUs when the thread has already found the bridge gone."""
+
+    class Bridge:
+        """Says something, and has gone."""
+
+        def __init__(self, workers: RayWorkers) -> None:
+            self.workers, self.said = workers, False
+
+        def poll(self, _: float) -> bool:
+            return True
+
+        def recv(self) -> Any:
+            if self.said:
+                raise EOFError
+            self.said = True
+            return "gpus", (0, 1)
+
+        def close(self) -> None:
+            pass
+
+    async def play() -> None:
+        workers = RayWorkers.__new__(RayWorkers)
+        workers.__dict__.update(running={}, _usable=(0, 1), _asked={}, _orders=None, _loop=asyncio.get_running_loop())
+        workers._closing = on_ray.threading.Event()
+        told: list[Any] = []
+        monkeypatch.setattr(workers, "_end_bridge", lambda _: setattr(workers, "_usable", ()))
+        monkeypatch.setattr(workers, "_tell", lambda *call: told.append(call))
+
+        def again() -> Any:
+            raise AssertionError("the last bridge is not over yet")
+
+        monkeypatch.setattr(workers, "_connect", again)
+        monkeypatch.setattr(on_ray, "AGAIN_S", 0.0)
+        keep = asyncio.create_task(asyncio.to_thread(workers._keep, cast(Any, Bridge(workers))))
+        while len(told) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        workers._closing.set()
+        for function, *arguments in told:
+            function(*arguments)
+        await keep
+        assert workers.gpus() == []
+
+    asyncio.run(play())
