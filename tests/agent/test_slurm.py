@@ -203,7 +203,7 @@ def test_stop_releases_a_job_that_is_over_and_says_why_it_does_not(agent: HeldAg
         ("nightly,cotenant:30%", "does not begin with cotenant:"),
         ("cotenant\uff1arequest=30%", "does not begin with cotenant:"),
         ("cotenant-request=30%", "does not begin with cotenant:"),
-        ("cotenant:request=30% limit=60%", "'limit=60%' stands apart from its request"),
+        ("limit=60% cotenant:request=30%", "'cotenant:request=30%' ends at a space"),
         ("cotenant:memory=1e300GiB", "'1e300GiB' is not a finite number"),
         ("cotenant:memory=64GiB", "has 8.00 GiB of memory left to promise"),
     ],

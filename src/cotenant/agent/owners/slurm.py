@@ -96,10 +96,9 @@ def _refuse_near_miss(word: str) -> None:
 
 
 def _refuse_spaces(words: list[str], mark: str) -> None:
-    """Raise InputError if a request goes on after a space: that part ignored, the job would run without its limit."""
-    after = words[words.index(mark) + 1 :]
+    """Raise InputError if a request goes on beyond a space: that part ignored, the job would run without its limit."""
     cut = mark == MARK or mark.endswith(",")
-    if cut or any(word.startswith(",") or word.partition("=")[0] in KEYS for word in after):
+    if cut or any(word.startswith(",") or word.partition("=")[0] in KEYS for word in words):
         raise InputError(
             f"{mark[:60]!r} ends at a space: write the whole request without one, as in "
             f"{MARK}request=30%,memory=8GiB",
