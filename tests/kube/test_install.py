@@ -38,6 +38,30 @@ def test_a_new_build_leaves_the_old_one_to_those_who_have_it(tmp_path: Path) -> 
     held.close()
 
 
+def test_a_shim_that_lost_its_contents_with_the_power_is_written_again(tmp_path: Path) -> None:
+    target = tmp_path / "lib"
+    folder = put(libraries(tmp_path, "one"), target)
+    (folder / DRIVER_SHIM).write_bytes(b"")
+    (folder / NVML_SHIM).unlink()
+    assert put(libraries(tmp_path, "one"), target) == folder
+    assert (folder / DRIVER_SHIM).read_text() == "libcotenant-shim.so one"
+    assert sorted(path.name for path in folder.iterdir()) == sorted([DRIVER_SHIM, NVML_SHIM])
+    assert os.access(folder / NVML_SHIM, os.X_OK)
+
+
+def test_a_full_disk_leaves_no_half_of_a_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    made = libraries(tmp_path, "one")
+    folder = put(made, tmp_path / "lib")
+    (folder / DRIVER_SHIM).write_bytes(b"")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left"):
+        put(made, tmp_path / "lib")
+    assert sorted(path.name for path in folder.iterdir()) == sorted([DRIVER_SHIM, NVML_SHIM])
+
+
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot be written: Not a directory"):

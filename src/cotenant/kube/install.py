@@ -34,14 +34,16 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir()
             for name, path in libraries.items():
-                shutil.copyfile(path, fresh / name)
-                (fresh / name).chmod(0o755)
+                _copy(path, fresh / name)
             try:
                 fresh.rename(folder)
             except OSError:
                 if not folder.exists():  # otherwise another installer was faster
                     raise
                 shutil.rmtree(fresh)
+        for name, path in libraries.items():  # a node that lost its power may have kept names without contents
+            if not (folder / name).is_file() or (folder / name).read_bytes() != path.read_bytes():
+                _copy(path, folder / name)
         link = target / f".{names.CURRENT}.{os.getpid()}"
         link.unlink(missing_ok=True)
         link.symlink_to(folder.name)  # relative, so that it works in a container that mounts the folder elsewhere
@@ -49,3 +51,17 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", file=target) from None
     return folder
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file by a rename, its contents first: a pod whose shim is empty starts without limits."""
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(source, part)
+        part.chmod(0o755)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(target)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

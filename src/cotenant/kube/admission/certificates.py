@@ -100,6 +100,9 @@ def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | No
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
         return "the certificate is not signed by that CA"
+    begins = max(certificate.not_valid_before_utc, ca.not_valid_before_utc)
+    if begins > now:  # made by a replica whose clock was ahead: the API server would refuse them until then
+        return f"they are not valid before {begins:%Y-%m-%d %H:%M} UTC"
     ends = min(certificate.not_valid_after_utc, ca.not_valid_after_utc)
     if ends - now < datetime.timedelta(days=RENEW_BEFORE_DAYS):
         return f"they expire at {ends:%Y-%m-%d %H:%M} UTC"

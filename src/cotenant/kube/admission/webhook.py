@@ -188,7 +188,7 @@ async def keep_fresh(refresh: Refresh, context: LiveContext, every_s: float) -> 
             if await asyncio.to_thread(refresh, context):
                 LOG.info("new certificates are in use")
             said = ""
-        except (InputError, WorkError) as error:
+        except (InputError, WorkError, OSError, ValueError) as error:  # also a full disk: the next try may succeed
             if str(error) != said:
                 LOG.warning("the certificates were not replaced: %s", error)
             said = str(error)

@@ -39,6 +39,7 @@ class PodEvents:
         except ApiError as error:
             if error.status != 409:  # a previous plugin has already written it
                 LOG.warning(f"pod {metadata['namespace']}/{metadata['name']}: {reason}: {message} (no event: {error})")
+            if not 400 <= error.status < 429:  # otherwise it will not be accepted later: the namespace is being deleted
                 return
         self._said[key] = None
         if len(self._said) > MOST_REMEMBERED:
@@ -56,7 +57,7 @@ def pod_event(pod: dict[str, Any], node: str, reason: str, message: str, *, warn
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{metadata['name'][:230]}.{digest}", "namespace": metadata["namespace"]},
+        "metadata": {"name": f"{metadata['name'][:230].rstrip('-.')}.{digest}", "namespace": metadata["namespace"]},
         "involvedObject": {
             "apiVersion": "v1",
             "kind": "Pod",
