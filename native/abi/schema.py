@@ -90,12 +90,12 @@ class Schema:
 
     @property
     def macro(self) -> str:
-        """What C's constants begin with."""
+        """Prefix of C constants."""
         return str(self.raw["macro_prefix"])
 
     @property
     def tag(self) -> str:
-        """What C's structs begin with."""
+        """Prefix of C structs."""
         return str(self.raw["struct_prefix"])
 
     @property
@@ -115,7 +115,7 @@ class Schema:
 
 
 def read(stem: str) -> Schema:
-    """One file, checked."""
+    """Read and check a schema file."""
     raw = tomllib.loads((HERE / f"{stem}.toml").read_text())
     numbers = {name: value for name, kind, value, _ in raw.get("constants", []) if kind != "string"}
     known: dict[str, Struct] = {}

@@ -26,7 +26,7 @@ uint32_t cot_gpu_count(void)
 static int attach(struct gpu *gpu)
 {
     struct cotenant_gpu_attach attach = {.ordinal = (uint32_t)gpu->device};
-    CUresult result = CUDA_SUCCESS; /* after a relocation it is the agent's answer */
+    CUresult result = CUDA_SUCCESS; /* the agent's answer after a relocation */
     if (!gpu->relocations)
         result = REAL(cuDeviceGetUuid_v2)(&gpu->uuid, gpu->device);
     if (result != CUDA_SUCCESS)
@@ -99,14 +99,14 @@ static void *join_again(void *unused)
     return NULL;
 }
 
-/* On a thread of its own, since the answer may take seconds. */
+/* Called on its own thread, since the answer may take seconds. */
 void cot_gpus_join_again(void)
 {
     if (!atomic_exchange(&joining, true) && !cot_start_thread(join_again, NULL))
         joining = false;
 }
 
-/* The record of a device; with want_attached, NULL if the agent does not assign it to this tenant. */
+/* The record of a device.  With want_attached: NULL if the agent does not assign the device to this tenant. */
 struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++)

@@ -85,26 +85,26 @@ enum gate_state { GATE_CLOSED, GATE_REQUESTED, GATE_OPEN, GATE_CLOSING, GATE_DRA
 struct gpu {
     uint64_t epoch;                   /* epoch of the turn in which launches may go; EPOCH_CLOSED: none */
     _Atomic(struct cotenant_slot *) page_slot;
-    struct floor *floor;              /* of a best-effort tenant, else NULL */
-    struct holder *holder;            /* of a latency-sensitive one, else NULL */
-    /* under the lock of calls.c */
-    struct calls *calls;              /* of living threads */
-    struct call_counts calls_retired; /* of ended threads */
+    struct floor *floor;              /* gate of a best-effort tenant, else NULL */
+    struct holder *holder;            /* LS gate of a latency-sensitive tenant, else NULL */
+    /* guarded by the lock of calls.c */
+    struct calls *calls;              /* counters of living threads */
+    struct call_counts calls_retired; /* sum of the counters of ended threads */
     /* written under cot_lock; atomic members are also read without it */
     _Atomic enum gate_state state;
     CUdevice device;
     uint32_t slot;                    /* COTENANT_NO_SLOT until attached */
     _Atomic bool attached;
-    _Atomic bool stale;                       /* the agent was lost: not yet attached to the new one */
+    _Atomic bool stale;                       /* the agent was lost: the GPU is not yet attached to the new one */
     _Atomic bool denied;
     struct cu_uuid uuid;
-    _Atomic uint64_t floor_again_ns;  /* time of the next attempt to join the LS gate; 0: joined, or it has none */
+    _Atomic uint64_t floor_again_ns;  /* time of the next attempt to connect to the LS gate; 0: connected, or no LS gate */
     uint64_t floor_patience_ns;       /* interval between attempts */
     /* how often the process was restored on another GPU, which invalidates what it had joined */
     _Atomic uint32_t relocations;
     uint64_t total_bytes;
     uint32_t sm_count;
-    _Atomic uint64_t turn_epoch;              /* of the turn that is open or being closed */
+    _Atomic uint64_t turn_epoch;              /* epoch of the turn that is open or being closed */
     uint64_t released_epoch;          /* the last returned turn: a late message may still name it */
     _Atomic uint64_t deadline_ns;
     uint64_t grant_ns;
@@ -115,16 +115,16 @@ struct gpu {
     uint32_t close_reason;
     bool reported_hung;
     uint64_t activity_seen;           /* value of `started` at the last poll */
-    uint64_t activity_ns;             /* when it last changed */
-    uint64_t empty_ns;                /* when the GPU was first seen drained since then; 0: not yet */
-    _Atomic uint32_t waiting;                 /* threads that wait for a turn */
+    uint64_t activity_ns;             /* time at which `started` last changed */
+    uint64_t empty_ns;                /* time at which the GPU was first seen drained since then; 0: not yet */
+    _Atomic uint32_t waiting;                 /* number of threads that wait for a turn */
     uint64_t waiting_since_ns;
     uint64_t burst_ns;                /* estimates, see gate.c */
     uint64_t gap_ns;
     uint64_t busy_since_ns;
     uint64_t idle_since_ns;
     _Atomic uint32_t contexts;
-    _Atomic(CUcontext) any_context;            /* an existing one, for queries from the helper thread */
+    _Atomic(CUcontext) any_context;            /* an existing context, for queries from the helper thread */
     uint64_t held[COTENANT_MEMORY_HOST + 1]; /* bytes by family, under the memory lock */
     uint64_t published_ns;
     _Atomic uint64_t fences;
@@ -149,12 +149,12 @@ struct thread {
     struct calls *calls;              /* on gpu; the same as cot_calls */
     struct stream *stream;            /* used last */
     int64_t budget_begin_ns;
-    struct cost **log;                /* the interval's first */
+    struct cost **log;                /* the first launch of the interval */
     CUcontext context;
     struct ring *ring;                /* of gpu, or NULL */
     struct ring *rings[COTENANT_MAX_GPUS];
     struct calls *calls_of[COTENANT_MAX_GPUS];
-    bool solo;                        /* of a best-effort tenant: the current launch is the first of its kind */
+    bool solo;                        /* best-effort: the current launch is the first of its kind */
 };
 
 extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));

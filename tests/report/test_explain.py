@@ -75,7 +75,7 @@ def test_many_moves_are_drawn_together() -> None:
     assert got[3:5] == [
         "  0:05:00  started on 4 GPUs of node 0 with 12 CPUs and 250 GB, at its proportional speed",
         "  0:10:00  was moved 14 times among nodes 0, 1 and 2 until 0:23:00, with 12 to 13 CPUs: all jobs were "
-            "placed again",
+        "placed again",
     ]
     assert len(got) == 6
     # title, arrival, start, finish, and each move

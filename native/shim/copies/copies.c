@@ -44,16 +44,16 @@ static bool worker_runs, worker_sleeps;
 static struct place {
     struct copy_link link;            /* the link of this process's last request */
     uint64_t mib_ns;                  /* estimated time per MiB */
-    uint64_t begun_ns;                /* start of the piece on the link */
+    uint64_t begun_ns;                /* start time of the piece on the link */
     uint64_t on_link_bytes;           /* its size */
     uint32_t flying;                  /* pieces that hold a slot */
-    uint32_t issued;                  /* pieces that may go and are not done, whether or not they still hold a slot */
+    uint32_t issued;                  /* pieces that may run and have not ended, whether or not they still hold a slot */
     bool waited;                      /* this process was waiting for a turn at the previous poll */
     /* in this poll: it requested; it waits; it will request soon; a copy waits behind another */
     bool asked, waits, soon, behind;
 } places[PLACES];
 
-static _Atomic uint32_t callers; /* threads that want the lock */
+static _Atomic uint32_t callers; /* number of threads that wait for the lock */
 
 void cot_copies_enter(void)
 {
@@ -87,7 +87,7 @@ static uint32_t reached(const struct copy_record *record) /* 0: the first piece 
     const struct copy_words *mine = &cot_copy_words[record - cot_copy_records];
     int32_t at = (int32_t)(__atomic_load_n(&mine->ready, __ATOMIC_ACQUIRE) - record->base);
     if (at <= 0)
-        return record->before && !cot_copy_follows(record); /* the end of the previous copy is the begin of this one */
+        return record->before && !cot_copy_follows(record); /* the previous copy ended when this one began */
     return (uint32_t)at > record->pieces + 1 ? record->pieces + 1 : (uint32_t)at;
 }
 
@@ -226,7 +226,7 @@ static void retire(struct copy_record *record)
 {
     cot_copy_give_back(record, record->granted);
     struct cotenant_copy_page *page = record->link.page;
-    for (; record->granted < record->pieces; record->granted++) /* it ended before it was polled */
+    for (; record->granted < record->pieces; record->granted++) /* the copy ended before it was polled */
         copy_charge(page, &page->links[record->direction], record->link.queue, cot_copy_piece_bytes(record, record->granted));
     record->serial++;
     record->base += record->pieces + 1;
@@ -295,7 +295,7 @@ uint64_t cot_copies_advance(void)
     if (!cot_copy_first)
         return UINT64_MAX;
     if (busy && quick && still_ns < STILL_NS)
-        return 0; /* a nap would take longer than a piece */
+        return 0; /* a sleep would take longer than a piece */
     uint64_t nap = busy ? COPY_NAP_NS : still_ns / 8;
     return nap < COPY_NAP_NS ? COPY_NAP_NS : nap > MOST_NAP_NS ? MOST_NAP_NS : nap;
 }
@@ -336,7 +336,7 @@ void cot_copies_wake_worker(void) /* with lock */
     worker_runs = cot_start_thread(worker, NULL);
 }
 
-void cot_copies_drop_records(void) /* in the child of a fork */
+void cot_copies_drop_records(void) /* called in the child of a fork */
 {
     static const pthread_mutex_t fresh_lock = PTHREAD_MUTEX_INITIALIZER;
     static const pthread_cond_t fresh_cond = PTHREAD_COND_INITIALIZER;

@@ -11,7 +11,7 @@ struct copy_link { /* this process's entry on the copy page of a GPU */
     struct cotenant_copy_page *page; /* NULL: copies are not scheduled there */
     uint32_t queue;
     uint32_t participant;
-    uint32_t number;                 /* of the GPU in this process */
+    uint32_t number;                 /* number of the GPU in this process */
 };
 
 struct copy_words { /* wait flags on separate cache lines: one is written by the GPU, the other by the host */
@@ -22,7 +22,7 @@ struct copy_words { /* wait flags on separate cache lines: one is written by the
 struct copy_record { /* a pending copy */
     struct copy_record *next;
     struct copy_link link;
-    uint32_t direction, base, pieces, granted, returned, done; /* pieces that may go; that returned their slot; that are done */
+    uint32_t direction, base, pieces, granted, returned, done; /* counts of pieces; returned: their slot is free */
     uint64_t piece_bytes, bytes;
     uint64_t asked_ns;            /* first request for the next piece */
     uint64_t moved_ns;            /* time of the last progress */
@@ -31,7 +31,7 @@ struct copy_record { /* a pending copy */
     uint64_t before_serial;
     struct copy_ticket tickets[COTENANT_COPY_SLOTS];
     bool taken;
-    bool free_run;                /* goes without waiting: other tenants stop for it */
+    bool free_run;                /* does not wait for turns: other tenants stop for it */
     bool spent;                   /* its slot expired before its stream reached it */
 };
 
@@ -44,12 +44,12 @@ static inline bool cot_copy_follows(const struct copy_record *record) /* follows
 #define COPY_RECORDS 256
 extern HIDDEN pthread_mutex_t cot_copy_lock; /* protects the records and their wait flags */
 extern HIDDEN struct copy_record cot_copy_records[COPY_RECORDS];
-extern HIDDEN struct copy_record *cot_copy_first; /* in the order of the program's calls */
+extern HIDDEN struct copy_record *cot_copy_first; /* sorted by the order of the program's calls */
 extern HIDDEN struct copy_words *cot_copy_words;  /* one per record; NULL before the first copy */
 
-HIDDEN void cot_copies_enter(void);     /* takes the lock; polling threads let callers go first */
+HIDDEN void cot_copies_enter(void);     /* takes the lock; polling threads let calling threads go first */
 HIDDEN void cot_copies_leave(void);
-HIDDEN void cot_copies_breathe(void);   /* between two polls, without the lock */
+HIDDEN void cot_copies_breathe(void);   /* called between two polls, without the lock */
 
 /* with cot_copy_lock */
 HIDDEN uint64_t cot_copies_advance(void);

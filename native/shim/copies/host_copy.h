@@ -8,7 +8,7 @@
 struct host_copy { /* a copy over the link, as rows of equal length, mostly a single row */
     uint32_t direction;               /* cotenant_copy_direction */
     uint64_t bytes;                   /* total */
-    uint64_t unit;                    /* may be split at multiples of this */
+    uint64_t unit;                    /* the copy may be split at multiples of this */
     const void *host;                 /* start in host memory, pinned or pageable */
     /* issues [from, from + bytes) of it in the stream, asynchronously or as the program called it */
     CUresult (*issue)(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous);

@@ -8,7 +8,7 @@
 
 #include "copies/copies.h"
 
-#define SPIN_NS 500000 /* a nap takes 60 us */
+#define SPIN_NS 500000 /* a sleep takes at least 60 us */
 #define MEMORY_TYPE_ATTRIBUTE 2
 #define IS_MANAGED_ATTRIBUTE 8
 #define MEMORY_TYPE_HOST 1
@@ -18,7 +18,7 @@
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct attached {
     uint64_t connection; /* the connection that requested the page */
-    uint32_t relocations; /* of the GPU, at the time of the request */
+    uint32_t relocations; /* relocations of the GPU at the time of the request */
     struct copy_link link;
 } attached[COTENANT_MAX_GPUS];
 
@@ -70,7 +70,7 @@ static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
     pthread_mutex_unlock(&attach_lock);
 }
 
-/* False: copies of this process on this GPU are not scheduled. */
+/* Requests the copy page of a GPU.  False: copies of this process on this GPU are not scheduled. */
 static bool link_of(struct gpu *gpu, struct copy_link *link)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_COPIES))

@@ -7,14 +7,14 @@
 #include "copies/copies.h"
 #include "words.h"
 
-#define SPIN_NS 500000         /* how long a waiting thread polls without a pause: a nap takes 60 us, as much as a piece */
+#define SPIN_NS 500000         /* a waiting thread polls without a pause for this long: a sleep takes 60 us, as much as a piece */
 #define WAKE_NS 200000         /* resume polling this long before the expected end of a long piece */
 #define ASK_STREAM_NS 2000000  /* interval at which a waiting thread checks that its context exists */
 
 
 static bool no_stream_waits; /* this driver does not support waits on memory in streams */
 
-static uint64_t device_words(void) /* with lock: address of the wait flags in the current context; 0: none */
+static uint64_t device_words(void) /* address of the wait flags in the current context; 0: none; the caller holds the lock */
 {
     if (!cot_copy_words) {
         void *mapped = mmap(NULL, sizeof(struct copy_words) * COPY_RECORDS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -104,7 +104,7 @@ static void note_last(const struct copy_record *record, uint64_t serial, const s
     last.calls = calls_so_far();
 }
 
-/* Splits the copy, adds it to the list, and grants what can go at once; with lock. */
+/* Splits the copy, adds it to the list, and grants the pieces that may run at once.  The caller holds the lock. */
 static void prepare(struct copy_record *record, const struct copy_link *link, const struct host_copy *copy, bool idle)
 {
     const struct cotenant_copy_page *page = link->page;
@@ -141,7 +141,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
         cot_copies_advance();
 }
 
-/* The driver refused a piece: release what waits in the stream. */
+/* The driver refused a piece: release the pieces that wait in the stream. */
 static void let_go(struct copy_record *record, uint64_t serial, bool ends)
 {
     cot_copies_enter();
@@ -203,7 +203,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
         if (issued == 0)
             cot_copies_enter();
         else
-            pthread_mutex_lock(&cot_copy_lock); /* it polls now, like the worker */
+            pthread_mutex_lock(&cot_copy_lock); /* this thread polls now, instead of the worker */
         if (record->serial == serial)
             cot_copies_advance();
         bool done = record->serial != serial;
@@ -255,7 +255,7 @@ CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct hos
     tried = true;
     const uint64_t serial = record->serial;
     prepare(record, link, copy, idle);
-    bool begun = idle || record->before; /* its begin is known without a flag */
+    bool begun = idle || record->before; /* the begin of the piece is known without a flag */
     cot_copies_leave();
     if (copy->host_waits)
         return see_through(record, serial, copy, address, begun);

@@ -85,13 +85,13 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budge
 
 static bool is_shown(const struct cotenant_floor_words *shown, uint32_t holder)
 {
-    /* LS processes write the first page before this one */
+    /* LS processes set their flag in the agent's page before the flag here */
     return __atomic_load_n(&shown->raised[holder], __ATOMIC_ACQUIRE) != 0;
 }
 
 static bool is_believed(const struct cotenant_floor *page, uint32_t holder, int64_t now_ns)
 {
-    uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE); /* and the time before the flag */
+    uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE); /* LS processes write the time before the flag */
     int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[holder], __ATOMIC_RELAXED);
     int64_t limit_ns = (int64_t)page->heartbeat_timeout_ms * 1000000;
     return raised && age_ns < limit_ns && age_ns > -limit_ns;
@@ -113,7 +113,7 @@ static void lower_silent(const struct cotenant_floor *page, struct cotenant_floo
     for (uint32_t i = 0; shown && i < COTENANT_FLOOR_HOLDERS; i++)
         if (is_shown(shown, i) && !is_believed(page, i, (int64_t)cot_now_ns())) {
             lower(shown, i);
-            if (is_believed(page, i, (int64_t)cot_now_ns())) /* it was set meanwhile */
+            if (is_believed(page, i, (int64_t)cot_now_ns())) /* the flag was set meanwhile */
                 __atomic_store_n(&shown->raised[i], 1, __ATOMIC_SEQ_CST);
         }
 }
@@ -127,7 +127,7 @@ static void *watch(void *unused)
             struct floor *floor = __atomic_load_n(&cot_gpu_at(g)->floor, __ATOMIC_ACQUIRE);
             if (!floor)
                 continue;
-            /* an LS process may have set its flag there after it moved */
+            /* an LS process may have set its flag on the old page after this process moved to the new one */
             lower_all(__atomic_load_n(&floor->ahead.before, __ATOMIC_ACQUIRE));
             lower_silent(floor->page, __atomic_load_n(&floor->ahead.shown, __ATOMIC_ACQUIRE));
         }
@@ -145,7 +145,7 @@ static void start_watch(void) /* with cot_capture_lock */
 
 /* ---- the words ---- */
 
-static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_capture_lock, while no stream captures */
+static CUdeviceptr words(struct floor *floor, CUcontext context) /* the caller holds cot_capture_lock, and no stream captures */
 {
     struct floor_ahead *ahead = &floor->ahead;
     if (ahead->context == context)
@@ -217,7 +217,7 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
         }
         if (floor->oldest == floor->newest || cot_exiting())
             break;
-        if (floor->stalled || now - progress > COT_STALL_NS) { /* what it waits for may be launched later */
+        if (floor->stalled || now - progress > COT_STALL_NS) { /* the event that it waits for may be recorded later */
             floor->stalled = true;
             break;
         }

@@ -259,7 +259,7 @@ bool cot_floor_goes_on(struct thread *t, struct cost *cost)
     return goes;
 }
 
-/* The same for the turn gate: an allowed launch is counted as started. */
+/* As cot_floor_enter, for the turn gate: an allowed launch is counted as started. */
 bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
 {
     struct calls *calls = t->calls;
@@ -283,7 +283,7 @@ static void count_launch(struct floor *floor, struct thread *t, struct cost *cos
         open->began_ns = now_ns;
     open->log[open->count++] = cost;
     open->predicted_ns += cost->ns;
-    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* under the lock of everything that counts there */
+    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* called under the lock of all of these counters */
 }
 
 /* Launches now, gated on the device until no LS work is active.  False: not possible, the host has to wait. */
@@ -303,7 +303,7 @@ static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost
     open = cot_piece(floor, floor->newest);
     if (open->count >= PIECE_LOG)
         open->count = 0; /* stalled for long */
-    /* the part that has begun continues beside LS work, but nothing may be added to it */
+    /* the part that has begun continues beside LS work, but nothing is added to it */
     bool up = floor_any_raised(floor->page);
     fresh = fresh || (up && !floor->ahead.behind);
     floor->ahead.behind = up;

@@ -44,7 +44,7 @@ static void show(struct holder *holder, uint8_t up)
         __atomic_store_n(&holder->words->raised[holder->index], up, __ATOMIC_SEQ_CST);
 }
 
-bool cot_holding; /* some GPU's flag is or may be set: check after each synchronisation */
+bool cot_holding; /* the flag of some GPU is or may be set: check after each synchronisation */
 
 void cot_holder_raise(struct holder *holder)
 {
@@ -78,7 +78,7 @@ static void settle(struct holder *holder)
         holder->up = false;
     } else {
         __atomic_store_n(&holder->page->raised_ns[holder->index], cot_now_ns(), __ATOMIC_RELEASE);
-        show(holder, 1); /* set it again if its heartbeat had expired */
+        show(holder, 1); /* the heartbeat had expired, so the flag is set again */
     }
     pthread_mutex_unlock(&holder->lock);
 }
@@ -150,7 +150,7 @@ void cot_holder_join(struct gpu *gpu)
     holder->words = words;
     holder->index = reply.header.slot;
     memcpy(&terms, reply.body.bytes, sizeof terms);
-    holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN; /* 0 would mean inactive */
+    holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN; /* not 0, which would mean inactive */
     bool up = holder->up;
     pthread_mutex_unlock(&holder->lock);
     __atomic_store_n(&gpu->holder, holder, __ATOMIC_RELEASE);

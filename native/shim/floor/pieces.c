@@ -26,8 +26,7 @@ void cot_pieces_switch(struct floor *floor, CUcontext context)
     floor->context = context;
 }
 
-/* A context was destroyed together with its events.  Work in flight of other contexts is forgotten, too, since this is
- * rare. */
+/* A context was destroyed together with its events.  Work in flight of other contexts is dropped, too, since this is rare. */
 void cot_pieces_forget(struct floor *floor, CUcontext gone)
 {
     pthread_mutex_lock(&cot_capture_lock);
@@ -66,7 +65,7 @@ static bool is_slow(struct floor *floor, double *ratio)
     return true;
 }
 
-/* Updates costs: from the event of batch `origin` to that of batch `last` it took elapsed_ns. */
+/* Corrects the estimated costs: elapsed_ns is the time between the events of batches `origin` and `last`. */
 static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
 {
     int64_t thought_ns = 0;

@@ -17,7 +17,7 @@ enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* no 
 
 struct piece {
     CUevent event;
-    CUcontext context;                /* of the event, which is destroyed with it */
+    CUcontext context;                /* context of the event, which is destroyed with it */
     enum piece_end end;
     bool exact;                       /* no idle time between the previous batch and this one, as far as is known */
     bool held;                        /* its stream may have waited for LS work */
@@ -37,17 +37,17 @@ struct floor_ticks {
 /* Device-gated run-ahead (floor/ahead.c). */
 struct floor_ahead {
     struct cotenant_floor_words *shown; /* the page of wait flags; NULL: unavailable */
-    struct cotenant_floor_words *before; /* that of the previous agent, on which streams may still wait */
+    struct cotenant_floor_words *before; /* page of the previous agent, on which streams may still wait */
     CUcontext context;                /* the context in which `words` is the device address of the wait flags */
     CUdeviceptr words;
     CUcontext pinned_in;              /* the context in which the page is pinned */
     struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* streams with recent launches */
-    int64_t crowded_until_ns;         /* until then there are more streams than entries */
+    int64_t crowded_until_ns;         /* until then, more streams are in use than there are entries */
     int64_t part_ns;                  /* work between two waits of a stream */
     int64_t since_ns;                 /* predicted work since the last wait of the current stream */
     /* window of host-gated launches: its start, and their total wait; 0: starts at the next launch */
     int64_t window_at_ns, waited_ns;
-    int64_t until_ns;                 /* it may run ahead until then */
+    int64_t until_ns;                 /* the process may run ahead until then */
     bool on;                          /* current launches are gated on the device */
     bool behind;                      /* LS work is active, and current launches wait for its end */
     bool refused;                     /* not supported by this driver */
@@ -66,20 +66,20 @@ struct floor {
     uint32_t oldest, newest;          /* [oldest, newest) are closed, newest is open */
     bool have_origin;                 /* batch `origin` ended with an event that was seen: a reference time */
     uint32_t origin;
-    int64_t origin_ns;                /* time of its event by the host's clock, at the latest */
+    int64_t origin_ns;                /* latest possible time of its event by the host's clock */
     int64_t not_ready_ns;             /* last query at which an event had not occurred */
     int64_t unchecked_ns;             /* work closed by prediction since the last event */
-    uint32_t unchecked;               /* number of such batches */
-    uint32_t slow;                    /* timing windows in a row that were slower than estimated, or had waits; */
-    double least_slow;                /* the smallest of their ratios to the estimate */
+    uint32_t unchecked;               /* number of batches closed by prediction */
+    uint32_t slow;                    /* number of successive timing windows that were slower than estimated, or had waits */
+    double least_slow;                /* the smallest ratio of their times to the estimates */
     uint32_t doubt;                   /* number of next batches that end with an event regardless of event_interval_ns */
     bool open_solo;                   /* the open batch is one new kernel, preceded by an event recorded for it */
-    int64_t late_ns;                  /* lateness of sleeps */
-    int64_t yield_ns;                 /* duration of a yield on this machine: the longest, decaying */
+    int64_t late_ns;                  /* usual lateness of sleeps */
+    int64_t yield_ns;                 /* longest recent duration of a yield on this machine, decaying */
     int64_t yield_fades_ns;
     int64_t yield_at_ns;              /* earliest time of the next yield */
     bool stalled;                     /* nothing ended for long: do not wait for that again */
-    struct stream *stream;            /* of the open piece */
+    struct stream *stream;            /* stream of the open batch */
     CUstream handle;
     struct thread *thread;
     struct floor_ticks ticks;

@@ -18,7 +18,7 @@
 static struct cotenant_slot no_slot;
 static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
 static struct calls no_calls = {.gpu = &no_gpu, .handle = COT_NO_STREAM, .log_next = &no_calls.unnoted};
-/* for threads that are in no list; its counters are never read */
+/* for threads without a record; its counters are never read */
 static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = &no_calls.unnoted};
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
 __thread struct calls *cot_calls __attribute__((tls_model("initial-exec"))) = &no_calls;
@@ -77,7 +77,7 @@ void cot_thread_context_changed(void)
     cot_thread->context = NULL;
 }
 
-/* The GPU of the current context, attached; fills the thread's cache. */
+/* Returns the GPU of the current context, attached, and fills the thread's cache. */
 struct gpu *cot_thread_gpu(void)
 {
     struct thread *t = cot_thread_get();
@@ -149,7 +149,7 @@ static void wait_for_turn(struct gpu *gpu)
     if (gpu->holder)
         cot_holder_raise(gpu->holder); /* best-effort tenants stop, and return their turn as idle */
     while (!cot_exiting() && !is_open(gpu)) {
-        if (gpu->state == GATE_OPEN) { /* ended or revoked: the helper thread handles it */
+        if (gpu->state == GATE_OPEN) { /* the turn has ended or was revoked: the helper thread handles it */
             bool revoked = gpu->page_slot->epoch != gpu->turn_epoch;
             if (revoked && gpu->page_slot->flags & COTENANT_SLOT_UNGATED) {
                 cot_gate_grant(gpu, gpu->page_slot->epoch, COTENANT_NO_DEADLINE);
@@ -266,7 +266,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (!atomic_load_explicit(&calls->open, memory_order_relaxed))
         cot_calls_open(calls);
     int64_t ns = cost->ns;
-    if (ns > calls->budget_ns) { /* longer than an interval: it gets an interval alone */
+    if (ns > calls->budget_ns) { /* the work is longer than an interval, so it gets an interval alone */
         t->budget_begin_ns += ns - calls->budget_ns;
         calls->budget_ns = ns;
     }

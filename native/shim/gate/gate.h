@@ -6,26 +6,26 @@
 
 /* ---- gate.c ---- */
 HIDDEN void cot_thread_context_changed(void);
-HIDDEN struct gpu *cot_thread_gpu(void); /* attaches; NULL without a current context */
+HIDDEN struct gpu *cot_thread_gpu(void); /* attaches the GPU of the current context; NULL without a context */
 HIDDEN struct gpu *cot_gpu_of_device(CUdevice device, bool attach);
 HIDDEN struct gpu *cot_gpu_at(uint32_t index);
 HIDDEN uint32_t cot_gpu_count(void);
 HIDDEN void cot_sync_begin(void);    /* before a call in which the host waits for the GPU */
 HIDDEN void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns);
 HIDDEN void cot_gate_begin_close(struct gpu *gpu, uint32_t reason);
-HIDDEN uint64_t cot_gates_advance(uint64_t now_ns); /* on the helper thread; returns the time until the next call in ns */
+HIDDEN uint64_t cot_gates_advance(uint64_t now_ns); /* called on the helper thread; returns the time until the next call in ns */
 HIDDEN void cot_gates_agent_lost(uint32_t fail_mode);
 HIDDEN void cot_gates_exit(void);
 HIDDEN void cot_gate_reset_after_fork(void);
 HIDDEN void cot_gpu_publish(struct gpu *gpu, uint64_t now_ns);
 HIDDEN bool cot_gpu_is_denied(CUdevice device);
 HIDDEN CUresult cot_gpu_before_context(CUdevice device);
-HIDDEN bool cot_gpu_room_for_context(CUdevice device); /* the driver had no memory for it: is there some now? */
+HIDDEN bool cot_gpu_room_for_context(CUdevice device); /* no memory for a context: asks the agent for room */
 HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
 HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
 HIDDEN void cot_gpus_after_reconnect(void);
-HIDDEN void cot_gpus_follow(void); /* after PAGE_UPDATE, on the helper thread */
-HIDDEN void cot_gpus_join_again(void); /* retries joining LS gates, on a thread of its own */
+HIDDEN void cot_gpus_follow(void); /* called after PAGE_UPDATE, on the helper thread */
+HIDDEN void cot_gpus_join_again(void); /* retries connecting to LS gates; called on its own thread */
 HIDDEN uint64_t cot_total_launches(void);
 HIDDEN uint32_t cot_total_contexts(void);
 
@@ -43,7 +43,7 @@ HIDDEN void cot_kernels_start(void);
 HIDDEN struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream);
 HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 
-HIDDEN const char *cot_kernel_name(CUfunction function); /* NULL: the driver does not know it */
+HIDDEN const char *cot_kernel_name(CUfunction function); /* NULL: the driver does not know the function */
 
 #define HASH_BASIS UINT64_C(14695981039346656037) /* FNV-1a, 64 bits */
 static inline uint64_t cot_hash(uint64_t hash, const void *data, size_t length)
@@ -55,11 +55,12 @@ static inline uint64_t cot_hash(uint64_t hash, const void *data, size_t length)
 
 /* ---- work.c ---- */
 struct work {
-    uint32_t work_class, sms; /* as struct cotenant_floor_reply has them */
+    uint32_t work_class, sms; /* values of struct cotenant_floor_reply */
     uint32_t duration_ns;     /* 0: not known */
 };
 extern HIDDEN bool cot_kernels_known;
-extern HIDDEN __thread const struct kernel_shape *cot_launching __attribute__((tls_model("initial-exec"))); /* on the slow path */
+/* the kernel that this thread is launching; only set on the slow path */
+extern HIDDEN __thread const struct kernel_shape *cot_launching __attribute__((tls_model("initial-exec")));
 HIDDEN void cot_work_table(int fd, uint32_t count);
 HIDDEN struct work cot_work_now(struct work stated);
 HIDDEN void cot_work_after_fork(void);

@@ -22,9 +22,9 @@ static bool warned_no_launch;
 void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* with cot_lock */
 {
     if ((gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING) && epoch == gpu->turn_epoch)
-        return; /* the pending release informs the agent; a newer turn is a gang's, which opens again */
+        return; /* the pending release informs the agent; if the turn is newer, it is a gang's and opens again */
     if (epoch <= gpu->released_epoch && !(gpu->page_slot->flags & COTENANT_SLOT_UNGATED))
-        return; /* a moved deadline that crossed the release */
+        return; /* the release was already sent when the deadline was moved */
     if (gpu->state != GATE_OPEN || gpu->turn_epoch != epoch) {
         gpu->grant_ns = cot_now_ns();
         struct call_counts counts = cot_calls_sum(gpu);
@@ -232,7 +232,7 @@ void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
             continue;
         bool go = fail_mode == COTENANT_FAIL_OPEN && (cot_exiting() || !cot_swap_is_away(gpu));
         gpu->stale = true;
-        gpu->turn_epoch = gpu->page_slot->epoch; /* a lost agent's page does not change any more */
+        gpu->turn_epoch = gpu->page_slot->epoch; /* the page of a lost agent does not change */
         gpu->deadline_ns = COTENANT_NO_DEADLINE;
         gpu->state = go ? GATE_OPEN : GATE_CLOSED;
         __atomic_store_n(&gpu->epoch, go ? gpu->turn_epoch : EPOCH_CLOSED, __ATOMIC_SEQ_CST);

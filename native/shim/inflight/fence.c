@@ -40,7 +40,7 @@ struct cost *cot_cost_of(uintptr_t key, bool *fresh)
         if (!cost->key && !empty)
             empty = cost;
     }
-    struct cost *cost = empty ? empty : home; /* no entry is free: the evicted one is learned again if it returns */
+    struct cost *cost = empty ? empty : home; /* no entry is free: one is evicted, and its cost is learned again if it returns */
     cost->ns = COST_UNKNOWN_NS;
     __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE); /* published last: a reader who finds the key finds its cost */
     *fresh = true;
@@ -100,7 +100,7 @@ void cot_interval_note(struct thread *t)
         cot_interval_begin(t); /* the new interval may be shorter */
 }
 
-/* With cot_capture_lock.  destroy: the context exists; otherwise the events are destroyed with it. */
+/* The caller holds cot_capture_lock.  destroy: the context exists; otherwise the events were destroyed with it. */
 void cot_ring_forget(struct ring *ring, bool destroy)
 {
     for (uint32_t i = 0; i < FENCES; i++) {

@@ -34,7 +34,7 @@ struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recor
     CUcontext context;
     uint32_t oldest, newest;          /* increase without bound; indices are modulo FENCES */
     uint32_t stalls;                  /* how often the oldest fence did not complete in time */
-    int64_t more_ns;                  /* additional work allowed for that reason */
+    int64_t more_ns;                  /* additional work allowed because the oldest fence did not complete */
     bool have_origin;                 /* fence oldest - 1 is complete and serves as reference time */
     bool doubt;                       /* a fence took much longer than estimated: short intervals until one has been measured */
     /* an estimate was wrong while the GPU was idle: close the next interval at a synchronisation */
@@ -65,7 +65,7 @@ static inline bool cot_is_alone(const struct gpu *gpu)
 /* ---- fence.c ---- */
 HIDDEN void cot_interval_begin(struct thread *t);
 HIDDEN bool cot_interval_is_empty(const struct thread *t);
-HIDDEN void cot_interval_note(struct thread *t); /* the next launches are sampled, in an interval of their own */
+HIDDEN void cot_interval_note(struct thread *t); /* the next launches are sampled, in a separate interval */
 HIDDEN void cot_fence_close(struct thread *t, bool before_sync);
 HIDDEN void cot_fence_resolve(struct thread *t);
 HIDDEN bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns);

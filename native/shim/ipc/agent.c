@@ -31,7 +31,7 @@ static _Atomic int agent_fd = -1;
 static _Atomic int wake_fd = -1;
 static _Atomic bool helper_runs, exiting;
 static bool ever_connected, fork_handler_set;
-static struct cotenant_page *page; /* of the newest connection; older ones stay mapped */
+static struct cotenant_page *page; /* page of the newest connection; older pages stay mapped */
 static uint32_t fail_mode = COTENANT_FAIL_CLOSED;
 static uint32_t reconnect_ms = 200;
 static bool helper_stopped, page_changed;
@@ -251,7 +251,7 @@ static void at_exit(void)
             cot_gpu_at(i)->published_ns = 0;
             cot_gpu_publish(cot_gpu_at(i), cot_now_ns());
         }
-    cot_gates_agent_lost(COTENANT_FAIL_OPEN); /* later exit handlers are not gated */
+    cot_gates_agent_lost(COTENANT_FAIL_OPEN); /* exit handlers that run later are not gated */
     pthread_cond_broadcast(&cot_changed);
     cot_agent_wake_helper();
     struct timespec until;

@@ -23,7 +23,7 @@ enum { CLASS_DEVICE = 0x80, CLASS_SUBDEVICE = 0x2080, CLASS_GROUP = 0xa06c };
 
 struct object {
     uint32_t client, handle, parent, class;
-    int fd; /* of a client */
+    int fd; /* file of a client */
 };
 
 /* Arguments of the driver's allocation call: with rights and flags, or, in older libraries, without. */
@@ -48,12 +48,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects everything 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct object objects[MOST_OBJECTS];
 static uint32_t object_count;
-static struct cotenant_channel_group told[MOST_GROUPS]; /* as last reported to the agent */
+static struct cotenant_channel_group told[MOST_GROUPS]; /* channels last reported to the agent */
 static uint32_t told_count;
 static _Atomic bool changed;
 
 static int (*next_ioctl)(int, unsigned long, ...);
-static int (*driver_ioctl)(int, unsigned long, void *); /* of a driver outside the kernel (software GPU) */
+static int (*driver_ioctl)(int, unsigned long, void *); /* ioctl of a driver outside the kernel (software GPU) */
 
 void cot_channels_driver(int (*call)(int, unsigned long, void *))
 {
@@ -94,7 +94,7 @@ static void made(struct object object) /* with lock */
                    is_generation_of(object.class, ANY_COMPUTE);
     if (is_root(object.class)) {
         object.client = object.handle;
-        gone(object.client, object.handle); /* an earlier one of that name ended with its file */
+        gone(object.client, object.handle); /* an earlier client of that name ended with its file */
     }
     if (!matters || object_count == MOST_OBJECTS)
         return;
@@ -185,7 +185,7 @@ static bool is_compute(uint32_t class)
     return is_generation_of(class, ANY_COMPUTE);
 }
 
-/* False: not all parts exist yet.  A group with a compute object belongs to the compute engine. */
+/* False if not all parts exist yet.  A group with a compute object belongs to the compute engine. */
 static bool describe(const struct object *group, struct cotenant_channel_group *out)
 {
     const struct object *subdevice = child_of(group->client, group->parent, is_subdevice);

@@ -9,7 +9,7 @@
 
 #include "shim.h"
 
-#define ASK_AFTER_NS UINT64_C(3000000000)  /* of silence, while a thread waits for the agent */
+#define ASK_AFTER_NS UINT64_C(3000000000)  /* silence of the agent after which it is queried, while a thread waits for it */
 #define HANGS_AFTER_NS UINT64_C(10000000000)
 
 struct pending {
@@ -22,7 +22,7 @@ struct pending {
 
 static struct pending *pending_calls; /* protected by cot_lock, as everything here */
 static uint64_t heard_ns;             /* time of the agent's last message */
-static uint64_t asked_ns;             /* time of the query whether it is alive; 0: none since its last message */
+static uint64_t asked_ns;             /* time of a query to a silent agent; 0: none since its last message */
 static uint64_t question;             /* sequence of that query */
 
 int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
@@ -33,7 +33,7 @@ int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
     return fd >= 0 ? cot_wire_send(fd, &message) : -1;
 }
 
-/* Sends a reply: with the sequence of the message that it answers, and a status. */
+/* Sends an answer to an agent's message: with that message's sequence, and a status. */
 int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t status, const void *body, size_t bytes)
 {
     struct cotenant_message message;
@@ -123,7 +123,7 @@ void cot_rpc_wait(void)
         cot_wire_fill(&ask, COTENANT_MEMORY_QUERY, COTENANT_NO_SLOT, &what, sizeof what);
         question = ask.header.sequence;
         asked_ns = now;
-        cot_wire_send(cot_agent_fd(), &ask); /* if the socket is full, there is no answer either */
+        cot_wire_send(cot_agent_fd(), &ask); /* if the socket is full, the agent cannot answer either */
     } else if (cot_rpc_agent_hangs())
         cot_agent_wake_helper();
 }

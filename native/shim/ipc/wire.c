@@ -196,8 +196,8 @@ static void say_why(struct cotenant_message *refusal)
         cot_say("the agent's page is not one of protocol version %u", COTENANT_PROTOCOL_VERSION);
 }
 
-/* One attempt: connect, HELLO, page.  Returns the socket, -1 if no agent listens, -2 if the agent refused (with the
- * reason printed, unless quiet). */
+/* Attempts to connect once: connect, HELLO, page.  Returns the socket; -1 if no agent listens; -2 if the agent refused
+ * (the reason is printed unless quiet). */
 int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet)
 {
     int fd = open_socket();

@@ -52,7 +52,7 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
         if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
             *reservation = reply.body.memory.reservation;
             return reply.header.status == COTENANT_OK       ? CUDA_SUCCESS
-                   : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY /* for a tenant that oversubscribes */
+                   : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY /* memory of a tenant that oversubscribes */
                                                             : CUDA_ERROR_OUT_OF_MEMORY;
         }
         pthread_mutex_lock(&cot_lock);
@@ -120,7 +120,7 @@ void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint
 {
     struct holding *holding = malloc(sizeof *holding);
     if (!holding)
-        return; /* stays charged until the process ends: never less than the truth */
+        return; /* stays charged until the process ends, so that the charge is never too low */
     *holding = (struct holding){.address = address, .bytes = bytes, .gpu = gpu, .family = family};
     pthread_mutex_lock(&memory_lock);
     holding->next = *bucket(address);
@@ -249,7 +249,7 @@ void cot_memory_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&memory_lock, &fresh, sizeof fresh);
-    memset(buckets, 0, sizeof buckets); /* the child must not release what its parent holds */
+    memset(buckets, 0, sizeof buckets); /* the child must not release memory that its parent holds */
     host_held = 0;
     host_stale = false;
 }

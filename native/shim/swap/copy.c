@@ -20,7 +20,7 @@
 #define STAGE_BYTES (UINT64_C(16) << 20)
 #define POPULATORS 4
 #define REPORT_BYTES (UINT64_C(4) << 30)
-#define LEAST_LEFT (UINT64_C(512) << 20) /* of the system's memory left to everything else */
+#define LEAST_LEFT (UINT64_C(512) << 20) /* memory that is left to the system and other programs */
 #define CU_STREAM_NON_BLOCKING 1
 #define CU_HOST_REGISTER_PORTABLE 1
 #ifndef MADV_POPULATE_WRITE
@@ -91,7 +91,7 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     return lane;
 }
 
-struct stretch { /* of a move */
+struct stretch { /* copies of a move */
     CUdeviceptr device;
     uint8_t *host;
     bool out;
@@ -194,7 +194,7 @@ CUresult cot_swap_copied(struct lane *lane, uint32_t ticket)
     return wait_event(lane->events[ticket]);
 }
 
-/* Managed memory: where is the GPU's number, or -1 for the host. */
+/* Location of managed memory: the GPU's number, or -1 for the host. */
 CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket)
 {
     CUresult result = REAL(cuMemPrefetchAsync)(device, bytes, where,
@@ -235,7 +235,7 @@ static void *populate(void *argument)
             break;
         }
         for (uint64_t at = 0; at < span->bytes; at += 4096)
-            __atomic_fetch_or(span->begin + at, 0, __ATOMIC_RELAXED); /* another process's contents may be there */
+            __atomic_fetch_or(span->begin + at, 0, __ATOMIC_RELAXED); /* another process may already have contents there */
         break;
     }
     return NULL;

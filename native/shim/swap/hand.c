@@ -15,7 +15,7 @@
 
 #define AS_DESCRIPTOR SWAP_SHARED_AS_DESCRIPTOR
 
-#define PROGRAMS_OWN 700 /* descriptors left to the program; ours have higher numbers (cot_wire_high) */
+#define PROGRAMS_OWN 700 /* number of descriptors left to the program; the shim uses higher numbers (cot_wire_high) */
 #define MOST_DESCRIPTORS 16384
 
 struct swap_hand cot_hand = {.socket = -1};
@@ -43,7 +43,7 @@ int cot_hand_open(CUdeviceptr address)
     return fd;
 }
 
-/* A descriptor with a number, over a socket. */
+/* Sends a descriptor with a number over a socket. */
 bool cot_hand_pass(int socket, int memory, uint64_t number, int flags)
 {
     union control control = {0};
@@ -66,7 +66,7 @@ bool cot_hand_send(int memory, uint64_t bytes)
     return sent;
 }
 
-int cot_hand_receive(int socket, uint64_t *number, int flags) /* -1: nothing is there */
+int cot_hand_receive(int socket, uint64_t *number, int flags) /* -1: no descriptor is there */
 {
     union control control;
     struct iovec part = {.iov_base = number, .iov_len = sizeof *number};
@@ -144,7 +144,7 @@ void cot_hand_keep(struct region_piece *piece, int memory)
     }
 }
 
-/* -1: it had none.  The memory exists as long as any process has a descriptor of it. */
+/* -1: there was none.  The memory exists as long as any process has a descriptor of it. */
 int cot_hand_part_with(struct region_piece *piece)
 {
     int memory = piece->memory;

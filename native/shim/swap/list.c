@@ -9,7 +9,7 @@
 
 pthread_mutex_t cot_swap_lock = PTHREAD_MUTEX_INITIALIZER;
 struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
-static struct region *buckets[BUCKETS];       /* by granule of the first address */
+static struct region *buckets[BUCKETS];       /* hash table by granule of the first address */
 static _Atomic uint32_t region_count;
 
 bool cot_swap_any(void)
@@ -54,7 +54,7 @@ void cot_swap_publish(struct region *region)
 
 /* ---- finding ---- */
 
-static struct region *find(CUdeviceptr address) /* whose span holds it; with cot_swap_lock */
+static struct region *find(CUdeviceptr address) /* the region whose span contains the address; the caller holds cot_swap_lock */
 {
     struct region *exact = *bucket(address);
     while (exact && address - exact->address >= exact->bytes)
@@ -74,7 +74,7 @@ struct region *cot_swap_find_start(CUdeviceptr address) /* start of an allocatio
     return region;
 }
 
-void cot_swap_unlink(struct region *region) /* with both locks */
+void cot_swap_unlink(struct region *region) /* the caller holds both locks */
 {
     for (struct region **link = bucket(region->address); *link; link = &(*link)->next)
         if (*link == region) {
@@ -129,7 +129,8 @@ bool cot_swap_is_managed(CUdeviceptr address)
     return managed;
 }
 
-/* The region of an address, which never leaves the GPU from now on, and the allocation in it; NULL: it is not there now. */
+/* The region of an address, and the allocation in it.  The region stays on the GPU from now on.  NULL: the region is not
+ * on the GPU now. */
 struct region *cot_swap_keep(CUdeviceptr address, CUdeviceptr *base, size_t *bytes)
 {
     if (!cot_swap_extent(address, base, bytes) || !*bytes)

@@ -24,8 +24,8 @@ struct move {
     struct lane *lane;
     struct flight flights[SWAP_TICKETS];
     uint32_t begun, ended;    /* increase without bound */
-    uint64_t moved_bytes;     /* of pieces that have arrived */
-    uint64_t told_bytes;      /* the part reported to the agent */
+    uint64_t moved_bytes;     /* number of pieces that have arrived */
+    uint64_t told_bytes;      /* number of bytes reported to the agent */
     uint64_t started_bytes;
     uint64_t waited_ns;       /* time waiting for MOVE_ALLOW */
     uint64_t mapping_ns, copying_ns, handed_bytes;
@@ -254,7 +254,7 @@ static uint32_t move_in(struct move *move)
     if (move->result == CUDA_ERROR_OUT_OF_MEMORY)
         return COTENANT_OUT_OF_MEMORY;
     if (move->result == CUDA_ERROR_NOT_READY)
-        return COTENANT_DENIED; /* no more was allowed */
+        return COTENANT_DENIED; /* no more bytes were allowed */
     return move->result == CUDA_SUCCESS ? COTENANT_OK : COTENANT_INTERNAL;
 }
 

@@ -26,7 +26,7 @@ bool cot_share_is_handle(const struct cu_ipc_handle *handle)
     return memcmp(handle, SHARE_MAGIC, sizeof SHARE_MAGIC) == 0;
 }
 
-static struct opened *find(CUdeviceptr address) /* with lock or open_lock */
+static struct opened *find(CUdeviceptr address) /* the caller holds lock or open_lock */
 {
     for (struct opened *opened = openings; opened; opened = opened->next)
         if (address - opened->address < opened->size.bytes)

@@ -48,7 +48,7 @@ CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t ha
     return result;
 }
 
-/* The same with new memory, which may later be passed to another process (swap/hand.c, swap/share.c). */
+/* Maps new memory for a piece, which may later be passed to another process (swap/hand.c, swap/share.c). */
 CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 {
     static _Atomic bool cannot_share;
@@ -79,7 +79,7 @@ CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 
 /* ---- regions ---- */
 
-static void destroy(struct region *region) /* not in the list (any more) */
+static void destroy(struct region *region) /* the region is not, or no longer, in the list */
 {
     if (region->shared)
         cot_share_end(region);
@@ -280,7 +280,7 @@ static bool free_slot(struct slab *slab, uint32_t index)
     return false;
 }
 
-/* As the driver's own free: queued work may still use the memory. */
+/* Waits as the driver's own free does, because queued work may still use the memory. */
 static CUresult wait_for_queued(const struct gpu *gpu)
 {
     pthread_mutex_lock(&cot_lock);
@@ -327,7 +327,7 @@ bool cot_swap_free(CUdeviceptr address, CUresult *result)
         return true;
     }
     pthread_mutex_lock(&cot_swap_lock);
-    region = allocated_at(address, &index); /* another thread may have freed it concurrently, and first */
+    region = allocated_at(address, &index); /* another thread may have freed it first */
     bool gone = region && (!region->slab || free_slot(region->slab, index));
     bool was_away = cot_swap_of(gpu)->away_bytes > 0;
     if (gone)

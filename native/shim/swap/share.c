@@ -20,7 +20,7 @@ struct shared { /* a region with a handle */
     struct region *region;
     uint64_t serial;
     struct shared *next;
-    int memory[]; /* a descriptor of each piece */
+    int memory[]; /* descriptors of the pieces */
 };
 
 static pthread_mutex_t export_lock = PTHREAD_MUTEX_INITIALIZER; /* one export at a time; taken before `lock` */
@@ -168,7 +168,7 @@ CUresult cot_share_export(CUdeviceptr address, void *handle)
 {
     static _Atomic bool told;
     bool impossible = false;
-    struct calls *calls = cot_gate_enter((uintptr_t)cot_share_export, NULL); /* all of its memory is here during a turn */
+    struct calls *calls = cot_gate_enter((uintptr_t)cot_share_export, NULL); /* the region is on the GPU during a turn */
     pthread_mutex_lock(&export_lock);
     CUresult result = export(address, handle, &impossible);
     pthread_mutex_unlock(&export_lock);

@@ -1,1 +1,1 @@
-"""What C and Python share, generated from native/abi: messages, pages of shared memory, constants."""
+"""Definitions that C and Python share, generated from native/abi: messages, pages of shared memory, constants."""

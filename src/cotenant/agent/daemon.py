@@ -72,7 +72,7 @@ LOG = logging.getLogger(__name__)
 WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
 AGENT_NICE = -10
-TENANT_SOCKET_MODE = 0o666  # any user may connect: the cgroup identifies the process
+TENANT_SOCKET_MODE = 0o666  # any user may connect, because a process is identified by its cgroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,19 +84,17 @@ class AgentOptions:
     trace: Path | None = None
     socket_mode: int = 0o600
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
-    gpus: tuple[Gpu, ...] | None = None  # instead of discovering them
+    gpus: tuple[Gpu, ...] | None = None  # given instead of discovered
     tenant_socket: Path | None = None  # a separate socket for containers, open to every user
-    locate: Callable[[int], Place | None] = place_of  # finds the pod or job of a process
+    locate: Callable[[int], Place | None] = place_of  # finds the pod or job that a process belongs to
     http: str | None = None  # HOST:PORT of the live page and the metrics
     http_token: str | None = None  # bearer token for readers of the page and metrics
     strict: bool = False  # kill processes that use the GPUs without being tenants
 
 
 class Agent:
-    """One run of the agent. `await run()` returns when it was stopped.
-
-    The only class that knows all parts: each part gets its dependencies as constructor arguments.
-    """
+    """A run of the agent. `await run()` returns when the agent was stopped. The only class that knows all parts: each
+    part gets its dependencies as constructor arguments."""
 
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
@@ -151,7 +149,7 @@ class Agent:
             await self._serve(ready)
 
     def stop(self) -> None:
-        """End the run; tenants then behave as `fail` says."""
+        """End the run. Tenants then behave according to the setting `fail`."""
         self._stop.set()
 
     async def _serve(self, ready: Callable[[], None]) -> None:

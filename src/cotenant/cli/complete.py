@@ -1,4 +1,4 @@
-"""What a shell completes as the values of options and arguments; imported only while a shell asks."""
+"""Values of options and arguments for shell completion. Imported only during a completion."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -113,7 +113,7 @@ def _completing(source: Values) -> Any:
 
 
 def _of(source: Values) -> Callable[[str], list[tuple[str, str]]]:
-    """As typer calls it. A shell that completes must not see a traceback: no values where they cannot be had."""
+    """Called by typer. Returns no values after an error, because a completing shell must not see a traceback."""
 
     def values(incomplete: str) -> list[tuple[str, str]]:
         with contextlib.suppress(Exception):

@@ -242,7 +242,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def by_option(error: InputError, words: list[str]) -> InputError:
-    """The same complaint with its field as the command line has it, where an option of that name was given."""
+    """The error, with its field named as on the command line if there is an option of that name."""
     option = f"--{(error.field or '').replace('_', '-')}"
     if (
         not error.field
@@ -272,7 +272,7 @@ def fail_usage(error: typer.TyperException) -> NoReturn:
 
 
 def bad_value(error: typer.TyperException) -> str:
-    """What is wrong with a number, in the words of all other errors; empty for another kind of mistake."""
+    """Error text for an invalid number, in the form of all other errors; empty for other kinds of mistakes."""
     parameter = getattr(error, "param", None)
     cause: Any = error.__cause__ or error.__context__
     if parameter is None or not hasattr(cause, "errors"):

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from cotenant.core.strength import Promise, Prospect, Strength
 
 FIRST_RELEASE = 615  # first driver release with memory limits
-FIRST_KERNEL = "6.14"  # with the dmem controller
+FIRST_KERNEL = "6.14"  # first Linux release with the dmem controller
 
 
 @dataclass(frozen=True)
 class Detected:
     """What a machine offers for memory limits on one GPU, as far as found without lasting changes."""
 
-    release: str = ""  # of the driver; empty: not known
+    release: str = ""  # release of the driver; empty: not known
     call: bool = False  # NVML has the calls
     cgroup: int = 0  # version of the control groups; 0: there are none
     dmem: bool = False  # the kernel accounts this GPU's memory
-    root: bool = False  # limits may be set from here
+    root: bool = False  # this process may set limits
     mig: bool = False
     trial: str = ""  # why a limit on a trial group could not be set and read back; empty: it could
     foreign: tuple[str, ...] = ()  # groups that another program limits to less than the GPU: "PATH: 4.0 GiB"
@@ -60,7 +60,7 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
 
 
 def _missing(found: Detected) -> list[tuple[str, str]]:
-    """What prevents a limit by kernel or driver, with what to do; the first cause first."""
+    """Reasons against a limit by kernel or driver, each with a remedy; the most basic first."""
     missing = []
     if not found.call:
         release = f"driver {found.release}" if found.release else "the driver here"

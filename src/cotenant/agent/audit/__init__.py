@@ -1,1 +1,1 @@
-"""Whether tenants have the share they were given, and who uses the agent's GPUs without having come to it."""
+"""Checks that tenants have the share they were given, and detects processes that use the agent's GPUs without it."""

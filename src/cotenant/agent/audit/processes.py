@@ -33,7 +33,7 @@ TOKEN = b"COTENANT_TOKEN="
 
 
 class Unseen(NamedTuple):
-    """One process on one GPU. `tenant`: empty if it belongs to none."""
+    """A process that uses a GPU. `tenant`: empty if it belongs to none."""
 
     process: ProcessKey
     gpu: str

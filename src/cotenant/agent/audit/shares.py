@@ -37,7 +37,7 @@ class ShareProof:
     def __init__(self, registry: Registry, tenant_of: Callable[[int], Tenant | None]) -> None:
         """`tenant_of`: the tenant of a process, whether connected to the agent or not."""
         self._registry, self._tenant_of = registry, tenant_of
-        self._outside: dict[tuple[str, ProcessKey], int] = {}  # number of checks
+        self._outside: dict[tuple[str, ProcessKey], int] = {}  # number of checks so far
         self._put_right: dict[tuple[str, str], float] = {}
 
     async def run(self, warned: Callable[[Tenant, str], None]) -> None:
@@ -106,7 +106,7 @@ class ShareProof:
     def _on_gpus(
         self, tenants: Mapping[str, Tenant], running: Mapping[str, Iterable[int]]
     ) -> Iterable[tuple[str, int, Tenant]]:
-        """(GPU, process, tenant) of all that use a GPU, by the device's list or by the shim's messages."""
+        """(GPU, process, tenant) for all processes that use a GPU, by the device's list or by the shim's messages."""
         seen = {
             (uuid, session.peer.pid): tenant
             for tenant in tenants.values()

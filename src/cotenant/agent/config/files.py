@@ -55,12 +55,12 @@ class TenantSpec:
     best_effort: bool = False
     work_class: str = "unknown"  # the resource that limits its kernels: unknown, memory, compute; used by scheme orion
     work_sms: int = 0  # SMs that its kernels fill; 0: unknown
-    kernels: str = ""  # the same per kernel: a table of kernel_table.py
+    kernels: str = ""  # kernel classes per kernel: a table of kernel_table.py
     in_flight_us: int = 0  # limit on a best-effort tenant's work in flight; 0: the scheme's
     oversubscribe: str = "none"  # how its memory leaves the card for others: swap, managed, park
-    copy_weight: float | None = None  # on the link; None: not requested, 1 where copies are scheduled
+    copy_weight: float | None = None  # weight on the link; None: not requested, and 1 if copies are scheduled
     latency_sensitive: bool = False  # its copies go before all others
-    choices: Choices | None = None  # of a declared tenant
+    choices: Choices | None = None  # user who may run a declared tenant
     # the tenant is refused unless its memory limit is enforced at least this strongly
     enforce_memory: Strength = Strength.NOTHING
 
@@ -80,7 +80,7 @@ class AgentConfig:
     colocation: ColocationSettings = field(default_factory=ColocationSettings)
     copies: CopySettings = field(default_factory=CopySettings)
     swap_memory_bytes: int | None = None  # host memory for swapped contents; None: half of what is available
-    gpu_memory_bytes: int | None = None  # of each GPU, available to tenants; None: all of it
+    gpu_memory_bytes: int | None = None  # memory of each GPU that is available to tenants; None: all of it
     most_moving: float = 0.05  # largest fraction of time spent on moving memory
     swap_piece_bytes: int = 256 << 20  # largest unit of a move
     swap_hand: bool = True  # device memory passes from leaving to arriving tenants by handle, without being cleared

@@ -60,7 +60,7 @@ def compiled(rows: Sequence[KernelRow]) -> str:
 
 
 def _agreed(rows: Sequence[KernelRow]) -> KernelRow:
-    """One row with the values that all rows of a name share."""
+    """A row for a kernel's name, with the values that all its rows share."""
     classes, sms = {row.work_class for row in rows}, {row.sms for row in rows}
     return KernelRow(
         rows[0].name,

@@ -104,7 +104,7 @@ class MemoryLimit(Strict):
     size: Size = Field(alias="bytes")
     """The limit."""
     enforce: Annotated[Strength, parsed(strength_named)]
-    """At least so strongly, or the tenant is not run: kernel, driver, shim."""
+    """Weakest enforcement with which the tenant may run: kernel, driver, shim."""
 
 
 _size = one_or_range(parse_memory)
@@ -122,11 +122,11 @@ class TenantEntry(Strict):
     request: Share = 0.0
     """Share of its GPU while others compete. A range (10%..50%) lets the launcher choose."""
     limit: Share = 1.0
-    """Share that it never exceeds, even alone; a range likewise."""
+    """Share that it never exceeds, even alone. May be a range, too."""
     memory_bytes: Annotated[int | tuple[int, int] | MemoryLimit, parsed(_memory), A_LIMIT] = Field(
         default=UNSET, alias="memory"
     )
-    """GPU memory of all its processes together; a range, or a limit with what must enforce it, else it is not run."""
+    """GPU memory of all its processes together; a range, or a limit with the weakest enforcement that is accepted."""
     priority: int = 0
     """For the discipline `priority`: the larger goes first."""
     weight: float = 0.0
@@ -140,13 +140,13 @@ class TenantEntry(Strict):
     best_effort: StrictBool = False
     """Keep its work out of the way of latency-sensitive tenants."""
     work_class: str | None = None
-    """What its kernels need most, for the scheme orion: memory, compute, unknown."""
+    """Resource that limits its kernels, for the scheme orion: memory, compute, unknown."""
     work_sms: int = 0
     """SMs that its kernels fill; 0: not known."""
     kernel_profile: Annotated[Any, WithJsonSchema({"type": "string"})] = None
     """File of `cotenant profile kernels`, relative to this one."""
     in_flight_us: Annotated[int, parsed(lambda value: whole(value, ""))] = 0
-    """GPU time that a best-effort tenant may have in flight; 0: as the scheme says."""
+    """GPU time that a best-effort tenant may have in flight; 0: the scheme's value."""
     copy_weight: float = Field(default=UNSET)
     """Weight of its copies over the PCIe link."""
     latency_sensitive: StrictBool = False
@@ -161,7 +161,7 @@ class AgentFile(Strict):
     gpus: Annotated[tuple[str, ...], parsed(_some_gpus), SOME_GPUS] = ("all",)
     """`soft`: the software GPU; `all`; or indices or UUIDs."""
     fail: Literal["open", "closed"] = "closed"
-    """What tenants do when the agent is gone: wait (closed), or go on without limits (open)."""
+    """What tenants do without the agent: wait (closed), or continue without limits (open)."""
     discipline: Annotated[str, parsed(_discipline)] = "request-limit"
     """Order of time slices under the mechanism `time`."""
     quota_ns: Nanoseconds = Field(default=UNSET, alias="quota")
@@ -171,11 +171,11 @@ class AgentFile(Strict):
     max_quota_ns: Nanoseconds = Field(default=UNSET, alias="max_quota")
     """Longest slice."""
     window_ns: Nanoseconds = Field(default=UNSET, alias="window")
-    """Time over which requests and limits hold."""
+    """Time window over which requests and limits are kept."""
     idle_credit_ns: Nanoseconds = Field(default=UNSET, alias="idle_credit")
     """Idle time that a tenant may make up for later."""
     alone_ns: Nanoseconds = Field(default=UNSET, alias="alone_after")
-    """How long no other tenant must have wanted the GPU before a slice has no end."""
+    """Time without another tenant on the GPU after which a slice gets no end."""
     exclusive_ns: Nanoseconds = Field(default=UNSET, alias="exclusive_turn")
     """Length of a slice of the discipline `exclusive-turns`."""
     grace_ns: Nanoseconds = Field(default=UNSET, alias="revoke_grace")
@@ -183,29 +183,29 @@ class AgentFile(Strict):
     stuck_ns: Nanoseconds = Field(default=UNSET, alias="stuck_after")
     """Time from the revocation until other tenants get the GPU although the tenant's kernels still run."""
     idle_release_ns: Nanoseconds = Field(default=UNSET, alias="idle_release")
-    """How long a tenant must have launched nothing before it gives its slice back."""
+    """Time without a launch after which a tenant returns its slice."""
     inflight_ns: Nanoseconds = Field(default=UNSET, alias="work_in_flight")
     """GPU time that a tenant may have queued ahead."""
     reconnect_ms: Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e3)), TIME] = Field(
         default=UNSET, alias="reconnect"
     )
-    """How often a tenant tries to reach an agent that is gone."""
+    """Interval at which a tenant tries to reconnect to the agent."""
     context_reserve_bytes: MemoryOrZero = Field(default=UNSET, alias="context_reserve")
     """Memory counted for the context of a process; by default 640 MiB, 0 on the software GPU."""
     gpu_memory_bytes: Memory = Field(default=UNSET, alias="gpu_memory")
     """Memory of each GPU that tenants share; by default all."""
     swap_memory_bytes: MemoryOrZero = Field(default=UNSET, alias="swap_memory")
-    """Host memory that contents may move to; by default half of what is available."""
+    """Host memory for swapped contents; by default half of the available memory."""
     most_moving: Annotated[float, parsed(parse_moving), PART] = Field(default=UNSET)
-    """Largest part of the time that may go to moving memory."""
+    """Largest fraction of time for moving memory."""
     swap_piece_bytes: Annotated[int, parsed(parse_piece), SIZE] = Field(default=UNSET, alias="swap_piece")
-    """Largest unit that moves."""
+    """Largest unit of a move."""
     swap_hand: StrictBool = True
-    """Device memory goes from one tenant of a user to another without being cleared."""
+    """Whether device memory is handed from one tenant of a user to another without being cleared."""
     colocation: Annotated[ColocationSettings, parsed(parse_colocation), SCHEME_OR_SETTINGS] = Field(default=UNSET)
     """A scheme of co-location by name, or its settings."""
     copies: Annotated[CopySettings, parsed(parse_copies), ON_OR_SIZES] = Field(default=UNSET)
-    """Whether copies over the PCIe link take turns, or the sizes by which they do."""
+    """Whether copies over the PCIe link are scheduled, or the sizes for that."""
     tenants: list[TenantEntry] = Field(default_factory=list)
     """Tenants that are declared here rather than by the command that starts them."""
 

@@ -21,7 +21,7 @@ from cotenant.observability.http import LiveServer, is_loopback, parse_address
 
 LOG = logging.getLogger(__name__)
 
-MOST_TENANTS = 2000  # that are exported individually
+MOST_TENANTS = 2000  # number of tenants that are exported individually
 
 
 class LivePage:
@@ -80,7 +80,7 @@ class LivePage:
             row = self._rows.tenant(tenant)
             for share in row["gpus"]:
                 yield "shares", f"{row['name']} {share['uuid']}", _share(row, share)
-                if share["hour"]:  # apart from the share's row, which changes with every look
+                if share["hour"]:  # in a separate row, because the row of the share changes at every reading
                     yield "hours", f"{row['name']} {share['uuid']}", {"minutes": share["hour"]}
             for number, text in enumerate(row["warnings"]):
                 about = {"source": self.node_name, "about": row["name"], "text": text}

@@ -20,10 +20,8 @@ _Key = tuple[str, str]  # (tenant, GPU)
 
 
 class Hour:
-    """What a tenant was promised of a GPU and what it got, in the last hour.
-
-    `minutes`: means of whole minutes, (promised, got) as parts of the GPU, oldest first; None: nothing was counted.
-    """
+    """A tenant's promised and received share of a GPU in the last hour. `minutes`: means of whole minutes, (promised,
+    got) as fractions of the GPU, oldest first; None: nothing was counted."""
 
     __slots__ = ("_got", "_looks", "_minute", "_promised", "minutes")
 
@@ -33,7 +31,7 @@ class Hour:
         self._looks, self._promised, self._got = 0, 0.0, 0.0
 
     def add(self, now_ns: int, window: Wanted | None, request: float) -> None:
-        """One look; of a tenant without a window, that time has passed."""
+        """Count one check; without numbers for a tenant only the time advances."""
         minute = now_ns // MINUTE_NS
         if minute != self._minute:
             if self._looks:
@@ -57,7 +55,7 @@ class Shortfalls:
         self._registry, self._broker, self._slices = registry, broker, slices
         self._since: dict[_Key, int] = {}
         self._hours: dict[_Key, Hour] = {}
-        self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}  # (when, held, waited), back to the window's begin
+        self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}  # (time, held, waited), back to the window's begin
 
     async def run(self) -> None:
         """Run as long as the agent."""
@@ -89,7 +87,7 @@ class Shortfalls:
         return 0.0 if since is None else max(0.0, (now_ns - since) / 1e9)
 
     def hour(self, tenant: Tenant, uuid: str) -> list[tuple[float, float] | None]:
-        """See Hour.minutes; empty in a tenant's first minute."""
+        """The minutes of `Hour`; empty in a tenant's first minute."""
         known = self._hours.get((tenant.name, uuid))
         return [] if known is None else known.minutes
 

@@ -61,7 +61,7 @@ class Copies:
         self._refresh(gpu)
 
     def move(self, tenant: Tenant, gpu: str) -> None:
-        """A tenant moved from `gpu` to another GPU, where its processes will ask for the page."""
+        """Move a tenant's queues from `gpu` to another GPU, whose page its processes will request."""
         for session in tenant.sessions:
             self._drop_at(session, gpu)
         self._leave_at(tenant, gpu)

@@ -31,7 +31,7 @@ RESCUE_S = 2.0
 
 
 class CopyQueue:
-    """This process on a GPU's copy page. The agent supplies `fd`, `queue` and `participant`."""
+    """This process's queue on a GPU's copy page. The agent supplies `fd`, `queue` and `participant`."""
 
     def __init__(self, fd: int, queue: int, participant: int) -> None:
         self.queue, self.participant = queue, participant
@@ -48,7 +48,7 @@ class CopyQueue:
         return int(self.layout.chunk_bytes)
 
     def ask(self, direction: int, size: int, now_ns: int | None = None) -> CopyTicket | None:
-        """Ask for the turn of a chunk. None: not yet; ask again within a few milliseconds, or call `withdraw`."""
+        """Request the turn of a chunk. None: not yet; request again within a few milliseconds, or call `withdraw`."""
         ticket = CopyTicket()
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         place = (self._page, direction, self.queue, self.participant, size, now_ns, ctypes.byref(ticket))
@@ -60,7 +60,7 @@ class CopyQueue:
         return int(self._rule.queue_piece(self._page, direction, self.queue, now_ns))
 
     def done(self, direction: int, ticket: CopyTicket) -> None:
-        """The chunk has been copied."""
+        """Report that the chunk has been copied."""
         self._rule.queue_done(self._page, direction, ctypes.byref(ticket))
 
     def withdraw(self, direction: int) -> None:

@@ -29,7 +29,7 @@ PATIENCE_S = 5.0
 
 
 class Holder(Protocol):
-    """What a worker needs of an LS gate."""
+    """Interface of an LS gate for a worker."""
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
         """Set the LS-activity flag; again while work continues, as heartbeat."""
@@ -62,7 +62,7 @@ class NullFloor:
 
 
 class _Mapping:
-    """One agent's page, mapped for writing."""
+    """The page of an agent, mapped for writing."""
 
     def __init__(self, connection: socket.socket, fds: list[int], holder: int) -> None:
         self.connection = connection
@@ -130,7 +130,7 @@ class Floor:
         self._watcher.start()
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
-        """See Holder. Three stores, the time first."""
+        """As `Holder.raise_`: three stores, the time first."""
         self._class = work_class
         self.mapping.raise_(work_class)
 
@@ -153,12 +153,12 @@ class Floor:
         return True
 
     def lower(self) -> None:
-        """See Holder. Two stores."""
+        """As `Holder.lower`: two stores."""
         self._class = 0
         self.mapping.lower()
 
     def others_up(self) -> bool:
-        """See Holder. Flags without a heartbeat within the timeout do not count."""
+        """As `Holder`. Flags whose heartbeat has expired do not count."""
         mapping = self.mapping
         mine = mapping.holder
         if not any(bytes(mapping.raised)[:mine]) and not any(bytes(mapping.raised)[mine + 1 :]):
@@ -169,7 +169,7 @@ class Floor:
 
     @contextlib.contextmanager
     def held(self, work_class: int = WorkClass.UNKNOWN) -> Iterator[None]:
-        """Set inside the block, cleared after it."""
+        """Context manager: sets the flag, and clears it at the end."""
         self.raise_(work_class)
         try:
             yield

@@ -244,11 +244,8 @@ class Floors:
         return True
 
     def _allowed(self, member: Member, role: int, tenant: Tenant | None) -> bool:
-        """Which processes may join. LS: latency-sensitive tenants, the agent's user and root (serving workers). BE:
-        processes of any tenant.
-
-        Root inside a container has no special rights.
-        """
+        """Whether a process may join. LS: latency-sensitive tenants, the agent's user and root (serving workers). BE:
+        processes of any tenant. Root inside a container has no special rights."""
         if role == FloorRole.LATENCY_SENSITIVE:
             own = member.peer.uid in (0, os.geteuid()) and not self._in_container(member.peer.pid)
             return own or (tenant is not None and tenant.spec.latency_sensitive)

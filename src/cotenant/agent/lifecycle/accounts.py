@@ -54,7 +54,7 @@ class Accounts:
         self._copies.join(tenant)
 
     def close(self, tenant: Tenant) -> None:
-        """The tenant was removed and its processes have ended."""
+        """Close the accounts of a removed tenant whose processes have ended."""
         self._leave_turns(tenant)
         self._slices.leave(tenant)
         self._ledger.forget(tenant.name)
@@ -83,7 +83,7 @@ class Accounts:
             session.page.slots[slot].uuid[:] = list(uuid_bytes(target))
         self._copies.move(tenant, home.uuid)
         for session in tenant.sessions:
-            # they join the LS gate and the copy scheduling of that GPU
+            # the processes join the LS gate and the copy scheduling of that GPU
             session.send(wire.pack(MessageType.PAGE_UPDATE))
         self.open(tenant)
 

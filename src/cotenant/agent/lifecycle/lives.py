@@ -59,7 +59,7 @@ class Lives:
         self._accounts.limits.begin(tenant, pid)
 
     def change(self, tenant: Tenant, spec: TenantSpec) -> str:
-        """Change a tenant's promise; returns from when on it holds."""
+        """Change a tenant's promise. Returns the time from which on it applies."""
         before, when = tenant.spec, self._registry.resize(tenant, spec)
         try:
             self._accounts.open(tenant)
@@ -71,14 +71,15 @@ class Lives:
         return when
 
     def take_turns(self, uuid: str, why: str) -> None:
-        """A GPU's hardware cannot share it: its tenants take turns from now on."""
+        """Let the tenants of a GPU take turns, because its hardware cannot share it."""
         for tenant in self._registry.refuse_slices(uuid, why):
             self._accounts.to_turns(tenant)
             self._history.warned(tenant, f"it takes turns of the agent instead of hardware time slices: {why}")
         self._save()
 
     def set_root(self, tenant: Tenant, key: ProcessKey) -> None:
-        """The tenant's program runs; from now on the tenant exists as long as the program or any of its processes."""
+        """Note that the tenant's program runs; from now on the tenant exists as long as the program or any of its
+        processes."""
         tenant.root = key
         fd = processes.pidfd(key)
         if fd is None:

@@ -25,16 +25,16 @@ class Use(enum.Enum):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What holds under a mechanism, as text for users and flags for programs."""
+    """Properties of a mechanism, as text for users and flags for programs."""
 
     compute: str
     memory: str
     resize: str
     isolation: str
-    time_by: Strength = Strength.NOTHING  # what limits a tenant to its share of GPU time
-    sms_by: Strength = Strength.NOTHING  # what limits a tenant to its share of the SMs
+    time_by: Strength = Strength.NOTHING  # what enforces a tenant's share of GPU time
+    sms_by: Strength = Strength.NOTHING  # what enforces a tenant's share of the SMs
     memory_by: Strength = Strength.NOTHING
-    faults_by: Strength = Strength.DRIVER  # what isolates the others from a tenant's fault
+    faults_by: Strength = Strength.DRIVER  # what protects other tenants from a tenant's fault
     needs_gpu: bool = True
     exclusive: bool = False  # no other tenant on the same GPU
     gated: bool = False  # takes turns by the broker
@@ -111,21 +111,21 @@ class Mechanism:
         """Do the slow part of `grant` in advance; called in another thread."""
 
     def settle(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """A prepared grant did not happen: end what is unused."""
+        """Discard a prepared grant that is not used."""
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """Prepare the GPUs for a tenant, or for its changed share."""
         return Enforcement(slot_flags=0 if self.capabilities.gated else SlotFlag.UNGATED)
 
     def resize(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> str:
-        """Apply a changed share; returns from when on it holds."""
+        """Apply a changed share. Returns the time from which on it applies."""
         return "at once"
 
     def revoke(self, name: str, gpus: tuple[Gpu, ...]) -> None:
         """The tenant was removed."""
 
     def taken_over(self) -> None:
-        """The previous agent's tenants have been granted again: remove everything else that it left."""
+        """Called when the previous agent's tenants have been granted again: remove everything else that it left."""
 
     def look(self) -> Look | None:
         """List the served processes, and restore what others changed. Called in another thread. None if there is

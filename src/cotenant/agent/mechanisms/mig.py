@@ -34,7 +34,7 @@ class Mig(Mechanism):
         self._taken: dict[str, str] = {}  # worker -> UUID of its instance
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
-        """See Mechanism: an instance of the partition's size that no other worker has."""
+        """Environment of a worker, with an instance of the partition's size that no other worker has."""
         size = share.partition.split(".")[0]
         taken = set(self._taken.values())
         found = [uuid for kind, uuid in device_of(gpu).mig_instances(gpu.uuid) if kind.split(".")[0] == size]

@@ -111,7 +111,7 @@ class Mps(Mechanism):
         return Look(clients, places, {name: text for look in found for name, text in look.put_right.items()})
 
     async def watch(self, lost: Callable[[str, str], None]) -> None:
-        """See Mechanism: if a server dies, its clients fail."""
+        """Watch the servers: if one dies, its clients fail."""
         # imported here: commands that only list mechanisms do not need it
         from cotenant.agent.mechanisms.mps_watch import MpsWatch
 

@@ -30,7 +30,7 @@ class MpsDaemons:
         self._starting = threading.Lock()
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """See Mechanism: starting a daemon takes from 10 ms to many seconds."""
+        """Start the daemon, which takes from 10 ms to many seconds."""
         if len(gpus) == 1:
             self._daemon_of(gpus[0].uuid)
 

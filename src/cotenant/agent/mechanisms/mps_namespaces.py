@@ -86,7 +86,7 @@ class MpsNamespaces:
         self._orders = ThreadPoolExecutor(1, "mps-orders")
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """See Mechanism: creates the namespace."""
+        """Create the tenant's namespace."""
         self._in_order(self._make, spec, gpus)
         self._prepared.add(spec.name)
 
@@ -96,7 +96,7 @@ class MpsNamespaces:
             self.revoke(spec.name)
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """See Mechanism. An existing grant gets its changed limits."""
+        """Grant a share. An existing grant gets the changed limits."""
         if spec.name not in self._prepared:
             self._in_order(self._make, spec, gpus)
         self._prepared.discard(spec.name)

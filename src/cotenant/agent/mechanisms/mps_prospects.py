@@ -17,7 +17,7 @@ EXCLUSIVE, PROHIBITED = "exclusive process", "prohibited"
 
 @dataclass(frozen=True)
 class MpsHere:
-    """What was found without starting anything."""
+    """Findings on this machine, made without starting anything."""
 
     can: Abilities
     compute_mode: str = ""  # of the GPU; empty: unknown

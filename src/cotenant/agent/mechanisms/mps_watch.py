@@ -1,4 +1,4 @@
-"""Detects that an MPS server has died: every program on it is lost and must be told."""
+"""Detects that an MPS server has died: every program on it is lost, and its tenant must be informed."""
 
 from __future__ import annotations
 

@@ -53,12 +53,12 @@ class Slices(Mechanism):
         return ""
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """See Mechanism: builds the software GPU's library."""
+        """Build the software GPU's library, if that is the device."""
         for gpu in gpus:
             device_of(gpu).channel_controls()
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """See Mechanism. Raises WorkError if the driver rejects the controls."""
+        """Grant a share. WorkError if the driver rejects the controls."""
         for gpu in gpus:
             why = self.refused.get(gpu.uuid)
             if why:

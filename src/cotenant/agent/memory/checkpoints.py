@@ -135,7 +135,7 @@ class Checkpoints:
             await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
-        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # its time is counted by the switch
+        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # this time is part of the switch
         self._parked.rows.pop(tenant.name, None)
         self._state.save_now()
         return None
@@ -162,7 +162,7 @@ class Checkpoints:
             self._settling.pop(name, None)
 
     async def _settle(self, parked: Parked) -> None:
-        """Ask the driver what became of it, which may differ from the state file."""
+        """Ask the driver for the state of a program, which may differ from the state file."""
         still = await self._whole.settle(parked)
         if self._parked.rows.get(parked.name) is not parked:
             return
@@ -183,8 +183,8 @@ class Checkpoints:
         task.add_done_callback(self._wishes.discard)
 
     async def _wish_for(self, parked: Parked, while_reserving: bool) -> None:
-        """Ask for a turn for an evicted tenant, whose stopped processes cannot ask. `while_reserving`: only when one of
-        them is in the middle of taking memory."""
+        """Request a turn for an evicted tenant, whose suspended processes cannot do so. `while_reserving`: only if one
+        of them is allocating memory."""
         while self._parked.rows.get(parked.name) is parked and not parked.by_order:
             tenant = self._registry.tenants.get(parked.name)
             if tenant is not None and (not while_reserving or self._ledger.reserving(parked.name)):

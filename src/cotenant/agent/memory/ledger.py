@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from cotenant.abi.protocol import NO_LIMIT, MemoryFamily
 
-HOST = "host"  # takes the place of a GPU for pinned host memory
-MAX_RESERVATIONS = 4096  # outstanding per connection
+HOST = "host"  # stands for the GPU in accounts of pinned host memory
+MAX_RESERVATIONS = 4096  # outstanding reservations per connection
 
 
 @dataclass
 class _Holding:
-    """What one process holds, and what it has reserved but not committed."""
+    """Memory that a process holds, and reservations that it has not committed."""
 
     tenant: str
     held: dict[tuple[str, int], int] = field(default_factory=dict)  # (gpu, family) -> bytes
@@ -29,7 +29,7 @@ class Ledger:
     def __init__(self) -> None:
         self._caps: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes
         self._used: dict[tuple[str, str], int] = {}  # committed and reserved
-        self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes reserved from others
+        self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes kept for the tenant
         self._movable: set[str] = set()  # tenants whose contents can be swapped
         self._processes: dict[int, _Holding] = {}
         self._totals: dict[str, int] = {}
@@ -75,9 +75,8 @@ class Ledger:
         return 0 if tenant in self._movable else self.kept_from(tenant, gpu)
 
     def left(self, tenant: str, gpu: str) -> int:
-        """What a tenant may still allocate on a GPU with kept memory; NO_LIMIT if none is kept or the tenant is
-        swappable.
-        """
+        """Bytes that a tenant may still allocate on a GPU with kept memory; NO_LIMIT if none is kept or the tenant is
+        swappable."""
         total, kept = self._totals.get(gpu), self.kept_from(tenant, gpu)
         if total is None or not kept or tenant in self._movable:
             return NO_LIMIT

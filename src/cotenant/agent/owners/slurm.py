@@ -100,8 +100,7 @@ def _refuse_spaces(words: list[str], mark: str) -> None:
     cut = mark == MARK or mark.endswith(",")
     if cut or any(word.startswith(",") or word.partition("=")[0] in KEYS for word in words):
         raise InputError(
-            f"{mark[:60]!r} ends at a space: write the whole request without one, as in "
-            f"{MARK}request=30%,memory=8GiB",
+            f"{mark[:60]!r} ends at a space: write the whole request without one, as in {MARK}request=30%,memory=8GiB",
             field=FIELD,
         )
 

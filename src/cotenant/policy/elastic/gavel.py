@@ -16,19 +16,20 @@ from cotenant.policy.solver import compressed, solve_milp
 
 GOALS = ("fairness", "makespan", "cost", "agnostic")
 SECOND = 1e-3  #: weight of the mean over jobs, added to the minimum so that the rest is not left idle
-UNSERVED = 1e9  #: priority per unit of X of a job that was not on the model
+UNSERVED = 1e9  #: factor of the priority per unit of X for a job that has not run on the model
 RESET_S = 1000.0  #: least time between resets of the time that jobs spent on models (the public code's)
 
 
 @dataclass
 class Gavel:
-    """Goals: `fairness` (maximise the least normalised throughput), `makespan` (the last job ends soonest), `cost`
-    (most work per price), `agnostic` (fairness that treats all GPU models as equal: the paper's baseline).
-    """
+    """Objectives: `fairness` (maximise the smallest normalised throughput), `makespan` (minimise the time of the last
+    end), `cost` (most work per price), `agnostic` (fairness that treats all GPU models as equal: the paper's
+    baseline)."""
 
     goal: str = "fairness"
     known: dict[bytes, Floats] = field(default_factory=dict, repr=False)
-    since: dict[int, tuple[float, Floats]] = field(default_factory=dict, repr=False)  #: job -> (age, received) then
+    #: job -> (its age and time received, at the last reset)
+    since: dict[int, tuple[float, Floats]] = field(default_factory=dict, repr=False)
     solves: int = 0
 
     def decide(self, view: View) -> Decision:

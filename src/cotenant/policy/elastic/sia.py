@@ -18,7 +18,7 @@ from cotenant.policy.solver import solve_milp
 POWER = -0.5  #: p of the paper: below 0 the worst jobs count most
 WAITING = 1.1  #: lambda: cost of a waiting job; a job in its slowest configuration costs 1
 GROWTH = 2  #: factor by which a job's largest GPU count may grow
-STEPS = 48  #: of the prices
+STEPS = 48  #: steps of the prices
 LOOKS = 8  #: steps of the prices between two attempts to build a feasible choice
 
 
@@ -52,7 +52,7 @@ def restart_factor(view: View) -> Floats:
 
 @dataclass
 class Sia:
-    """`exact`: by the program, within `limit_s` a decision; else by prices."""
+    """`exact`: by the mixed-integer program, with the time limit `limit_s` per decision; else by prices."""
 
     exact: bool = True
     limit_s: float = 1.0

@@ -48,7 +48,7 @@ class Spot:
         return Decision(config)
 
     def summary(self) -> dict[str, Any]:
-        """Empty: no program is solved."""
+        """Empty, because no program is solved."""
         return {}
 
 

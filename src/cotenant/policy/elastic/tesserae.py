@@ -26,7 +26,7 @@ class Tesserae:
     pairs: int = 0
 
     def decide(self, view: View) -> Decision:
-        """Which jobs have GPUs of their own, and which share whose GPU."""
+        """The jobs that have GPUs of their own, and the pairs that share one."""
         choices = rigid(view)
         order = by_attained_service(view)
         config = in_order(view, choices, order)

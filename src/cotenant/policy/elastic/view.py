@@ -69,10 +69,10 @@ class Decision:
 
 
 class ElasticPolicy(Protocol):
-    """Pure: the same view gives the same decision. A policy may cache solutions."""
+    """Interface of elastic policies. Pure: the same view gives the same decision. A policy may cache solutions."""
 
     def decide(self, view: View) -> Decision:
-        """Who runs in which configuration until the next round."""
+        """Decide which jobs run in which configuration until the next round."""
         ...
 
     def summary(self) -> dict[str, Any]:

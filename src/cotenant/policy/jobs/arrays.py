@@ -54,21 +54,21 @@ JOB = np.dtype([
     ("arrival_s", "f8"),
     ("total", "f8"),  # iterations in all
     ("done", "f8"),  # iterations done
-    ("attained_s", "f8"),  # seconds run so far
-    ("last_run_s", "f8"),  # end of its last lease; its arrival before that
-    ("rank", "i8"),  # as ordered last
+    ("attained_s", "f8"),  # seconds that it has run
+    ("last_run_s", "f8"),  # end of its last lease, or its arrival if it has not run
+    ("rank", "i8"),  # its key when the jobs were last ordered
     ("key", "f8"),
     ("dirty", "?"),  # its key may have changed since
     ("reserved", "?"),  # it started by a reservation and keeps its GPUs until it ends
     ("wanted", "i8"),  # level that the optimal allotment chose
-    ("reason", "i8"),  # why it did not get a share in the last decision (model.events.Reason)
+    ("reason", "i8"),  # why it got no share in the last decision (core.events.Reason)
 ])  # fmt: skip
 
 # where a job runs: its entries are contiguous from `first`
 GRANT = np.dtype([("first", "i8"), ("count", "i8"), ("level", "i8")])
 
 FREE = np.dtype([
-    ("free_gpus", "i8"),  # GPUs of which no job holds any part
+    ("free_gpus", "i8"),  # number of GPUs of which no job holds any part
     ("free_cpu", "i8"),
     ("free_memory", "i8"),
     ("head", "i8"),  # newest entry on the node, -1 none
@@ -101,7 +101,7 @@ class Allocation(NamedTuple):
     used: Array  #: i8[2] entries used; GPUs free over all nodes
     free_kind: Array  #: i8[K] GPUs free by kind of node
     pointer: Array  #: i8[L, T] no node before this one fits (level, type); valid while nothing is released
-    bucket: Array  #: u8[max GPUs + 1, words] nodes by free GPUs, a bit each
+    bucket: Array  #: u8[max GPUs + 1, words] for each number of free GPUs a bit set of nodes
 
 
 def make_allocation(demand: Demand, nodes: Array, jobs: int) -> Allocation:

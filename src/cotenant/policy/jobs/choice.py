@@ -49,7 +49,7 @@ class JobPolicy:
         return f"{self.ordering} + {self.allotment}{extra}{' (sticky)' if self.sticky else ''}"
 
     def choice(self) -> Choice:
-        """Its codes, as compiled policies read them."""
+        """The codes of the policy for compiled functions."""
         return Choice(
             ORDERINGS[self.ordering].code,
             ALLOTMENTS[self.allotment][0],
@@ -59,7 +59,7 @@ class JobPolicy:
         )
 
     def context(self, gpu_seconds: NDArray[np.float64], cluster_gpus: float) -> Context:
-        """What ordering keys need; `gpu_seconds[J]`: GPU-time of each job, the sample behind the Gittins index."""
+        """Data for ordering keys. `gpu_seconds[J]`: GPU time of each job, the sample for the Gittins index."""
         attained, index = np.zeros(1), np.zeros(1)
         if self.ordering == "gittins":
             sample = np.array(self.gittins_sample_gpu_s) if self.gittins_sample_gpu_s else gpu_seconds

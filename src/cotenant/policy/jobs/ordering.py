@@ -35,8 +35,8 @@ ORDERINGS: dict[str, Ordering] = {
     "smallest-gang": Ordering(11, "fewest GPUs first; needs no run times"),
 }
 FIFO, SJF, SRTF, SRSF, LAS, LAS_QUEUES, GITTINS, FTF, FTF_PUBLIC, DRF, TETRIS, SMALLEST_GANG = range(12)
-HELD_PRIORITY = np.iinfo(np.int64).max  #: of a job that runs by a reservation
-RESERVED_PRIORITY = HELD_PRIORITY - 1  #: of one that waits for it
+HELD_PRIORITY = np.iinfo(np.int64).max  #: rank of a job that runs by a reservation
+RESERVED_PRIORITY = HELD_PRIORITY - 1  #: rank of a job that waits with a reservation
 
 
 class Context(NamedTuple):
@@ -46,7 +46,7 @@ class Context(NamedTuple):
     gittins_gpu_s: Array  #: f8[S] rising; attained GPU-seconds
     gittins_index: Array  #: f8[S] index from there on
     cluster_gpus: float
-    reserve_after_s: float  #: a job that has not run for longer goes first, and runs to its end; infinity: never
+    reserve_after_s: float  #: a job that has not run for longer than this gets a reservation; infinity: never
 
 
 @inner
@@ -203,7 +203,7 @@ def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
     for i, a in enumerate(attained):
         first = int(np.searchsorted(sample, a, side="right"))
         alive = len(sample) - first
-        if alive == 0:  # older than the whole sample: last
+        if alive == 0:  # older than the whole sample: the job goes last
             continue
         later = ends > a
         served = below_end[later] - first

@@ -35,7 +35,7 @@ def clear(alloc: Allocation, nodes: Array) -> None:
         alloc.free_kind[nodes[i].kind] += nodes[i].gpus
         alloc.bucket[nodes[i].gpus, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     for i in range(n, 64 * alloc.bucket.shape[1]):
-        alloc.bucket[0, i >> 6] |= np.uint64(1) << np.uint64(i & 63)  # no such node: as good as full
+        alloc.bucket[0, i >> 6] |= np.uint64(1) << np.uint64(i & 63)  # no such node: a value that excludes all nodes
     alloc.slots[:] = -1
     alloc.used[0] = 0
     alloc.used[1] = alloc.free_kind.sum()
@@ -44,7 +44,7 @@ def clear(alloc: Allocation, nodes: Array) -> None:
 
 @inner
 def lower_pointers(alloc: Allocation, node: int) -> None:
-    """Something was released on the node: it may fit types again that found nothing up to here."""
+    """Called when a node gets free resources: types that found no place may fit there again."""
     for level in range(alloc.pointer.shape[0]):
         for typ in range(alloc.pointer.shape[1]):
             if alloc.pointer[level, typ] > node:
@@ -247,7 +247,7 @@ def _first_fit_part(alloc: Allocation, demand: Demand, nodes: Array, job: int, t
 @inlined
 def _first_fit(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
     left = demand.type[typ].gpus
-    leading = True  # nothing before here fits even one: the next job of this type need not look again
+    leading = True  # no node before this one fits even one GPU of the type, so the next job of this type starts here
     start = alloc.pointer[level, typ]
     w = start >> 6
     # nodes without a free GPU are skipped 64 at a time: bucket 0 is their bit set
@@ -287,7 +287,8 @@ def _nth_bucket(
             word &= ~np.uint64(0) << np.uint64(start & 63)
         while word != np.uint64(0):
             node = (w << 6) + lowest_bit(word)
-            if node < len(nodes) and fits(alloc, demand, nodes, node, typ, level) >= need:  # bits beyond are no nodes
+            # bits after the last node are not nodes
+            if node < len(nodes) and fits(alloc, demand, nodes, node, typ, level) >= need:
                 return node
             word &= word - np.uint64(1)
     return -1
@@ -337,7 +338,7 @@ def _spread(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int,
             break
         merged = False
         for e in range(alloc.job[job].first, alloc.used[0]):
-            if alloc.entry[e].node == found:  # a further GPU of a node it already has
+            if alloc.entry[e].node == found:  # the job already has a GPU on this node
                 kind = nodes[found].kind
                 alloc.entry[e].gpus += 1
                 alloc.node[found].free_cpu -= demand.amount[level, typ, kind].cpu

@@ -109,7 +109,7 @@ def _slot(alloc: Allocation, node: int, part_milli: int) -> int:
 
 
 def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, rows: Array) -> tuple[Grant, ...]:
-    """What the jobs in `rows` were allotted, in that order; all of them at once, since there may be thousands."""
+    """Grants of the jobs in `rows`, in that order. They are converted together, because there may be thousands."""
     if len(rows) == 0:
         return ()
     held, types = alloc.job[rows], work.type[rows]

@@ -112,7 +112,7 @@ def _keep(
         for e in range(begin, begin + entries):
             had = scratch.kept[e]
             retake(alloc, demand, nodes, job, jobs[job].type, level, had.node, had.gpus, had.slot)
-        jobs[job].reason = -1  # marks it as kept, until the walk below
+        jobs[job].reason = -1  # marks the job as kept, until the jobs are placed below
     for i in range(n):
         job = order[i]
         if jobs[job].reason != -1:
@@ -250,7 +250,7 @@ def decide(
     return int(running)
 
 
-# The same two steps for callers in Python, which may set the optimal allotment's levels in between.
+# The two steps of `decide` for callers in Python, which may set the optimal allotment's levels in between.
 
 
 @bare

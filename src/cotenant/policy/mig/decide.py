@@ -109,7 +109,8 @@ def replan(
 def _all_or_nothing(
     geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
 ) -> PartitionPlan | None:
-    """Under `disturb=all` any change restarts everyone, so the free optimum competes with changing nothing."""
+    """Under `disturb=all` any change restarts all jobs of the GPU, so the optimum without costs is compared with no
+    change."""
     free = best_partition(geo, speeds, rules.objective, gpu.placements)
     if free is None or any(p is None for p in gpu.placements):
         return free

@@ -44,7 +44,7 @@ class Occupant:
     resident_bytes: int = 0
     fixed_bytes: int = 0
     can_leave: bool = True
-    used_ns: int = 0  # when it last had a turn
+    used_ns: int = 0  # time of its last turn
 
     @property
     def missing_bytes(self) -> int:
@@ -87,13 +87,13 @@ class GpuResidency:
     settings: ResidencySettings = field(default_factory=ResidencySettings)
     rates: MoveRates = field(default_factory=MoveRates)
     occupants: dict[str, Occupant] = field(default_factory=dict)
-    overhead_bytes: int = 0  # learnt: bytes that the GPU lacked although it should have fit by the accounts
-    margin_bytes: int = 0  # learnt, and part of it: bytes that the driver reports as free but does not allocate
+    overhead_bytes: int = 0  # learned: bytes that were missing although the accounts had enough free memory
+    margin_bytes: int = 0  # learned, part of the former: bytes that the driver reports as free but does not allocate
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
     def resize(self, name: str, *, movable: int, resident: int, fixed: int = 0, can_leave: bool = True) -> Occupant:
-        """What a tenant holds now."""
+        """Set the bytes that a tenant holds now."""
         if not 0 <= resident <= movable or fixed < 0:
             raise ValueError(f"{name}: {resident} of {movable} bytes resident, {fixed} fixed")
         occupant = self.occupants.setdefault(name, Occupant(name))
@@ -102,11 +102,11 @@ class GpuResidency:
         return occupant
 
     def remove(self, name: str) -> None:
-        """The tenant has gone."""
+        """Remove a tenant."""
         self.occupants.pop(name, None)
 
     def used(self, name: str, now_ns: int) -> None:
-        """The tenant has a turn."""
+        """Note that the tenant has a turn."""
         if name in self.occupants:
             self.occupants[name].used_ns = now_ns
 

@@ -28,7 +28,7 @@ BLEND = 0.3  # weight of a new measurement
 
 
 class Place(enum.Enum):
-    """Where a model is."""
+    """Location and state of a model."""
 
     COLD = "cold"
     STARTING = "starting"
@@ -81,8 +81,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """`most_moving`: of a busy model's time, at most so much goes to moves when equals take turns. `idle_s`: how long
-    a model must be idle before one of lower rank gets its room."""
+    """`most_moving`: largest fraction of a busy model's time for moves, when models of equal rank alternate. `idle_s`:
+    how long a model must be idle before one of lower rank gets its memory."""
 
     most_moving: float = 0.2
     most_patience_s: float = 2.0
@@ -91,7 +91,7 @@ class ModelSettings:
 
 @dataclass
 class ModelRow:
-    """The state of one model. `since_s`: when its place changed; `used_s`: when it last had a request."""
+    """The state of a model. `since_s`: time of its last change of place; `used_s`: time of its last request."""
 
     facts: ModelFacts
     place: Place = Place.COLD
@@ -103,7 +103,7 @@ class ModelRow:
     since_s: float = -math.inf
     not_before_s: float = -math.inf  # after a failure: no earlier action
     draining: bool = False
-    stopping: bool = False  # it leaves for good
+    stopping: bool = False  # the model is being stopped, not evicted
     start_s: float = 0.0
     starts: int = 0
     evictions: int = 0
@@ -116,21 +116,21 @@ class ModelRow:
 
     @property
     def wanted(self) -> bool:
-        """Whether it should be on a GPU and is not."""
+        """Whether the model should be on a GPU but is not."""
         return self.place in AWAY and (self.waiting > 0 or self.facts.kept)
 
 
 @dataclass
 class _Plan:
-    """How room is made on one GPU: `out` leave now, `drain` once their streams have ended. It is promised to the model
-    also while it waits, so that smaller ones do not slip in before it for ever."""
+    """How memory is freed on a GPU: models in `out` are evicted now, those in `drain` once their streams have ended.
+    The memory stays reserved for the waiting model, so that smaller models cannot take it for ever."""
 
     gpu: int
     fits: bool
     out: list[ModelRow] = field(default_factory=list)
     drain: list[ModelRow] = field(default_factory=list)
     cost: float = 0.0
-    later: bool = False  # there will be room, and nothing is to be done for it now
+    later: bool = False  # memory will become free without further action
 
     @property
     def order(self) -> tuple[int, float]:
@@ -153,8 +153,9 @@ class ModelResidency:
         self.gpu_bytes, self.host_bytes = list(gpu_bytes), host_bytes
         self.settings, self.rates = settings or ModelSettings(), rates or MoveRates()
         self.rows = {facts.name: ModelRow(facts, start_s=facts.start_s) for facts in models}
-        self.wake_s = math.inf  # when `decide` may find more to do although nothing happens until then
-        self._away = {name for name, row in self.rows.items() if row.facts.kept}  # wanted, or may be
+        self.wake_s = math.inf  # time at which `decide` must be called even without an event
+        # names of models that should, or may, be on a GPU
+        self._away = {name for name, row in self.rows.items() if row.facts.kept}
         self._on: list[dict[str, ModelRow]] = [{} for _ in self.gpu_bytes]
         self._host_used = 0
 
@@ -241,7 +242,7 @@ class ModelResidency:
 
     @property
     def wanting(self) -> bool:
-        """Whether a model is away and should not be: without one, `decide` has nothing to do."""
+        """Whether a model should be on a GPU but is not; otherwise `decide` has nothing to do."""
         return bool(self._away)
 
     @property
@@ -257,7 +258,7 @@ class ModelResidency:
         return row.place is Place.RESIDENT and not row.draining
 
     def back_s(self, row: ModelRow) -> float:
-        """What bringing it back would take, once it has left."""
+        """Estimated time to bring the model back after an eviction."""
         held = row.facts.memory_bytes
         stays = self.host_bytes is None or self._host_used + held <= self.host_bytes
         return self.rates.seconds(0, held) if stays else row.start_s
@@ -273,7 +274,7 @@ class ModelResidency:
         return max(full - spent, row.not_before_s - now_s, 0.0)
 
     def decide(self, now_s: float) -> list[Action]:
-        """What to do now. Asked after anything has happened, and at `wake_s`."""
+        """The actions to start now. Called after every event, and at `wake_s`."""
         self.wake_s = math.inf
         actions: list[Action] = []
         promised = [0] * len(self.gpu_bytes)
@@ -299,7 +300,7 @@ class ModelResidency:
         return actions
 
     def _line(self, now_s: float) -> list[ModelRow]:
-        """Models that should come, the most urgent first."""
+        """Models that should be brought to a GPU, the most urgent first."""
         found = []
         for name in list(self._away):
             row = self.rows[name]
@@ -312,7 +313,7 @@ class ModelResidency:
         return sorted(found, key=lambda r: (-r.facts.rank[0], -r.facts.rank[1], r.first_s + r.facts.late_s))
 
     def _best(self, row: ModelRow, promised: list[int], now_s: float) -> _Plan | None:
-        """The GPU where it comes soonest: its own one if it has been evicted from one."""
+        """The GPU on which the model can be resident first: the one that it was evicted from, if any."""
         gpus = [row.gpu] if row.gpu >= 0 else range(len(self.gpu_bytes))
         plans = [plan for gpu in gpus if (plan := self._plan(row, gpu, promised[gpu], now_s)) is not None]
         return min(plans, key=lambda plan: plan.order, default=None)
@@ -348,7 +349,7 @@ class ModelResidency:
         if lacking > 0:
             return _Plan(gpu, False, later=True) if lacking <= soon else None
         for chosen in (plan.drain, plan.out):
-            for other in reversed(list(chosen)):  # the last ones may have made others superfluous
+            for other in reversed(list(chosen)):  # later choices may have made earlier ones unnecessary
                 if lacking + other.facts.memory_bytes <= 0:
                     chosen.remove(other)
                     lacking += other.facts.memory_bytes
@@ -356,7 +357,7 @@ class ModelResidency:
         return plan
 
     def _leaves_at(self, other: ModelRow, row: ModelRow, now_s: float) -> float:
-        """From when on a resident model makes way for another one."""
+        """Time from which on a resident model may be evicted for another one."""
         back_s, f = self.back_s(other), self.settings.most_moving
         higher = other.facts.rank > row.facts.rank
         if other.draining and not higher:

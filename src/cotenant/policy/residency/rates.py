@@ -30,7 +30,7 @@ class MoveRates:
         return self.fixed_s + together / self.both_bps + rest
 
     def observe(self, out_bytes: int, in_bytes: int, seconds: float) -> None:
-        """Blend in what a switch took."""
+        """Update the rates with the measured time of a switch."""
         if seconds <= 0.0 or max(out_bytes, in_bytes) < LEAST_BYTES:
             return
         if not in_bytes:

@@ -85,8 +85,8 @@ class Autoscaler:
     wishes: list[int] = field(default_factory=list)
 
     def decide(self, held: int, needed: Callable[[], int | None]) -> int:
-        """The number of GPUs to hold next. `needed` gives the fewest GPUs for the forecast, None when even the most do
-        not do."""
+        """The number of GPUs to hold next. `needed`: the smallest number of GPUs for the forecast; None if the largest
+        number does not suffice."""
         wish = needed()
         want = self.most if wish is None else min(self.most, max(self.least, wish))
         if want >= held or held - want < self.margin * held:

@@ -50,8 +50,8 @@ def planned_pressure(profile: ServingProfile, others: Sequence[Gpulet]) -> float
 def build_desk(
     plan: ServingPlan, services: Sequence[Service], profiles: Mapping[str, ServingProfile], hold: float = 0.0
 ) -> kernel.Desk:
-    """The compiled state for a plan. `profiles` by GPU model; `hold`: part of a gpulet's duty cycle for which a batch
-    that is not full is held back (0: an idle gpulet starts at once)."""
+    """The compiled state for a plan. `profiles`: by GPU model. `hold`: fraction of a gpulet's duty cycle for which an
+    incomplete batch is held back (0: an idle gpulet starts at once)."""
     index = {s.name: i for i, s in enumerate(services)}
     pairs = [(i, let, seat) for i, let in enumerate(plan.gpulets) for seat in let.seats]
     unknown = next((seat.service for _, _, seat in pairs if seat.service not in index), None)
@@ -109,8 +109,8 @@ class Dispatcher:
         self._tags = self.desk.ring["tag"]
 
     def request(self, service: str, now_ms: float, deadline_ms: float | None = None) -> tuple[int, list[Instruction]]:
-        """A request arrives: its number, and what to do now. `deadline_ms` is absolute; default now + SLO, none for
-        best-effort services."""
+        """Handle a request that arrives. Returns its number and the instructions. `deadline_ms` is absolute; by default
+        now + SLO, and none for best-effort services."""
         s = self._index[service]
         own = self.services[s]
         if deadline_ms is None:
@@ -127,7 +127,7 @@ class Dispatcher:
         return self._start(gpulet, now_ms)
 
     def wake(self, now_ms: float) -> list[Instruction]:
-        """Look again at gpulets whose held batches are due."""
+        """Check gpulets whose held batches are due."""
         due = np.nonzero((self.desk.lets["due"] <= now_ms) & (self.desk.lets["busy"] == 0))[0]
         return [x for i in due.tolist() for x in self._start(i, now_ms)]
 
@@ -139,20 +139,20 @@ class Dispatcher:
         return self._dropped()
 
     def withdraw(self, service: str, request: int) -> bool:
-        """Take a request out of its queue; False when it does not wait there any more."""
+        """Remove a request from its queue. Returns False if it no longer waits there."""
         return bool(kernel.withdraw(self.desk, self._index[service], request))
 
     def hold(self, gpulet: int) -> None:
-        """Take a gpulet out of service until `done` is called for it: its worker is not there."""
+        """Take a gpulet without a worker out of service until `done` is called for it."""
         self.desk.lets[gpulet]["busy"] = 1
 
     def clear(self, service: str) -> None:
-        """Forget all requests that wait for a service."""
+        """Drop all waiting requests of a service."""
         queue = self.desk.queues[self._index[service]]
         queue["head"] = queue["tail"]
 
     def queue(self, service: str, now_ms: float, deadline_ms: float) -> int:
-        """A request arrives that starts nothing by itself: its number, -1 when the queue is full."""
+        """Queue a request without starting a batch. Returns its number, or -1 if the queue is full."""
         return int(kernel.offer(self.desk, self._index[service], now_ms, deadline_ms, -1))
 
     @property
@@ -186,7 +186,7 @@ class Dispatcher:
 
 
 def warm() -> None:
-    """Have everything compiled (or loaded) that the first request would wait for."""
+    """Compile (or load) everything that the first request would wait for."""
     service = Service("warm", "warm", 1.0, 1000.0)
     model = ModelProfile("warm", 0, {"100%": ((1, 1.0),)})
     profiles = {"warm": ServingProfile("warm", "", 0, (Partition(1.0, "100%"),), {"warm": model})}

@@ -45,7 +45,8 @@ class Desk(NamedTuple):
 
 @bare
 def offer(D: Desk, s: int, now: float, deadline: float, tag: int) -> int:
-    """Queue a request of service s; its number, or -1 when the queue is full. A tag below 0 stands for the number."""
+    """Queue a request of service s. Returns its number, or -1 if the queue is full. With a tag below 0 the number is
+    used as tag."""
     tail = D.queues[s].tail
     if tail - D.queues[s].head >= D.queues[s].most:
         return -1
@@ -94,7 +95,7 @@ def expire(D: Desk, s: int, now: float) -> None:
 
 @bare
 def batch_now(D: Desk, k: int, now: float) -> int:
-    """Size of the batch that seat k should run now, after dropping what is lost; 0 when nothing waits."""
+    """Size of the batch that seat k should run now, after dropping requests that cannot be in time; 0 if none wait."""
     s = D.seats[k].svc
     mask = D.ring.shape[1] - 1
     most = D.seats[k].batch
@@ -115,7 +116,8 @@ def batch_now(D: Desk, k: int, now: float) -> int:
 
 @bare
 def start(D: Desk, i: int, now: float) -> int:
-    """Let idle gpulet i take its next batch; the batch's size, 0 when it has nothing to do (`due` says until when)."""
+    """Let idle gpulet i take its next batch. Returns the batch's size, or 0 if none starts (`due`: when to check
+    again)."""
     count = D.lets[i].count
     D.lets[i].due = np.inf
     for step in range(1, count + 1):
@@ -144,7 +146,7 @@ def start(D: Desk, i: int, now: float) -> int:
 
 @bare
 def idle_let(D: Desk, s: int) -> int:
-    """The fastest idle gpulet of service s, -1 when all are busy."""
+    """The fastest idle gpulet of service s, or -1 if all are busy."""
     for x in range(D.queues[s].first, D.queues[s].first + D.queues[s].count):
         i = D.seats[D.seats_of[x]].let
         if D.lets[i].busy == 0:

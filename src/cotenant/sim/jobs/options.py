@@ -1,4 +1,5 @@
-"""Options of a training run by their command-line names, with their defaults (tested against the library's)."""
+"""Options of a training run by their command-line names, with their defaults, which a test compares with those of the
+library."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Serving plans: GPUs cut into gpulets, services packed on them under SLOs."""
+"""Serving plans: divide GPUs into gpulets and assign services to them under SLOs."""
