@@ -18,11 +18,11 @@
 #include "paths.h"
 #include "shim.h"
 
-/* From exports.S, all with cot_export_count entries. */
+/* Tables from exports.S with cot_export_count entries each. */
 extern HIDDEN void *cot_real_table[];
 extern HIDDEN const char *const cot_names[];
 extern HIDDEN struct {
-    void *exported, *jump; /* identical if there is no wrapper */
+    void *exported, *jump; /* both are the same address if the entry point has no wrapper */
 } const cot_own_table[];
 extern HIDDEN const uint32_t cot_export_count;
 

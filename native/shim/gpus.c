@@ -189,7 +189,7 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
         cot_floor_context_gone(gpu, context);
     }
     pthread_mutex_lock(&cot_lock);
-    if (context && gpu->contexts > 0) /* NULL: an announced context was not created */
+    if (context && gpu->contexts > 0) /* a NULL context: the announced context was not created */
         gpu->contexts--;
     bool last = gpu->contexts == 0;
     if (gpu->any_context == context)

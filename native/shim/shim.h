@@ -66,7 +66,7 @@ struct call_counts {
 struct calls {
     _Atomic uint64_t started, finished;
     _Atomic uint64_t open;            /* launches may go: the GPU's turn is open, as far as the closing thread has got */
-    _Atomic(CUstream) handle;         /* stream used last; COT_NO_STREAM if it is gone */
+    _Atomic(CUstream) handle;         /* stream used last; COT_NO_STREAM if it was destroyed */
     int64_t budget_ns;                /* predicted time left in the interval */
     struct cost **log_next;           /* where the next launch of the open interval is logged */
     intptr_t log_step;                /* 1; 0 in an unsampled interval: everything goes to `unnoted` */
@@ -99,7 +99,7 @@ struct gpu {
     _Atomic bool denied;
     struct cu_uuid uuid;
     _Atomic uint64_t floor_again_ns;  /* time of the next attempt to connect to the LS gate; 0: connected, or no LS gate */
-    uint64_t floor_patience_ns;       /* interval between attempts */
+    uint64_t floor_patience_ns;       /* interval between attempts to connect to the LS gate */
     /* how often the process was restored on another GPU, which invalidates what it had joined */
     _Atomic uint32_t relocations;
     uint64_t total_bytes;
@@ -146,12 +146,12 @@ struct stream {
 /* ---- per thread ---- */
 struct thread {
     struct gpu *gpu;
-    struct calls *calls;              /* on gpu; the same as cot_calls */
+    struct calls *calls;              /* the thread's record on `gpu`; the same as cot_calls */
     struct stream *stream;            /* used last */
     int64_t budget_begin_ns;
     struct cost **log;                /* the first launch of the interval */
     CUcontext context;
-    struct ring *ring;                /* of gpu, or NULL */
+    struct ring *ring;                /* ring of fences of `gpu`, or NULL */
     struct ring *rings[COTENANT_MAX_GPUS];
     struct calls *calls_of[COTENANT_MAX_GPUS];
     bool solo;                        /* best-effort: the current launch is the first of its kind */
@@ -164,7 +164,7 @@ extern HIDDEN pthread_mutex_t cot_lock; /* gates, connection state, waiting thre
 #include "inflight/fence.h"
 
 /* Answers of gate_slow to the caller. */
-enum gate_answer { GATE_GO = 0, GATE_PASS = 1 /* into a capture, or nothing to enforce: not counted */ };
+enum gate_answer { GATE_GO = 0, GATE_PASS = 1 /* in a capture, or no rule applies: not counted */ };
 
 HIDDEN enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream);
 

@@ -19,9 +19,9 @@ enum { OK = 0, INVALID_CLIENT = 0x23, INVALID_ARGUMENT = 0x1f, NO_OBJECT = 0x57,
 #define CLIENT UINT32_C(0xc1d00000)
 #define DEVICE UINT32_C(0x5d000000)
 #define SUBDEVICE UINT32_C(0x5e000000)
-#define GROUP UINT32_C(0x5c000000) /* | device << 16 | group << 4 | channel + 1 */
+#define GROUP UINT32_C(0x5c000000) /* a group's handle is GROUP | device << 16 | group << 4 | channel + 1 */
 #define COMPUTE UINT32_C(0x5f000000)
-#define SET_NS 300000 /* durations of the calls on a real GPU */
+#define SET_NS 300000 /* durations of these calls on a real GPU */
 #define OFF_NS 600000
 #define ON_NS 350000
 #define HIGH_FD 700

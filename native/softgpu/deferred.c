@@ -11,7 +11,7 @@
 #include "softgpu.h"
 
 #define LOOK_NS 20000
-#define MOST_LATE_NS 50000000 /* longer than the pump thread is ever delayed */
+#define MOST_LATE_NS 50000000 /* upper bound of the delay of the pump thread */
 
 static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the lists of all streams, the held streams, and the pump */
 static pthread_cond_t ops_there = PTHREAD_COND_INITIALIZER;

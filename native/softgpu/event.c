@@ -26,7 +26,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     event->kind = 0;
-    if (event->when_ns != SOFT_UNKNOWN_NS) /* otherwise a held stream still refers to it */
+    if (event->when_ns != SOFT_UNKNOWN_NS) /* an event without a time is still referred to by a held stream */
         free(event);
     return CUDA_SUCCESS;
 }

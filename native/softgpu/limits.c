@@ -218,7 +218,7 @@ static int checked(const char *group)
 {
     if (!root())
         return SOFT_NVML_FUNCTION_NOT_FOUND;
-    if (soft_mig() || !exists(root(), "cgroup.controllers")) /* or control groups of version 1 */
+    if (soft_mig() || !exists(root(), "cgroup.controllers")) /* MIG, or control groups of version 1 */
         return SOFT_NVML_NOT_SUPPORTED;
     if (!group || !within(root(), group) || !exists(group, "cgroup.procs"))
         return SOFT_NVML_INVALID_ARGUMENT;

@@ -11,7 +11,7 @@
 struct block {
     uint64_t address, bytes;
     int device;
-    bool on_device; /* managed memory moves */
+    bool on_device; /* always true, except for managed memory, which moves */
     struct block *next;
 };
 
@@ -185,7 +185,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(struct soft_array *array)
 
 /* ---- pinned host memory ---- */
 
-enum { ALLOCATED = -1, REGISTERED = -2 }; /* how host memory was pinned; stored instead of a device */
+enum { ALLOCATED = -1, REGISTERED = -2 }; /* how host memory was pinned; stored in place of a device's number */
 
 static CUresult pin(void *address, size_t bytes, int how)
 {

@@ -16,7 +16,7 @@
 static int connection = -1;
 static pid_t joined_by;
 static unsigned sms;            /* SMs that the process sees; 0: all */
-static unsigned long long limit; /* limit of its memory on each GPU; 0: none */
+static unsigned long long limit; /* memory limit of this process on each GPU; 0: none */
 
 static int dial(const char *folder)
 {

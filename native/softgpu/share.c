@@ -19,7 +19,7 @@ static const double density[] = {0, SOFT_DENSITY_UNKNOWN_PERMILLE / 1000.0, SOFT
 
 struct other {
     uint64_t tail_ns, kernel_ns;
-    double sms; /* fraction of the GPU's SMs */
+    double sms; /* fraction of the GPU's SMs that the work uses */
     uint32_t work;
 };
 
@@ -92,7 +92,7 @@ uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_n
     double sms = fill < part ? fill : part;
     double most_used = unit.work == 2 && fill > SOFT_REACH_MEMORY_PERMILLE / 1000.0 ? SOFT_REACH_MEMORY_PERMILLE / 1000.0 : fill;
     double used = sms < most_used ? sms : most_used;
-    double own_ns = (double)unit.length_ns * most_used / used; /* longer if it has fewer SMs than it needs */
+    double own_ns = (double)unit.length_ns * most_used / used; /* longer on fewer SMs than the work needs */
     uint32_t pieces = unit.kernels ? unit.kernels : 1;
     struct other others[MOST_OTHERS], beside[MOST_OTHERS];
     uint32_t count = find_others(number, self, begin, others), together = 0;

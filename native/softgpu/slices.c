@@ -100,7 +100,7 @@ static uint64_t advance(struct soft_schedule *s, uint64_t until, uint32_t watche
         }
         for (uint32_t i = 0; i < SOFT_MAX_GROUPS; i++) {
             if (s->current == i + 1 && s->switched_ns <= at && s->groups[i].off != SOFT_ALL_CHANNELS)
-                s->groups[i].busy_ns += end - at; /* even without work, as in the switch log of a GPU */
+                s->groups[i].busy_ns += end - at; /* counted even without work, as a GPU's context-switch log does */
             if (i != running && has_work(&s->groups[i], at))
                 s->groups[i].delay_ns += end - at;
         }

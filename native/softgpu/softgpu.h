@@ -35,7 +35,7 @@
 /* ---- shared between processes (state.c) ---- */
 struct soft_process {
     _Atomic uint64_t owner;        /* pid << 32 | low half of the start time; 0: free */
-    _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last span reserved */
+    _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last time span reserved on each device */
     _Atomic uint64_t shape[SOFT_MAX_DEVICES];   /* share.c: its last kernel's length << 16 | permille of SMs << 2 | class */
     _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
     _Atomic uint64_t engine_tail_ns[SOFT_MAX_DEVICES][2]; /* end of its last copy, by direction of the link */
@@ -47,15 +47,15 @@ struct soft_process {
 
 /* slices.c: contexts as channel groups, and the schedule of their time slices */
 #define SOFT_MAX_GROUPS 64
-#define SOFT_GROUP_SWITCH_NS 220000 /* length of a context switch (H100) */
+#define SOFT_GROUP_SWITCH_NS 220000 /* duration of a context switch, measured on an H100 */
 #define SOFT_LONGEST_SLICE_NS UINT64_C(50000000)
 #define SOFT_CHANNELS 2
 #define SOFT_ALL_CHANNELS ((1u << SOFT_CHANNELS) - 1)
 struct soft_group {
-    uint64_t until_ns;             /* end of its work, by its own clock */
+    uint64_t until_ns;             /* end of the group's work, by the group's own clock */
     uint64_t delay_ns;             /* how far its own clock is behind */
-    uint64_t busy_ns, runs, yields; /* totals; a yield is a run that ended because the work did */
-    uint64_t slice_ns, slice_us;   /* the slice in use, and as it was set */
+    uint64_t busy_ns, runs, yields; /* totals; yields: number of runs that ended because the work ended */
+    uint64_t slice_ns, slice_us;   /* the time slice in use in ns, and as it was set in us */
     uint32_t present, off;         /* off: bits of disabled channels */
 };
 
@@ -68,7 +68,7 @@ struct soft_schedule {
 struct soft_device {
     _Atomic uint64_t schedule_lock; /* owner value of the process that changes the schedule */
     _Atomic uint32_t schedule_live, sliced;
-    _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* same encoding as soft_process.owner; 0: free */
+    _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* encoded like soft_process.owner; 0: the group is free */
     struct soft_schedule schedules[2];
     _Atomic uint64_t busy_until_ns;
     _Atomic uint64_t last_process; /* index + 1 of the process that reserved last */
@@ -86,22 +86,22 @@ struct soft_state {
 };
 
 uint64_t soft_now_ns(void);
-int soft_map(void);    /* maps the state; 0 or a CUresult */
-int soft_attach(void); /* soft_map, and takes a process entry */
+int soft_map(void);    /* maps the state file; returns 0 or a CUresult */
+int soft_attach(void); /* calls soft_map, and takes an entry in the table of processes */
 void soft_uuid(int device, uint8_t uuid[16]);
 struct soft_state *soft_state(void);
-enum { SOFT_TO_DEVICE, SOFT_TO_HOST }; /* directions of the link */
-uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes); /* end of the span */
+enum { SOFT_TO_DEVICE, SOFT_TO_HOST }; /* directions of a copy over the link */
+uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes); /* returns the span's end */
 void soft_note_engine(int device, int direction, uint64_t end_ns);
 /* A unit of work: a kernel, or the kernels of a graph. */
 struct soft_unit {
     uint64_t length_ns;
     uint32_t kernels; /* 0: one */
-    uint32_t sms;     /* SMs that each kernel would fill; 0: all */
-    uint32_t work;    /* class: 1 unknown, 2 memory, 3 compute */
+    uint32_t sms;     /* number of SMs that each kernel could use; 0: all */
+    uint32_t work;    /* work class: 1 unknown, 2 memory-bound, 3 compute-bound */
     bool overdue;     /* may begin in the past: it was held, and the pump thread was late */
 };
-uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit); /* end of the span */
+uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit); /* returns the span's end */
 bool soft_runs_together(void);
 uint64_t soft_share(int device, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit);
 /* mps.c */
@@ -127,7 +127,7 @@ int soft_map_file(int fd); /* maps a state file unless one is mapped; 0 on succe
 uint32_t soft_process_index(void);
 uint64_t soft_process_at(uint32_t index); /* owner of the entry; 0: no live process */
 struct soft_context;
-int soft_group_new(int device); /* -1: all groups are in use */
+int soft_group_new(int device); /* returns -1 if all groups are in use */
 void soft_group_gone(int device, int group);
 struct soft_group soft_group_change(int device, int group, void (*change)(struct soft_schedule *, int, uint64_t), uint64_t value);
 uint64_t soft_clock(const struct soft_context *context); /* current time of the context's clock */
@@ -146,7 +146,7 @@ struct soft_context {
     enum soft_kind kind;
     int device;
     int group; /* index in the device's schedule; -1: none */
-    uint32_t references; /* counted for a primary context only */
+    uint32_t references; /* number of references to a primary context */
     bool primary;
     struct soft_stream *streams; /* all streams except the two default ones */
     struct soft_stream *legacy;
@@ -160,7 +160,7 @@ struct soft_stream {
     bool blocking;
     int priority;
     _Atomic uint64_t tail_ns;
-    uint64_t ends[SOFT_QUEUE_DEPTH]; /* queue: ends of the last launches */
+    uint64_t ends[SOFT_QUEUE_DEPTH]; /* ends of the last launches, which fill the launch queue */
     uint32_t queued;
     int capture;          /* CU_CAPTURE_* */
     int capture_mode;
@@ -191,7 +191,7 @@ struct soft_op {
     unsigned compare;     /* condition of a wait: 0 at least, 1 equal, 2 a bit in common */
     uint32_t *word;
     struct soft_event *event;
-    struct soft_unit unit; /* for work that does not use the link */
+    struct soft_unit unit; /* the kernels, of work that does not use the link */
     bool over_link;
     int direction;        /* direction of a copy over the link */
     void *to;             /* destination of a copy or memset, or NULL */
@@ -218,7 +218,7 @@ struct soft_node {
     uint32_t sms; /* see struct soft_unit */
     uint64_t allocates;
     bool frees;
-    struct soft_op contents; /* its copy or memset */
+    struct soft_op contents; /* the node's copy or memset */
 };
 
 struct soft_graph {

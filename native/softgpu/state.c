@@ -82,7 +82,7 @@ int soft_open_state(void)
         snprintf(path, sizeof path, "/dev/shm/cotenant-softgpu-%u", (unsigned)getuid());
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     int why = fd < 0 || ftruncate(fd, sizeof(struct soft_state)) != 0 ? errno : 0;
-    int full = why ? 0 : posix_fallocate(fd, 0, sizeof(struct soft_state)); /* otherwise a full disk would later cause SIGBUS */
+    int full = why ? 0 : posix_fallocate(fd, 0, sizeof(struct soft_state)); /* a full disk would cause SIGBUS later */
     if (full == ENOSPC || full == EDQUOT)
         why = full;
     if (why) {

@@ -58,7 +58,7 @@ uint64_t soft_context_tail(struct soft_context *context)
 
 /* ---- capture rules ---- */
 
-void soft_invalidate(struct soft_graph *graph) /* the caller holds soft_lock; NULL: all captures */
+void soft_invalidate(struct soft_graph *graph) /* graph NULL: invalidates all captures; the caller holds soft_lock */
 {
     for (int i = 0; i < MAX_CAPTURES; i++)
         if (captures[i] && (!graph || captures[i]->capture_graph == graph))

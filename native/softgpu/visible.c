@@ -9,7 +9,7 @@
 #include "softgpu.h"
 #include "visible.h"
 
-#define UUID_TEXT 41 /* GPU-8-4-4-4-12 and the end */
+#define UUID_TEXT 41 /* length of "GPU-" with a UUID and the terminating NUL */
 
 static int visible[SOFT_MAX_DEVICES];
 static int count;

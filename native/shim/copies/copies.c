@@ -30,7 +30,7 @@
 #define STILL_NS 1000000    /* poll interval while something moves */
 #define LATE_NS 10000000    /* a piece that takes this long, and eight times as long as others, loses its slot */
 #define EARLY_NS 1000000    /* how long a copy of rank AHEAD keeps its slot before its stream reaches it */
-#define LEAD_NS 40000       /* upper estimate of the time from request to first byte */
+#define LEAD_NS 40000       /* upper estimate of the time from the request of a piece to its first byte */
 
 pthread_mutex_t cot_copy_lock = PTHREAD_MUTEX_INITIALIZER;
 struct copy_record cot_copy_records[COPY_RECORDS];

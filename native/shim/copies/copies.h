@@ -31,11 +31,11 @@ struct copy_record { /* a pending copy */
     uint64_t before_serial;
     struct copy_ticket tickets[COTENANT_COPY_SLOTS];
     bool taken;
-    bool free_run;                /* does not wait for turns: other tenants stop for it */
+    bool free_run;                /* the copy does not wait for turns: copies of other tenants stop for it */
     bool spent;                   /* its slot expired before its stream reached it */
 };
 
-static inline bool cot_copy_follows(const struct copy_record *record) /* follows a copy that has not ended */
+static inline bool cot_copy_follows(const struct copy_record *record) /* it follows an unfinished copy in its stream */
 {
     return record->before && record->before->serial == record->before_serial;
 }

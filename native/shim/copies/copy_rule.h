@@ -295,7 +295,7 @@ static inline void copy_rescue(struct cotenant_copy_page *page, uint32_t directi
 
 static inline void copy_done(struct cotenant_copy_page *page, uint32_t direction, struct copy_ticket ticket)
 {
-    uint64_t held = ticket.word; /* belongs to another chunk by now if it lapsed */
+    uint64_t held = ticket.word; /* if the ticket expired, its slot may belong to another chunk by now */
     __atomic_compare_exchange_n(&page->links[direction].slots[ticket.slot], &held, COTENANT_COPY_NOBODY, false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }

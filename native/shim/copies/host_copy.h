@@ -9,17 +9,17 @@ struct host_copy { /* a copy over the link, as rows of equal length, mostly a si
     uint32_t direction;               /* cotenant_copy_direction */
     uint64_t bytes;                   /* total */
     uint64_t unit;                    /* the copy may be split at multiples of this */
-    const void *host;                 /* start in host memory, pinned or pageable */
+    const void *host;                 /* address of the copy's first byte in host memory, pinned or pageable */
     /* issues [from, from + bytes) of it in the stream, asynchronously or as the program called it */
     CUresult (*issue)(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous);
-    const void *call;                 /* arguments of issue */
+    const void *call;                 /* arguments that `issue` needs */
     CUstream stream;
-    bool host_waits;                  /* the call returns after the copy */
+    bool host_waits;                  /* the program's call returns after the copy has ended */
     uintptr_t key;
 };
 HIDDEN CUresult cot_copy_over_link(const struct host_copy *copy);
 HIDDEN CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy);
-HIDDEN void cot_copy_charge_whole(uint32_t direction, uint64_t bytes); /* charges a copy that is not split */
+HIDDEN void cot_copy_charge_whole(uint32_t direction, uint64_t bytes); /* charges the tenant for a copy that is not split */
 HIDDEN bool cot_is_on_device(word address);
 HIDDEN uint64_t cot_copy_slice_bytes(void); /* piece size of copies within the device, of the current GPU; 0: not split */
 

@@ -113,7 +113,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
     uint64_t at_once = copy_chunk(page) * copy_most(page);
     record->free_run = is_ahead(link, copy->direction) && copy->bytes <= (wanted > at_once ? wanted : at_once);
     if (record->free_run)
-        piece = copy->bytes; /* not split: other tenants stop for it */
+        piece = copy->bytes; /* the copy is not split: copies of other tenants stop for it */
     if (piece < unit)
         piece = unit;
     record->link = *link;
@@ -203,7 +203,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
         if (issued == 0)
             cot_copies_enter();
         else
-            pthread_mutex_lock(&cot_copy_lock); /* this thread polls now, instead of the worker */
+            pthread_mutex_lock(&cot_copy_lock); /* this thread polls now, so the worker does not */
         if (record->serial == serial)
             cot_copies_advance();
         bool done = record->serial != serial;

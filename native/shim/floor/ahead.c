@@ -21,7 +21,7 @@
 #define HOLDERS_A_WORD 4
 #define LATELY_NS 10000000
 #define WINDOW_NS 10000000
-#define STAY_NS INT64_C(2000000000) /* after this, a new window of host-gated launches */
+#define STAY_NS INT64_C(2000000000) /* after this time a new window of host-gated launches begins */
 
 
 /* Whether launches may be gated on the device.  Not for tenants with turns, which end when everything launched has

@@ -302,7 +302,7 @@ static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost
     cot_ahead_wait(floor, t->gpu, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (open->count >= PIECE_LOG)
-        open->count = 0; /* stalled for long */
+        open->count = 0; /* the launch waited for long */
     /* the part that has begun continues beside LS work, but nothing is added to it */
     bool up = floor_any_raised(floor->page);
     fresh = fresh || (up && !floor->ahead.behind);
@@ -351,7 +351,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     struct leave leave = wait_for_floor(floor, t->gpu, work, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (cot_pieces_full(floor) && open->count >= PIECE_LOG)
-        open->count = 0; /* stalled for long: only a timing sample is lost */
+        open->count = 0; /* the launch waited for long: only a timing sample is lost */
     floor->stream = t->stream;
     floor->handle = t->stream->handle;
     floor->thread = t;

@@ -10,7 +10,7 @@
 #include "floor/pieces.h"
 
 #define ANSWER_PATIENCE_S 2
-#define FIRST_PATIENCE_NS UINT64_C(1000000000) /* until the next attempt, doubled each time */
+#define FIRST_PATIENCE_NS UINT64_C(1000000000) /* wait until the second attempt; doubled at each further one */
 #define MOST_PATIENCE_NS UINT64_C(30000000000)
 
 static int open_socket(void)

@@ -78,7 +78,7 @@ static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
             thought_ns += piece->log[i]->ns; /* by current estimates: an older window may have corrected the same kernels */
     }
     double ratio = thought_ns > 0 ? elapsed_ns / (double)thought_ns : 1;
-    bool idle = !exact && ratio >= 1; /* it may include idle time, so it is only an upper bound */
+    bool idle = !exact && ratio >= 1; /* the measured time may include idle time, so it is only an upper bound */
     if (exact && held && ratio > 1 + WRONG)
         idle = !is_slow(floor, &ratio);
     else if (exact && held)

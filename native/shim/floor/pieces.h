@@ -13,7 +13,7 @@
 #define PIECE_LOG 64
 #define AHEAD_STREAMS 4
 
-enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* no event was possible: nothing is learned across it */ };
+enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* no event was possible: no estimate is corrected */ };
 
 struct piece {
     CUevent event;
@@ -29,7 +29,7 @@ struct piece {
 
 /* The processor's cycle counter relative to the clock. */
 struct floor_ticks {
-    uint64_t first, last;             /* readings of both: some ms apart; `last` is the latest */
+    uint64_t first, last;             /* readings of counter and clock, some ms apart; `last` is the latest */
     int64_t first_ns, last_ns;
     uint64_t ns_per_2_20;             /* ns per 2^20 cycles; 0: unknown */
 };
@@ -50,7 +50,7 @@ struct floor_ahead {
     int64_t until_ns;                 /* the process may run ahead until then */
     bool on;                          /* current launches are gated on the device */
     bool behind;                      /* LS work is active, and current launches wait for its end */
-    bool refused;                     /* not supported by this driver */
+    bool refused;                     /* this driver does not support waits on memory in streams */
 };
 
 struct floor {
@@ -59,7 +59,7 @@ struct floor {
     pthread_mutex_t lock;
     int fd;
     struct work stated;               /* kernel class stated by the tenant */
-    uint32_t in_flight_us;            /* limit of this tenant; 0: the page's */
+    uint32_t in_flight_us;            /* in-flight budget of this tenant; 0: that of the page applies */
     struct floor_state state;
     CUcontext context;
     struct piece pieces[PIECES];
@@ -67,18 +67,18 @@ struct floor {
     bool have_origin;                 /* batch `origin` ended with an event that was seen: a reference time */
     uint32_t origin;
     int64_t origin_ns;                /* latest possible time of its event by the host's clock */
-    int64_t not_ready_ns;             /* last query at which an event had not occurred */
+    int64_t not_ready_ns;             /* last time at which a query found the batch's event still pending */
     int64_t unchecked_ns;             /* work closed by prediction since the last event */
     uint32_t unchecked;               /* number of batches closed by prediction */
     uint32_t slow;                    /* number of successive timing windows that were slower than estimated, or had waits */
-    double least_slow;                /* the smallest ratio of their times to the estimates */
+    double least_slow;                /* the smallest ratio of measured to estimated time of these windows */
     uint32_t doubt;                   /* number of next batches that end with an event regardless of event_interval_ns */
     bool open_solo;                   /* the open batch is one new kernel, preceded by an event recorded for it */
-    int64_t late_ns;                  /* usual lateness of sleeps */
+    int64_t late_ns;                  /* time by which sleeps usually end late */
     int64_t yield_ns;                 /* longest recent duration of a yield on this machine, decaying */
     int64_t yield_fades_ns;
     int64_t yield_at_ns;              /* earliest time of the next yield */
-    bool stalled;                     /* nothing ended for long: do not wait for that again */
+    bool stalled;                     /* no batch ended for long: do not wait for one again */
     struct stream *stream;            /* stream of the open batch */
     CUstream handle;
     struct thread *thread;

@@ -18,7 +18,7 @@
 static struct cotenant_slot no_slot;
 static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
 static struct calls no_calls = {.gpu = &no_gpu, .handle = COT_NO_STREAM, .log_next = &no_calls.unnoted};
-/* for threads without a record; its counters are never read */
+/* record of the threads that have none of their own; its counters are never read */
 static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = &no_calls.unnoted};
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
 __thread struct calls *cot_calls __attribute__((tls_model("initial-exec"))) = &no_calls;

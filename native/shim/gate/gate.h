@@ -10,7 +10,7 @@ HIDDEN struct gpu *cot_thread_gpu(void); /* attaches the GPU of the current cont
 HIDDEN struct gpu *cot_gpu_of_device(CUdevice device, bool attach);
 HIDDEN struct gpu *cot_gpu_at(uint32_t index);
 HIDDEN uint32_t cot_gpu_count(void);
-HIDDEN void cot_sync_begin(void);    /* before a call in which the host waits for the GPU */
+HIDDEN void cot_sync_begin(void);    /* called before a driver call in which the host waits for the GPU */
 HIDDEN void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns);
 HIDDEN void cot_gate_begin_close(struct gpu *gpu, uint32_t reason);
 HIDDEN uint64_t cot_gates_advance(uint64_t now_ns); /* called on the helper thread; returns the time until the next call in ns */
@@ -55,7 +55,7 @@ static inline uint64_t cot_hash(uint64_t hash, const void *data, size_t length)
 
 /* ---- work.c ---- */
 struct work {
-    uint32_t work_class, sms; /* values of struct cotenant_floor_reply */
+    uint32_t work_class, sms; /* as in struct cotenant_floor_reply */
     uint32_t duration_ns;     /* 0: not known */
 };
 extern HIDDEN bool cot_kernels_known;

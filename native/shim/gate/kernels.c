@@ -154,7 +154,7 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
     collect();
     struct pair *pair = newest - oldest < PAIRS ? &pairs[newest % PAIRS] : NULL;
     if (pair && pair->context != cot_thread->context) {
-        pair->before = pair->after = NULL; /* destroyed with their context */
+        pair->before = pair->after = NULL; /* the events were destroyed with their context */
         pair->context = cot_thread->context;
     }
     CUresult (*create)(CUevent *, unsigned) = REAL(cuEventCreate);

@@ -81,7 +81,7 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with 
     if (gpu->close_reason == COTENANT_RELEASE_IDLE)
         gpu->burst_ns = first ? gpu->activity_ns - first : 0;
     else if (gpu->waiting > 0 && release.used_ns * 2 > gpu->burst_ns)
-        gpu->burst_ns = release.used_ns * 2; /* the busy span was cut off: it is longer than observed */
+        gpu->burst_ns = release.used_ns * 2; /* the busy span was cut off by the turn's end: its real length is larger */
     gpu->idle_since_ns = now;
     release.burst_ns = gpu->burst_ns;
     release.gap_ns = gpu->gap_ns;
@@ -89,7 +89,7 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with 
     cot_agent_send(COTENANT_TOKEN_RELEASE, gpu->slot, &release, sizeof release);
 }
 
-/* Closing and draining.  Returns the time until the next poll. */
+/* Advances a turn that is being closed or drained.  Returns the time until the next poll. */
 static uint64_t advance_close(struct gpu *gpu, uint64_t now)
 {
     if (gpu->state == GATE_CLOSING) {

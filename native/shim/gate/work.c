@@ -12,7 +12,7 @@
 #define SEEN 1024 /* power of two */
 
 struct seen {
-    struct kernel_shape shape; /* function NULL: empty */
+    struct kernel_shape shape; /* the entry is empty if `function` is NULL */
     struct work work;
 };
 

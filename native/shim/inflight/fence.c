@@ -133,7 +133,7 @@ static int64_t predict(const struct fence *fence)
 static void learn(struct ring *ring, const struct fence *fence, double elapsed_ns)
 {
     double ratio = elapsed_ns / (double)fence->predicted_ns;
-    bool bound_only = !fence->exact && !fence->before_sync; /* may include idle time */
+    bool bound_only = !fence->exact && !fence->before_sync; /* the measured time may include idle time */
     if (bound_only && ratio > 2.0)
         ring->probe = true;
     bool good = ratio > 1 - TOLERANCE && ratio < 1 + TOLERANCE;

@@ -17,7 +17,7 @@ struct cost { /* estimated cost of one launch of a kernel, graph or copy */
 #define INTERVAL_LOG 2048
 _Static_assert(INTERVAL_LOG > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1, "the log must hold every launch of an interval");
 #define INFLIGHT_ALONE 16             /* factor on the work that the agent allows to be queued, in an unbounded turn */
-#define UNNOTED_ALONE 15              /* unsampled intervals after an accurate one */
+#define UNNOTED_ALONE 15              /* number of intervals without samples after one with an accurate estimate */
 #define FENCES 16                     /* power of two */
 
 struct fence {
@@ -32,15 +32,15 @@ struct fence {
 
 struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recorded, newest is the open interval */
     CUcontext context;
-    uint32_t oldest, newest;          /* increase without bound; indices are modulo FENCES */
-    uint32_t stalls;                  /* how often the oldest fence did not complete in time */
+    uint32_t oldest, newest;          /* both only increase; indices are taken modulo FENCES */
+    uint32_t stalls;                  /* number of times that the oldest fence did not complete in time */
     int64_t more_ns;                  /* additional work allowed because the oldest fence did not complete */
     bool have_origin;                 /* fence oldest - 1 is complete and serves as reference time */
     bool doubt;                       /* a fence took much longer than estimated: short intervals until one has been measured */
     /* an estimate was wrong while the GPU was idle: close the next interval at a synchronisation */
     bool probe;
     uint32_t noted;                   /* recorded fences with samples */
-    uint32_t unnoted_left;            /* number of next intervals without samples */
+    uint32_t unnoted_left;            /* number of intervals that follow without samples */
     uint64_t began_ns;                /* start of the open interval */
     int64_t outstanding_ns;           /* predicted time of the recorded fences */
     struct fence fences[FENCES];

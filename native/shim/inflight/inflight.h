@@ -5,7 +5,7 @@
 #include "shim.h"
 
 /* ---- calls.c ---- */
-HIDDEN struct calls *cot_calls_of(struct thread *t, struct gpu *gpu); /* registered; NULL without memory */
+HIDDEN struct calls *cot_calls_of(struct thread *t, struct gpu *gpu); /* registered; NULL: memory exhausted */
 HIDDEN struct call_counts cot_calls_sum(const struct gpu *gpu);
 HIDDEN void cot_calls_open(struct calls *calls);       /* the calling thread's record: its launches then follow its GPU's gate */
 HIDDEN void cot_calls_close(struct gpu *gpu);          /* no thread takes the hot path any more */

@@ -152,7 +152,7 @@ static bool is_drained(struct stream *stream)
     CUstream handle = stream->handle;
     bool shared = handle == NULL || (uintptr_t)handle <= CU_STREAM_PER_THREAD_VALUE;
     if (atomic_load(&cot_captures) > 0 && (shared || cot_stream_is_capturing(handle)))
-        return true; /* cannot be queried now; captured work does not run */
+        return true; /* a stream in capture cannot be queried, and captured work does not run now */
     if ((uintptr_t)handle == CU_STREAM_PER_THREAD_VALUE)
         return marked_end_reached(stream);
     return REAL(cuStreamQuery)(handle) != CUDA_ERROR_NOT_READY;

@@ -23,7 +23,7 @@ enum { CLASS_DEVICE = 0x80, CLASS_SUBDEVICE = 0x2080, CLASS_GROUP = 0xa06c };
 
 struct object {
     uint32_t client, handle, parent, class;
-    int fd; /* file of a client */
+    int fd; /* descriptor of an open device file */
 };
 
 /* Arguments of the driver's allocation call: with rights and flags, or, in older libraries, without. */

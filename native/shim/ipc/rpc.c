@@ -23,7 +23,7 @@ struct pending {
 static struct pending *pending_calls; /* protected by cot_lock, as everything here */
 static uint64_t heard_ns;             /* time of the agent's last message */
 static uint64_t asked_ns;             /* time of a query to a silent agent; 0: none since its last message */
-static uint64_t question;             /* sequence of that query */
+static uint64_t question;             /* sequence number of the query to a silent agent */
 
 int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
 {

@@ -21,7 +21,7 @@ static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER; /* never held du
 static struct holding *buckets[BUCKETS];
 static uint64_t host_held;
 static bool host_stale; /* the agent was lost: the new one does not know the pinned host memory yet */
-static _Atomic bool unconfirmed; /* a message was sent that the page may not reflect yet */
+static _Atomic bool unconfirmed; /* a message was sent whose effect the page may not show yet */
 
 static struct holding **bucket(uint64_t address)
 {
@@ -77,7 +77,7 @@ CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, ui
                  (mode == COTENANT_OVERSUBSCRIBE_SWAP || mode == COTENANT_OVERSUBSCRIBE_MANAGED);
     if (result == CUDA_ERROR_NOT_READY && !moves) {
         result = CUDA_SUCCESS;
-        if (!cot_swap_room_now(gpu, bytes, 0) && family != COTENANT_MEMORY_CONTEXT) { /* for a context, the driver decides */
+        if (!cot_swap_room_now(gpu, bytes, 0) && family != COTENANT_MEMORY_CONTEXT) { /* the driver decides this */
             cot_memory_commit(gpu, family, *reservation, 0);
             result = CUDA_ERROR_OUT_OF_MEMORY;
         }

@@ -91,7 +91,7 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     return lane;
 }
 
-struct stretch { /* copies of a move */
+struct stretch { /* the copies of one move */
     CUdeviceptr device;
     uint8_t *host;
     bool out;
@@ -153,7 +153,7 @@ static CUresult copy_staged(struct lane *lane, CUdeviceptr device, uint8_t *host
     uint64_t count = (bytes + STAGE_BYTES - 1) / STAGE_BYTES;
     for (uint64_t i = 0; i < count + STAGES && result == CUDA_SUCCESS; i++) {
         uint32_t slot = (uint32_t)(i % STAGES);
-        if (i >= STAGES) { /* the buffer started STAGES ago */
+        if (i >= STAGES) { /* copy i uses the buffer of copy i - STAGES */
             uint64_t at = (i - STAGES) * STAGE_BYTES, length = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
             result = wait_event(lane->stage_done[slot]);
             if (result == CUDA_SUCCESS && lane->out)

@@ -80,7 +80,7 @@ int cot_hand_receive(int socket, uint64_t *number, int flags) /* -1: no descript
     return memory;
 }
 
-static int take_kept(uint32_t index) /* passes it to the mover */
+static int take_kept(uint32_t index) /* passes the kept memory to the mover */
 {
     int memory = cot_hand.memory = cot_hand.kept[index].memory;
     memmove(&cot_hand.kept[index], &cot_hand.kept[index + 1], (--cot_hand.count - index) * sizeof cot_hand.kept[0]);

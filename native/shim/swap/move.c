@@ -85,7 +85,7 @@ static void land(struct move *move)
         if (move->result == CUDA_SUCCESS)
             move->result = result;
         if (!out && !flight->region->managed)
-            cot_swap_unmap_piece(flight->region, flight->index); /* its contents are still in host memory */
+            cot_swap_unmap_piece(flight->region, flight->index); /* the piece's contents are still in host memory */
         return;
     }
     change(flight, out ? PIECE_AWAY : PIECE_HERE);
@@ -172,7 +172,7 @@ static CUresult supply(struct move *move, struct region *region, uint32_t index)
     if (memory >= 0)
         cot_hand_let_go(memory);
     CUresult result = cot_swap_map_piece(region, index);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free()) /* the kept memory is what is missing */
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free()) /* freeing the kept memory makes room */
         result = cot_swap_map_piece(region, index);
     return result;
 }
@@ -254,7 +254,7 @@ static uint32_t move_in(struct move *move)
     if (move->result == CUDA_ERROR_OUT_OF_MEMORY)
         return COTENANT_OUT_OF_MEMORY;
     if (move->result == CUDA_ERROR_NOT_READY)
-        return COTENANT_DENIED; /* no more bytes were allowed */
+        return COTENANT_DENIED; /* the agent allowed no more bytes */
     return move->result == CUDA_SUCCESS ? COTENANT_OK : COTENANT_INTERNAL;
 }
 

@@ -16,11 +16,11 @@
 
 #include "swap/share.h"
 
-struct shared { /* a region with a handle */
+struct shared { /* a region that has a handle for other processes */
     struct region *region;
     uint64_t serial;
     struct shared *next;
-    int memory[]; /* descriptors of the pieces */
+    int memory[]; /* descriptors of the memory of the region's pieces */
 };
 
 static pthread_mutex_t export_lock = PTHREAD_MUTEX_INITIALIZER; /* one export at a time; taken before `lock` */

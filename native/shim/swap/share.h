@@ -8,16 +8,16 @@
 
 #include "swap/swap.h"
 
-#define SHARE_PATIENCE_S 10 /* for the other process, which may be stopped */
+#define SHARE_PATIENCE_S 10 /* longest wait for the other process, which may be stopped */
 
 #define SHARE_MAGIC "cotenant-shared"
 
 struct share_handle { /* in the place of a CUipcMemHandle; equal for equal allocations, since libraries compare handles */
     char magic[16];
     uint64_t process; /* random number of the process that owns the memory */
-    uint64_t serial;  /* of the region */
-    uint64_t offset;  /* of the allocation in it */
-    uint64_t bytes;   /* of the allocation */
+    uint64_t serial;  /* serial number of the region */
+    uint64_t offset;  /* offset of the allocation in its region */
+    uint64_t bytes;   /* size of the allocation */
     uint64_t zero[2];
 };
 _Static_assert(sizeof(struct share_handle) == sizeof(struct cu_ipc_handle), "one in the place of the other");

@@ -99,7 +99,7 @@ static bool map_backing(const struct gpu *gpu)
         return false;
     madvise(mapped, bytes, MADV_HUGEPAGE);
     madvise(mapped, bytes, MADV_DONTDUMP);
-    madvise(mapped, bytes, MADV_DONTFORK); /* a copy for child processes would be costly and useless */
+    madvise(mapped, bytes, MADV_DONTFORK); /* copying this memory for child processes would be costly and useless */
     place_near(gpu, mapped, bytes);
     backing = mapped;
     backing_bytes = bytes;

@@ -53,7 +53,7 @@ struct region {
 struct swap_gpu {
     uint64_t here_bytes;
     uint64_t away_bytes;  /* PIECE_AWAY and PIECE_EMPTY */
-    uint64_t staying_bytes; /* of regions that stay, in neither of the other sums */
+    uint64_t staying_bytes; /* sum of the regions that stay on the GPU, which the other sums leave out */
     bool moving;
 };
 
@@ -68,16 +68,16 @@ struct swap_order {
 
 /* Times of a move, for the agent. */
 struct swap_times {
-    uint64_t elapsed_ns; /* without waits for MOVE_ALLOW */
-    uint64_t mapping_ns; /* part of it: mapping and unmapping memory */
-    uint64_t copying_ns; /* part of it: waiting for copies */
+    uint64_t elapsed_ns; /* duration of the move, without the waits for MOVE_ALLOW */
+    uint64_t mapping_ns; /* part of elapsed_ns in which memory was mapped and unmapped */
+    uint64_t copying_ns; /* part of elapsed_ns in which the mover waited for copies */
     uint64_t handed_bytes; /* part of what was moved: device memory passed to or from another process */
 };
 
 /* ---- swap.c ---- */
 HIDDEN uint32_t cot_swap_mode(void);            /* cotenant_oversubscribe; NONE after a fallback */
 HIDDEN struct swap_gpu *cot_swap_of(const struct gpu *gpu);
-HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the mapped host memory */
+HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the host memory that holds evicted contents, mapped */
 HIDDEN uint64_t cot_swap_piece(void);           /* bytes of a full piece of a new region */
 HIDDEN void cot_swap_take_terms(const struct cotenant_hello_reply *terms);
 /* With cot_lock; sets passed_fd to -1 if it takes the descriptor. */
@@ -87,27 +87,27 @@ HIDDEN void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, u
                             const struct swap_times *times);
 HIDDEN void cot_swap_report_state(struct gpu *gpu);
 HIDDEN void cot_swap_fix(const char *why);      /* this process's memory is never moved from now on */
-HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why); /* the same, if the address is in a movable allocation */
+HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why); /* cot_swap_fix, if the address is movable */
 HIDDEN void cot_swap_context_made(struct gpu *gpu);
 HIDDEN void cot_swap_agent_lost(void);          /* with cot_lock */
 HIDDEN void cot_swap_reset_after_fork(void);
-HIDDEN bool cot_swap_next_order(struct swap_order *order); /* mover: waits; false: the process is ending */
+HIDDEN bool cot_swap_next_order(struct swap_order *order); /* the mover waits; false: the process is ending */
 HIDDEN void cot_swap_order_done(const struct swap_order *order, uint32_t status, uint64_t moved_bytes,
                                 const struct swap_times *times);
-HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes); /* mover: false if the agent is lost */
+HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes); /* called by the mover; false if the agent is lost */
 HIDDEN bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later);
-/* for memory that cannot wait for the next turn */
+/* evicts memory that is needed before the next turn */
 HIDDEN bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags);
 
 /* ---- swap/list.c ---- */
 #define SMALLEST_SLOT 512
-#define SLAB_CLASSES 12 /* 512 B to 1 MiB */
+#define SLAB_CLASSES 12 /* slot sizes from 512 B to 1 MiB */
 #define LARGEST_SLOT (SWAP_GRANULE / 2)
 
 struct slab {
     struct region *region;
     uint32_t slot_bytes, slots, used;
-    struct slab *next;                            /* of the class */
+    struct slab *next;                            /* next slab with slots of this size */
     uint32_t asked[SWAP_GRANULE / SMALLEST_SLOT]; /* requested bytes of each slot; 0: free */
 };
 
@@ -116,10 +116,10 @@ extern HIDDEN struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
 HIDDEN bool cot_swap_any(void); /* whether this process has movable allocations */
 HIDDEN uint32_t cot_slab_class(uint64_t bytes);
 HIDDEN void cot_swap_publish(struct region *region); /* with cot_lock */
-HIDDEN void cot_swap_unlink(struct region *region);  /* with both locks */
+HIDDEN void cot_swap_unlink(struct region *region);  /* the caller holds both locks */
 HIDDEN struct region *cot_swap_find_start(CUdeviceptr address); /* with cot_swap_lock */
 HIDDEN struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context);
-/* extent of the allocation that contains the address */
+/* finds the extent of the allocation that contains the address */
 HIDDEN bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
 HIDDEN bool cot_swap_is_managed(CUdeviceptr address);
 HIDDEN struct region *cot_swap_keep(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
@@ -148,13 +148,13 @@ struct swap_hand {
     _Atomic int memory; /* a descriptor held by the mover; 0: none */
     uint32_t count;
     struct {
-        int memory; /* a descriptor of it */
+        int memory; /* descriptor of the kept memory */
         uint64_t bytes;
     } kept[SWAP_KEPT];
 };
-extern HIDDEN struct swap_hand cot_hand; /* of the current move */
+extern HIDDEN struct swap_hand cot_hand; /* state of the current move */
 HIDDEN int cot_hand_open(CUdeviceptr address);
-HIDDEN void cot_hand_let_go(int memory); /* frees the memory */
+HIDDEN void cot_hand_let_go(int memory); /* closes the descriptor, which frees the memory */
 HIDDEN bool cot_hand_pass(int socket, int memory, uint64_t number, int flags);
 HIDDEN int cot_hand_receive(int socket, uint64_t *number, int flags);
 HIDDEN bool cot_hand_send(int memory, uint64_t bytes);
@@ -175,8 +175,8 @@ HIDDEN void cot_share_forget_context(CUcontext context);
 HIDDEN void cot_share_reset_after_fork(void);
 
 /* ---- swap/copy.c ---- */
-struct lane; /* a stream with its events */
-HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out); /* mover: created at the first call */
+struct lane; /* a stream for copies, with its events */
+HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out); /* for the mover; created at the first call */
 HIDDEN CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket);
 HIDDEN CUresult cot_swap_copied(struct lane *lane, uint32_t ticket); /* waits */
 HIDDEN CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket);
@@ -184,6 +184,6 @@ HIDDEN void *cot_swap_pinner(void *context);
 HIDDEN uint64_t cot_swap_pinned_bytes(void);
 HIDDEN uint64_t cot_swap_usable_bytes(void); /* host memory that is really available */
 HIDDEN void cot_swap_copy_reset(void);
-#define SWAP_TICKETS 8 /* copies in flight on one lane */
+#define SWAP_TICKETS 8 /* largest number of copies in flight on one lane */
 
 #endif

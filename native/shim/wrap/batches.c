@@ -30,12 +30,12 @@ struct batch {
     size_t *sizes, count;
     void *attributes;
     size_t *first, kinds, *failed;
-    batch_fn old; /* one of the two */
+    batch_fn old; /* the entry point that the program called: one of `old` and `new`, the other is NULL */
     batch_v2_fn new;
     uint64_t bytes;
     word *part_to, *part_from; /* arrays for a part of the batch */
     size_t *part_sizes;
-    size_t entry;       /* start of the next part */
+    size_t entry;       /* index of the copy at which the next part begins */
     uint64_t in_entry;
 };
 
@@ -48,7 +48,7 @@ static CUresult call_batch(const struct batch *batch, word *to, word *from, size
 static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous)
 {
     (void)asynchronous;
-    struct batch *batch = (struct batch *)(uintptr_t)copy->call; /* parts are issued in order, so it stores its position */
+    struct batch *batch = (struct batch *)(uintptr_t)copy->call; /* it stores where the next part begins */
     if (bytes == batch->bytes)
         return call_batch(batch, batch->to, batch->from, batch->sizes, batch->count, stream);
     if (from == 0)
@@ -72,7 +72,7 @@ static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_
     return result;
 }
 
-static bool measure(struct batch *batch) /* false: nothing that can be split */
+static bool measure(struct batch *batch) /* false: the batch contains no copy that can be split */
 {
     batch->bytes = 0;
     if (!batch->to || !batch->from || !batch->sizes || batch->count == 0 || batch->kinds > 1)
@@ -217,7 +217,7 @@ static CUresult issue_box(const struct host_copy *copy, uint64_t from, uint64_t 
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
-static const void *host_of(const struct end_3d *end) /* NULL: in device memory */
+static const void *host_of(const struct end_3d *end) /* NULL: the address is in device memory */
 {
     if (end->type == MEMORY_UNIFIED)
         return cot_is_on_device(end->device) ? NULL : (const void *)(uintptr_t)end->device;

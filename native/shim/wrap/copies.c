@@ -14,7 +14,7 @@ typedef CUresult (*async_fn)(word to, word from, word bytes, CUstream stream);
 
 struct stretch {
     word to, from;
-    sync_fn plain; /* as called by the program; NULL: it was asynchronous */
+    sync_fn plain; /* the synchronous entry point that the program called; NULL: it called an asynchronous one */
     async_fn in_stream;
 };
 
@@ -172,7 +172,7 @@ static CUresult issue_rows(const struct host_copy *copy, uint64_t from, uint64_t
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
-static const void *host_end(int type, const void *host, CUdeviceptr device) /* NULL: in device memory */
+static const void *host_end(int type, const void *host, CUdeviceptr device) /* NULL: the address is in device memory */
 {
     if (type == MEMORY_UNIFIED)
         return cot_is_on_device(device) ? NULL : (const void *)(uintptr_t)device;

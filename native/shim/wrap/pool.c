@@ -8,7 +8,7 @@
 struct pool {
     word handle;
     struct gpu *gpu;
-    bool elsewhere; /* in host memory */
+    bool elsewhere; /* the pool is in host memory */
     uint64_t charged;
 };
 

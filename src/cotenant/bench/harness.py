@@ -56,7 +56,7 @@ class Workload:
         self.gpu = line.removeprefix("ready ").strip()
 
     def begin(self, seconds: float, order: str = "run") -> None:
-        """Start one block. Order `steps` also records the duration of each step."""
+        """Start one block. With `order` "steps" the program also records the duration of each step."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(f"{order} {seconds}\n")

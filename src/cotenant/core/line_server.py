@@ -14,7 +14,7 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.lines import encode, failure
 
 C = TypeVar("C")
-REFUSED_S = 1.0  # to wait for the order of a refused client: clients read an answer only after they sent an order
+REFUSED_S = 1.0  # time limit for the order of a refused client, which reads the answer only after it sent an order
 CHUNK = 1 << 16
 
 

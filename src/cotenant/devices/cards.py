@@ -89,7 +89,7 @@ class Cards:
         self._library = _load(library)
 
     def all(self) -> list[Card]:
-        """In the order of NVML."""
+        """All GPUs of this machine, in NVML's order."""
         count = ctypes.c_uint()
         _checked(self._library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
         return [self._open(index) for index in range(count.value)]
@@ -179,7 +179,7 @@ class Card:
 
     @functools.cached_property
     def highest_mhz(self) -> float:
-        """The highest SM clock."""
+        """The GPU's highest SM clock in MHz."""
         return self._number("nvmlDeviceGetMaxClockInfo", CLOCK_SM)
 
     def part(self) -> float:

@@ -48,7 +48,7 @@ class Hierarchy(Protocol):
 
 
 class Cgroups:
-    """This machine's hierarchy."""
+    """The control group hierarchy of this machine."""
 
     def __init__(self, root: Path = MOUNT, proc: Path = PROC) -> None:
         self.root, self._proc = root, proc

@@ -71,7 +71,8 @@ class ChannelControls:
     """Controls of one driver release. Methods raise WorkError if the driver refuses or the program has ended."""
 
     def __init__(self, release: str, ioctl: Ioctl = _driver_ioctl, library: str = "") -> None:
-        """`library`: of a driver that is not part of the kernel. WorkError: the release is not known."""
+        """`library`: path of the driver's library if the driver is not part of the kernel. Raises WorkError if the
+        release is not known."""
         if why := refusal(release):
             raise WorkError(why)
         self.release, self.library = release, library

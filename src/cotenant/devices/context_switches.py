@@ -21,9 +21,9 @@ from cotenant.devices.meters import Held
 from cotenant.policy.shares.slice_tenant import Usage
 
 RECORDS, RECORD_BYTES = 1 << 14, 32
-STARTS, ENDS = 6, 7  # tags of records
+STARTS, ENDS = 6, 7  # tags of the records of a run's start and end
 SAVING_NS = 100_000  # part of a run that saves and restores state; subtracted from short runs
-SHORT_NS = 5_000_000  # shorter runs are short
+SHORT_NS = 5_000_000  # a run below this length counts as short
 ROOT, DEVICE, SUBDEVICE, MEMORY, BUFFER = 0x41, 0x80, 0x2080, 0x3E, 0x90CD
 BIND, ENABLE, SET_GET, FLUSH = 0x20801238, 0x90CD0101, 0x90CD0102, 0x90CD0104
 UUID_INFO, UUID_BYTES, BINARY = 0x274, 256, 2
@@ -43,7 +43,7 @@ class Runs:
 
     def __init__(self) -> None:
         self.whole_ns: dict[int, int] = {}
-        self._running: tuple[int, int] | None = None  # process, and since when by the GPU's clock
+        self._running: tuple[int, int] | None = None  # its pid, and its start by the GPU's clock
         self._had: dict[int, Usage] = {}
 
     def note(self, tag: int, pid: int, when_ns: int) -> None:

@@ -57,7 +57,7 @@ class GreenContexts:
         """`start`: the fraction of the SMs at which this process's contexts begin."""
         self._cuda = ctypes.CDLL(library)
         self._device, self._start = device, start
-        self._contexts: dict[tuple[int, int], GreenContext] = {}  # by first piece and how many
+        self._contexts: dict[tuple[int, int], GreenContext] = {}  # by index of the first piece, and number of pieces
         self._whole = _Resource()
         self._call("cuDeviceGetDevResource", device, ctypes.byref(self._whole), SM_RESOURCE)
         self.sms = int(self._whole.sm_count)
@@ -100,10 +100,10 @@ class GreenContexts:
         return span(self._start, fraction, len(self._pieces))[1] * self._group
 
     def of(self, fraction: float) -> GreenContext:
-        """The context of a fraction."""
+        """The context with a fraction of the SMs; created at its first use."""
         first, count = (0, 0) if fraction >= WHOLE else span(self._start, fraction, len(self._pieces))
         if (first, count) not in self._contexts:
-            if count == 0:  # cutting would leave some out
+            if count == 0:  # all SMs: a number of pieces may leave some out
                 self._contexts[first, count] = self._open((_Resource * 1)(self._whole), 1, self.sms)
             else:
                 chosen = (_Resource * count)(*self._pieces[first : first + count])

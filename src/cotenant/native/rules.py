@@ -49,7 +49,7 @@ def may_go(rule: FloorRule, state: FloorState, active: WorkClass, next_ns: int, 
 
 
 def went(rule: FloorRule, state: FloorState, active: WorkClass, next_ns: int, now_ns: int) -> None:
-    """The launch went."""
+    """Update the state after a launch."""
     library().gate_went(byref(rule), byref(state), active, next_ns, now_ns)
 
 
@@ -59,7 +59,7 @@ def ended(state: FloorState, predicted_ns: int, now_ns: int) -> None:
 
 
 def allowed_ns(rule: FloorRule, state: FloorState) -> int:
-    """What tidal lets be in flight now."""
+    """Work in ns that the scheme tidal allows in flight now."""
     return int(library().gate_allowed_ns(byref(rule), byref(state)))
 
 

@@ -124,7 +124,7 @@ def stays(switches: Sequence[Switch], end_s: float) -> list[dict[str, Any]]:
             open_bars[model, moving] = last
             found.append(last)
 
-    there: dict[int, float] = {}  # by model, since when it has been there
+    there: dict[int, float] = {}  # model -> time since which it has been on the GPU
     for switch in switches:
         begun = there.pop(switch.model, None)
         if begun is not None:

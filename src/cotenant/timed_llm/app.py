@@ -169,7 +169,7 @@ class App:
         return True
 
     def _deliver(self, tokens: Sequence[Token]) -> None:
-        """On the engine's thread."""
+        """Pass tokens to the event loop; called on the engine's thread."""
         self._loop.call_soon_threadsafe(self._take, tokens)
 
     def _take(self, tokens: Sequence[Token]) -> None:

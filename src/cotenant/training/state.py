@@ -23,7 +23,7 @@ class States:
     wanted: bool
 
     def take(self) -> dict[str, Any]:
-        """The state of each."""
+        """The state of each object, by name."""
         return {name: one.take() for name, one in self.objects.items()}
 
     def put(self, states: Mapping[str, Any]) -> None:

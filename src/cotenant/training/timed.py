@@ -124,7 +124,7 @@ def train(pace: Pace, iterations: float, gpus: float, time_scale: float = 1.0, *
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse and train."""
+    """Parse the command line and run the pretend training job."""
     parser = argparse.ArgumentParser(prog="python -m cotenant.training.timed", description="A pretend training job.")
     parser.add_argument("--profile", type=Path, required=True, help="profile file, as simulate --profiles reads it")
     parser.add_argument("--model", required=True)

@@ -153,7 +153,7 @@ class Floor:
         return True
 
     def lower(self) -> None:
-        """As `Holder.lower`: two stores."""
+        """Clear the flag; see `Holder.lower`. It costs two stores."""
         self._class = 0
         self.mapping.lower()
 

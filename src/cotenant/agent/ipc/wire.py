@@ -66,7 +66,7 @@ def body(name: str, data: bytes) -> tuple[Any, ...]:
 
 
 def fields(name: str, data: bytes) -> dict[str, Any]:
-    """The values by name (slower than `body`)."""
+    """The values of a message by field name (slower than `body`)."""
     return dict(zip(_NAMES[name], body(name, data), strict=True))
 
 

@@ -77,7 +77,7 @@ class MpsNamespaces:
     """
 
     def __init__(self, folder: Path, command: str, can: Abilities, gpus: tuple[Gpu, ...]) -> None:
-        """`gpus`: all that tenants may get."""
+        """`gpus`: the GPUs that tenants may get."""
         self._control = Control(command, folder / "mps" / "pipe", folder / "mps" / "log", 3)
         self._can = can
         self._all = tuple(gpu.uuid for gpu in gpus)

@@ -20,7 +20,7 @@ class MpsHere:
     """Findings on this machine, made without starting anything."""
 
     can: Abilities
-    compute_mode: str = ""  # of the GPU; empty: unknown
+    compute_mode: str = ""  # compute mode of the GPU; empty: unknown
     foreign: tuple[str, ...] = ()  # other MPS daemons: "process 12 with pipes in /run/nvidia-mps"
 
 

@@ -16,9 +16,9 @@ from cotenant.core.errors import InputError
 from cotenant.devices.base import Gpu
 
 MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Slices, Whole, Mps, Green, Mig, Cores)}
-DEFAULT = Time.name  # of a job without a mechanism
+DEFAULT = Time.name  # mechanism of a job that names none
 AUTO = "auto"  # of a tenant without a mechanism: slices if the driver supports them, else turns
-EXCLUSIVE = Whole.name  # of a tenant with GPUs for itself
+EXCLUSIVE = Whole.name  # mechanism of a tenant that has GPUs for itself
 
 
 def names(use: Use) -> tuple[str, ...]:

@@ -36,10 +36,10 @@ class StateFile(Protocol):
     """Storage from which the next agent reads what is parked."""
 
     def save(self) -> None:
-        """Write it soon."""
+        """Write the state file soon."""
 
     def save_now(self) -> bool:
-        """Write it now; returns whether that worked."""
+        """Write the state file now; returns whether that worked."""
 
 
 class Checkpoints:

@@ -26,8 +26,8 @@ class MoveEnd:
     status: int | None
     moved_bytes: int = 0
     elapsed_ns: int = 0  # in the process, from order to end
-    mapping_ns: int = 0  # part of it: mapping and unmapping memory
-    copying_ns: int = 0  # part of it: waiting for copies
+    mapping_ns: int = 0  # part of elapsed_ns: mapping and unmapping memory
+    copying_ns: int = 0  # part of elapsed_ns: waiting for copies
     handed_bytes: int = 0  # part of moved_bytes: device memory passed to or from another process
 
     @classmethod
@@ -47,7 +47,7 @@ class MoveCount:
     in_bytes: int = 0
     seconds: float = 0.0
     mapping_ns: int = 0  # mapping and unmapping memory, in its processes
-    copying_ns: int = 0  # waiting for copies
+    copying_ns: int = 0  # time that its processes waited for copies
     handed_bytes: int = 0  # device memory passed to or from another process
     elapsed_ns: int = 0  # total
 
@@ -210,7 +210,7 @@ class Flow:
         self._failed = False
 
     def freed(self, size: int) -> None:
-        """More bytes have become free."""
+        """Report that more bytes have become free on the GPU."""
         self._room += size
         self._tell()
 

@@ -25,7 +25,7 @@ MESSAGE_BYTES = 4096
 
 @dataclass
 class Kept:
-    """One group of one process."""
+    """A channel group of a process, with the descriptors that control it."""
 
     pid: int
     fd: int

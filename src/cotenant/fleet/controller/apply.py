@@ -61,7 +61,7 @@ class Applier:
             reason = int(plan.reasons.get(job.id, Reason.REPLACED))
             ask_stop(self.book, job, "move", now_s, self.absorber.grace_of(job), reason)
         elif attempt.phase == PARKED:
-            job.target = target  # resumed once its GPUs are free
+            job.target = target  # the parked job resumes when its GPUs are free
         elif _amounts(target) != _amounts(attempt.assignment):
             self._resize(job, attempt, target, now_s)
 
@@ -185,7 +185,7 @@ class _Room:
                 self._subtract(attempt.assignment)
 
     def take(self, target: Assignment) -> bool:
-        """Take everything of the target, or nothing."""
+        """Take all shares of the target and return True, or take none and return False."""
         need: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for place in target.places:
             need[place.node][0] += place.cpus

@@ -39,7 +39,7 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 POLL_S = 0.05  # interval between polls with few attempts
-POLL_MANY_S = 0.2  # the same from MANY attempts on
+POLL_MANY_S = 0.2  # interval between polls from MANY attempts on
 POLL_IDLE_S = 1.0
 MANY = 64
 FAULT_PAUSE_S = 1.0

@@ -173,9 +173,8 @@ class MisoPlanner:
         return np.asarray(self._model.predict_speeds(latencies[None], geo)[0])
 
     def _layout(self, gpu: MisoGpu, jobs: dict[str, Job], *, keep: bool) -> bool:
-        """Assign every job of the GPU its slice by estimated speeds; `keep`: only if moves pay. False: they do
-        not fit.
-        """
+        """Assign a slice to every job of the GPU by estimated speeds. False: the jobs do not fit. `keep`: jobs stay on
+        their slices unless a move gains more than it costs."""
         names = gpu.jobs
         before = tuple(gpu.place[name] for name in names)
         if len(names) == 1:

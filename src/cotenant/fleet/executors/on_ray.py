@@ -47,8 +47,8 @@ class RayExecutor(Executor):
         }
         self._members: dict[str, NodeSpec] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._bridge: LineClient | None = None  # to a process that has answered
-        self._coming: LineClient | None = None  # to the process started last
+        self._bridge: LineClient | None = None  # connection to a bridge that has answered
+        self._coming: LineClient | None = None  # connection to the bridge process started last
         self._lock = threading.Lock()
         self._trouble = ""
         self._connecting: threading.Thread | None = None

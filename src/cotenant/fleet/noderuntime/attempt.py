@@ -77,7 +77,7 @@ class Page:
         return value
 
     def set(self, name: str, value: int) -> None:
-        """Write a field."""
+        """Write a field of the attempt's page."""
         at = _FIELDS[name]
         self._map[at : at + 8] = _FIELD.pack(value)
 
@@ -110,7 +110,7 @@ class Page:
         self.set("phase", ENDED)
 
     def exit(self) -> dict[str, Any]:
-        """The exit recorded by `end`; empty before."""
+        """The exit status that `end` recorded; empty while the attempt runs."""
         length = self.get("exit_bytes")
         if not 0 < length <= PAGE_BYTES - _EXIT_AT:
             return {}

@@ -167,13 +167,13 @@ class Runner:
             self.reap()
 
     def patience_s(self) -> float:
-        """Time until something may be due."""
+        """Time until the next deadline or the end of the lease, in seconds."""
         due = [ns for ns in (self.deadline_ns, 0 if self.asked else self.page.get("until_ns")) if ns]
         wait_s = min((max(0.0, (ns - time.monotonic_ns()) / 1e9) for ns in due), default=3600.0)
         return min(wait_s + 0.001, WATCH_S) if self._watches() else wait_s + 0.001
 
     def look(self) -> None:
-        """React to changed limits."""
+        """Read the attempt's limits again and apply changed ones."""
         with contextlib.suppress(OSError, ValueError):
             new = json.loads((self.folder / LIMITS_FILE).read_text())
             if new != self.limits:

@@ -26,7 +26,7 @@ class Tenancy:
         self.client, self.name, self.folder = client, name, folder
 
     def started(self, pid: int) -> None:
-        """The job's first process runs."""
+        """Report that the job's first process has started."""
         with contextlib.suppress(WorkError):  # it has already ended
             self.client.call("started", name=self.name, pid=pid)
 

@@ -175,7 +175,7 @@ def environment(container: str) -> dict[str, str]:
 
 
 def preload() -> str:
-    """The shims' part of LD_PRELOAD."""
+    """The value that LD_PRELOAD needs to load the shims."""
     folder = names.LIBRARIES / names.CURRENT
     return f"{folder / DRIVER_SHIM}:{folder / NVML_SHIM}"
 

@@ -75,7 +75,7 @@ class Binder:
         self._listed_s = self._api_failed_s = -1e9
         self._missed: dict[tuple[str, str], int] = {}
         self._faults: dict[str, str] = {}
-        self._known: set[PodKey] = set()  # pods with devices in PodResources
+        self._known: set[PodKey] = set()  # pods that have devices according to PodResources
         desk.pending = self.pending
 
     def pending(self, anew: bool) -> list[tuple[int, int]]:

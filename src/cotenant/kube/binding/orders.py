@@ -15,7 +15,7 @@ from cotenant.kube.admission.mutate import preload
 from cotenant.kube.shares import ContainerShare, containers_of, percent, present, shares_of
 from cotenant.kube.units import gpu_of
 
-MOST_NAME = 63  # of a tenant
+MOST_NAME = 63  # longest name of a tenant
 Devices = Mapping[str, Mapping[str, list[str]]]  # container -> resource -> ids
 PodKey = tuple[str, str]  # namespace, name
 

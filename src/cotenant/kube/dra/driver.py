@@ -80,7 +80,7 @@ class _Health:
         self._driver, self._inventory = driver, inventory
 
     def NodeWatchResources(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        """A complete list each time."""
+        """Send the kubelet a complete list of devices after each change."""
         version, sent, sent_s = -1, None, 0.0
         while context.is_active() and self._driver.serving:
             found = [(name, UNHEALTHY if fault else HEALTHY) for name, _, fault in self._driver.known()]

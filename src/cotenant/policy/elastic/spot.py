@@ -48,7 +48,7 @@ class Spot:
         return Decision(config)
 
     def summary(self) -> dict[str, Any]:
-        """Empty, because no program is solved."""
+        """Figures about solved programs: none, since this policy solves none."""
         return {}
 
 

@@ -21,7 +21,7 @@ class Stop(NamedTuple):
 
 
 class Go(NamedTuple):
-    """Put them back."""
+    """Allow the tenant's channels on the GPU again."""
 
     gpu: str
     tenant: str

@@ -31,7 +31,7 @@ class Had(NamedTuple):
 
     @property
     def part(self) -> float:
-        """Of the time."""
+        """Fraction of the interval in which the tenant used the GPU."""
         return self.usage.busy_ns / self.span_ns if self.span_ns else 0.0
 
 
@@ -49,7 +49,7 @@ class SliceTenant:
     duty: float = 1.0  # fraction of a period in which it may run
     density: float = 1.0  # used fraction of the time in which it alone may run
     settled_ns: int = 0  # not stopped before
-    idle_steps: int = 0  # since it last had the GPU
+    idle_steps: int = 0  # the tenant is not stopped before this time
     debt_ns: float = 0.0  # time above its limit that is still to be compensated
     total: Usage = field(default_factory=Usage)
     history: deque[tuple[int, int, Usage]] = field(default_factory=deque)  # (when, time on the list, usage so far)
@@ -62,7 +62,7 @@ class SliceTenant:
         return self.groups > 0 and self.idle_steps < IDLE_STEPS
 
     def put(self, on: bool, now_ns: int) -> None:
-        """On the GPU's list or off it, from now on."""
+        """Count the tenant as on the GPU's list, or as off it, from now on."""
         if self.on:
             self._on_ns += now_ns - self._since_ns
         self.on, self._since_ns = on, now_ns
@@ -93,7 +93,7 @@ class SliceTenant:
         return self._since(0) if self.history else Had()
 
     def since(self, then_ns: int) -> Had:
-        """Usage since then, within the window."""
+        """Usage since that time, as far as the window reaches."""
         index = next((i for i, (at_ns, *_) in enumerate(self.history) if at_ns >= then_ns), len(self.history))
         return self._since(index) if index < len(self.history) else Had()
 

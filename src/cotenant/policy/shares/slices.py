@@ -29,7 +29,7 @@ class SliceSettings:
     longest_ns: int = 100 * MS_NS  # slices up to here are exact
     shortest_ns: int = 200_000
     switching: float = 0.01  # largest fraction of the time lost to switches between tenants that always have work
-    window_ns: int = 2 * SECOND_NS  # over which a share holds
+    window_ns: int = 2 * SECOND_NS  # length of the window in which a share is kept
     edge: float = 0.006  # largest fraction of a share lost where a window cuts a period
     step_ns: int = 200 * MS_NS  # between two corrections
     settle_ns: int = SECOND_NS  # no turns for a gang whose groups have changed: it may be making contexts
@@ -51,7 +51,7 @@ class GpuSlices:
         self.gpu = gpu
         self.settings = settings or SliceSettings()
         self.tenants: dict[str, SliceTenant] = {}
-        self.one_at_a_time = False  # because a tenant has gaps
+        self.one_at_a_time = False  # tenants run one at a time because one of them has gaps
         self.hogged = False  # a latency-sensitive tenant takes what others were promised: it has no precedence now
         self._turns_again = 0  # steps until tenants may be run one at a time again
         self._next_step_ns = 0
@@ -197,7 +197,7 @@ class GpuSlices:
         parts = self._turns(competing)
         wanted_ns = period_ns * len(parts) if guarded else max(period_ns, self.settings.turn_ns / min(parts.values()))
         window_ns = self.settings.window_ns
-        period_ns = window_ns // max(1, int(window_ns // wanted_ns))  # whole ones in every window
+        period_ns = window_ns // max(1, int(window_ns // wanted_ns))  # a window contains a whole number of periods
         plan, begin = dict[str, tuple[int, int]](), 0
         for name, part in parts.items():
             end = begin + round(part * period_ns)

@@ -28,7 +28,7 @@ FILE = "model.py"
 
 
 class PythonModel:
-    """See the module."""
+    """A model whose version folder has a model.py."""
 
     def __init__(self, spec: ModelSpec) -> None:
         began = time.monotonic()
@@ -50,7 +50,7 @@ class PythonModel:
         return [np.asarray(x, DTYPES[s.datatype]) for x, s in zip(given, self.info.outputs, strict=True)]
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """See Backend: does nothing."""
+        """Does nothing; see Backend."""
 
     def resize(self, fraction: float) -> None:
         """See Backend: not possible, since the file may have been set up for its share."""

@@ -34,7 +34,7 @@ def offset(model: str) -> float:
 
 
 class TimedModel:
-    """See the module."""
+    """A model that sleeps for its profiled latency instead of computing."""
 
     def __init__(self, spec: ModelSpec) -> None:
         config: dict[str, Any] = dict(spec.config)

@@ -38,7 +38,7 @@ class _Graph:
 
 
 class TorchModel:
-    """See the module."""
+    """A model that PyTorch runs."""
 
     def __init__(self, spec: ModelSpec, share: Share) -> None:
         import torch

@@ -59,7 +59,7 @@ def _take(host: str, port: int, taken: list[socket.socket]) -> None:
 
 
 def let_go(taken: Mapping[str, list[socket.socket]]) -> None:
-    """Close sockets on which no server listens."""
+    """Close the sockets on which no server listens."""
     for sockets in taken.values():
         for door in sockets:
             door.close()

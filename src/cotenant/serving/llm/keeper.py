@@ -14,7 +14,7 @@ import sys
 
 
 class Keeper:
-    """The server's side."""
+    """The server's end of the connection to the keeper process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

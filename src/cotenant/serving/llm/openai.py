@@ -135,6 +135,6 @@ class Renamed:
         return data
 
     def end(self) -> bytes:
-        """What was held back."""
+        """Return the bytes that were held back."""
         rest, self._rest = self._rest, b""
         return rest

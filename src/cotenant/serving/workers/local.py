@@ -59,7 +59,7 @@ class LocalWorker:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the worker's process has ended."""
         return self._gone.is_set()
 
     async def start(self) -> dict[str, ModelInfo]:

@@ -66,7 +66,7 @@ class Slot:
 
 
 class Bridge:
-    """See the module."""
+    """Passes a server's calls to the actors on the nodes of a Ray cluster."""
 
     def __init__(self, ray: Any, settings: Settings, connection: Connection) -> None:
         self.ray, self.settings, self.connection = ray, settings, connection

@@ -25,7 +25,8 @@ class NodeHost:
         self._dead: dict[str, str] = {}
 
     async def begin(self, life: int) -> None:
-        """Begin a new life without workers."""
+        """Start a new life, and end all workers of the previous one. A number that is not above the current life is
+        ignored."""
         if life <= self._life:
             return
         self._life = life

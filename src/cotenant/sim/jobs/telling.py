@@ -78,7 +78,7 @@ def no_room(w: World, nodes: int) -> bool:
 
 @inner
 def remember(w: World) -> None:
-    """Keep the last decision for comparison."""
+    """Store the last decision; the next one is compared with it."""
     alloc, c, progress = w.alloc, w.run.counters, w.run.job
     if w.options.moves_matter:
         for i in range(alloc.used[0]):

@@ -25,7 +25,7 @@ def left_out(T: Tables, state: State, service: int) -> str:
 
 
 def too_slow(service: Service, gpus: Gpus, *, whole_only: bool) -> str:
-    """Of a service whose SLO no partition keeps."""
+    """Why a service's SLO cannot be kept on any partition."""
     best = np.inf
     for profile in gpus.profiles:
         model = profile.model(service.model)

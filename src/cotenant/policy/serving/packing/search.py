@@ -166,7 +166,7 @@ def part_fit(
             if lets > 0 and value > best and can_share(T, A, g, j, s):
                 q = min(r, spare(T, A, g, j, s))
                 if q * T.svc[s].cost < 0.05:
-                    continue  # a crumb is not worth a seat
+                    continue  # a rate this small does not justify a seat
                 tests += 1
                 copy_gpu(A, g, B, SLOT2)
                 q = most(T, A, B, g, j, A[g, j].part, s, q, COARSE)

@@ -23,7 +23,7 @@ from cotenant.policy.serving.packing.kernel import Tables
 from cotenant.policy.solver import compressed, solve_milp
 
 VECTORS = 4000  # batch vectors of one partition, above which nothing is listed
-PAIRS = 4_000_000  # of batch vectors on two partitions
+PAIRS = 4_000_000  # most pairs of batch vectors of two partitions that are listed
 PRICES = 16  # latest price vectors of a node, tried before a new one is computed
 TINY = 1e-9
 
@@ -169,7 +169,7 @@ def undominated(caps: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Search:
-    """One search; `late` once its time ran out."""
+    """State of one search. `late`: its time ran out."""
 
     table: SharedTable
     ends: float
