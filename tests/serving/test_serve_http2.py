@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from serve_setup import deployment, infer, plan
 from waiting import wait_for
 
-from cotenant.bench.gateway_grpc import DATA, HEADERS, PREFACE, SETTINGS, WINDOW_UPDATE, frame, headers
+from cotenant.bench.gateway_grpc import DATA, HEADERS, PATH, PREFACE, SETTINGS, WINDOW_UPDATE, frame, headers
 from cotenant.serving.backends.timed import offset
 from cotenant.serving.protocol.messages import classes
 from cotenant.serving.server import Running, running
 
-RST_STREAM, PING, GOAWAY, CONTINUATION, PUSH_PROMISE = 3, 6, 7, 9, 5
+PRIORITY, RST_STREAM, PING, GOAWAY, CONTINUATION, PUSH_PROMISE = 2, 3, 6, 7, 9, 5
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, COMPRESSION_ERROR, CALM = 1, 3, 6, 9, 11
 
 
@@ -87,7 +87,13 @@ def test_split_padded_and_prioritised_frames(server: Running) -> None:
         ([frame(HEADERS, 0x4, 1, b"\xbf")], COMPRESSION_ERROR),  # an entry that the table has not
         ([frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1))] * 2, FLOW_CONTROL_ERROR),
         ([frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**32 - 1))], FLOW_CONTROL_ERROR),
+        ([frame(WINDOW_UPDATE, 0, 0, bytes(4))], PROTOCOL_ERROR),  # opens the window by nothing
         ([frame(SETTINGS, 0, 0, b"")] * 10_001, CALM),
+        ([frame(SETTINGS, 1, 0, b"")] * 10_001, CALM),  # acknowledgements of nothing
+        ([frame(PING, 1, 0, bytes(8))] * 10_001, CALM),
+        ([frame(PRIORITY, 0, 1, bytes(5))] * 10_001, CALM),
+        ([frame(0x42, 0, 1, b"")] * 10_001, CALM),  # of a kind that nobody knows
+        ([frame(WINDOW_UPDATE, 0, 1, struct.pack(">I", 1))] * 10_001, CALM),  # of a call that is not there
         ([frame(HEADERS, 0, 1, b"\x00\x01a\x00" * 4000), *[frame(CONTINUATION, 0, 1, bytes(16_000))] * 4], CALM),
         ([frame(HEADERS, 0x8 | 0x4, 1, b"\xff" + b"x")], PROTOCOL_ERROR),  # more padding than frame
     ],
@@ -100,6 +106,18 @@ def test_what_a_peer_may_not_do_ends_its_connection(server: Running, frames: lis
     while peer.read() is not None:
         pass
     assert infer(server.http_url, "a")[0] == 200
+
+
+def test_a_long_stream_is_not_closed_for_the_pings_of_its_client(server: Running) -> None:
+    """Clients of gRPC measure the bandwidth by a ping with each answer that they get, for as long as the stream is."""
+    peer = Peer(server)
+    path = b"/inference.GRPCInferenceService/ModelStreamInfer"
+    peer.send(frame(HEADERS, 0x4, 1, headers().replace(bytes([len(PATH)]) + PATH, bytes([len(path)]) + path)))
+    for k in range(30):
+        peer.send(*[frame(PING, 0, 0, bytes(8))] * 500, frame(DATA, 0, 1, message(np.full((1, 1), k, np.float32))))
+        assert peer.until(DATA)[2] == 1
+    peer.send(frame(DATA, 1, 1, b""))
+    assert b"grpc-status\x010" in peer.until(HEADERS)[3]
 
 
 def test_calls_that_are_no_grpc_or_end_early(server: Running) -> None:

@@ -47,7 +47,7 @@ NO_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 3, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 STREAMS, WINDOW, MOST_FRAME = 1024, 4 << 20, 1 << 20
 KNOWN_BLOCKS, KNOWN_BYTES = 64, 1024  # header blocks kept for each connection, and the size of one
-MOST_CONTROL = 10_000  # frames without any request between them
+MOST_CONTROL = 10_000  # frames without any request or data between them
 MOST_RESETS = 2 * STREAMS  # calls that a client took back beyond those that were answered
 
 
@@ -186,11 +186,13 @@ class Connection(asyncio.Protocol):
         elif kind == PING:
             if len(payload) != 8:
                 raise ProtocolError(FRAME_SIZE_ERROR, "a ping must have 8 bytes")
+            self._controlled()
             if not flags & ACK:
-                self._controlled()
                 self.transport.write(frame(PING, ACK, 0, payload))
         elif kind == PUSH_PROMISE:
             raise ProtocolError(PROTOCOL_ERROR, "a client must not push")
+        else:  # priorities, and unknown kinds
+            self._controlled()
 
     def _reset(self, stream: Stream | None) -> None:
         """Count a cancelled call against the answered ones."""
@@ -239,6 +241,7 @@ class Connection(asyncio.Protocol):
             elif len(self._known) < KNOWN_BLOCKS and len(block) <= KNOWN_BYTES:
                 self._known[block] = known
         if number in self.streams:  # a client's trailers, which are not needed
+            self._controlled()
             self.streams[number].received(b"", True)
             return
         if number % 2 == 0 or number <= self._last:
@@ -271,7 +274,9 @@ class Connection(asyncio.Protocol):
                 raise ProtocolError(PROTOCOL_ERROR, "data for an unknown stream")
             return
         ended = bool(flags & END_STREAM)
-        if not size and not ended:
+        if size:
+            self._control = 0
+        elif not ended:
             self._controlled()
         if not ended:
             stream.credit += size
@@ -283,6 +288,8 @@ class Connection(asyncio.Protocol):
     def _window_update(self, number: int, payload: bytes) -> None:
         (more,) = struct.unpack(">I", payload)
         more &= MOST_WINDOW
+        if more == 0:
+            raise ProtocolError(PROTOCOL_ERROR, "a window is opened by nothing")
         if number == 0:
             self.window += more
             if self.window > MOST_WINDOW:
@@ -296,11 +303,13 @@ class Connection(asyncio.Protocol):
             if waiting.window > MOST_WINDOW:
                 raise ProtocolError(FLOW_CONTROL_ERROR, "a window is too large")
             waiting.flush()
+        else:
+            self._controlled()
 
     def _settings(self, flags: int, payload: bytes) -> None:
+        self._controlled()
         if flags & ACK:
             return
-        self._controlled()
         for key, value in struct.iter_unpack(">HI", payload):
             if key == 4:
                 if value > MOST_WINDOW:
