@@ -17,7 +17,9 @@ from pods import Pod, check_pod, patched, pod, share
 from waiting import wait_for
 
 from cotenant.core.errors import InputError
+from cotenant.kube import node as node_plugin
 from cotenant.kube.admission.mutate import mutate
+from cotenant.kube.client import KubeApi
 from cotenant.kube.dra import claims, offer
 from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
 from cotenant.kube.inventory import Inventory
@@ -30,9 +32,11 @@ from cotenant.kube.messages import (
     open_channel,
     registration,
 )
+from cotenant.kube.node import NodePlugin, NodeSettings
+from cotenant.kube.plugin.resource import Desk
 from cotenant.kube.quantity import parse_memory
 from cotenant.kube.shares import shares_of
-from cotenant.kube.units import NodeGpu
+from cotenant.kube.units import MigSlice, NodeGpu
 
 CLAIM = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/"
 SLICE = "/apis/resource.k8s.io/v1/resourceslices/node-a-gpu.cotenant.dev"
@@ -251,6 +255,34 @@ def test_a_claim_that_is_not_the_pods_gives_it_nothing(tmp_path: Path) -> None:
     assert driver.devices(thing | {"metadata": thing["metadata"] | {"uid": "another"}}) == {}
     driver.forget(set())
     assert not driver._claims
+
+
+def test_a_divided_gpu_is_held_as_long_as_the_pod_of_its_claim(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every round lists the pods; a claim that is known is not read again, and one without a pod is forgotten."""
+    monkeypatch.setattr(node_plugin, "HEALTH_EVERY_S", 0.0)
+    node, pieces = make_node(gpus=1), list[MigSlice]()
+    node.api.store["/version"] = {"major": "1", "minor": "36"}
+    settings = NodeSettings(
+        "node-a", node.agent.folder, node.kubelet.plugins, node.kubelet.resources / "kubelet.sock",
+        slices=lambda: pieces, list_every_s=0.0, claims=ClaimSettings("node-a"),
+    )  # fmt: skip
+    plugin = NodePlugin(settings, Desk(Inventory()), KubeApi(node.api.url))
+
+    def offered() -> dict[str, str]:
+        plugin.round()
+        return {one["name"]: one["attributes"]["type"]["string"] for one in node.api.store[SLICE]["spec"]["devices"]}
+
+    assert offered() == {"gpu-0": "share", "gpu-0-whole": "gpu"}
+    train, claim = place(node, pod("train", annotations=share("30%")))
+    assert offered() == {"gpu-0": "share", "gpu-0-whole": "gpu"}
+    pieces.append(MigSlice("MIG-1", "cotenant.dev/mig-3g.40gb", uuid_of(0), 0))
+    assert offered() == {"mig-1": "mig", "gpu-0": "gone"}
+    node.api.store.pop(CLAIM + claim["name"])  # the API server fails to answer for it
+    assert offered() == {"mig-1": "mig", "gpu-0": "gone"}
+    node.finish(train)
+    assert offered() == {"mig-1": "mig"}
 
 
 def test_the_kubelet_may_prepare_a_claim_while_the_offer_is_written(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ class Binder:
             return found, unclear
         theirs = {key: pod for key, pod in self._pods.items() if pod["spec"].get("resourceClaims") and not ended(pod)}
         if fresh:
-            self._claims.forget({(key[0], name) for key, pod in theirs.items() for name in claims_of_pod(pod)})
+            self._claims.forget({(key[0], name) for key, pod in theirs.items() for name in claims_of_pod(pod).values()})
         for key, pod in theirs.items():
             try:
                 mine = self._claims.devices(pod)
