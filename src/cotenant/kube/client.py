@@ -15,8 +15,6 @@ from cotenant.core.errors import InputError, WorkError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 10.0
-MERGE = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
 MOST_ANSWER = 64 << 20
 
 
@@ -70,23 +68,19 @@ class KubeApi:
         """Replace an object; its resourceVersion, if it has one, must be current (else ApiError 409)."""
         return self.call("PUT", path, thing)
 
-    def patch(self, path: str, change: Any, content_type: str = MERGE) -> dict[str, Any]:
-        """Change an object."""
-        return self.call("PATCH", path, change, content_type)
-
     def delete(self, path: str) -> dict[str, Any]:
         """Delete an object."""
         return self.call("DELETE", path)
 
     # -- transport -------------------------------------------------------------------------------------------------
 
-    def call(self, verb: str, path: str, body: Any = None, content_type: str = "application/json") -> dict[str, Any]:
+    def call(self, verb: str, path: str, body: Any = None) -> dict[str, Any]:
         """Send one request. If the server has closed the connection meanwhile, it is opened again once."""
         headers = {"Accept": "application/json"} | self._authorization()
         data = None
         if body is not None:
             data = json.dumps(body).encode()
-            headers["Content-Type"] = content_type
+            headers["Content-Type"] = "application/json"
         for attempt in (1, 2):
             fresh = getattr(self._local, "connection", None) is None
             connection = self._connection()

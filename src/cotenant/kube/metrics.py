@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 
 from cotenant.core.errors import WorkError
@@ -24,7 +25,7 @@ from cotenant.observability.metrics_kube import (
 OUTCOMES = ("injected", "unchanged", "denied", "failed", "rejected")
 
 
-class Exposed:
+class Exposed(ABC):
     """Base class of metrics that several threads may update while they are read."""
 
     content_type = CONTENT_TYPE
@@ -32,9 +33,9 @@ class Exposed:
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
+    @abstractmethod
     def text(self) -> str:
-        """The exposition."""
-        raise NotImplementedError
+        """The exposition in Prometheus' text format."""
 
     def listen(self, host: str, port: int) -> http.server.ThreadingHTTPServer:
         """Serve it on a port of its own, in a thread. Raises WorkError if the port is taken."""
@@ -77,7 +78,7 @@ class WebhookMetrics(Exposed):
             self._seconds.observe(seconds)
 
     def text(self) -> str:
-        """The exposition."""
+        """See Exposed."""
         page = Exposition()
         with self.lock:
             for outcome in OUTCOMES:
@@ -115,7 +116,7 @@ class PluginMetrics(Exposed):
             self._registrations[resource] += 1
 
     def text(self) -> str:
-        """The exposition."""
+        """See Exposed."""
         page = Exposition()
         page.declare(PLUGIN)
         with self.lock:

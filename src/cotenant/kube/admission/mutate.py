@@ -16,7 +16,6 @@ from cotenant.kube.shares import ContainerShare, Pod, shares_of
 from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 Operation = dict[str, Any]
-OWN_VARIABLES = ("COTENANT_SOCKET", "COTENANT_TOKEN", "COTENANT_DRIVER", "COTENANT_NVML")
 MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
 USER_PRELOAD = "COTENANT_USER_PRELOAD"  # keeps an LD_PRELOAD that is set by reference (valueFrom)
 LIBRARY_VOLUME, SOCKET_VOLUME = "cotenant-lib", "cotenant-run"

@@ -38,7 +38,6 @@ LOG = logging.getLogger(__name__)
 
 LIST_EVERY_S = 5.0  # longest interval between listings of pods: a process waits 8 s until its pod is announced
 MISSED_BEFORE_GONE = 10  # rounds without the pod, if the API server cannot tell whether it has ended
-MOST_RESOURCES_BYTES = 64 << 20
 Held = dict[tuple[str, str], dict[str, Any]]  # (pod's UID, container) -> tenant held by the agent
 
 

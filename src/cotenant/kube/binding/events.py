@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import logging
@@ -43,8 +42,7 @@ class PodEvents:
                 return
         self._said[key] = None
         if len(self._said) > MOST_REMEMBERED:
-            with contextlib.suppress(KeyError):
-                self._said.popitem(last=False)
+            self._said.popitem(last=False)
 
 
 def pod_event(pod: dict[str, Any], node: str, reason: str, message: str, *, warning: bool) -> dict[str, Any]:
