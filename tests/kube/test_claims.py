@@ -33,7 +33,7 @@ from cotenant.kube.messages import (
     registration,
 )
 from cotenant.kube.node import NodePlugin, NodeSettings
-from cotenant.kube.plugin.resource import Desk
+from cotenant.kube.plugin.state import PluginState
 from cotenant.kube.quantity import parse_memory
 from cotenant.kube.shares import shares_of
 from cotenant.kube.units import MigSlice, NodeGpu
@@ -268,7 +268,7 @@ def test_a_divided_gpu_is_held_as_long_as_the_pod_of_its_claim(
         "node-a", node.agent.folder, node.kubelet.plugins, node.kubelet.resources / "kubelet.sock",
         slices=lambda: pieces, list_every_s=0.0, claims=ClaimSettings("node-a"),
     )  # fmt: skip
-    plugin = NodePlugin(settings, Desk(Inventory()), KubeApi(node.api.url))
+    plugin = NodePlugin(settings, PluginState(Inventory()), KubeApi(node.api.url))
 
     def offered() -> dict[str, str]:
         plugin.round()

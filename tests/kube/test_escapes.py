@@ -12,7 +12,7 @@ from cotenant.kube.binding.binder import Binder
 from cotenant.kube.binding.escapes import Escape, EscapeWatch
 from cotenant.kube.client import KubeApi
 from cotenant.kube.inventory import Inventory
-from cotenant.kube.plugin.resource import Desk
+from cotenant.kube.plugin.state import PluginState
 from cotenant.kube.units import NodeGpu
 
 PLACES = {
@@ -38,9 +38,9 @@ def test_who_is_not_connected_twice_in_a_row_has_escaped() -> None:
 def test_the_pod_is_told_once(tmp_path: Path) -> None:
     api = ApiServer()
     thing = api.put_pod(pod("train", annotations=share()))
-    desk = Desk(Inventory())
-    desk.inventory.set([NodeGpu("GPU-0", 3, 8 << 30)])
-    binder = Binder(None, desk, KubeApi(api.url), str(tmp_path / "none"), "node-a")  # type: ignore[arg-type]
+    state = PluginState(Inventory())
+    state.inventory.set([NodeGpu("GPU-0", 3, 8 << 30)])
+    binder = Binder(None, state, KubeApi(api.url), str(tmp_path / "none"), "node-a")  # type: ignore[arg-type]
     binder.pending(True)
     for _ in range(2):
         binder.escaped([Escape(thing["metadata"]["uid"], 11, "GPU-0"), Escape("another", 12, "GPU-0")])

@@ -21,7 +21,7 @@ from cotenant.kube import node as node_plugin
 from cotenant.kube.client import KubeApi
 from cotenant.kube.inventory import Inventory, nvml_faults
 from cotenant.kube.node import NodePlugin, NodeSettings
-from cotenant.kube.plugin.resource import Desk
+from cotenant.kube.plugin.state import PluginState
 from cotenant.kube.units import MigSlice, NodeGpu, gpu_of
 
 SHARE = "cotenant.dev/share"
@@ -48,7 +48,7 @@ def node(make_node: Callable[..., Node], world: World, monkeypatch: pytest.Monke
         "node-a", found.agent.folder, found.kubelet.plugins, found.kubelet.resources / "kubelet.sock",
         faults=lambda rows: world.faults, slices=lambda: world.slices, list_every_s=1.0,
     )  # fmt: skip
-    plugin = NodePlugin(settings, Desk(Inventory(), one_gpu=False), KubeApi(found.api.url))
+    plugin = NodePlugin(settings, PluginState(Inventory(), one_gpu=False), KubeApi(found.api.url))
     thread = threading.Thread(target=plugin.run, daemon=True)
     thread.start()
     found.ready()

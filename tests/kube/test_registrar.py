@@ -19,7 +19,7 @@ from waiting import wait_for
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.plugin.folderwatch import FolderWatch
 from cotenant.kube.plugin.registrar import Registrar
-from cotenant.kube.plugin.resource import Desk
+from cotenant.kube.plugin.state import PluginState
 from cotenant.kube.units import NodeGpu
 
 SHARE = "cotenant.dev/share"
@@ -80,9 +80,9 @@ def test_without_inotify_it_is_a_short_poll(tmp_path: Path) -> None:
 
 def test_a_kubelet_that_restarts_has_the_units_by_the_news_of_its_socket(folder: Path) -> None:
     """The registrar would look by itself in an hour."""
-    kubelet, desk = Kubelet(folder), Desk(Inventory())
-    desk.inventory.set([NodeGpu(uuid_of(0), 0, 8 << 30)])
-    registrar = Registrar(kubelet.plugins, desk, by_claims=False, every_s=NEVER_S)
+    kubelet, state = Kubelet(folder), PluginState(Inventory())
+    state.inventory.set([NodeGpu(uuid_of(0), 0, 8 << 30)])
+    registrar = Registrar(kubelet.plugins, state, by_claims=False, every_s=NEVER_S)
     registrar.start()
     try:
         wait_for(lambda: kubelet.healthy(SHARE))
@@ -97,9 +97,9 @@ def test_a_kubelet_that_restarts_has_the_units_by_the_news_of_its_socket(folder:
 
 def test_a_folder_that_is_emptied_while_the_plugin_starts_to_listen(folder: Path) -> None:
     """A kubelet that starts removes the plugin's socket between its bind and its chmod: registration is tried again."""
-    kubelet, desk = Kubelet(folder), Desk(Inventory())
-    desk.inventory.set([NodeGpu(uuid_of(0), 0, 8 << 30)])
-    registrar = Registrar(kubelet.plugins, desk, by_claims=False, every_s=NEVER_S)
+    kubelet, state = Kubelet(folder), PluginState(Inventory())
+    state.inventory.set([NodeGpu(uuid_of(0), 0, 8 << 30)])
+    registrar = Registrar(kubelet.plugins, state, by_claims=False, every_s=NEVER_S)
     emptied: list[Path] = []
     real = os.chmod
 
@@ -121,11 +121,11 @@ def test_a_folder_that_is_emptied_while_the_plugin_starts_to_listen(folder: Path
 
 def test_a_place_that_cannot_be_listened_at_is_tried_again(folder: Path) -> None:
     """Something else is where the socket should be; without the thread no pod would come any more."""
-    kubelet, desk = Kubelet(folder), Desk(Inventory())
-    desk.inventory.set([NodeGpu(uuid_of(0), 0, 8 << 30)])
+    kubelet, state = Kubelet(folder), PluginState(Inventory())
+    state.inventory.set([NodeGpu(uuid_of(0), 0, 8 << 30)])
     other = kubelet.plugins / "cotenant-share.sock"
     other.mkdir()
-    registrar = Registrar(kubelet.plugins, desk, by_claims=False, every_s=NEVER_S)
+    registrar = Registrar(kubelet.plugins, state, by_claims=False, every_s=NEVER_S)
     registrar.start()
     try:
         wait_for(lambda: registrar.fault)

@@ -168,7 +168,7 @@ def plugin(
     from cotenant.kube.dra.driver import CDI_KIND, ClaimSettings
     from cotenant.kube.inventory import Inventory
     from cotenant.kube.node import NodeSettings, run
-    from cotenant.kube.plugin.resource import Desk, Grant
+    from cotenant.kube.plugin.state import Grant, PluginState
 
     logs.configure(log_format, log_level)
     _one_of(mounts, ("webhook", "plugin"), "--mounts")
@@ -180,7 +180,7 @@ def plugin(
             f"must be between 0.1s and 6s, not {refresh}: a pod's processes wait at most 8s until its tenant is known",
             field="--refresh",
         )
-    desk = Desk(Inventory(), grant=Grant(mounts == "plugin", cdi_kind or None), one_gpu=one_gpu == "true")
+    state = PluginState(Inventory(), grant=Grant(mounts == "plugin", cdi_kind or None), one_gpu=one_gpu == "true")
     given = tuple(part for part in whole.split(",") if part)
     by_claims = ClaimSettings(
         node, kubelet_plugins / "plugins_registry", kubelet_plugins / "plugins" / offer.DRIVER, cdi_kind or CDI_KIND
@@ -188,7 +188,7 @@ def plugin(
     settings = NodeSettings(node, agent_dir, device_plugins, pod_resources, given, list_every_s=list_every_s)
     settings = dataclasses.replace(settings, claims=by_claims if claims == "true" else None)
     metrics = None if metrics_port is None else (host, metrics_port)
-    run(settings, desk, connect(api_server, api_token, api_ca), metrics)
+    run(settings, state, connect(api_server, api_token, api_ca), metrics)
 
 
 @app.command()

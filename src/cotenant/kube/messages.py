@@ -5,6 +5,7 @@ Names and numbers are those of the public interfaces in k8s.io/kubelet.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -172,3 +173,10 @@ def devices_of(container: Any) -> Iterator[tuple[str, list[str]]]:
     """(resource, device ids) of a container in an answer of PodResources; a resource may occur several times."""
     for devices in container.devices:
         yield devices.resource_name, list(devices.device_ids)
+
+
+def error_text(error: grpc.RpcError) -> str:
+    """The error message of a peer."""
+    with contextlib.suppress(AttributeError):
+        return str(error.details() or error.code().name)
+    return str(error)

@@ -22,7 +22,8 @@ from cotenant.kube.client import KubeApi
 from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
 from cotenant.kube.inventory import GPU_NAME, FaultSource, absent, check_whole, gpus_of, mig_slices, nvml_faults
 from cotenant.kube.plugin.registrar import Registrar
-from cotenant.kube.plugin.resource import KUBELET_SOCKET, Desk
+from cotenant.kube.plugin.resource import KUBELET_SOCKET
+from cotenant.kube.plugin.state import PluginState
 from cotenant.kube.units import MigSlice
 
 LOG = logging.getLogger(__name__)
@@ -63,21 +64,21 @@ class AgentOrders:
 class NodePlugin:
     """Runs until `stop`."""
 
-    def __init__(self, settings: NodeSettings, desk: Desk, api: KubeApi) -> None:
+    def __init__(self, settings: NodeSettings, state: PluginState, api: KubeApi) -> None:
         self.settings = settings
-        self.desk = desk
+        self.state = state
         self._agent = AgentOrders(settings.agent_folder)
-        self._claims = ClaimDriver(settings.claims, api, desk.inventory, desk.kick.set) if settings.claims else None
+        self._claims = ClaimDriver(settings.claims, api, state.inventory, state.kick.set) if settings.claims else None
         self._binder = Binder(
             self._agent,
-            desk,
+            state,
             api,
             str(settings.pod_resources),
             settings.node,
             settings.list_every_s,
             self._claims,
         )
-        self._registrar = Registrar(settings.plugin_folder, desk, by_claims=settings.claims is not None)
+        self._registrar = Registrar(settings.plugin_folder, state, by_claims=settings.claims is not None)
         self._resources: list[str] = []
         self._stop = threading.Event()
         self._health_s = -1e9
@@ -97,8 +98,8 @@ class NodePlugin:
                 if self._registrar.met == self._resources:
                     ready()
                     ready = lambda: None  # noqa: E731 said once
-                if self.desk.kick.wait(ROUND_S):
-                    self.desk.kick.clear()
+                if self.state.kick.wait(ROUND_S):
+                    self.state.kick.clear()
                     self._stop.wait(AFTER_ALLOCATE_S)  # the kubelet lists an allocation only after our answer
         finally:
             if self._claims is not None:
@@ -108,7 +109,7 @@ class NodePlugin:
     def stop(self) -> None:
         """End the loop. Bound tenants remain and are taken over by the next plugin."""
         self._stop.set()
-        self.desk.kick.set()
+        self.state.kick.set()
 
     def round(self) -> None:
         """One update of everything. A peer that does not answer does not affect the others."""
@@ -128,7 +129,7 @@ class NodePlugin:
             status = self._agent.call("status")
             self._agent.call("expect", kind="pod")
         except WorkError as error:
-            self.desk.inventory.all_sick(str(error))
+            self.state.inventory.all_sick(str(error))
             raise
         due = time.monotonic() - self._health_s >= HEALTH_EVERY_S
         monitored = any(device(row["kind"]).monitored for row in status["gpus"])
@@ -141,13 +142,13 @@ class NodePlugin:
         there = gpus_of(status, (), {})
         missing = absent(self.settings.whole, there)
         check_whole([text for text in missing if not GPU_NAME.fullmatch(text)], there)
-        self.desk.inventory.set(gpus, self._slices)
+        self.state.inventory.set(gpus, self._slices)
         if due:
             tenants = self._agent.call("list")["tenants"]
             self._binder.not_enforced(tenants)
             if monitored:
                 found = self._escapes.look(self.settings.processes([gpu.uuid for gpu in gpus]), tenants)
-                self.desk.metrics.escaped = len(found)
+                self.state.metrics.escaped = len(found)
                 self._binder.escaped(found)
         if missing:  # broken, or another node's: all nodes of a chart have the same settings
             raise WorkError(f"the agent has no GPU {', '.join(missing)} to offer as a whole")
@@ -155,12 +156,12 @@ class NodePlugin:
     def _offer(self) -> None:
         """Publish the node's GPUs for claims, if pods are placed by claims."""
         if self._claims is not None and self._claims.offer():
-            inventory = self.desk.inventory
+            inventory = self.state.inventory
             LOG.info("offered by claims: %d GPUs, %d MIG instances", len(inventory.gpus), len(inventory.slices))
 
     def _tell_kubelet(self) -> None:
         """Have new resources registered; raises WorkError while some are not."""
-        resources = self.desk.inventory.resources()
+        resources = self.state.inventory.resources()
         if resources != self._resources:
             self._resources = resources
             self._registrar.look()
@@ -173,15 +174,15 @@ class NodePlugin:
             self._said = fault
 
 
-def run(settings: NodeSettings, desk: Desk, api: KubeApi, metrics: tuple[str, int] | None = None) -> None:
+def run(settings: NodeSettings, state: PluginState, api: KubeApi, metrics: tuple[str, int] | None = None) -> None:
     """Run the plugin in the foreground until SIGTERM or SIGINT."""
     import signal
 
-    plugin = NodePlugin(settings, desk, api)
+    plugin = NodePlugin(settings, state, api)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: plugin.stop())
     if metrics is not None:
-        desk.metrics.listen(*metrics)
+        state.metrics.listen(*metrics)
     if not settings.plugin_folder.is_dir():
         raise InputError("this is not the device-plugin folder of a kubelet", file=settings.plugin_folder)
     plugin.run(lambda: LOG.info("ready"))

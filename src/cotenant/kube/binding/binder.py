@@ -30,8 +30,8 @@ from cotenant.kube.binding.orders import (
 from cotenant.kube.client import ApiError, KubeApi
 from cotenant.kube.dra.claims import claims_of_pod
 from cotenant.kube.dra.driver import ClaimDriver
-from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, open_channel, pod_resources
-from cotenant.kube.plugin.resource import Desk, said
+from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, error_text, open_channel, pod_resources
+from cotenant.kube.plugin.state import PluginState
 from cotenant.kube.shares import shares_of
 
 LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Binder:
     def __init__(
         self,
         agent: Agent,
-        desk: Desk,
+        state: PluginState,
         api: KubeApi,
         pod_resources_socket: str,
         node: str,
@@ -65,7 +65,7 @@ class Binder:
         self._claims = claims
         self._list_every_s = list_every_s
         self._agent = agent
-        self._desk = desk
+        self._state = state
         self._api = api
         self._socket = pod_resources_socket
         self._node = node
@@ -75,7 +75,7 @@ class Binder:
         self._missed: dict[tuple[str, str], int] = {}
         self._faults: dict[str, str] = {}
         self._known: set[PodKey] = set()  # pods that have devices according to PodResources
-        desk.pending = self.pending
+        state.pending = self.pending
 
     def pending(self, anew: bool) -> list[tuple[int, int]]:
         """(share units, memory units) of containers that wait for devices. `anew`: list the pods from the API
@@ -96,7 +96,7 @@ class Binder:
         devices = self._devices()
         if devices is None:
             return
-        self._remember(devices)
+        self._state.listed(row for pod in devices.values() for found in pod.values() for row in found.items())
         self._known = set(devices)
         fresh = self._list_pods(devices)
         try:
@@ -117,7 +117,7 @@ class Binder:
         for one in found:
             for pod in self._pods.values():
                 if pod["metadata"]["uid"] == one.uid:
-                    where = self._desk.inventory.index_of(one.gpu)
+                    where = self._state.inventory.index_of(one.gpu)
                     text = f"a process uses {where} without the shim: no share limits it (musl, or LD_PRELOAD lost?)"
                     self._events.say(pod, "ShareNotEnforced", text, warning=True)
 
@@ -138,7 +138,7 @@ class Binder:
             with open_channel(self._socket) as channel:
                 answer = caller(channel, POD_RESOURCES, "List")(pod_resources.ListPodResourcesRequest(), timeout=5.0)
         except grpc.RpcError as error:
-            self._say_once("kubelet", f"the kubelet's PodResources at {self._socket}: {said(error)}")
+            self._say_once("kubelet", f"the kubelet's PodResources at {self._socket}: {error_text(error)}")
             return None
         self._say_once("kubelet", "")
         rows = (
@@ -148,22 +148,6 @@ class Binder:
             for resource, ids in devices_of(container)
         )
         return dict(devices_by_pod(rows))
-
-    def _remember(self, devices: dict[PodKey, Devices]) -> None:
-        """Record allocated devices for the plugins, including allocations too recent to be listed."""
-        taken: dict[str, set[str]] = {}
-        for containers in devices.values():
-            for resources in containers.values():
-                for resource, ids in resources.items():
-                    taken.setdefault(resource, set()).update(ids)
-        now = time.monotonic()
-        for allocation in list(self._desk.log):
-            if now - allocation.at_s < LIST_EVERY_S:
-                taken.setdefault(allocation.resource, set()).update(allocation.ids)
-        if taken != self._desk.taken:
-            self._desk.taken = taken
-            if self._desk.one_gpu:
-                self._desk.inventory.wake()
 
     def _list_pods(self, devices: dict[PodKey, Devices], *, force: bool = False) -> bool:
         """List the node's pods if one is unknown or the list is old. Returns whether the list is fresh."""
@@ -234,7 +218,7 @@ class Binder:
                 continue
             before = held.get((pod["metadata"]["uid"], share.container))
             resource = names.GPU_RESOURCE if share.whole else names.SHARE_RESOURCE
-            gpus = before["gpus"] if before else self._desk.unclaimed(resource, share.gpus or share.units, devices)
+            gpus = before["gpus"] if before else self._state.unclaimed(resource, share.gpus or share.units, devices)
             if gpus:
                 found.append(init_order(pod, share, gpus))
             elif started(pod, share.container):
@@ -274,8 +258,8 @@ class Binder:
             except InputError as error:
                 refused += 1
                 self._tell(order, "ShareRefused", f"container {order.container}: {error.message}", warning=True)
-        self._desk.metrics.bound = bound
-        self._desk.metrics.unbound = refused
+        self._state.metrics.bound = bound
+        self._state.metrics.unbound = refused
 
     def _place(self, order: Order, before: dict[str, Any] | None) -> None:
         tenant = dict(order.tenant)
@@ -289,7 +273,7 @@ class Binder:
                 raise
             # a previous pod of that name still has running processes
             self._agent.call("hold", tenant=tenant | {"name": other_name(tenant["name"], order.uid)}, **place)
-        where = " and ".join(self._desk.inventory.index_of(uuid) for uuid in tenant["gpus"])
+        where = " and ".join(self._state.inventory.index_of(uuid) for uuid in tenant["gpus"])
         self._tell(order, "ShareBound", f"container {order.container} {described(tenant, f'{where} of {self._node}')}")
 
     def _tell(self, order: Order, reason: str, message: str, *, warning: bool = False) -> None:

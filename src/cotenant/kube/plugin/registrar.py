@@ -12,7 +12,8 @@ from pathlib import Path
 
 from cotenant.core.errors import WorkError
 from cotenant.kube.plugin.folderwatch import FolderWatch
-from cotenant.kube.plugin.resource import KUBELET_SOCKET, Desk, ResourcePlugin
+from cotenant.kube.plugin.resource import KUBELET_SOCKET, ResourcePlugin
+from cotenant.kube.plugin.state import PluginState
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0  # poll interval in addition to the watch
@@ -25,10 +26,10 @@ class Registrar:
     `by_claims`: only MIG instances are offered as units.
     """
 
-    def __init__(self, folder: Path, desk: Desk, *, by_claims: bool, every_s: float = LOOK_EVERY_S) -> None:
+    def __init__(self, folder: Path, state: PluginState, *, by_claims: bool, every_s: float = LOOK_EVERY_S) -> None:
         self.fault = ""
         self.met: list[str] | None = None
-        self._folder, self._desk, self._by_claims, self._every_s = folder, desk, by_claims, every_s
+        self._folder, self._state, self._by_claims, self._every_s = folder, state, by_claims, every_s
         self._plugins: dict[str, ResourcePlugin] = {}
         self._kubelet: tuple[int, int, int] | None = None  # identity of the socket at which we are registered
         self._watch = FolderWatch(folder)
@@ -79,14 +80,14 @@ class Registrar:
                 known.stop()
             self._plugins.clear()
             self._kubelet = self.met = None
-        resources = self._desk.inventory.resources()
+        resources = self._state.inventory.resources()
         for resource in () if self._by_claims else resources:  # a GPU is not offered in two ways
             plugin = self._plugins.get(resource)
             if plugin is not None and plugin.path.exists():
                 continue
             if plugin is not None:
                 plugin.stop()
-            fresh = ResourcePlugin(resource, self._desk, self._folder)
+            fresh = ResourcePlugin(resource, self._state, self._folder)
             try:
                 fresh.start()
                 fresh.register(kubelet)
@@ -94,8 +95,8 @@ class Registrar:
                 fresh.stop()
                 raise
             self._plugins[resource] = fresh
-            LOG.info("registered %s: %d devices", resource, len(self._desk.inventory.of(resource)))
+            LOG.info("registered %s: %d devices", resource, len(self._state.inventory.of(resource)))
         self._kubelet = identity
         if resources != self.met:
             self.met = resources
-            self._desk.kick.set()
+            self._state.kick.set()

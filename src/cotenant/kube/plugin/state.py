@@ -1,0 +1,148 @@
+"""State that the device plugins of a node's resources share: allocations, and on which GPU the next ones should be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.core.errors import InputError
+from cotenant.kube import names, units
+from cotenant.kube.inventory import Inventory
+from cotenant.kube.metrics import PluginMetrics
+
+TOGETHER_S = 2.0  # time within which the kubelet asks for a container's other resource
+LISTED_WITHIN_S = 5.0  # time after which PodResources lists an allocation
+OTHER = {names.SHARE_RESOURCE: names.MEMORY_RESOURCE, names.MEMORY_RESOURCE: names.SHARE_RESOURCE}
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a container gets together with its devices."""
+
+    mounts: bool = False  # True: the plugin mounts the libraries and the socket, not the webhook
+    cdi_kind: str | None = None  # nvidia.com/gpu: name devices by CDI instead of a variable
+    host_libraries: str = str(names.HOST_LIBRARIES)
+    host_sockets: str = str(names.HOST_SOCKETS)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One answer to Allocate."""
+
+    at_s: float
+    resource: str
+    ids: frozenset[str]
+
+
+@dataclass
+class PluginState:
+    """Shared state of the plugins of a node's resources: the inventory, and the latest allocations."""
+
+    inventory: Inventory
+    grant: Grant = field(default_factory=Grant)
+    one_gpu: bool = True  # advertise at most the free units of one GPU
+    metrics: PluginMetrics = field(default_factory=PluginMetrics)
+    taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> allocated ids, by PodResources
+    log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
+    kick: threading.Event = field(default_factory=threading.Event)
+    # (share units, memory units) of containers on this node without devices; True: ask the API server again
+    pending: Callable[[bool], list[tuple[int, int]]] = lambda anew: []
+    _half: Allocation | None = None  # the last allocation, if its container's other resource is still to come
+
+    def note(self, resource: str, ids: list[str]) -> None:
+        """Record an allocation; PodResources will show its container later."""
+        allocation = Allocation(time.monotonic(), resource, frozenset(ids))
+        if resource in OTHER:
+            alone = self._needs(resource, len(ids)) == {0}
+            self._half = None if alone or self._other_half(resource) else allocation
+        self.log.append(allocation)
+        self.taken.setdefault(resource, set()).update(ids)
+        self.kick.set()
+        if self.one_gpu:
+            self.inventory.wake()
+
+    def listed(self, rows: Iterable[tuple[str, Iterable[str]]]) -> None:
+        """Record the allocated devices (resource, ids) of PodResources, which may lack the latest allocations."""
+        taken: dict[str, set[str]] = {}
+        for resource, ids in rows:
+            taken.setdefault(resource, set()).update(ids)
+        now = time.monotonic()
+        for allocation in list(self.log):
+            if now - allocation.at_s < LISTED_WITHIN_S:
+                taken.setdefault(allocation.resource, set()).update(allocation.ids)
+        if taken != self.taken:
+            self.taken = taken
+            if self.one_gpu:
+                self.inventory.wake()
+
+    def shown(self) -> str | None:
+        """The one GPU whose free units are advertised, of share and memory alike; None: all GPUs."""
+        if not self.one_gpu:
+            return None
+        half = self._half
+        if half is not None and time.monotonic() - half.at_s <= TOGETHER_S:
+            # A container has the one resource and is about to get the other: the kubelet must still see it free there.
+            return units.gpu_of(next(iter(half.ids)))
+        found = {resource: self.inventory.of(resource) for resource in OTHER}
+        return units.roomiest(list(found.values()), [set(self.taken.get(resource, ())) for resource in found])
+
+    def _needs(self, resource: str, size: int) -> set[int]:
+        """Numbers of units of the other resource, of waiting containers that take `size` units of this one."""
+        mine = int(resource == names.MEMORY_RESOURCE)
+        for anew in (False, True):
+            found = {pair[1 - mine] for pair in self.pending(anew) if pair[mine] == size}
+            if found:
+                break
+        return found
+
+    def _other_half(self, resource: str) -> Allocation | None:
+        """The last allocation, if its container still needs units of this resource."""
+        half = self._half
+        if half is None or half.resource != OTHER[resource] or time.monotonic() - half.at_s > TOGETHER_S:
+            return None
+        return half
+
+    def unclaimed(
+        self, resource: str, count: int, listed: Mapping[Any, Mapping[str, Mapping[str, list[str]]]]
+    ) -> list[str]:
+        """GPUs of the last allocation of so many devices that PodResources lists for no container; empty if there is
+        none.
+        """
+        claimed = {one for pod in listed.values() for mine in pod.values() for ids in mine.values() for one in ids}
+        for allocation in reversed(list(self.log)):  # the kubelet may ask for more meanwhile
+            if allocation.resource == resource and len(allocation.ids) == count and not allocation.ids & claimed:
+                return sorted({units.gpu_of(one) for one in allocation.ids})
+        return []
+
+    def check_together(self, resource: str, size: int, gpu: str) -> None:
+        """Raise InputError if a container's other resource was placed on another GPU: no GPU had room for both."""
+        half = self._other_half(resource) if resource in OTHER else None
+        if half is None or len(half.ids) not in self._needs(resource, size):
+            return
+        where = units.gpu_of(next(iter(half.ids)))
+        if where != gpu:
+            self._half = None
+            raise InputError(
+                f"{len(half.ids)} units of {half.resource} are free on {where} and {size} of {resource} on {gpu},"
+                f" but on no GPU both. {units.FAILED}"
+            )
+
+    def beside(self, resource: str, size: int) -> tuple[str, set[str] | None]:
+        """Where a container's units of one resource should go, given its other resource.
+
+        The kubelet does not tell for which container it asks. The pods that wait on this node are known, and thus how
+        many units of the other resource such a container takes. Returns the GPU where those were just placed, otherwise
+        the GPUs that have room for both (None: any).
+        """
+        needs, half, other = self._needs(resource, size), self._other_half(resource), OTHER[resource]
+        if half is not None and (not needs or len(half.ids) in needs):
+            return units.gpu_of(next(iter(half.ids))), None
+        need, taken = max(needs, default=0), self.taken.get(other, set())
+        if not need:
+            return "", None
+        free = Counter(units.gpu_of(one) for one, good in self.inventory.of(other).items() if good and one not in taken)
+        return "", {uuid for uuid, count in free.items() if count >= need}
