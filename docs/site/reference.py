@@ -23,7 +23,7 @@ OTHER_FORMS = {
         ("--agent FILE", "simulate_turns"),
     ],
 }
-METRICS_OF = {  # second word of a name -> who exports it
+METRICS_OF = {  # program -> second words of the names of its metrics
     "Agent": ("gpu", "agent", "turn", "tenant"),
     "Server": ("server",),
     "Language models": ("model",),

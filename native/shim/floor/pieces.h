@@ -42,7 +42,7 @@ struct floor_ahead {
     CUdeviceptr words;
     CUcontext pinned_in;              /* the context in which the page is pinned */
     struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* streams with recent launches */
-    int64_t crowded_until_ns;         /* until then, more streams are in use than there are entries */
+    int64_t crowded_until_ns;         /* until this time more streams are in use than `streams` has entries */
     int64_t part_ns;                  /* work between two waits of a stream */
     int64_t since_ns;                 /* predicted work since the last wait of the current stream */
     /* window of host-gated launches: its start, and their total wait; 0: starts at the next launch */

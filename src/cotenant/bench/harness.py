@@ -115,7 +115,7 @@ class Bench:
         self.environment = dict(os.environ)
         if self.device.simulated:
             self.environment["COTENANT_SOFTGPU_STATE"] = str(self.folder / "softgpu")
-            self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # it names real ones
+            self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # CUDA_VISIBLE_DEVICES names real GPUs
         config = self.folder / "agent.json"
         config.write_text(json.dumps(self.settings))
         command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.folder), "--gpus", self.gpus]
@@ -145,7 +145,7 @@ class Bench:
                 said = (self.folder / "agent.log").read_text().strip().splitlines()
                 last = said[-1].removeprefix("cotenant agent: ") if said else "it wrote no message"
                 if self.agent.returncode == 2:
-                    raise InputError(last)  # mostly --gpus, which the agent's message names
+                    raise InputError(last)  # usually a wrong --gpus, which the agent's message names
                 raise WorkError(f"the agent did not start: {last}")
             try:
                 ControlClient(self.folder).close()

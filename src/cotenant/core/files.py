@@ -90,7 +90,7 @@ def check_folder(path: str | Path, holds: str) -> None:
     """
     target = Path(os.path.abspath(path))
     _check_destination(target, holds, path)
-    parent = next(folder for folder in target.parents if folder.exists())  # missing folders below it will be created
+    parent = next(folder for folder in target.parents if folder.exists())  # the folders below are created later
     probe = parent / f".{target.name}.part-{os.getpid()}"
     try:
         probe.touch()

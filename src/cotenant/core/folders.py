@@ -27,7 +27,7 @@ def agent_folder() -> Path:
     has_machine_agent = os.path.exists(MACHINE_AGENT / CONTROL_SOCKET)
     try:
         own = own_agent_folder()
-    except WorkError:  # another user created it
+    except WorkError:  # another user created the folder
         if has_machine_agent:
             return MACHINE_AGENT
         raise

@@ -47,9 +47,8 @@ def failure(error: Exception, server: str = "server") -> Message:
 
 
 class LineClient:
-    """An open connection to `who` (the agent, the fleet) at `where`. Raises the InputError or WorkError that it
-    answers.
-    """
+    """An open connection to a server at `where`. `who` names it in messages: the agent, the fleet. Raises the
+    InputError or WorkError that it answers."""
 
     def __init__(self, connection: socket.socket, who: str, where: str) -> None:
         self._socket = connection

@@ -13,7 +13,7 @@ MAX_BATCH = 1024
 MAX_GPUS = 1_000_000
 
 
-MOST_MODELS = 128  # on one gpulet
+MOST_MODELS = 128  # of one gpulet
 
 
 @dataclass(frozen=True)

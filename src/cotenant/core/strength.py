@@ -31,7 +31,7 @@ class Strength(enum.StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for the strongest."""
+        """Rank of the enforcement; 0 is the strongest."""
         return list(Strength).index(self)
 
     def at_least(self, demanded: Strength) -> bool:
@@ -54,5 +54,5 @@ class Prospect:
     promise: Promise
     by: Strength
     how: str  # what enforces it, in a few words: "dmem.max of the tenant's cgroup"
-    why: str  # one sentence: why this and nothing stronger
+    why: str  # one sentence: why no stronger enforcement is possible
     obstacles: tuple[str, ...] = ()  # what prevents a stronger one, one sentence each

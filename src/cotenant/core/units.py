@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-
 
 
 def _split(text: str | float, field: str | None, example: str) -> tuple[float, str]:
-    if isinstance(text, bool) or not isinstance(text, int | float | str):  # values from files may have any type
+    if isinstance(text, bool) or not isinstance(text, int | float | str):  # a value from a file may have any type
         raise InputError(f"{str(text)[:80]} is not a quantity; write it like {example}", field=field)
     if isinstance(text, int | float):
         try:

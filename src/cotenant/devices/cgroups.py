@@ -65,7 +65,7 @@ class Cgroups:
     def groups(self, top: Path) -> Iterator[Path]:
         """See Hierarchy."""
         yield top
-        with contextlib.suppress(OSError):  # it was removed meanwhile
+        with contextlib.suppress(OSError):  # the group was removed meanwhile
             for entry in sorted(os.scandir(top), key=lambda entry: entry.name):
                 if entry.is_dir(follow_symlinks=False):
                     yield from self.groups(Path(entry.path))

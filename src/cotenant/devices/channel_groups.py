@@ -30,7 +30,7 @@ SET_SLICE, GET_SLICE, PREEMPT, GET_INFO = 0xA06C0103, 0xA06C0104, 0xA06C0105, 0x
 DISABLE_CHANNELS = 0x2080110B
 GET_UUID = 0x2080014A
 SOFT_USAGE = 0x50F70001
-MOST_CHANNELS = 64  # in one call
+MOST_CHANNELS = 64  # most channels of one call
 _DISABLE = struct.Struct(f"=B3xIBB6xQ{MOST_CHANNELS}I{MOST_CHANNELS}I")
 _UUID = struct.Struct("=III256s")
 LONGEST_SLICE_US = 10_000_000  # more than any driver sets: a larger value means that the layout differs

@@ -49,7 +49,7 @@ class Nvidia(Device):
         return found
 
     def nvml(self) -> str:
-        """See Device: by the name that the loader knows."""
+        """The library by the name that the loader knows; see Device."""
         return NVML
 
     def tenant_nvml(self) -> Path | None:

@@ -219,7 +219,7 @@ class Nvml:
                 compute = tuple(c for c, _ in self._compute(array[i]))
                 place = Placement(int(info.placement.start), kind)
                 found.append(GpuInstance(int(info.id), place, compute, uuids.get(int(info.id)), profile.name))
-        for missing in uuids.keys() - {instance.id for instance in found}:  # of a profile that the driver describes not
+        for missing in uuids.keys() - {instance.id for instance in found}:  # profiles that the driver does not describe
             handle = self._instance(device, missing)
             info = self.call("reading a GPU instance", "nvmlGpuInstanceGetInfo", handle)
             name = f"profile-{int(info.profileId)}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PRETEND = "pretend"  # no device: jobs are only given its number
+PRETEND = "pretend"  # not a device: jobs only get its number
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class Fleet:
         )
         if options.store is not None:
             keep_store_url(options.folder, options.store)
-        lock = take_lock(options.folder, waiting)  # before the nodes are touched
+        lock = take_lock(options.folder, waiting)  # taken before anything is started on the nodes
         try:
             made = executor or make_executor(options)
         except BaseException:

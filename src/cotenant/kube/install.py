@@ -38,7 +38,7 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
             try:
                 fresh.rename(folder)
             except OSError:
-                if not folder.exists():  # otherwise another installer was faster
+                if not folder.exists():  # otherwise another process has installed it
                     raise
                 shutil.rmtree(fresh)
         for name, path in libraries.items():  # a node that lost its power may have kept names without contents

@@ -30,7 +30,7 @@ MEMORY_UNIT_BYTES = 1 << 30
 
 SKIPPED_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease")
 
-# on the node
+# paths on the node
 HOST_LIBRARIES = PurePosixPath("/var/lib/cotenant/lib")
 HOST_SOCKETS = PurePosixPath("/run/cotenant/tenants")
 HOST_AGENT = PurePosixPath("/run/cotenant/agent")
@@ -38,7 +38,7 @@ DEVICE_PLUGINS = PurePosixPath("/var/lib/kubelet/device-plugins")
 POD_RESOURCES = PurePosixPath("/var/lib/kubelet/pod-resources")
 KUBELET_PLUGINS = PurePosixPath("/var/lib/kubelet/plugins")
 PLUGINS_REGISTRY = PurePosixPath("/var/lib/kubelet/plugins_registry")
-# in a container
+# paths in a container
 LIBRARIES = PurePosixPath("/opt/cotenant/lib")
 SOCKETS = PurePosixPath("/opt/cotenant/run")
 SOCKET_FILE = "agent.sock"
@@ -47,7 +47,7 @@ LIBRARY_PLACES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/
 DRIVER_FILE = nvidia.DRIVER
 NVML_REAL_FILE = nvidia.NVML
 
-# in the cluster
+# names in the cluster
 NAMESPACE = "cotenant-system"
 NAME = "cotenant"
 

@@ -205,7 +205,7 @@ def _asking(pod: Pod, annotations: Mapping[str, Any], resources: Mapping[str, An
     return asking
 
 
-_Terms = tuple[float | None, float, int | None, Strength]  # request, limit, memory, by what that must be limited
+_Terms = tuple[float | None, float, int | None, Strength]  # request, limit, memory, enforcement required
 
 
 def _terms(annotations: Mapping[str, Any]) -> _Terms:

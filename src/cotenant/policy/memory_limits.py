@@ -17,7 +17,7 @@ class Detected:
     """What a machine offers for memory limits on one GPU, as far as found without lasting changes."""
 
     release: str = ""  # release of the driver; empty: not known
-    call: bool = False  # NVML has the calls
+    call: bool = False  # NVML has calls that set memory limits
     cgroup: int = 0  # version of the control groups; 0: there are none
     dmem: bool = False  # the kernel accounts this GPU's memory
     root: bool = False  # this process may set limits

@@ -34,7 +34,7 @@ class PartitionOptions:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> PartitionOptions:
-        """The options from a file, whose values are texts, numbers and truths."""
+        """The options from a file, whose values are texts, numbers and booleans."""
         made: dict[str, Any] = {}
         for name, value in values.items():
             if name in ("no_overheads", "profile_sole", "double_memory"):

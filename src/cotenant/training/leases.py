@@ -10,7 +10,7 @@ from pathlib import Path
 from cotenant.training.contract import CPUS_ENV, MEMORY_ENV, Lease, lease_file, read_lease
 from cotenant.training.gang import stated_rank
 
-LOOK_S = 0.05  # between looks at the file
+LOOK_S = 0.05  # interval between checks of the lease file
 
 
 class LeaseWatch:

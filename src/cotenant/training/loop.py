@@ -37,7 +37,7 @@ from cotenant.training.measuring import Measuring
 from cotenant.training.sources import Source
 from cotenant.training.state import States, find_states
 
-REPORT_S = 0.5  # between reports of progress
+REPORT_S = 0.5  # interval between reports of progress
 
 
 class Loop:

@@ -45,7 +45,7 @@ class SequenceSource(Source):
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
         """See Source."""
-        if isinstance(self._batches, list | tuple | range):  # these draw no random numbers
+        if isinstance(self._batches, list | tuple | range):  # a list or range draws no random numbers
             yield from self._batches[first:]
             return
         for number in range(first, len(self._batches)):

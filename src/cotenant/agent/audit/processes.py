@@ -61,7 +61,7 @@ def using(gpus: Iterable[Gpu]) -> dict[str, list[int]]:
 
 
 def end(found: Unseen) -> None:
-    """Kill exactly that process."""
+    """Kill the process, unless another one has taken over its pid."""
     fd = processes.pidfd(found.process)
     if fd is not None:
         with contextlib.suppress(OSError):

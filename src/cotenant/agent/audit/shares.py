@@ -112,7 +112,7 @@ class ShareProof:
             for tenant in tenants.values()
             for session in tenant.sessions
             for slot, uuid in session.slots.items()
-            if session.page.slots[slot].contexts  # without a context it only queries the GPU
+            if session.page.slots[slot].contexts  # a process without a context only queries the GPU
         }
         for uuid, pids in running.items():
             for pid in pids:

@@ -114,7 +114,7 @@ class Operations:
                 )
             self._choose(caller, tenant, given)
             if not tenant.sessions and tenant.root is None:
-                tenant.warnings.clear()  # those of an earlier run
+                tenant.warnings.clear()  # faults of an earlier run
         elif existing is not None and order.get("join"):
             self._check_user(caller, existing)
             tenant = existing

@@ -48,7 +48,7 @@ class Member:
     gpu: str = ""
     role: int = 0
     holder: int | None = None
-    words: bool = False  # it has the page of wait flags
+    words: bool = False  # the process has the page of wait flags
 
 
 class Floors:

@@ -33,7 +33,7 @@ class Mps(Mechanism):
         isolation="address spaces are isolated, faults are not: a client killed inside a kernel or a fatal GPU "
         "error can end all clients of the server, except those of other SM partitions; without "
         "protocol 3 one server serves one user",
-        sms_by=Strength.SHIM,  # the minimum, by protocol 2: mps_prospects has what the MPS of a machine enforces
+        sms_by=Strength.SHIM,  # the weakest case, protocol 2; mps_prospects states what this machine's MPS enforces
         memory_by=Strength.SHIM,
         faults_by=Strength.NOTHING,
         concurrent=True,

@@ -109,7 +109,7 @@ def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]
             found.append(f"process {entry} of another user")
             continue
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         named = (text.partition("=")[2] for text in variables if text.startswith("CUDA_MPS_PIPE_DIRECTORY="))
         pipe = next(named, "its default folder")
         if not Path(pipe).is_relative_to(folder):

@@ -52,7 +52,7 @@ class MpsWatch:
                 try:
                     self._servers[uuid] = (pid, os.pidfd_open(pid))
                 except OSError:
-                    continue  # already ended: the next check asks again
+                    continue  # the server has already ended: the next check asks for its successor
         for uuid, (_, fd) in list(self._servers.items()):
             if select.select([fd], [], [], 0)[0]:
                 os.close(fd)

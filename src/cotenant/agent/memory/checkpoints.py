@@ -135,7 +135,7 @@ class Checkpoints:
             await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
-        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # this time is part of the switch
+        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # counted as part of the switch
         self._parked.rows.pop(tenant.name, None)
         self._state.save_now()
         return None

@@ -54,7 +54,7 @@ class Parking:
                 raise InputError(f"{name} is already parked", field="NAME")
             parked = self._parked.rows.get(name)
             if parked is not None and tenant is not None:
-                # it was evicted and would return with its next turn: from now on only when resumed
+                # an evicted tenant would return with its next turn: suspend it until it is resumed
                 self._broker.suspend(tenant)
             else:
                 began = time.monotonic()

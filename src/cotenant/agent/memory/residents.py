@@ -32,7 +32,7 @@ class Residents:
             self.gpus[uuid].overhead_bytes = device_of(gpu).overhead_bytes
         self.counts: dict[str, MoveCount] = {}
         self.switching: dict[str, Switch] = {}  # GPU -> the switch in progress
-        self.last_move_ns = dict.fromkeys(self.gpus, 0)  # duration of the last switch there
+        self.last_move_ns = dict.fromkeys(self.gpus, 0)  # GPU -> duration of its last switch
         # tenants that are being evicted: a turn would be returned at once, and requested again
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
         self.mute: set[int] = set()  # processes that did not answer an order

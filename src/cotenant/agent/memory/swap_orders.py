@@ -204,7 +204,7 @@ class Flow:
     def __init__(self, free_bytes: int, hand: HandleTransfer | None = None) -> None:
         self.hand = hand
         self._room = max(0, free_bytes)
-        self._used = 0  # by processes that have arrived
+        self._used = 0  # bytes of processes that have been moved in
         self._now: tuple[Session, int] | None = None
         self._over = False  # all victims have left
         self._failed = False

@@ -94,7 +94,7 @@ class ShimServer:
 
     def _hello_due(self, session: Session) -> None:
         if not session.welcome and not session.closed:
-            self.close(session, "it did not introduce itself")
+            self.close(session, "it sent no HELLO")
 
     # -- traffic ---------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class _Gpu:
     seen: dict[int, Usage] = field(default_factory=dict)  # process -> previous reading of the meter
     totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> total since it joined
     proven: bool = False  # a channel group has passed its check: later failures only warn, without fallback to `time`
-    tiny: set[str] = field(default_factory=set)  # tenants whose copies have the shortest slice, too
+    tiny: set[str] = field(default_factory=set)  # tenants whose copy channels have the shortest slice, too
 
 
 class SliceEnforcer:
@@ -240,7 +240,7 @@ class SliceEnforcer:
                     machine.controls.disable(fd, [group])
                 else:
                     machine.controls.enable(fd, [group])
-            except WorkError as error:  # its process is ending
+            except WorkError as error:  # the group's process is ending
                 LOG.info("tenant %s: %s: %s", step.tenant, type(step).__name__, error)
 
     def _copies(self, machine: _Gpu, uuid: str, step: SetSlice) -> None:

@@ -15,7 +15,7 @@ from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
 from cotenant.policy.shares.turn import UNDRAINED
 
-_REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # all others: released
+_REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # every other reason: released
 SAFETY_NS = 1_000_000_000
 LATE_REPORT_NS = 20_000_000  # the furthest that a release may date back the end of its work
 
@@ -35,7 +35,7 @@ class Residents(Protocol):
         """Whether a turn of the tenant may begin now."""
 
     def patience_ns(self, tenant: Tenant, gpu: str) -> int:
-        """How long an idle holder keeps its turn, whatever it is owed."""
+        """How long an idle holder keeps its turn, without regard to its share."""
 
 
 @dataclass(eq=False)
@@ -132,7 +132,7 @@ class Broker:
                 self._obey(self.turns.withdraw(gpu.uuid, tenant.name, now_ns), gpu.uuid)
                 turn = machine.turn
                 if turn is not None and turn.account.name == tenant.name and turn.paused_ns is not None:
-                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)  # it waits for memory, so nothing runs in it
+                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)  # the turn waits for memory: nothing runs
                 else:
                     self._obey(machine.stop_turn(tenant.name, now_ns, "suspended"), gpu.uuid)
 

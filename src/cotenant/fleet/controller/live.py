@@ -134,7 +134,7 @@ def rows(controller: Controller) -> list[Row]:
 def _share(job: Any, share: Any) -> dict[str, Any]:
     return {
         "gpu": share.uuid,
-        "tenant": job.id,  # names may repeat, ids do not
+        "tenant": job.id,  # several jobs may have one name, but not one id
         "kind": "job",
         "mechanism": f"mig {share.slice}" if share.slice else share.mechanism,
         "granted": share.fraction,

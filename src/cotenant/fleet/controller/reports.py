@@ -107,7 +107,7 @@ class Absorber:
         if report["phase"] == pages.ENDED and node not in attempt.ended:
             self._part_ended(node, job, attempt, report["exit"] or {}, fleet_s(report["ended_ns"]))
         elif report["phase"] == pages.STOPPING and attempt.phase in (STARTING, UP, PARKED):
-            attempt.phase, attempt.stop_s = STOPPING, now_s  # its lease ended before it was extended
+            attempt.phase, attempt.stop_s = STOPPING, now_s  # the job's lease ended before it was extended
             attempt.stop_why = "lease"
             self.book.touch(job)
         else:

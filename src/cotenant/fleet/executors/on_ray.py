@@ -21,7 +21,7 @@ from cotenant.fleet.executors.base import Executor, Orders
 from cotenant.fleet.nodes import NodeSpec, node_from_dict
 
 CONNECT_S = 120.0
-ANSWER_S = 8.0  # longer than a working bridge needs
+ANSWER_S = 8.0  # a working bridge answers sooner
 LOG_FILE = "ray.log"
 BRIDGE = "cotenant.fleet.executors.ray_bridge"
 

@@ -35,7 +35,7 @@ _FIELDS = {
             "grace_ns",  # node: from the stop to SIGKILL
             "phase",
             "runner_pid",  # runner, as all fields below
-            "started_ns",  # its processes run
+            "started_ns",  # time at which the attempt's processes started
             "stopping_ns",
             "ended_ns",
             "exit_bytes",  # length of the JSON at EXIT_AT

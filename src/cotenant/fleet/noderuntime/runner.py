@@ -54,7 +54,7 @@ class Runner:
     def run(self) -> None:
         """Run from start to end. Every error here is recorded as the attempt's end."""
         if not self.page.lock(wait=True) or self.page.get("phase") == ENDED:
-            return  # the node has already given this attempt up
+            return  # the node already counts this attempt as lost
         if os.fork():
             os._exit(0)  # children of a Ray actor die with it; the child inherits the lock
         self.page.set("runner_pid", os.getpid())
@@ -255,7 +255,7 @@ class Runner:
         for pid in self.ranks:
             _kill(-pid, signal.SIGKILL)
             _kill(pid, signal.SIGKILL)
-        self.deadline_ns = time.monotonic_ns() + 1_000_000_000  # repeat it: a process may be in the kernel
+        self.deadline_ns = time.monotonic_ns() + 1_000_000_000  # repeat SIGKILL: a process may be inside a system call
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

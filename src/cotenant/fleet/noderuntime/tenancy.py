@@ -27,7 +27,7 @@ class Tenancy:
 
     def started(self, pid: int) -> None:
         """Report that the job's first process has started."""
-        with contextlib.suppress(WorkError):  # it has already ended
+        with contextlib.suppress(WorkError):  # the tenant has already ended
             self.client.call("started", name=self.name, pid=pid)
 
     def wake(self) -> None:

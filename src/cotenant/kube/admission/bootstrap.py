@@ -53,7 +53,7 @@ def ensure(api: KubeApi, where: Bootstrap) -> Certificates:
                 _store(api, where, found, held)
             trust(api, where, held.ca, before)
         except ApiError as error:
-            if error.status == 409:  # another replica was faster
+            if error.status == 409:  # another replica has created it
                 continue
             raise
         return held

@@ -28,7 +28,7 @@ class Injection:
     host_libraries: str = str(names.HOST_LIBRARIES)
     host_sockets: str = str(names.HOST_SOCKETS)
     mounts: bool = True
-    runtime_class: str | None = None  # for pods that set none
+    runtime_class: str | None = None  # default for pods that set none
     memory_hook: bool = False  # nodes have NVIDIA's hook, which sets the driver's memory limits from two variables
 
 

@@ -57,13 +57,13 @@ class _Steps:
             ends_soon = _turn_left_s() < 1.5 * step_s
             due, self._emptied = ends_soon and not self._emptied, ends_soon
         cuda = self._torch.cuda
-        if due and cuda.is_initialized() and not cuda.is_current_stream_capturing():  # in a capture it is an error
+        if due and cuda.is_initialized() and not cuda.is_current_stream_capturing():  # not allowed in a capture
             cuda.empty_cache()
 
 
 def _torch_is_there(torch: Any) -> None:
     optimizer = None
-    with contextlib.suppress(ImportError):  # something else by that name
+    with contextlib.suppress(ImportError):  # another module has that name
         optimizer = importlib.import_module("torch.optim.optimizer")
     register = getattr(optimizer, "register_optimizer_step_post_hook", None)
     if register is not None:  # PyTorch 2.1 and later

@@ -58,7 +58,7 @@ JOB = np.dtype([
     ("last_run_s", "f8"),  # end of its last lease, or its arrival if it has not run
     ("rank", "i8"),  # its key when the jobs were last ordered
     ("key", "f8"),
-    ("dirty", "?"),  # its key may have changed since
+    ("dirty", "?"),  # whether its key may have changed since
     ("reserved", "?"),  # it started by a reservation and keeps its GPUs until it ends
     ("wanted", "i8"),  # level that the optimal allotment chose
     ("reason", "i8"),  # why it got no share in the last decision (core.events.Reason)

@@ -80,7 +80,7 @@ class TimedModel:
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """See Backend: only a drill loses the device."""
+        """Whether a drill has made the device fail; see Backend."""
         return self._lost
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from cotenant.serving.llm.tickets import Ticket
 
 LOG = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # before a failed program is restarted
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # seconds until a failed program is restarted
 WAITED_FOR_S = 4.0  # requests wait for a pause of at most this length, and are refused in a longer one
 MOVE_TRIES = 3
 DRAIN_POLL_S = 0.02

@@ -206,7 +206,7 @@ class AgentHost:
             environment = await self._in_thread(lambda: program_environment(answer))
             process = await spawn(command, log, environment)
             try:
-                with contextlib.suppress(WorkError):  # it has already ended
+                with contextlib.suppress(WorkError):  # the process has already ended
                     await self._in_thread(lambda: client.call("started", name=model.name, pid=process.pid))
             except BaseException:
                 kill_group(process.pid)

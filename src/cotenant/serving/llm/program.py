@@ -73,7 +73,7 @@ class Program:
                 self._named(content)
                 return
             if status in (404, 405, 501) and (await self._get(b"/health"))[0] == 200:
-                return  # it has no list of models
+                return  # the program has no list of models
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), every_s)
             every_s = min(ASK_SELDOM_S, every_s * 1.2)

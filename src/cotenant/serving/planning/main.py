@@ -23,7 +23,7 @@ def main() -> int:
     source, write = pickles.take_streams()
     problem, name = pickles.read(source)
     planner = Planner(problem, name)
-    os.nice(5)  # requests have priority
+    os.nice(5)  # the gateway's requests have priority for the CPU
     while True:
         try:
             ask: Ask = pickles.read(source)

@@ -29,7 +29,7 @@ class Region:
     file: FileIO = field(repr=False, compare=False)  # closed after the last request that uses it
 
     def status(self) -> dict[str, Any]:
-        """In the protocol's form."""
+        """The region as the protocol's status request describes it."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
 

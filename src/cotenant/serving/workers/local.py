@@ -42,7 +42,7 @@ class LocalWorker:
         self.pid: int | None = None
         # computes further environment variables; may be slow
         self.prepare: Callable[[], Mapping[str, str]] | None = None
-        self.on_start: Callable[[int], None] | None = None  # may be slow, too
+        self.on_start: Callable[[int], None] | None = None  # called in a thread, since it may be slow
         self.on_submit: Callable[[str], None] = lambda service: None
         self._listener, self._environment, self._limit_s = listener, environment, load_limit_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,7 +92,7 @@ class LocalWorker:
         try:
             if self.on_start is not None:
                 await _elsewhere(self.on_start, self.pid)
-            with contextlib.suppress(OSError):  # it has ended, which the reader notices
+            with contextlib.suppress(OSError):  # the process has ended, which the reading thread notices
                 ours.send(pickle.dumps((self.spec, self.cores)))
             return await asyncio.wait_for(self._ready, self._limit_s)
         except (UnavailableError, InputError):
@@ -144,7 +144,7 @@ class LocalWorker:
         what = ("run", job.number, job.service, count, stacked, layout, at, job.submitted_s, job.expected_ms)
         message = marshal.dumps(what)
         self.on_submit(job.service)
-        with contextlib.suppress(OSError):  # it has ended, which the reader notices
+        with contextlib.suppress(OSError):  # the process has ended, which the reading thread notices
             self._channel.send(message)
 
     def _readable(self) -> None:

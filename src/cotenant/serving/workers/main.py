@@ -176,7 +176,7 @@ def main() -> int:
     try:
         Loop(channel, arena, engine, infos, turnstile(spec.models, engine.resize)).serve()
     except (ConnectionError, BrokenPipeError):
-        return 0  # the gateway is gone
+        return 0  # the gateway has ended
     engine.close()
     return 0
 

@@ -79,6 +79,6 @@ def _one(gpu: str, entry: ModelEntry, found: Found, folder: Path, earlier: dict[
         except OneAtATimeError:
             if batches == (1,):
                 raise
-            batches = (1,)  # the model takes one item at a time
+            batches = (1,)  # the model accepts one item per call
             continue
         return assemble(run, rows, earlier, time.strftime("%Y-%m-%d"))

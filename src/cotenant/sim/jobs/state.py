@@ -20,10 +20,10 @@ ROUND_ROOM = 1 << 14
 # the simulator's state of a job, in addition to what policies read
 PROGRESS = np.dtype([
     ("iteration_s", "f8"),  # seconds per iteration with its current resources
-    ("finish_s", "f8"),  # NaN until known
+    ("finish_s", "f8"),  # NaN until the value is known
     ("debt_s", "f8"),  # restart and checkpoint time still to be served
     ("resume_s", "f8"),  # time lost when a job that ran before starts again or moves (checkpoint + restart)
-    ("started", "?"),  # has run before
+    ("started", "?"),  # the job has run before
     ("told_waiting", "?"),
     ("old_first", "i8"),  # the previous decision's grant
     ("old_count", "i8"),

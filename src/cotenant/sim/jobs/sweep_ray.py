@@ -62,7 +62,7 @@ def run_on_ray(
                 try:
                     found = ray.get(reference)
                 except Exception as error:  # an error of Ray; errors of a run are results
-                    why = f"run {folder.name} cannot be done there, or was lost {RETRIES + 1} times with its worker"
+                    why = f"run {folder.name} cannot run on the cluster, or {RETRIES + 1} workers died during it"
                     raise WorkError(f"{why}: {_first_line(error)}") from None
                 if isinstance(found, Exception):
                     raise found

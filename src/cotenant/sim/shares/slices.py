@@ -95,7 +95,7 @@ class SliceEngine:
         self._current: _Group | None = None
         self._switched_ns = 0  # end of the current switch
         self._slice_end_ns = 0
-        self._span_ns: int | None = None  # time since which it runs
+        self._span_ns: int | None = None  # start of the current run
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
         self._wake_ns = NEVER_NS

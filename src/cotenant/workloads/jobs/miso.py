@@ -53,7 +53,7 @@ def read(path: str, options: TraceOptions) -> Trace:
     iterations = table.numbers("num_iters", least=1, most=MAX_ITERATIONS)
     whole = table.numbers(next(c for c, kind in columns.items() if kind == geo.kinds[0]), above=0, most=MAX_SECONDS)
     launch = table.numbers("launch_s", least=0, most=MAX_SECONDS)
-    table.numbers("duration_s", optional=True, least=0, most=MAX_SECONDS)  # unused, but must be valid
+    table.numbers("duration_s", optional=True, least=0, most=MAX_SECONDS)  # the column is not used, but must be valid
     gpus = table.numbers("gpus", optional=True, least=1, most=100_000, whole=True)
     priority = table.numbers("priority", optional=True, whole=True)
     return table.trace(

@@ -153,7 +153,7 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
             cycle = b / rate
             if found and T.rising:
                 break  # later batches press harder
-            if n == 1:  # the common case, without the call
+            if n == 1:  # the common case needs no call
                 t, p, m = T.gpu_type[g], A[g, j].part, T.svc[A[g, j].svc[0]].model
                 work = batch_ms(T, t, m, p, b, x)
                 if work > cycle or 2.0 * work > slo:
