@@ -43,7 +43,7 @@ def hours(value: float) -> str:
 
 
 def table(values: Values, by: list[str]) -> str:
-    """A Markdown table; where both are there, how many times sooner tune is than the proportional share."""
+    """A Markdown table. For orderings with both allotments it shows the ratio proportional / tune."""
     names = list(dict.fromkeys(name for row in values.values() for name in row))
     pairs = [(n, n.replace("tune", "proportional")) for n in names if n.endswith("tune")]
     pairs = [(tune, other) for tune, other in pairs if other in names]

@@ -176,7 +176,7 @@ void cot_pieces_resolve(struct floor *floor, int64_t now_ns)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* With cot_capture_lock, in floor->context.  An event belongs to one context, but ring entries are used by all. */
+/* The caller holds cot_capture_lock, and floor->context is current.  An event belongs to one context, but ring entries are used by all. */
 static bool record_here(struct floor *floor, struct piece *piece)
 {
     if (piece->event && piece->context != floor->context) {

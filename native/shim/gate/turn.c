@@ -135,7 +135,7 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
         gpu->empty_ns = 0;
     }
     uint64_t next = now - gpu->activity_ns < LOOK_AGAIN_NS ? PUBLISH_NS : LOOK_AGAIN_NS;
-    bool held = !gpu->stale && !(flags & COTENANT_SLOT_UNGATED); /* granted by an agent that can revoke it */
+    bool held = !gpu->stale && !(flags & COTENANT_SLOT_UNGATED); /* the agent that granted the turn can revoke it */
     bool taken_back = held && gpu->page_slot->epoch != gpu->turn_epoch;
     bool over = gpu->deadline_ns <= now;
     /* Idle time begins when the GPU is drained: a program that waits for the work of one long burst has not paused. */

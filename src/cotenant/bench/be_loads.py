@@ -204,7 +204,7 @@ def main(arguments: list[str]) -> int:
             raise InputError(f"no load is called {' '.join(words[1:])!r}: see --be of cotenant bench colocation")
         if words[:1] == ["load"]:
             os.sched_setaffinity(0, everywhere)
-            load = None  # frees its memory before the next load allocates
+            load = None  # frees the memory of this load before the next one allocates
             load = torch_load(words[1]) if cuda is None else driver_load(words[1], cuda)
             one_ms = calibrated(load, words[1].startswith("train-"))
             if core:

@@ -21,7 +21,7 @@ from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named
 from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelRow
 
-LEAD_S = 0.15  # BE runs before the first arrival and after the last
+LEAD_S = 0.15  # time that BE runs before the first arrival and after the last
 BETWEEN_S = 0.33  # overhead of a block
 RESAMPLES = 200
 SLO_QUANTILE = 0.995

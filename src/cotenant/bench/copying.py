@@ -113,7 +113,8 @@ def main(arguments: list[str]) -> int:
             step()
         copier.finish()
     except WorkError as error:
-        print(f"{size} bytes {direction}, {memory}: {error}", flush=True)  # the parent reads it in place of `ready`
+        # the parent reads this line in place of `ready`
+        print(f"{size} bytes {direction}, {memory}: {error}", flush=True)
         return 1
     print(f"ready {cuda.name}", flush=True)
     for seconds, _ in orders():

@@ -103,7 +103,7 @@ class Input:
         )
         if process.stdin is not None:
             threading.Thread(target=self._feed, args=(process.stdin, self._first), daemon=True).start()
-            process.stdin = None  # the thread writes to it, so communicate must not close it
+            process.stdin = None  # a thread writes to the program's standard input, so communicate must not close it
         self._first = False
         return process
 

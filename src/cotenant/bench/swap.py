@@ -21,7 +21,7 @@ COPY_BYTES = 1 << 30
 PIN_STALL_S = 60.0  # pinning without progress for this long is an error
 REFILL_EVERY = 5
 STEADY_S = 1.0  # length of the measurement with two processes
-LEAD_NS = 20_000_000  # two processes begin to copy this long after they were asked to
+LEAD_NS = 20_000_000  # delay between the order to copy and the start, so that both processes begin together
 
 Progress = Callable[[str], None]
 

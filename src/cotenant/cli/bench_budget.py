@@ -68,7 +68,7 @@ def _parts(text: str, field: str) -> list[float]:
 
 def _in_words(found: dict[str, Any]) -> str:
     chosen, more = found["budget"], found["tolerated"] - 1
-    said = f"{found['gpu']}: within {more:.0%} more than the service's latency alone, {found['be']} may overlap it"
+    said = f"{found['gpu']}: if the service's latency may rise by {more:.0%}, {found['be']} may overlap it"
     if not chosen["overlap"]:
         return f"{said} at no duty cycle: leave `overlap` at 0%"
     return (

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cotenant.core.mig import Geometry
     from cotenant.devices.nvml import Nvml
 
-LEAST_SPEED, MOST_SPEED = 1e-6, 1e6  # relative to the whole GPU; values outside are taken for typing errors
+LEAST_SPEED, MOST_SPEED = 1e-6, 1e6  # speed relative to the whole GPU; values outside are taken for typing errors
 
 app = typer.Typer(no_args_is_help=True, help="MIG layouts: list, plan, and apply to this machine's GPUs.")
 

@@ -10,7 +10,7 @@ trace/summary_power_v100.csv).
 from __future__ import annotations
 
 MEASURED_W: dict[str, tuple[float, float]] = {
-    "K80": (17.5, 153.0),  # half of the board's, which holds two GPUs
+    "K80": (17.5, 153.0),  # half of the power of the board, which holds two GPUs
     "P4": (9.0, 76.5),
     "P100": (36.0, 306.0),
     "V100-16GB": (35.0, 306.0),

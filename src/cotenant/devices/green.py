@@ -43,7 +43,7 @@ class _Resource(ctypes.Structure):
 def span(start: float, fraction: float, pieces: int) -> tuple[int, int]:
     """(first, how many) of so many pieces for the share that begins at `start`: at least one. Shares that do not
     overlap get pieces that do not, whatever their number: both ends are rounded, not the length."""
-    if start + fraction > WHOLE + 2e-9:  # as the share cannot begin there, it ends with the last
+    if start + fraction > WHOLE + 2e-9:  # if the share cannot begin there, it ends with the last SM
         count = max(1, min(pieces, round(fraction * pieces)))
         return min(pieces - count, round(start * pieces)), count
     first = min(pieces - 1, round(start * pieces))

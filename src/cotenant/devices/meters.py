@@ -16,7 +16,7 @@ class Held(NamedTuple):
     pid: int
     fd: int
     group: ChannelGroup
-    run_us: int = 0  # length of its runs while it has work; 0: not known
+    run_us: int = 0  # length of the process's runs while it has work; 0: not known
 
 
 class Meter(Protocol):

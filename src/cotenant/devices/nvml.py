@@ -24,7 +24,7 @@ KINDS = {
     7: "1g+me", 10: "1g+gfx", 15: "1g+me.all", 13: "1g-me",
 }  # fmt: skip
 PLAIN = re.compile(r"\d+g\+?")
-MOST_PROFILES = 32  # indices that are tried, beyond those known here
+MOST_PROFILES = 32  # indices of profiles that are tried beyond those known here
 COMPUTE_PROFILES = 9
 SHARED_ENGINES = 0
 NO_INSTANCE = 0xFFFFFFFF

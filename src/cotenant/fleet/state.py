@@ -115,7 +115,7 @@ class Attempt:
     up: set[str] = field(default_factory=set)  #: nodes whose processes have started
     progress: dict[str, Any] | None = None
     port: int = 0
-    off: bool = False  #: parked, or stopping after that: it holds no GPU
+    off: bool = False  #: whether the attempt is parked, or is stopping after that: it holds no GPU
     off_on: set[str] = field(default_factory=set)  #: nodes that have parked it
 
     @property

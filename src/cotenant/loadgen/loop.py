@@ -111,7 +111,7 @@ class Loop:
         self._timer = Timer()
         self._client_of: dict[int, int] = {}
         self._retries: list[tuple[float, int]] = []
-        self._pending: dict[int, None] = {}  # sent or waiting to be sent, oldest first
+        self._pending: dict[int, None] = {}  # requests sent or waiting to be sent, oldest first
         self._tell, self._tell_every_s = tell, tell_every_s
         self.began = 0.0
 

@@ -19,7 +19,7 @@ DRIVER_SHIM = "libcotenant-shim.so"  # stands in for libcuda.so.1
 NVML_SHIM = "libcotenant-nvml.so"  # stands in for libnvidia-ml.so.1
 SOFT_DRIVER = "libcotenant-softgpu.so"  # never found as libcuda.so.1: a tenant gets it only when the launcher says so
 SOFT_NVML = "libcotenant-softnvml.so"
-RULES = "libcotenant-rules.so"  # of launches and copies, for the simulator and for programs without the shim
+RULES = "libcotenant-rules.so"  # rules of launches and copies, for the simulator and for programs without the shim
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -62,7 +62,7 @@ def _is_stale(checkout: Path, out: Path) -> bool:
     try:
         since = (out / "compiled").stat().st_mtime_ns
         return any(path.stat().st_mtime_ns > since for path in (checkout / "native").rglob("*"))
-    except OSError:  # never compiled, or a source has just gone
+    except OSError:  # the library was never compiled, or a source was just deleted
         return True
 
 

@@ -167,7 +167,7 @@ class Server:
             protocol, tls = (self.front.protocol, self.tls) if name == "http" else (self._grpc_front(), self.tls_grpc)
             for door in sockets:
                 try:
-                    door.listen(BACKLOG)  # uvloop would ignore that another server has bound it meanwhile
+                    door.listen(BACKLOG)  # uvloop would not notice that another server has bound the address meanwhile
                     listener = await loop.create_server(protocol, sock=door, ssl=tls, backlog=BACKLOG)
                 except OSError as error:
                     why = (error.strerror or str(error)).lower()

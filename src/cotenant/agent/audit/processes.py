@@ -26,7 +26,7 @@ from cotenant.devices.registry import device
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-LOOK_AGAIN_S = 0.5  # after a scan that found a new process: it is reported within 2 s of its first use
+LOOK_AGAIN_S = 0.5  # interval after a scan that found a new process: it is reported within 2 s of its first use
 # prefix of MPS processes, which use the GPU for their clients; /proc truncates their names to it
 MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="

@@ -84,7 +84,8 @@ def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
         if value is None or (name == "request" and not value):
             continue
         if name not in _ranges(spec):
-            if value == getattr(spec, name):  # as declared: a form that offers the same to all users says it, too
+            # the declared value is allowed: a form that offers the same to all users states it, too
+            if value == getattr(spec, name):
                 continue
             raise InputError(
                 f"{spec.name} is declared in the agent's configuration, which sets {field.word}: leave out "

@@ -56,9 +56,10 @@ class TenantSpec:
     work_class: str = "unknown"  # the resource that limits its kernels: unknown, memory, compute; used by scheme orion
     work_sms: int = 0  # number of SMs that the tenant's kernels use; 0: unknown
     kernels: str = ""  # kernel classes per kernel: a table of kernel_table.py
-    in_flight_us: int = 0  # limit on a best-effort tenant's work in flight; 0: the scheme's
-    oversubscribe: str = "none"  # how its memory leaves the card for others: swap, managed, park
-    copy_weight: float | None = None  # weight on the link; None: not requested, and 1 if copies are scheduled
+    in_flight_us: int = 0  # limit on a best-effort tenant's work in flight; 0: the limit of the scheme
+    oversubscribe: str = "none"  # how the tenant's memory leaves the GPU for others: swap, managed, park
+    # weight on the link; None: not requested, which counts as 1 if copies are scheduled
+    copy_weight: float | None = None
     latency_sensitive: bool = False  # the tenant's copies precede all others
     choices: Choices | None = None  # user who may run a declared tenant
     # the tenant is refused unless its memory limit is enforced at least this strongly

@@ -64,7 +64,7 @@ ON_OR_SIZES = WithJsonSchema(
 )
 Share = Annotated[float | tuple[float, float], parsed(one_or_range(parse_fraction)), A_SHARE]
 Size = Annotated[int | tuple[int, int], parsed(one_or_range(parse_memory)), A_SIZE]
-UNSET: Any = None  # of settings whose defaults are those of the classes they go to
+UNSET: Any = None  # stands for the default of the class that takes the setting
 
 
 def _gpus(given: Any) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class _Mapping:
         self.holder = holder
         self.layout = layout
         self.raised, self.raised_ns, self.raises = layout.raised, layout.raised_ns, layout.raises
-        # for an agent without wait flags: a dummy that is never read
+        # dummy for an agent without wait flags; never read
         self.words = FloorWordsLayout.from_buffer(words[0]) if words else FloorWordsLayout()
 
     def raise_(self, work_class: int) -> None:

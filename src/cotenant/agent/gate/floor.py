@@ -31,7 +31,7 @@ MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
 MEND_S = 1.0
 CLOCK_S = 0.05
-GRACE_S = 5.0  # for LS processes of an earlier agent to reconnect; until then BE work stays limited
+GRACE_S = 5.0  # time for LS processes of an earlier agent to reconnect; until then BE work stays limited
 WORK_CLASSES = {
     "unknown": WorkClass.UNKNOWN,
     "memory": WorkClass.MEMORY,
@@ -284,7 +284,8 @@ class Floors:
     def _gpu(self, gpu: str) -> dict[str, Any]:
         layout = self.pages[gpu].layout
         holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
-        up = self.pages[gpu].up(time.monotonic_ns())  # as best-effort work sees them: without expired heartbeats
+        # the flags as best-effort work sees them: without expired heartbeats
+        up = self.pages[gpu].up(time.monotonic_ns())
         return {
             "best_effort_processes": layout.tenants,
             "best_effort_counted": sum(parts != APART for parts in self.shares[gpu].parts.values()),

@@ -19,7 +19,7 @@ from cotenant.core.lines import encode, failure, order_of
 LOG = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10
-MAX_CALLERS = 4096  # per user; a launcher keeps one open while its program runs
+MAX_CALLERS = 4096  # most connections of a user; a launcher keeps one open while its program runs
 
 Handler = Callable[["Caller", dict[str, Any]], Awaitable[dict[str, Any]]]
 

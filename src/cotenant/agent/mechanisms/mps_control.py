@@ -11,7 +11,7 @@ from pathlib import Path
 from cotenant.core.errors import WorkError
 
 PATIENCE_S = 20
-CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # 0 normal, 1 lower: a hint to the server, without preemption
+CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # priority 0: normal, 1: lower; a hint without preemption
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class MpsHere:
 
     can: Abilities
     compute_mode: str = ""  # compute mode of the GPU; empty: unknown
-    foreign: tuple[str, ...] = ()  # other MPS daemons: "process 12 with pipes in /run/nvidia-mps"
+    foreign: tuple[str, ...] = ()  # other MPS daemons, such as "process 12 with pipes in /run/nvidia-mps"
 
 
 def find_mps(gpu: Gpu, folder: Path, command: str | None = None) -> MpsHere:

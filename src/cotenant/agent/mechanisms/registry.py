@@ -17,7 +17,7 @@ from cotenant.devices.base import Gpu
 
 MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Slices, Whole, Mps, Green, Mig, Cores)}
 DEFAULT = Time.name  # mechanism of a job that names none
-AUTO = "auto"  # of a tenant without a mechanism: slices if the driver supports them, else turns
+AUTO = "auto"  # a tenant without a mechanism gets slices if the driver supports them, else turns
 EXCLUSIVE = Whole.name  # mechanism of a tenant that has GPUs for itself
 
 

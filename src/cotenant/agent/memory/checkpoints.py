@@ -29,7 +29,8 @@ LOG = logging.getLogger(__name__)
 
 LOCK_S = 10.0
 WISH_S = 1.0
-MOST_UNKNOWN_BYTES = 2 << 30  # of a tenant beyond its charged memory: other tenants may free memory at the same time
+# memory that a tenant may need beyond its charge: other tenants may free memory at the same time
+MOST_UNKNOWN_BYTES = 2 << 30
 
 
 class StateFile(Protocol):

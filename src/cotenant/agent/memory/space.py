@@ -17,7 +17,7 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.broker import Broker
 
-PATIENCE_S = 10.0  # to wait for space that another tenant could free but has not yet
+PATIENCE_S = 10.0  # wait for space that another tenant could free but has not yet
 AGAIN_S = 0.05
 
 
@@ -77,8 +77,8 @@ class SpaceMaker:
         *,
         hold_off: bool,
     ) -> str | None:
-        """Retry until success or until it is hopeless: then returns the last attempt's sentence. `hold_off`: other
-        swappable tenants of the GPU get no turns meanwhile, since alone there they would never end theirs.
+        """Retry until an attempt succeeds, or further ones cannot; returns the last attempt's error. `hold_off`: other
+        swappable tenants of the GPU get no turns meanwhile, since a turn without waiting tenants would not end.
         """
         held_off = set[str]()
         deadline = time.monotonic() + patience_s

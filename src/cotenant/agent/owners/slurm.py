@@ -29,7 +29,7 @@ from cotenant.core.units import parse_fraction, parse_memory
 MARK = "cotenant:"
 KEYS = ("request", "limit", "memory", "enforce-memory", "priority")
 FIELD = "--comment"
-LIKE = 0.75  # similarity of a misspelt word or key: cotennat, ctenant, requets
+LIKE = 0.75  # least similarity at which a word counts as a misspelt key: cotennat, ctenant, requets
 UNFINISHED = "the prolog of this job has not finished: no share is held for it"
 
 

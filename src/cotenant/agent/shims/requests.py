@@ -140,7 +140,7 @@ class Requests:
         ledger, tenant = self._ledger, session.tenant.name
         number, status = 0, Status.OK
         if family == MemoryFamily.CONTEXT and size == 0 and head.type != MessageType.MEMORY_QUERY:
-            # its size is unknown to the process: charge the reserve, and return all of it
+            # the process does not know the size: charge the reserve, and return all of it
             size = self._residents.context_reserve_bytes(gpu)
         if head.type == MessageType.MEMORY_RESERVE:
             granted = ledger.reserve(session.number, gpu, family, size)
@@ -151,7 +151,7 @@ class Requests:
                 status = Status.DENIED
             number = granted or 0
         elif head.type == MessageType.MEMORY_COMMIT and reservation == 0:
-            # allocated without a reservation: memory of graphs, a pool that grew by itself
+            # memory allocated without a reservation: of graphs, or of a pool that grew by itself
             ledger.take(session.number, gpu, family, size)
             if ledger.used(tenant, gpu) > ledger.limit(tenant, gpu):
                 self._pages.over(session.tenant, gpu)

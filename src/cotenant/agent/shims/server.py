@@ -184,7 +184,7 @@ class ShimServer:
             )
         tenant = self._owners.tenant_of(peer.pid, token)
         if tenant is not None:
-            pass  # the cgroup identifies it, whatever token it has
+            pass  # the cgroup identifies the process, whatever token it has
         elif token:
             tenant = self._registry.by_token(token)
             if tenant is None:

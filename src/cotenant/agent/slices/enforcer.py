@@ -27,9 +27,10 @@ from cotenant.policy.shares.slices import TINY_US, GpuSlices
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.1
-GUARD_S = 0.01  # between checks of slices that a latency-sensitive tenant relies on
+GUARD_S = 0.01  # interval between checks of the slices of latency-sensitive tenants
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines
-OFFENCES = 3  # times a group's slice is not as it was set before its tenant is reported: libcuda sets it once itself
+# how often a group's slice may differ from the value set before its tenant is reported: libcuda itself sets it once
+OFFENCES = 3
 
 Key = tuple[Session, tuple[int, int]]
 
@@ -64,7 +65,7 @@ class SliceEnforcer:
         self._keepers: dict[str, KeeperLink] = {}
         self._numbers: dict[Key, int] = {}
         self._last_number = 0
-        self._offences: Counter[tuple[str, int, int]] = Counter()  # tenant, and its group's client and handle
+        self._offences: Counter[tuple[str, int, int]] = Counter()  # tenant, and the client and handle of its group
 
     # -- tenants ---------------------------------------------------------------------------------------------------
 

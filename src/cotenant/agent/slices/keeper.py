@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from cotenant.core.errors import WorkError
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGroup
 
-SILENCE_S = 0.6  # without a message from the agent, before all groups are enabled
+SILENCE_S = 0.6  # time without a message from the agent after which all groups are enabled
 MESSAGE_BYTES = 4096
 
 

@@ -22,7 +22,7 @@ from cotenant.agent.tenants.places import Owner
 from cotenant.devices.base import Gpu
 from cotenant.policy.shares import Share
 
-MAX_UNSENT = 256  # messages buffered for a process that does not read
+MAX_UNSENT = 256  # most messages buffered for a process that does not read
 
 
 class ControlGroup(NamedTuple):
@@ -42,7 +42,7 @@ class Tenant:
     uid: int
     enforcement: Enforcement
     declared: bool = False
-    owner: Owner | None = None  # the pod or job that keeps it, whatever its processes do
+    owner: Owner | None = None  # the pod or job to which the tenant belongs, whatever its processes do
     root: ProcessKey | None = None
     left_behind: bool = False  # its program has ended; others of its process group or with its token may run
     group: int | None = None
@@ -109,7 +109,7 @@ class MoveState:
 
     resident: int = 0
     evicted: int = 0
-    staying: int = 0  # neither resident nor evicted: other processes have opened it, so it never leaves
+    staying: int = 0  # neither resident nor evicted: memory that other processes have opened, so it never leaves
     backing: int = 0  # host memory available for eviction
     pinned: int = 0
     low: int = 0  # range of host memory with contents

@@ -17,7 +17,7 @@ from cotenant.policy.shares.turn import UNDRAINED
 
 _REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # every other reason: released
 SAFETY_NS = 1_000_000_000
-LATE_REPORT_NS = 20_000_000  # the furthest that a release may date back the end of its work
+LATE_REPORT_NS = 20_000_000  # longest time by which a release may date back the end of its work
 
 
 class PausedTurn(NamedTuple):
@@ -72,7 +72,7 @@ class Broker:
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
         self._holds: dict[str, _Hold] = {}  # gpu -> current turn
-        # (gpu, tenant) whose work still runs although its turn was revoked
+        # (gpu, tenant) of revoked turns whose work still runs
         self._stuck: dict[tuple[str, str], _Hold] = {}
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         self._tenants: dict[str, Tenant] = {}
@@ -183,7 +183,7 @@ class Broker:
         gpu = session.slots[slot]
         session.page.slots[slot].epoch = 0
         if not drained:
-            return  # closed but not drained: the core's timer for stuck holders runs
+            return  # the gate is closed, but work is not drained: the core's timer for stuck holders runs
         del session.granted[slot]
         if again:
             session.asking.add(slot)
@@ -247,7 +247,8 @@ class Broker:
                 if hold is not None and hold.tenant.name == step.tenant and hold.epoch == step.epoch:
                     del self._holds[step.gpu]
                 self._on_turn(step)
-                if step.reason == UNDRAINED:  # its processes wait on the GPU, and need not be waiting in a launch
+                # the tenant's processes wait on the GPU, and need not be waiting in a launch
+                if step.reason == UNDRAINED:
                     self._loop.call_soon(self._wish_again, step.tenant)
         for touched_gpu in touched:
             self._flag_contention(touched_gpu)
@@ -270,7 +271,8 @@ class Broker:
                 if gpu != step.gpu:
                     continue
                 if session in hold.members:
-                    if slot in session.asking:  # asked again while holding: send the same turn again
+                    # the tenant requests a turn while it holds one: send the same turn again
+                    if slot in session.asking:
                         self._send_grant(session, slot, session.granted[slot], hold.deadline_ns)
                 elif slot in session.asking or gang:
                     self._wire_epoch += 1
@@ -279,7 +281,7 @@ class Broker:
                     self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
                 session.asking.discard(slot)
         if not hold.members:
-            # the process that asked has ended since, or a gang does not use this one of its GPUs
+            # the requesting process has ended, or a gang does not use this one of its GPUs
             self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
     def _give_back_unused(self, hold: _Hold, gpu: str) -> None:

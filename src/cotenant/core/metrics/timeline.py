@@ -28,8 +28,8 @@ class Timeline:
 
     record: Record
     length_s: Floats  #: length n; until the job's next event
-    holding: Bools  #: length n; whether the job holds a share after the event
-    previous: NDArray[np.int32]  #: length n; row of the job's previous event; -1 for its first
+    holding: Bools  #: array of length n: whether the job holds a share after the event
+    previous: NDArray[np.int32]  #: array of length n: row of the job's previous event; -1 for its first
     first_s: float  #: first arrival
     end_s: float  #: last finish if every job is done or rejected, else the end of the record
 

@@ -72,7 +72,8 @@ class RunInfo:
     seed: int | None = None
     options: dict[str, Any] = field(default_factory=dict)  #: policy and engine options by their command-line names
     trace: dict[str, Any] = field(default_factory=dict)  #: source, kept, left_out, remarks
-    cluster: dict[str, Any] = field(default_factory=dict)  #: description, nodes, gpus, cpus, memory_bytes, node_gpus
+    #: keys: description, nodes, gpus, cpus, memory_bytes, node_gpus
+    cluster: dict[str, Any] = field(default_factory=dict)
     placements: bool = True  #: False: events hold no nodes and moves are not recorded
     schema_version: int = SCHEMA_VERSION
 

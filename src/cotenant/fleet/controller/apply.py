@@ -19,7 +19,7 @@ from cotenant.fleet.nodes import NodeSpec
 from cotenant.fleet.state import PARKED, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
 
 EPSILON = 1e-6
-MOST_STARTS = 64  # per step, since hundreds at once would delay everything else
+MOST_STARTS = 64  # most starts per step: hundreds at once would delay everything else
 
 
 class Applier:
@@ -73,7 +73,7 @@ class Applier:
         if not can:
             ask_stop(self.book, job, "preempt", now_s, self.absorber.grace_of(job), int(reason))
             return
-        # it holds its GPUs until the agent has moved its memory off them
+        # the job holds its GPUs until the agent has evicted its memory
         attempt.phase, attempt.stop_why, attempt.stop_s = STOPPING, "park", now_s
         job.target_reason = int(reason)
         self.book.touch(job)
@@ -121,7 +121,7 @@ class Applier:
                 gang = _processes(job, target) > 1
                 port = port_of(target.places[0].node) if gang else 0
                 if gang and not port:
-                    continue  # its first node does not answer now: without a port its ranks would not find each other
+                    continue  # the first node does not answer now: without its port the ranks would not find each other
                 self._start(job, target, nodes, clocks_ns, leases, now_s, port)
 
     def _unpark(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:

@@ -293,7 +293,7 @@ class MisoPlanner:
 
     def _place(self, node: NodeSpec, uuid: str, wish: Wish) -> Place:
         if mechanisms.find(self.mechanism).capabilities.instances:
-            # alone or being measured: on the instance of the whole GPU, in the latter case with others under MPS
+            # a job alone has the instance of the whole GPU; so do jobs being measured, which share it under MPS
             whole = self.gpus[uuid].geo.whole[0]
             limit = wish.limit if wish.measuring else None
             share = GpuShare(uuid, wish.share, self.mechanism, wish.slice or f"{whole.kind}@{whole.start}", None, limit)

@@ -26,7 +26,7 @@ from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.policy.jobs.demand import runnable_jobs
 from cotenant.policy.jobs.plan import plan_jobs
 
-ABOVE_ALL = 2 * 10**9 + 1  # above users' priorities, which are between -10^9 and 10^9
+ABOVE_ALL = 2 * 10**9 + 1  # a priority above those of users, which are between -10^9 and 10^9
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Absorber:
         for job in here:
             attempt = job.attempt
             if attempt is not None and node in attempt.nodes and job.id not in seen and node not in attempt.ended:
-                # its orders were sent before this answer, so it does not exist there
+                # the job's orders were sent before this answer, so it does not exist on the node
                 error = "the node does not know it" if node in attempt.up else "it was never started"
                 self._part_ended(node, job, attempt, {"code": 1, "lost": True, "asked": "", "error": error}, now_s)
 

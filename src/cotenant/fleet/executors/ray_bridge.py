@@ -83,7 +83,7 @@ class Bridge:
             name = spec["name"]
             known = self.settings["homes"].get(name)
             if known is not None and known not in alive and len(alive) < self.settings["machines"]:
-                continue  # its machine is gone, which means that the node is lost
+                continue  # the actor's machine has gone: the node is lost
             home = (
                 self.homes.get(name) or (known if known in alive else None) or (alive[i % len(alive)] if alive else "")
             )

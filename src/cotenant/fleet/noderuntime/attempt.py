@@ -30,7 +30,7 @@ _FIELDS = {
     for i, name in enumerate(
         (
             "created_ns",  # node
-            "until_ns",  # node: end of the lease on this machine's monotonic clock; 0: no lease
+            "until_ns",  # written by the node: end of the lease on this machine's monotonic clock; 0: no lease
             "stop",  # node: a stop was requested
             "grace_ns",  # node: from the stop to SIGKILL
             "phase",
@@ -39,7 +39,7 @@ _FIELDS = {
             "stopping_ns",
             "ended_ns",
             "exit_bytes",  # length of the JSON at EXIT_AT
-            "boot",  # node: when the page was created, this_boot()
+            "boot",  # written by the node: when the page was created, this_boot()
         )
     )
 }

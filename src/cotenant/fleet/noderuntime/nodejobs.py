@@ -306,7 +306,7 @@ class NodeJobs:
             if attempt.starter.poll() is None:
                 return False
         elif page.get("runner_pid") == 0 and 0 <= time.monotonic_ns() - page.get("created_ns") < RUNNER_PATIENCE_NS:
-            return False  # it may be about to start; a creation time in the future was before a reboot
+            return False  # the runner may be about to start; a creation time in the future was before a reboot
         if not page.lock(wait=False):
             return False
         try:
@@ -378,7 +378,7 @@ def read_log(path: str, offset: int) -> tuple[bytes, int]:
 def _wake(attempt: _Attempt) -> None:
     """Wake the runner to read its page."""
     pid = attempt.page.get("runner_pid")
-    # that very runner holds the lock, so the pid cannot have been reused
+    # the runner of this pid holds the lock, so the pid cannot have been reused
     if pid > 0 and attempt.page.runner_lives():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)

@@ -218,7 +218,7 @@ class Runner:
             code = code if code >= 0 else 128 - code
             if self.asked and code == 128 + signal.SIGTERM and self._pass_on(rank):
                 continue  # a shell in front of the program: its exit status is irrelevant
-            # of a pipeline, the process that chose its exit status
+            # the exit status of a pipeline: that of the process that chose it
             if rank not in self.codes or code != 128 + signal.SIGTERM:
                 self.codes[rank] = code
             _kill(-pid, signal.SIGTERM)  # what a rank leaves in its group is useless without it

@@ -188,7 +188,8 @@ async def keep_fresh(refresh: Refresh, context: LiveContext, every_s: float) -> 
             if await asyncio.to_thread(refresh, context):
                 LOG.info("new certificates are in use")
             said = ""
-        except (InputError, WorkError, OSError, ValueError) as error:  # also a full disk: the next try may succeed
+        # OSError includes a full disk: the next attempt may succeed
+        except (InputError, WorkError, OSError, ValueError) as error:
             if str(error) != said:
                 LOG.warning("the certificates were not replaced: %s", error)
             said = str(error)

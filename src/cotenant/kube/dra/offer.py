@@ -24,7 +24,7 @@ VERSIONS = {(1, 32): "v1beta1", (1, 33): "v1beta2", (1, 34): "v1"}
 CONSUMABLE_SINCE, COUNTERS_SINCE = (1, 34), (1, 36)
 # limits per slice: devices, devices that consume counters, counter sets
 MOST_DEVICES, MOST_COUNTING, MOST_SETS = 128, 64, 8
-COMPUTE_SLICES = 7  # of a GPU, the most into which MIG divides it
+COMPUTE_SLICES = 7  # number of slices into which MIG divides a GPU
 # values of the attribute `type`; each but the last has a device class
 SHARE, WHOLE, MIG, GONE = "share", "gpu", "mig", "gone"
 

@@ -59,7 +59,8 @@ class Registrar:
             try:
                 self._meet()
                 self.fault = ""
-            except (WorkError, OSError) as error:  # whatever it is, it is tried again: without this thread no pod comes
+            # any error leads to a new attempt: without this thread no pod could start
+            except (WorkError, OSError) as error:
                 self.fault = str(error)
             self._watch.wait(min(self._every_s, RETRY_S) if self.fault else self._every_s)
 

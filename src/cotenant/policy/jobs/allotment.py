@@ -20,7 +20,7 @@ ALLOTMENTS: dict[str, tuple[int, str]] = {
     "optimal": (3, "CPU and memory by a mixed-integer program that maximises total throughput each round"),
 }
 A_PROPORTIONAL, A_GREEDY, A_TUNE, A_OPTIMAL = 0, 1, 2, 3
-A_ELASTIC = 4  #: of elastic policies, which choose type and level of every job themselves
+A_ELASTIC = 4  #: elastic policies choose type and level of every job themselves
 
 
 @inner

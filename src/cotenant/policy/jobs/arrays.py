@@ -30,7 +30,7 @@ GRID: Any = np.int64(3)
 # a job's level while it does not run
 NOT_RUNNING: Any = np.int64(-1)
 
-# needs of a job of one demand type, whatever it is given
+# what a job of a demand type needs, independent of its grant
 TYPE = np.dtype([
     ("gpus", "i8"),  # whole GPUs (1 for a job on part of a GPU)
     ("part_milli", "i8"),  # thousandths of one GPU; 0: whole GPUs

@@ -43,8 +43,8 @@ class Context(NamedTuple):
     """What keys need beside the job: thresholds, the Gittins table, the cluster's GPUs."""
 
     queue_limits_gpu_s: Array  #: f8[Q] rising; attained GPU-seconds at which a job drops a queue
-    gittins_gpu_s: Array  #: f8[S] rising; attained GPU-seconds
-    gittins_index: Array  #: f8[S] index from there on
+    gittins_gpu_s: Array  #: f8[S] rising; attained GPU-seconds from which an index applies
+    gittins_index: Array  #: f8[S] Gittins index from that attained service on
     cluster_gpus: float
     reserve_after_s: float  #: a job that has not run for longer than this gets a reservation; infinity: never
 

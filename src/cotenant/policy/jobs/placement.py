@@ -18,7 +18,7 @@ PLACEMENTS: dict[str, tuple[int, str]] = {
     "spread": (2, "one GPU at a time on the emptiest node that fits"),
 }
 FIRST_FIT, CONSOLIDATE, SPREAD = 0, 1, 2
-FEWEST_NODES: Any = np.int64(3)  #: of elastic policies: as consolidate, but a gang that no node holds takes whole nodes
+FEWEST_NODES: Any = np.int64(3)  #: elastic policies: as consolidate, but a gang that no node holds takes whole nodes
 
 
 @inner

@@ -17,7 +17,7 @@ class Line:
     def __init__(self, rule: Discipline) -> None:
         self._rule = rule
         self._ready: list[tuple[tuple[float, float], int, Account]] = []
-        self._blocked: list[tuple[int, int, Account]] = []  # (when the limit lets it run, ticket, account)
+        self._blocked: list[tuple[int, int, Account]] = []  # (time from which its limit lets it run, ticket, account)
         self._ranked_ns = -1
         self._tickets = 0
 

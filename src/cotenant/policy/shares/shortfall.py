@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MARGIN = 0.02  # of the GPU: less is noise of turns that do not end with the window
+MARGIN = 0.02  # fraction of the GPU: a smaller shortfall is noise of turns that do not end with the window
 
 
 class Wanted(NamedTuple):

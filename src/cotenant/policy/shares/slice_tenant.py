@@ -19,7 +19,7 @@ class Usage(NamedTuple):
     yields: int = 0
 
 
-IDLE_STEPS = 5  # steps without GPU time after which a tenant gets no turns
+IDLE_STEPS = 5  # number of steps without GPU time after which a tenant gets no turns
 
 
 class Had(NamedTuple):

@@ -33,7 +33,8 @@ class SliceSettings:
     edge: float = 0.006  # largest fraction of a share lost where a window cuts a period
     step_ns: int = 200 * MS_NS  # between two corrections
     settle_ns: int = SECOND_NS  # no turns for a gang whose groups have changed: it may be making contexts
-    period_ns: int = 100 * MS_NS  # of a timetable; with a latency-sensitive tenant, each of the others has as much
+    # length of a timetable's period; with a latency-sensitive tenant, for each of the others
+    period_ns: int = 100 * MS_NS
     turn_ns: int = 5 * MS_NS  # shortest turn of a timetable
     yields_per_s: float = 5.0  # runs per second that end for lack of work, above which slices do not keep a share
 
@@ -96,9 +97,9 @@ class GpuSlices:
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
         for name, step in had.items():
             tenant = self.tenants[name]
-            # two that wait for each other with the shortest slices have runs and no time
+            # two tenants that wait for each other with the shortest slices have runs but no GPU time
             works = bool(step.usage.busy_ns or step.usage.runs) or not step.on_ns
-            if works and tenant.idle_steps:  # what others had while it was idle is not owed to it
+            if works and tenant.idle_steps:  # time that others used while the tenant was idle is not owed to it
                 self._begin(now_ns)
             tenant.idle_steps = 0 if works else tenant.idle_steps + 1
         self._correct({name: step for name, step in had.items() if step.span_ns > 0}, now_ns)
@@ -192,7 +193,7 @@ class GpuSlices:
         if not self._takes_turns(background, guarded):
             limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
             return limited, period_ns
-        # those that do not compete may run at any time: they get on where they find work
+        # tenants that do not compete may run at any time: they run when the GPU is free
         competing = sorted((t for t in background if t.competes), key=lambda t: t.name)
         parts = self._turns(competing)
         wanted_ns = period_ns * len(parts) if guarded else max(period_ns, self.settings.turn_ns / min(parts.values()))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cotenant.policy.shares.account import Account
 
-LONG_WINDOW = 10  # turns that pay for a move: shares then hold over a window of so many of them
+LONG_WINDOW = 10  # number of turns that pay for a move: shares then hold over a window of as many turns
 MARGIN_NS = 20_000_000  # how long before a deadline its extension is decided
 ENDLESS_NS = 2**64 - 1  # the deadline of an unbounded turn, which lasts until another tenant arrives
 GANG_DRAIN_NS = 50_000_000  # time after which unfinished work is assumed to wait for the gang's other GPUs

@@ -272,11 +272,11 @@ class GpuTurns:
         keeps_ns = turn.quota_ns
         if challenger is not None:
             keeps_ns = self._rule.keeps(turn.account, challenger, turn.quota_ns, self.settings, now_ns)
-        if keeps_ns:  # 0: a higher priority does not wait, whatever moving costs
+        if keeps_ns:  # 0: a tenant of higher priority does not wait, whatever a move costs
             keeps_ns = max(keeps_ns, turn.floor_ns)
         due_ns = turn.start_ns + turn.moved_ns + keeps_ns
         if yields and turn.deadline_ns > max(due_ns, now_ns):
-            # a better tenant waits, or the deadline had been extended while none did
+            # a tenant that precedes the holder waits, or the deadline was extended while none waited
             if due_ns <= now_ns:
                 self._revoke(turn, now_ns, "contended" if keeps_ns else "preempted", out)
             else:
@@ -285,7 +285,7 @@ class GpuTurns:
         elif turn.endless and not turn.may_be_endless(now_ns, self.settings.alone_ns):
             self._end_or_extend(turn, yields, now_ns, out)
         elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
-            # also if called late, which a holder without waiters must not pay for
+            # also if this call is late: a holder that no tenant waits for must not be charged for that
             self._end_or_extend(turn, yields, now_ns, out)
         elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
             self._revoke(turn, now_ns, "expired", out)

@@ -68,7 +68,7 @@ class MpsMigModel:
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> MpsMigModel:
-        """A model file, the shipped one by default; InputError for a file that is none."""
+        """Load a model file, by default the shipped one. InputError if the file is not a model."""
         if path is None:
             return _shipped()
         arrays = _read_npz(path)

@@ -102,7 +102,7 @@ class Pool:
         waiting = self._waiting[start.service]
         units = [waiting.pop(number) for number in start.requests]
         if any(unit.alone for unit in units):
-            # each of these may have killed a worker: it runs alone, so that no other item fails with it
+            # each of these items may have killed a worker: it runs alone, so that no other item fails with it
             together = [unit for unit in units if not unit.alone]
             let.parts.extend([together] if together else [])
             let.parts.extend([unit] for unit in units if unit.alone)

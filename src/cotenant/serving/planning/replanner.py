@@ -29,8 +29,9 @@ from cotenant.serving.worker import UnavailableError, WorkerFactory
 SAMPLE_S = 0.5
 LEAST_RATE = 0.01  # an idle service is still planned for, so that it stays reachable
 PLAN_LIMIT_S = 120.0
-FIRST_PLAN_LIMIT_S = 900.0  # of a planner process that may have to compile first: half a minute on a quiet machine
-ATTEMPTS = 100  # each leaves out a service that cannot be loaded, or a GPU that has gone
+# timeout of a planner process that may have to compile first: half a minute on a quiet machine
+FIRST_PLAN_LIMIT_S = 900.0
+ATTEMPTS = 100  # most attempts: each leaves out a service that cannot be loaded, or a GPU that has gone
 
 
 class PlannerProcess:

@@ -79,8 +79,8 @@ class LocalWorker:
         self._arena = Arena.create("worker")
         numbers = (theirs.fileno(), self._arena.fd)
         with theirs:
-            # started from the loop's own thread, with which the worker dies (see main.settle); what a model prints must
-            # not mix with the gateway's output on standard output
+            # started from the loop's own thread, since the worker dies with that thread (see main.settle); output of a
+            # model must not mix with the gateway's standard output
             prints = sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "cotenant.serving.workers.main", *map(str, numbers)],

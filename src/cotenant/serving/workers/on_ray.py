@@ -149,7 +149,7 @@ class RayWorkers:
     async def ask(self, gpu: int, method: str, *arguments: Any) -> Any:
         """Call the node of a GPU. Returns None if the node is lost."""
         self._loop = asyncio.get_running_loop()
-        orders = self._orders  # another thread takes it away when the bridge ends
+        orders = self._orders  # another thread removes the entry when the bridge ends
         if orders is None:
             return None
         number = next(self._numbers)
@@ -200,7 +200,7 @@ class RayWorkers:
             lost = threading.Event()
             self._tell(self._bridge_lost, lost)
             while not (lost.wait(PING_S) or self._closing.is_set()):
-                pass  # what is asked of the next bridge must not be answered as lost with this one
+                pass  # calls to the next bridge must not be answered as lost with this one
             said = ""
             while not self._closing.wait(AGAIN_S):
                 try:

@@ -32,7 +32,7 @@ class NodeHost:
         self._life = life
         workers, self._workers = list(self._workers.values()), {}
         answers, self._answers, self._dead = list(self._answers.values()), {}, {}
-        for answer in answers:  # their callers are gone; an actor has only so many calls at a time
+        for answer in answers:  # the callers have gone; an actor runs a limited number of calls at a time
             if not answer.done():
                 answer.set_result(GONE)
         await asyncio.gather(*(worker.stop(0.0) for worker in workers))
@@ -55,7 +55,7 @@ class NodeHost:
         except (LoadError, InputError, WorkError) as error:
             self._forget(worker)
             return None, (error.service, error.why) if isinstance(error, LoadError) else ("", str(error))
-        if life != self._life:  # lost meanwhile: no later call would end it
+        if life != self._life:  # the node was lost meanwhile: no later call would end the worker
             await worker.stop(0.0)
             return None, ("", "the node was lost")
         return worker.pid, found

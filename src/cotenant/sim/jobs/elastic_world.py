@@ -49,8 +49,9 @@ class ElasticTables:
     rate: Floats  #: [B, P, C] work per second
     base: Ints  #: [J]
     total: Floats  #: [J] work
-    restart_s: Floats  #: [J]; NaN if the profile states none
-    beside: Floats  #: [B, B, G] fraction of its speed that the first base keeps beside the second; empty: no sharing
+    restart_s: Floats  #: array [J]; NaN if the profile states none
+    #: array [B, B, G]: fraction of its speed that the first base keeps beside the second; empty: no sharing
+    beside: Floats
 
     def type_of(self, base: Ints, config: Ints, shared: NDArray[np.bool_]) -> Ints:
         """The demand type of jobs of these bases in these configurations; config < 0: waiting."""

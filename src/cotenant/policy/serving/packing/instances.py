@@ -26,7 +26,7 @@ from cotenant.policy.serving.packing.shared import undominated
 from cotenant.policy.solver import Solution, compressed, solve_milp
 
 PAIRED = 16  # services up to which every two may take turns
-POINTS = 8  # of the trade-off between two services that take turns, per instance
+POINTS = 8  # steps of the trade-off between two services that take turns, per instance
 CYCLES = 32  # lengths of a cycle tried for sets of services
 SMALLEST = 12  # services of least demand, of which sets of three or more share an instance
 

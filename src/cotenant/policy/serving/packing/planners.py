@@ -31,7 +31,7 @@ TRIES, QUICK_TRIES, EXACT_TRIES = 600, 150, 60_000
 WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
 GUARDS = (1.1, 1.25, 1.4)  # what a planner that sees no interference allows for it
 CROWDED = 1000  # GPUs up to which many models may share a gpulet: a row for each of them is large
-SPARE = 1 + 3e-6  # rates are met with this to spare, so that rounding never leaves one short
+SPARE = 1 + 3e-6  # margin by which rates are exceeded, so that rounding never leaves one short
 
 
 class Packer:

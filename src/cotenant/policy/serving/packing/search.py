@@ -27,7 +27,7 @@ from cotenant.policy.serving.packing.kernel import (
     spare,
 )
 
-# for functions that make arrays, or call ones that do
+# options of functions that make arrays, or call ones that do
 counted = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 STEPS = np.int64(7)  # bisection steps for the largest rate that fits: an error of 1 %
 COARSE = np.int64(4)  # the same, when places are compared
