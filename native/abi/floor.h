@@ -39,7 +39,8 @@ enum cotenant_rule_kind {
     COTENANT_SCHEME_FREE = 0, /* no gate: mps-plus, static */
     COTENANT_SCHEME_TEMPORAL = 1, /* one kernel at a time, and only while LS is idle */
     COTENANT_SCHEME_ORION = 2, /* beside LS by class and SMs, in batches of in_flight_us */
-    COTENANT_SCHEME_TIDAL = 3, /* none beside LS (or a limited fraction of time); bounded time in flight otherwise */
+    /* no BE work beside LS, or only for a limited fraction of time; bounded time in flight otherwise */
+    COTENANT_SCHEME_TIDAL = 3,
 };
 
 /* BE processes that launch early, so that their work waits on the device. */

@@ -45,7 +45,7 @@ class RuleKind(enum.IntEnum):
     FREE = 0  # no gate: mps-plus, static
     TEMPORAL = 1  # one kernel at a time, and only while LS is idle
     ORION = 2  # beside LS by class and SMs, in batches of in_flight_us
-    TIDAL = 3  # none beside LS (or a limited fraction of time); bounded time in flight otherwise
+    TIDAL = 3  # no BE work beside LS, or only for a limited fraction of time; bounded time in flight otherwise
 
 
 class RunAhead(enum.IntEnum):

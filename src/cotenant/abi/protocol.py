@@ -200,7 +200,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "token_grant": (  # TOKEN_GRANT
         ("epoch", "Q"),
         ("deadline_ns", "Q"),  # NO_DEADLINE: until revoked
-        ("inflight_allowed_ns", "Q"),  # see the slot's field
+        ("inflight_allowed_ns", "Q"),  # as in the slot of this GPU
         ("reserved", "200x"),
     ),
     "token_revoke": (  # TOKEN_REVOKE

@@ -39,7 +39,7 @@ def job(
     ] = "auto",
     steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of each run.")] = 50,
     warm: Annotated[int, typer.Option("--warm", min=1, help="Untimed steps before them.")] = 5,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Largest number of runs, not counting the warm-up run.")] = 8,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Largest number of runs, without the warm-up run.")] = 8,
     name: Annotated[
         Text, typer.Option("--name", help="Name of the model in the profile (default: the program's).")
     ] = None,

@@ -130,7 +130,7 @@ class Floor:
         self._watcher.start()
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
-        """As `Holder.raise_`: three stores, the time first."""
+        """Set the flag; see `Holder.raise_`. It costs three stores, of which that of the time is the first."""
         self._class = work_class
         self.mapping.raise_(work_class)
 

@@ -93,7 +93,7 @@ class ColocationSettings:
         if not 0.0 <= self.clock <= 1.0:
             raise InputError("the clock to keep must be 0 % to 100 % of the card's highest", field="clock")
         if self.clock and self.duty_cycle == 1.0:
-            raise InputError("a clock to keep needs a duty_cycle below 100 %: the agent lowers the duty cycle down to it", field="clock")
+            raise InputError("a clock to keep needs a duty_cycle below 100 %, its lowest value", field="clock")
 
     @property
     def first_duty_cycle(self) -> float:

@@ -46,7 +46,8 @@ ELASTIC: dict[str, Entry] = {
         "GPU model and count by goodput, a mixed-integer program (Sia)", lambda s: Sia(True, s), 60.0, "sia", False
     ),
     "sia-fast": Entry(
-        "Sia's objective by prices on GPU models, with its gap", lambda s: Sia(False, s), 60.0, "sia", False
+        "Sia's objective by prices on GPU models, with the gap to the optimum",
+        lambda s: Sia(False, s), 60.0, "sia", False,
     ),
     "pollux": Entry("counts by goodput on one GPU model (Pollux)", lambda _: Pollux(), 60.0, "sia", False),
     "tesserae": Entry(

@@ -172,10 +172,8 @@ take_inlined: Any = inlined(_take)
 def retake(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int, slot: int
 ) -> None:
-    """`take` of the very GPUs that the job had before: for a part of a GPU, in the same slot.
-
-    A job that had a whole GPU and has a part of it now opens a slot; one that had a part and has all of it closes it.
-    """
+    """Like `take`, with exactly the GPUs that the job had before. A part of a GPU stays in the same slot. A job that
+    now has a part of a GPU instead of a whole one opens a slot; one that now has the whole GPU closes its slot."""
     if demand.type[typ].part_milli == 0:
         take(alloc, demand, nodes, job, typ, level, node, gpus)
         return

@@ -75,7 +75,7 @@ class ModelFacts:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Larger goes first."""
+        """The model's rank; one of larger rank goes first."""
         return (not self.best_effort, self.priority)
 
 

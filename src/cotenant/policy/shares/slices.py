@@ -154,7 +154,7 @@ class GpuSlices:
         return min(period_ns, settings.longest_ns / max(shares.values()))
 
     def _slices(self) -> dict[str, int]:
-        """Microseconds for each tenant that is present."""
+        """The slice of each present tenant in microseconds."""
         here, settings = self.present(), self.settings
         background, guarded = self.background()
         longest_us = settings.longest_ns // 1000

@@ -67,7 +67,7 @@ class Interference:
     constant: float = 1.0
 
     def own(self, l2: float, dram: float) -> float:
-        """The part of the slowdown `alpha` that a model's own utilisations cause, per fraction of the GPU that it has."""
+        """The part of the slowdown `alpha` from a model's own utilisations, per fraction of the GPU that it has."""
         return self.l2_self * l2 + self.dram_self * dram
 
     def other(self, l2: float, dram: float) -> float:

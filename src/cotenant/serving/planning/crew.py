@@ -68,7 +68,8 @@ class Say(Protocol):
 
 
 class Crew:
-    """See the module. `trouble` is called when services fail or GPUs are lost, to request a new plan."""
+    """Creates and replaces the workers of the current plan. `trouble` is called when services fail or GPUs are lost, to
+    request a new plan."""
 
     def __init__(
         self, config: ServingConfig, profiles: Mapping[str, ServingProfile], pool: Pool, stats: Stats,
