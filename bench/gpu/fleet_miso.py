@@ -1,4 +1,4 @@
-"""MISO live on a GPU, for bench/gpu/fleet.py: the fleet itself, its agent, MPS percentages as slices."""
+"""MISO live on one GPU, for bench/gpu/fleet.py: the whole fleet and its agent, with MPS percentages as slices."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LIMIT_S = 210.0
 
 
 def miso_live(folder: Path, gpus: str, soft: bool, references: dict[str, list[Any]], program: str) -> dict[str, Any]:
-    """Three jobs come, are measured, get slices; one is taken back, the others get its part. `references`: undisturbed
-    curves by name. Returns the phases with every job's pace in each."""
+    """Three jobs arrive, are measured and get slices. Then one is cancelled, and the others get its part of the GPU.
+    `references`: curves of undisturbed runs by name. Returns the phases with every job's pace in each."""
     without_compiler()
     from cotenant.fleet.controller.miso import MisoPlanner
     from cotenant.fleet.jobs import JobSpec
@@ -67,7 +67,7 @@ def miso_live(folder: Path, gpus: str, soft: bool, references: dict[str, list[An
 
 
 def watch(fleet: Any, planner: Any, phases: list[dict[str, Any]], done: Callable[[], bool], began: float) -> None:
-    """Note every change of what jobs should have, until done."""
+    """Record every change of the jobs' intended slices until `done`."""
     while time.monotonic() - began < LIMIT_S and not done():
         time.sleep(0.25)
         gpu = next(iter(planner._gpus.values()), None)
@@ -83,7 +83,7 @@ def watch(fleet: Any, planner: Any, phases: list[dict[str, Any]], done: Callable
 
 
 def steady(phases: list[dict[str, Any]], jobs: int, seconds: float) -> bool:
-    """Whether that many jobs have had their slices for so long."""
+    """Whether that many jobs have had their slices for that long."""
     last = phases[-1] if phases else {"jobs": {}}
     sliced = [job for job, wish in last["jobs"].items() if wish["slice"] is not None]
     return len(sliced) == jobs == len(last["jobs"]) and time.monotonic() - last["since"] > seconds
@@ -97,7 +97,7 @@ def lines(path: Path) -> list[Any]:
 
 
 def add_paces(phases: list[dict[str, Any]], curves: dict[str, list[Any]], references: dict[str, list[Any]]) -> None:
-    """Median seconds per step in every phase, without its first second of steps, and the speed against alone."""
+    """Median seconds per step in every phase without its first second, and the speed relative to running alone."""
     ends = [phase["since"] for phase in phases[1:]] + [float("inf")]
     zero = phases[0]["since"] if phases else 0.0
     for phase, end in zip(phases, ends, strict=True):
@@ -119,7 +119,7 @@ def pace(curve: list[Any]) -> float:
 
 
 def whole(curve: list[Any], reference: list[Any]) -> dict[str, Any]:
-    """Whether the curve has every step once, and the losses of an undisturbed run as far as that went."""
+    """Whether the curve has every step once, with the losses of an undisturbed run."""
     steps = [line[0] for line in curve]
     known = {line[0]: line[1] for line in reference}
     alike = all(known.get(line[0], line[1]) == line[1] for line in curve)

@@ -2,11 +2,12 @@
 
 CUDA_VISIBLE_DEVICES=UUID,UUID PYTHONPATH=src python bench/gpu/gangs.py OUT.jsonl STEP,STEP,... [SECONDS]
 
-Every tenant is a program that `cotenant run` starts. Each row is one line of JSON, also in OUT.jsonl. A share is steps
-per second over those of the same program alone, from the time stamps of its slower rank, in the time in which all ran:
-the least and the most of all windows of 2 s that begin 0.1 s apart, and the mean. `time` is GPU time of each rank from
-the driver's log of context switches (root is needed). Then each is told to stop, 0.5 s apart, and `ended` has the exit
-codes. What has not ended 60 s after the row's start is killed and said so. No row begins after SECONDS (150).
+Every tenant is a program that `cotenant run` starts. Each row is one line of JSON, also in OUT.jsonl. A share is the
+steps per second divided by those of the same program alone, from the time stamps of its slower rank, while all run: the
+smallest and the largest of all windows of 2 s that begin 0.1 s apart, and the mean. `time` is GPU time of each rank
+from the driver's log of context switches (root is needed). Then all are stopped, 0.5 s apart, and `ended` has the exit
+codes. A program that has not ended 60 s after the row's start is killed, which the row states. No row begins after
+SECONDS (150).
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME
 
 
 class HungError(WorkError):
-    """Something did not start, step or end in time."""
+    """A program did not start, step or end in time."""
 
 
 class Gangs:
-    """The agent, its two GPUs and what programs do alone on them."""
+    """The agent, its two GPUs, and the rates of programs alone on them."""
 
     def __init__(self, bench: Bench, folder: Path, out: Any) -> None:
         self.bench, self._out = bench, out
@@ -57,13 +58,13 @@ class Gangs:
         self._count = 0
 
     def say(self, **row: Any) -> None:
-        """A line for the reader."""
+        """Print a line for the reader."""
         print(json.dumps(row), flush=True)
         self._out.write(json.dumps(row) + "\n")
         self._out.flush()
 
     def ps(self) -> dict[str, Any]:
-        """What `cotenant ps --json` says."""
+        """The output of `cotenant ps --json`."""
         command = [sys.executable, "-m", "cotenant", "ps", "--json", "--dir", str(self.bench.folder)]
         try:
             done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=20)
@@ -73,7 +74,7 @@ class Gangs:
             return {"agent": {"gpus": []}, "tenants": [], "fault": str(error)}
 
     def until(self, tenants: list[Tenant], what: str, true: Callable[[Tenant], bool]) -> None:
-        """Wait for all of them; HungError where the row's time is over, WorkError where one ends too early."""
+        """Wait for all of them. HungError if the row's time is over, WorkError if a program ends too early."""
         while True:
             for tenant in tenants:
                 tenant.look()
@@ -88,12 +89,12 @@ class Gangs:
             time.sleep(0.05)
 
     def name(self, short: str) -> str:
-        """A name that no tenant has had."""
+        """A name that no tenant has had yet."""
         self._count += 1
         return f"{short}{self._count}"
 
     def row(self, row: str, gangs: Mapping[str, float], *, beside: bool = False, seconds: float = ROW_S) -> None:
-        """Gangs of those requests, together; `beside`: with a busy tenant on each GPU."""
+        """Gangs with these requests at once; `beside`: with a busy tenant on each GPU."""
         began_s = time.monotonic()
         self._deadline_s = began_s + ROW_AT_MOST_S
         busy: list[Busy] = []
@@ -112,7 +113,7 @@ class Gangs:
             tenants += [Gang(self.node, self.name(f"{name}-"), request) for name, request in gangs.items()]
             self.until(tenants, "start", lambda tenant: tenant.is_going())
             found["started_s"] = round(time.monotonic() - began_s, 1)
-            begin_s = time.monotonic() + 1.0  # by then slices follow who works
+            begin_s = time.monotonic() + 1.0  # by then the slices follow the tenants that have work
             for one in busy:
                 one.block(seconds + 1.5)
             while time.monotonic() < begin_s + seconds:
@@ -140,7 +141,7 @@ class Gangs:
         self.say(row=row, ended=codes, all_ended=not any(codes.values()), **found)
 
     def nobody(self) -> dict[str, Any]:
-        """What `ps` says once the tenants of the row before have gone, or of those that stay."""
+        """Rows of `ps` after the previous row's tenants have ended."""
         until_s = time.monotonic() + 15
         while (found := self.ps())["tenants"] and time.monotonic() < until_s:
             time.sleep(0.2)
@@ -152,14 +153,14 @@ class Gangs:
         self.until(list(busy), "answer", lambda tenant: bool(tenant.marks.get(0)))
 
     def _last(self, tenants: list[Tenant], began_s: float) -> dict[str, Any]:
-        """By tenant and rank: seconds into the row and steps, as each said last."""
+        """By tenant and rank: time in the row in seconds, and steps, as last reported."""
         return {
             each.name: {rank: [round(marks[-1][0] - began_s, 2), marks[-1][1]] for rank, marks in each.marks.items()}
             for each in tenants
         }
 
     def _seen(self) -> dict[str, Any]:
-        """What the agent says of each tenant in the middle of a row."""
+        """What the agent reports about each tenant in the middle of a row."""
         return {
             row["name"]: {key: row[key] for key in ("state", "warnings")} | {"got": [g["got"] for g in row["gpus"]]}
             for row in self.ps()["tenants"]
@@ -206,12 +207,12 @@ class Gangs:
 
 
 def alone(rig: Gangs) -> None:
-    """Steps per second of one gang with nothing beside it."""
+    """Steps per second of a gang alone."""
     rig.row("alone", {"solo": 1.0}, seconds=ALONE_S)
 
 
 def two(rig: Gangs) -> None:
-    """Two gangs, half each."""
+    """Two gangs with half of the GPU time each."""
     rig.row("two", {"a": 0.5, "b": 0.5})
 
 
@@ -226,7 +227,7 @@ def beside(rig: Gangs) -> None:
 
 
 def hold(rig: Gangs) -> None:
-    """After all of it the agent holds nobody: no tenant, no process, nothing promised."""
+    """After all rows the agent must have no tenant, no process and no promised share."""
     found = rig.nobody()
     gpus = found["agent"]["gpus"]
     promised, charged = ([gpu[key] for gpu in gpus] for key in ("promised", "memory_charged_bytes"))
@@ -244,7 +245,7 @@ STEPS: dict[str, Callable[[Gangs], None]] = {
 
 
 def main() -> None:
-    """Run the steps that are asked for; what a gang does alone is measured in any case."""
+    """Run the requested steps. The rate of a gang alone is measured in any case."""
     path, steps = Path(sys.argv[1]), sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
     until_s = time.monotonic() + float(sys.argv[3] if len(sys.argv) > 3 else 150)
     steps = ["alone", *(step for step in steps if step != "alone")]

@@ -22,7 +22,7 @@ SOFT_KERNEL_NS, SOFT_COLLECTIVE_NS = 500_000, 200_000
 
 
 class Rank:
-    """What a rank says."""
+    """Print a line about a rank."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -30,17 +30,17 @@ class Rank:
         self._say(f"rank {number} pid {os.getpid()}")
 
     def _say(self, line: str) -> None:
-        os.write(1, f"{line}\n".encode())  # in one piece: both ranks write to one pipe
+        os.write(1, f"{line}\n".encode())  # written in one piece, because both ranks write to one pipe
 
     def at(self, steps: int) -> None:
-        """So many steps have ended by now."""
+        """Report the number of steps that have ended."""
         now_s = time.monotonic()
         if now_s - self._said_s >= SAY_S:
             self._say(f"at {self.number} {now_s:.6f} {steps}")
             self._said_s = now_s
 
     def done(self, steps: int) -> None:
-        """It has stopped."""
+        """Report that the rank has stopped."""
         self._say(f"done {self.number} {steps}")
 
 
@@ -83,7 +83,8 @@ def torch_rank(stop: Path) -> int:
 
 
 def soft_rank(number: int, board: mmap.mmap, stop: Path) -> int:
-    """A rank on the software GPU: it waits in its stream for the other's step. `board`: a page that both see."""
+    """A rank on the software GPU, whose stream waits for the other rank's step. `board`: a page that both ranks have
+    mapped."""
     from cotenant.bench.driver import SOFT_IMAGE
 
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -121,13 +122,13 @@ def soft_rank(number: int, board: mmap.mmap, stop: Path) -> int:
         must(cuda.cuStreamSynchronize(stream))
         rank.at(steps)
         if number == 0 and not last.value and stop.exists():
-            last.value = steps + 2 * AHEAD  # the other is at most one wait ahead
+            last.value = steps + 2 * AHEAD  # the other rank is at most one wait ahead
     rank.done(steps)
     return 0
 
 
 def main() -> int:
-    """Run until told to stop."""
+    """Run until the stop file exists."""
     kind, stop = sys.argv[1], Path(sys.argv[2])
     if kind == "torch":
         return torch_rank(stop)

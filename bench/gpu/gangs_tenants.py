@@ -20,7 +20,8 @@ PROGRAM = Path(__file__).resolve().parent / "gangs_program.py"
 
 @dataclass(frozen=True)
 class Node:
-    """Where tenants are started: the agent's folder, one for files, and what each is started with."""
+    """Where tenants are started: the agent's folder, a folder for files, and the environment and prefix of each
+    program."""
 
     agent: Path
     folder: Path
@@ -30,21 +31,21 @@ class Node:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now."""
+    """A port of the loopback interface that is currently free."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def born(pid: int) -> str:
-    """When a process began, in ticks; "" once it has gone."""
+    """Start time of a process in ticks; "" if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return ""
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """A process and those that it started, with when each began: a number may be another's later."""
+    """A process and its descendants with their start times, since a pid may be reused."""
     found, left = {}, [pid]
     while left:
         each = left.pop()
@@ -56,7 +57,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def standing(pid: int) -> str:
-    """Name, state and what it waits for in the kernel."""
+    """Name, state and kernel wait channel of a process."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         rows = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
@@ -65,7 +66,7 @@ def standing(pid: int) -> str:
 
 
 class Tenant:
-    """A program under `cotenant run`: its output, and how far its ranks were when."""
+    """A program under `cotenant run`, its output, and the progress of its ranks over time."""
 
     ranks = 1
 
@@ -89,7 +90,7 @@ class Tenant:
             self.heard(line)
 
     def heard(self, line: str) -> None:
-        """Take a line that it printed."""
+        """Parse a line that the program printed."""
         words = line.split()
         if words[:1] == ["at"] and len(words) == 4:
             self.marks.setdefault(int(words[1]), []).append((float(words[2]), int(words[3])))
@@ -99,19 +100,19 @@ class Tenant:
         self.said.append(line.rstrip()[:300])
 
     def is_going(self) -> bool:
-        """Every rank has stepped."""
+        """Whether every rank has made a step."""
         return len(self.marks) == self.ranks
 
     def stop(self) -> None:
-        """Ask it to end."""
+        """Request that the program ends."""
 
     def look(self) -> None:
-        """Learn its processes, which may outlive the one that started them."""
+        """Record its processes, which may outlive the one that started them."""
         if self.process.poll() is None:
             self._known |= descendants(self.process.pid)
 
     def kill(self) -> dict[str, str]:
-        """End all of its processes; how each stood before."""
+        """Kill all of its processes; returns the state of each before that."""
         self.look()
         mine = [pid for pid, began in sorted(self._known.items()) if began and born(pid) == began]
         found = {str(pid): standing(pid) for pid in mine}
@@ -122,11 +123,11 @@ class Tenant:
         return found
 
     def steps_at(self, at_s: float) -> float:
-        """Steps that all of its ranks had made by then."""
+        """Number of steps that all of its ranks had made by then."""
         found = []
         for marks in self.marks.values():
             i = bisect.bisect_left(marks, (at_s, 0))
-            if i in (0, len(marks)):  # before its first word, or after its last
+            if i in (0, len(marks)):  # before its first report, or after its last
                 found.append(float(marks[max(0, i - 1)][1]))
                 continue
             (t0, a), (t1, b) = marks[i - 1], marks[i]
@@ -134,7 +135,7 @@ class Tenant:
         return min(found)
 
     def pause_s(self, begin_s: float, end_s: float) -> float:
-        """Longest time without a step of any of its ranks, there."""
+        """Longest time in that interval without a step of any of its ranks."""
         longest = 0.0
         for marks in self.marks.values():
             times = [begin_s, *(at for at, _ in marks if begin_s < at < end_s), end_s]
@@ -157,18 +158,18 @@ class Gang(Tenant):
         super().__init__(node, name, "2", request, program)
 
     def stop(self) -> None:
-        """Ask it to end."""
+        """Request that the job ends."""
         self._stop.touch()
 
 
 class Busy(Tenant):
-    """Products of 8192^3 on one GPU, in blocks that are asked for."""
+    """A program that multiplies 8192^3 matrices on one GPU, in blocks on request."""
 
     def __init__(self, node: Node, name: str, gpu: str, request: float) -> None:
         super().__init__(node, name, gpu, request, ["-m", "cotenant.bench.workload", "busy", node.backend])
 
     def heard(self, line: str) -> None:
-        """Take a line that it printed."""
+        """Parse a line that the program printed."""
         if not line.startswith("{"):
             super().heard(line)
             return
@@ -176,19 +177,19 @@ class Busy(Tenant):
         self.marks[0] = [(ns / 1e9, count) for ns, count, _ in block["marks"]]
 
     def is_going(self) -> bool:
-        """It is set up."""
+        """Whether the program is set up."""
         return any(line.startswith("ready ") for line in self.said)
 
     def block(self, seconds: float) -> None:
-        """Begin a block; its marks come at its end."""
+        """Start a block; its time stamps are printed at its end."""
         assert self.process.stdin is not None
         self.marks.clear()
-        with contextlib.suppress(OSError):  # it ended; its exit code says so
+        with contextlib.suppress(OSError):  # the program has ended; its exit code states why
             self.process.stdin.write(f"run {seconds}\n")
             self.process.stdin.flush()
 
     def stop(self) -> None:
-        """Ask it to end."""
+        """Request that the program ends."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()

@@ -1,10 +1,10 @@
-"""Does the shim load under every kind of program, and does it see the launches?  Needs a GPU; writes JSON.
+"""Checks that the shim is loaded in every kind of program and counts its launches. Needs a GPU; writes JSON.
 
     python bench/gpu/loading.py OUT.json [STEP,STEP...]
 
-The parts_ steps also run on the software GPU (CUDA_VISIBLE_DEVICES=soft), to be tried out there.
+The parts_ steps also run on the software GPU (CUDA_VISIBLE_DEVICES=soft), to try them out.
 
-Uses the tests' small agent (equal turns for all), so that it says something about the shim alone.
+The tests' small agent (equal turns for all) is used, so that the results depend on the shim alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def compile_cudart(folder: Path) -> dict[str, list[str]]:
 
 
 def coverage(folder: Path) -> dict[str, Any]:
-    """Every kind of program at once, each under an agent of its own with short turns."""
+    """Run every kind of program at once, each under its own agent with short turns."""
     commands = {name: python(name) for name in ("torch_eager", "torch_graph", "jax", "cupy", "triton", "numba", "nvml")}
     if shutil.which("nvcc"):
         commands |= compile_cudart(folder)
@@ -128,7 +128,7 @@ def main() -> None:
     library_path(DRIVER_SHIM)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for name, step in (  # each: what it is called in the result, and how to get it
+        for name, step in (  # step: its name in the result, and the function that measures it
             ("coverage", lambda: coverage(folder)),
             ("memory", lambda: memory(folder)),
             ("solo_native", lambda: products_rate(folder, 1, None, 4)),
@@ -145,7 +145,7 @@ def main() -> None:
             began = time.monotonic()
             try:
                 steps[name] = step()
-            except Exception as error:  # one failed step must not cost the others
+            except Exception as error:  # a failed step must not prevent the others
                 steps[name] = {"error": repr(error)}
             print(name, round(time.monotonic() - began, 1), json.dumps(steps[name])[:3000], flush=True)
             out.write_text(json.dumps(steps, indent=1))

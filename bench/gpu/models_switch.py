@@ -1,10 +1,11 @@
-"""Evicting a language model behind the door and bringing it back: two models with room for one, asked in turn.
+"""Eviction and return of a language model behind the server: two models with room for one, used in turn.
 
 CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src:tests/helpers python bench/gpu/models_switch.py OUT.json [ENGINE] [ROUNDS]
 
-ENGINE: transformers (default), vllm: 8B-shaped models with random weights, 20 GiB each; `soft` as the device rehearses
-with `cotenant timed-llm`. Each round asks both models at temperature 0 and has, from the door's own counts, how long
-the one took to leave and the other to come, the time to the first token, and whether the answer is the first round's.
+ENGINE: transformers (default), vllm: 8B-shaped models with random weights, 20 GiB each; with `soft` as the device,
+`cotenant timed-llm` replaces the engine. Each round sends a request to both models at temperature 0. It records how
+long the eviction of one and the return of the other took (from the server's counters), the time to the first token, and
+whether the answer equals that of the first round.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ COMMANDS = {
 
 
 def models_file(folder: Path, engine: str) -> Path:
-    """Two models, and room for one."""
+    """A models file with two models and room for one."""
     rows = []
     for seed, name in enumerate(NAMES):
         model = folder / name
@@ -76,7 +77,7 @@ def ask(port: int, name: str) -> tuple[float, str]:
 
 
 def rows_of(port: int) -> dict[str, dict[str, Any]]:
-    """The door's rows."""
+    """The server's rows about its models."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/cotenant/status")
     found = json.loads(connection.getresponse().read())["models"]
@@ -85,7 +86,7 @@ def rows_of(port: int) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Ask in turn, write each round."""
+    """Send requests to the models in turn, and write one row per round."""
     out, engine = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "transformers"
     rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
     engine = "soft" if SOFT else engine

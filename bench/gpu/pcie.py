@@ -2,8 +2,8 @@
 
     PYTHONPATH=src CUDA_VISIBLE_DEVICES=UUID python bench/gpu/pcie.py OUT.json [STEP,STEP...]
 
-Each step runs in a process of its own under a time limit; one that fails or hangs leaves what it had found, its error
-and its log, and does not cost the others. OUT.json is rewritten while a step runs, whenever it has found more.
+Each step runs in its own process with a time limit. If it fails or hangs, its results until then, its error and its log
+are kept, and the other steps run. OUT.json is rewritten after each new result of a step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]
 
 
 def chunk_curve(_keep: Keep) -> dict[str, Any]:
-    """Chunks one after the other, with and without the shim's words around them: native, no agent."""
+    """Successive chunks with and without the shim's stream memory operations around them: native, without an agent."""
     from pcie_curve import measure
 
     return measure()
@@ -46,7 +46,7 @@ def measured(weights: list[float], seconds: float, **case: Any) -> Callable[[Kee
 
 
 def tenant_curve(keep: Keep) -> dict[str, Any]:
-    """Two tenants at 1:1 and an LS copy beside a BE one, by chunk: what bandwidth pays for a shorter wait."""
+    """Two tenants at 1:1, and an LS copy beside a BE one, by chunk size: the bandwidth that a shorter wait costs."""
     sizes = (512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
     cases = {f"{chunk >> 10} KiB": measured([1, 1], 1.2, chunk_bytes=chunk, ls=True) for chunk in sizes}
     return each(cases, keep, 40.0)
@@ -64,12 +64,12 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 
 
 def weights(keep: Keep) -> dict[str, Any]:
-    """Shares and their sum, by weights, direction, memory and way of copying."""
+    """Shares and their sum, by weights, direction, kind of memory and kind of copy."""
     return each({name: measured(seconds=2.0, ls=False, **case) for name, case in WEIGHTS.items()}, keep, 40.0)
 
 
 def ls_wait(keep: Keep) -> dict[str, Any]:
-    """What a latency-sensitive copy waits for, as `cotenant bench pcie` says it."""
+    """Waiting time of a latency-sensitive copy, as reported by `cotenant bench pcie`."""
     cases = {direction: measured([1, 3], 3.0, ls=True, direction=direction) for direction in ("h2d", "d2h")}
     return each(cases, keep, 45.0)
 
@@ -80,7 +80,8 @@ def ls_wait(keep: Keep) -> dict[str, Any]:
 def run_tenant(
     arguments: list[str], settings: dict[str, Any], native: bool = False, beside: str = "", **spec: Any
 ) -> dict[str, Any]:
-    """This script's own program `arguments`, as a tenant (or native); its JSON line. `beside`: another who is idle."""
+    """Run this script's own program `arguments` as a tenant (or natively) and return its JSON line. `beside`: with an
+    idle second tenant."""
     from cotenant.agent.config.files import TenantSpec
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.agent.tenants.launcher import Launch, program_environment, register
@@ -116,12 +117,12 @@ def run_tenant(
 
 
 def tenant_case(arguments: list[str], settings: dict[str, Any], **more: Any) -> Callable[[Keep], dict[str, Any]]:
-    """A case of each() that runs such a tenant."""
+    """A case of `each` that runs such a tenant."""
     return lambda _keep: run_tenant(arguments, settings, **more)
 
 
 def correctness(keep: Keep) -> dict[str, Any]:
-    """Contents, order in a stream, graphs and captures: native and as a tenant in both ways of pacing."""
+    """Contents, order in a stream, graphs and captures: natively, and as a tenant with both kinds of pacing."""
     ahead = {"copy_weight": 1.0, "beside": "latency-sensitive"}
     cases = {
         "native": tenant_case(["checks"], {}, native=True),
@@ -133,7 +134,8 @@ def correctness(keep: Keep) -> dict[str, Any]:
 
 
 def cost_alone(keep: Keep) -> dict[str, Any]:
-    """Copies of several sizes by one tenant, interleaved: native, without turns, with turns, by itself or not."""
+    """Interleaved copies of several sizes by one tenant: native, without turns, and with turns, alone and with an idle
+    tenant."""
     turns = {"copies": True}
     kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "native": ({}, {"native": True}),
@@ -148,14 +150,15 @@ def cost_alone(keep: Keep) -> dict[str, Any]:
         for kind, (settings, spec) in kinds.items():
             try:
                 found[kind].append(run_tenant(["cost"], settings, **spec))
-            except Exception as error:  # the others are wanted all the same
+            except Exception as error:  # a failed case must not prevent the others
                 found[kind].append(failure(error))
             keep(found)
     return found
 
 
 def faults(_keep: Keep) -> dict[str, Any]:
-    """A tenant killed in the middle of its copies; an agent killed and started again: the other's rate, by 50 ms."""
+    """A tenant is killed during its copies, and an agent is killed and restarted: the other tenant's rate every 50
+    ms."""
     from cotenant.bench.harness import Bench
     from cotenant.bench.pcie import specs_for
 
@@ -223,7 +226,7 @@ def program(arguments: list[str]) -> None:
 
 
 def quit_mps(folder: str) -> None:
-    """A step that was killed leaves its control daemons: ask them to go."""
+    """End the control daemons that a killed step left."""
     for pipe in glob.glob(f"{folder}/**/mps-*/pipe", recursive=True):
         environment = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": pipe}
         try:
@@ -234,12 +237,12 @@ def quit_mps(folder: str) -> None:
 
 
 def read(path: Path) -> Any:
-    """What a step has kept so far."""
+    """Results that a step has stored so far."""
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def run_step(name: str, limit_s: int, keep: Keep) -> dict[str, Any]:
-    """What the step found; of one that fails or is late, what it had kept until then, and why."""
+    """Results of the step. If it failed or ran out of time: the results stored until then, and the reason."""
     with tempfile.TemporaryDirectory(prefix="ct", ignore_cleanup_errors=True) as folder:
         environment = os.environ | {"TMPDIR": folder, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}
         kept, log = Path(folder) / "found.json", Path(folder) / "log"
@@ -267,7 +270,7 @@ def run_step(name: str, limit_s: int, keep: Keep) -> dict[str, Any]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """A step that still runs: asked to end, so that it ends its programs, then made to."""
+    """End a step that still runs: first with a signal that lets it end its programs, then with SIGKILL."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGINT)
@@ -286,7 +289,7 @@ def main() -> None:
         keep = keeper(Path(sys.argv[3]))
         keep(STEPS[sys.argv[2]][0](keep))
         return
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # whoever limits the whole: ends the step too
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # SIGTERM ends the current step, too
     chosen = sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
     write = keeper(Path(sys.argv[1]))
     found: dict[str, Any] = {"card": card()}

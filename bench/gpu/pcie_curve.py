@@ -1,9 +1,9 @@
-"""How fast copies go in chunks of a size, and what making a stream wait for each chunk costs: why the default is so.
+"""Rate of copies by chunk size, and the cost of a wait in the stream before each chunk: the reason for the default.
 
-Native: `plain` are chunks one after the other on one stream; `paced` have the shim's two words before each (write
-ready, wait go, in one call), with turns granted beforehand, so what is left is the cost of the words alone; `told`
-have only a word written after each, as where the thread that waits issues them; `waited` only the wait; `evented` the
-wait, and an event after each instead of a word; `two_streams` are paced, on two streams in turn.
+All are native. `plain`: successive chunks on one stream. `paced`: before each chunk the shim's two stream memory
+operations in one call (write `ready`, wait for `go`), with turns granted beforehand, so only their own cost remains.
+`told`: only a write after each chunk, as if the waiting thread issued the chunks. `waited`: only the wait. `evented`:
+the wait, and an event instead of a write after each chunk. `two_streams`: paced, alternating between two streams.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WordOperation(ctypes.Structure):
 
 
 class Curve:
-    """Buffers, a stream, and two words that the GPU sees."""
+    """Buffers, a stream, and two words of host memory that the GPU can access."""
 
     def __init__(self, cuda: Driver, total: int) -> None:
         self.cuda, self.total = cuda, total
@@ -57,7 +57,7 @@ class Curve:
         self.ready_at, self.go_at = ctypes.c_uint64(address.value), ctypes.c_uint64(address.value + 64)
 
     def words(self, kind: str, number: int, stream: ctypes.c_void_p) -> None:
-        """What a kind has before (told: after) each chunk."""
+        """Operations that a kind has before (told: after) each chunk."""
         write = WordOperation(WRITE, 0, self.ready_at.value, number)
         wait = WordOperation(WAIT, 0, self.go_at.value, number)
         chosen = {"told": (write,), "waited": (wait,), "evented": (wait,)}.get(kind, (write, wait))
@@ -86,7 +86,7 @@ class Curve:
         return self.total / (time.perf_counter() - began), (queued - began) / (self.total / size) * 1e6
 
     def reaction_us(self, rounds: int = 200) -> dict[str, float]:
-        """From a store of `go` to the next word's arrival: two crossings of the link and the stream's own delay."""
+        """Time from storing `go` until the next word arrives: two crossings of the link and the stream's own delay."""
         taken = []
         for _ in range(rounds):
             self.go.value = self.ready.value = 0

@@ -1,6 +1,6 @@
-"""Designs of the copy queue side by side: settings changed while the same programs run, in turn, round after round.
+"""Compares designs of the copy queue: the settings change while the same programs run.
 
-A round measures every design once, in an order that changes, beside the rate of a native program in that round.
+A round measures every design once, in changing order, relative to the rate of a native program in that round.
 Results are medians over rounds with a 95 % interval.
 """
 
@@ -24,7 +24,7 @@ from cotenant.bench.shares import COUNT, between
 
 GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]
 SOFT = GPU == "soft"
-UNIT = 1 << 20 if SOFT else 8 << 20  # what the designs' sizes are multiples of
+UNIT = 1 << 20 if SOFT else 8 << 20  # sizes in the designs are multiples of this
 COPY = 8 << 20 if SOFT else 64 << 20
 WITHIN_S = 3.0
 WARM_S, BLOCK_S = (0.15, 0.4) if SOFT else (0.08, 0.25)
@@ -40,7 +40,7 @@ CHUNKED: dict[str, dict[str, Any]] = {
     "chunk 4 MiB": design(0.5, 4),
     "chunk 16 MiB": design(2, 16),
 }
-ALONE = tuple(CHUNKED)  # what differs for one alone
+ALONE = tuple(CHUNKED)  # settings that differ for a tenant alone
 ONE_BY_ONE: dict[str, dict[str, Any]] = {name: CHUNKED[name] for name in ("default", "chunk 4 MiB")}
 BESIDE: dict[str, dict[str, Any]] = {
     "default": design(),
@@ -49,7 +49,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 
 def median_with_interval(values: Sequence[float]) -> list[float]:
-    """Median, and the ends of its 95 % interval by order statistics (binomial), as wide as so few values make it."""
+    """Median and its 95 % interval by order statistics (binomial), which is wide for few values."""
     ordered, count = sorted(values), len(values)
     if count == 0:
         return [math.nan] * 3
@@ -61,7 +61,7 @@ def median_with_interval(values: Sequence[float]) -> list[float]:
 
 
 class Settings:
-    """The agent's file, written anew while it runs."""
+    """The agent's configuration file, rewritten while it runs."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -80,7 +80,7 @@ class Settings:
 
 
 def together(workloads: Sequence[Workload], seconds: float, warm: float) -> list[float]:
-    """Bytes per second of each in the middle of a block in which all copy."""
+    """Bytes per second of each tenant in the middle of a block in which all copy."""
     for workload in workloads:
         workload.begin(seconds + 2 * warm)
     blocks = [workload.result() for workload in workloads]
@@ -102,10 +102,8 @@ def rounds_of(
     table: Callable[[int], dict[str, Any]],
     keep: Keep,
 ) -> dict[str, Any]:
-    """Measure every design in every round, for about that long; `table` makes the result, kept after each design.
-
-    A design whose settings the agent does not take is left out from then on.
-    """
+    """Measure every design in every round, for about that long. `table` builds the result, which is stored after each
+    design. A design whose settings the agent refuses is left out from then on."""
     until, count, shuffle = time.monotonic() + seconds, 0, random.Random(7)
     refused: dict[str, Any] = {}
     found: dict[str, Any] = {}
@@ -115,7 +113,7 @@ def rounds_of(
         for name in order:
             try:
                 settings.take(designs[name])
-            except Exception as error:  # the others are wanted all the same
+            except Exception as error:  # a failed design must not prevent the others
                 refused[name] = failure(error)
                 continue
             measure(name)
@@ -128,7 +126,7 @@ def rounds_of(
 def sharing(
     direction: str, designs: dict[str, dict[str, Any]], seconds: float, mode: str, size: int, keep: Keep
 ) -> dict[str, Any]:
-    """Two tenants at 1:3 together, and the second alone while the first is idle."""
+    """Two tenants at 1:3 together, and the second one alone while the first is idle."""
     copy = program(direction, "pinned", mode, size)
     rows: dict[str, dict[str, list[float]]] = {
         name: {"share of weight 3": [], "together over native": [], "alone over native": []} for name in designs
@@ -157,7 +155,7 @@ def sharing(
             row["share of weight 3"].append(rates[1] / sum(rates))
             row["together over native"].append(sum(rates) / link)
             if name in ALONE:
-                time.sleep(0.25)  # a tenant that has not copied for 0.2 s does not count as one who copies
+                time.sleep(0.25)  # a tenant without copies for 0.2 s does not count as copying
                 row["alone over native"].append(together(tenants[1:], BLOCK_S, WARM_S)[0] / link)
 
         return rounds_of(designs, Settings(bench), seconds, once, table, keep)
@@ -257,7 +255,7 @@ def mixed(seconds: float, keep: Keep) -> dict[str, Any]:
 
 
 def designs(keep: Keep) -> dict[str, Any]:
-    """Both directions; the one to the host with fewer designs."""
+    """Both directions; the direction to the host with fewer designs."""
     few = {name: CHUNKED[name] for name in ("default", "no larger pieces alone", "lead 40 us")}
     cases = {
         "h2d": lambda part: sharing("h2d", CHUNKED, 70.0, "async", COPY, part),
@@ -267,7 +265,7 @@ def designs(keep: Keep) -> dict[str, Any]:
 
 
 def designs_one_by_one(keep: Keep) -> dict[str, Any]:
-    """Programs that make one copy after the other: of eight chunks and of two."""
+    """Programs that make one copy at a time: of eight chunks and of two."""
 
     def case(size: int) -> Callable[[Keep], dict[str, Any]]:
         return lambda part: sharing("h2d", ONE_BY_ONE, 14.0, "sync", size, part)

@@ -1,4 +1,4 @@
-"""Programs of bench/gpu/pcie.py, on the bare driver: what copies carry, in which order, and what they cost."""
+"""Programs of bench/gpu/pcie.py, on the driver API: contents, order and cost of copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from cotenant.bench.driver import Driver
 
-SIZE = int(os.environ.get("COTENANT_CHECK_BYTES", (40 << 20) + 12345))  # not a multiple of any chunk
+SIZE = int(os.environ.get("COTENANT_CHECK_BYTES", (40 << 20) + 12345))  # no multiple of any chunk size
 
 
 def driver() -> Driver:
@@ -35,7 +35,7 @@ class Memory:
 
 
 def there_and_back(cuda: Driver, memory: Memory, host: Any, how: str) -> bool:
-    """Host to device and back into zeroed memory; equal?"""
+    """Whether a copy to the device and back into zeroed memory returns the same contents."""
     size = ctypes.c_size_t(memory.size)
     text = memory.fill(host, len(how))
     stream = cuda.stream()
@@ -73,11 +73,11 @@ class Copy2D(ctypes.Structure):
     ] + [("width", ctypes.c_size_t), ("height", ctypes.c_size_t)]
 
 
-UNIFIED = 4  # the address says where it is
+UNIFIED = 4  # the kind of memory follows from the address
 
 
 def rows(cuda: Driver, memory: Memory) -> bool:
-    """A window of rows to the device with another pitch and back: what lies between rows stays."""
+    """Copy a window of rows to the device with another pitch, and back: memory between the rows must not change."""
     from_pitch, to_pitch, width = 4096, 3584, 3000
     height = memory.size // from_pitch - 2
     text = memory.fill(memory.pinned, 5)
@@ -116,7 +116,7 @@ def rows(cuda: Driver, memory: Memory) -> bool:
 
 
 class Attributes(ctypes.Structure):
-    """CUmemcpyAttributes: order of reading, where either end probably is, flags."""
+    """CUmemcpyAttributes: order of source access, location hints of both ends, flags."""
 
     _fields_ = [(name, ctypes.c_int) for name in ("order", "from_type", "from_id", "to_type", "to_id", "flags")]
 
@@ -125,7 +125,7 @@ IN_STREAM_ORDER = 1
 
 
 def batches(cuda: Driver, memory: Memory, host: Any) -> dict[str, Any]:
-    """Stretches of many lengths in one call, there and back; those between them stay as they are."""
+    """Ranges of many lengths in one call, there and back; memory between them must not change."""
     stream = cuda.stream()
     sizes = [4096, 1 << 20, 70_001, (3 << 20) + 7, 1, 2 << 20]
     sizes = [size for size in sizes for _ in range(2 if memory.size < 32 << 20 else 1)][:7]
@@ -165,12 +165,12 @@ def batches(cuda: Driver, memory: Memory, host: Any) -> dict[str, Any]:
 
 
 def in_order(cuda: Driver, memory: Memory) -> dict[str, bool]:
-    """A copy waits for the kernel before it, and what comes behind it waits for the copy; the call does not."""
+    """A copy waits for the kernel before it, and later work waits for the copy; the call returns at once."""
     stream, size = cuda.stream(), ctypes.c_size_t(memory.size)
     text = memory.fill(memory.pinned, 3)
     other = ctypes.c_void_p()
     cuda.call("cuMemAlloc_v2", ctypes.byref(other), size)
-    for kernel_s in (0.1, 1.0, 10.0):  # a busy machine may take longer from one call to the next
+    for kernel_s in (0.1, 1.0, 10.0):  # on a busy machine there may be more time between two calls
         began = time.perf_counter()
         cuda.launch(int(kernel_s * 1e9), stream)
         cuda.call("cuMemcpyHtoDAsync_v2", memory.device, memory.pinned, size, stream)
@@ -195,7 +195,7 @@ def in_order(cuda: Driver, memory: Memory) -> dict[str, bool]:
 
 
 def default_stream(cuda: Driver, memory: Memory) -> bool:
-    """The NULL stream's copies and kernels keep their order, and a sync copy waits for a kernel before it."""
+    """Copies and kernels of the NULL stream keep their order, and a synchronous copy waits for the kernel before it."""
     size = ctypes.c_size_t(memory.size)
     began = time.perf_counter()
     cuda.launch(50_000_000)
@@ -204,7 +204,7 @@ def default_stream(cuda: Driver, memory: Memory) -> bool:
 
 
 def graphs(cuda: Driver, memory: Memory) -> dict[str, bool]:
-    """A captured copy is a node of the graph and carries what is there when it is launched."""
+    """A captured copy is a node of the graph, and copies the contents at the time of the launch."""
     stream, size = cuda.stream(), ctypes.c_size_t(memory.size)
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
     cuda.call("cuStreamBeginCapture_v2", stream, 0)
@@ -222,7 +222,7 @@ def graphs(cuda: Driver, memory: Memory) -> dict[str, bool]:
 
 
 def many_streams(cuda: Driver) -> bool:
-    """Sixty-four streams copy at once, each its own content; none keeps another from its end."""
+    """Sixty-four streams copy different contents at once, and all of them end."""
     size = 3 << 20 if SIZE > 32 << 20 else 3 << 17
     parts = [(Memory(cuda, size), cuda.stream()) for _ in range(64)]
     texts = [memory.fill(memory.pinned, n) for n, (memory, _) in enumerate(parts)]

@@ -101,7 +101,8 @@ def torch_graph() -> None:
 
 
 def torch_memory(pieces_mib: int = 256) -> None:
-    """Takes memory until it is refused; says how much that was and what the tools report on the way."""
+    """Allocates memory until an allocation is refused; reports the amount, and what NVML and the driver report
+    meanwhile."""
     import torch
 
     torch.cuda.init()
@@ -191,7 +192,7 @@ def numba_program() -> None:
 
 
 def nvml_program() -> None:
-    """What NVML and the driver say of the same card, in one process."""
+    """What NVML and the driver report about the same GPU in one process."""
     import pynvml
     import torch
 
@@ -213,7 +214,7 @@ def nvml_program() -> None:
 
 
 def products(seconds: float) -> None:
-    """bf16 8192^3 products until the time is over; prints how many were finished in each tenth of a second."""
+    """Multiplies 8192^3 bf16 matrices for a given time; prints the number of products in each tenth of a second."""
     import torch
 
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -242,7 +243,8 @@ def products(seconds: float) -> None:
 
 
 def products_timed(seconds: float) -> None:
-    """The same, with the GPU's own time of each product: what share of the wall time was the GPU at work for us?"""
+    """The same with the GPU time of each product: the fraction of the wall time in which the GPU worked for this
+    process."""
     import torch
 
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -273,7 +275,7 @@ def products_timed(seconds: float) -> None:
 
 
 def wait_for_start() -> None:
-    """Tenants that are to start together wait for a file."""
+    """Wait for a file, so that several tenants start together."""
     gate = os.environ.get("START_FILE")
     if gate:
         open(f"{gate}.ready.{os.getpid()}", "w").close()

@@ -1,7 +1,8 @@
-"""Asks a machine with driver 615 or newer what NVIDIA's documents leave open about memory limits by control group and
-protocol 3 of MPS. Run as root: release_615.py OUT.json [STEP,...]. On another machine it says what is missing.
+"""Tests on driver 615 or newer what NVIDIA's documents leave open about memory limits by control group and protocol 3
+of MPS. Run as root: release_615.py OUT.json [STEP,...]. On another machine it reports what is missing.
 
-A row per answer goes to OUT.json; nothing is left behind. What the answers are for: docs/howto/memory-limits.md.
+OUT.json gets one row per result; groups and servers are removed at the end. docs/howto/memory-limits.md uses the
+results.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ DEVICE = device_named("soft" if os.environ.get("CUDA_VISIBLE_DEVICES") == "soft"
 
 
 class Client:
-    """A program on the bare driver, in a control group before it has a context. It answers a line for each order."""
+    """A program that uses the driver API and joins a control group before it creates a context. It answers a line for
+    each order."""
 
     def __init__(self, hierarchy: Hierarchy | None = None, group: Path | None = None, **environment: str) -> None:
         inherited = {k: v for k, v in os.environ.items() if (k, v) != ("CUDA_VISIBLE_DEVICES", "soft")}
@@ -52,13 +54,14 @@ class Client:
             hierarchy.enter(group, self.process.pid)
 
     def ask(self, *order: object) -> list[float]:
-        """take MIB -> code; free -> code; info -> MiB free and of the card; sms -> how many; busy -> seconds; count
-        SECONDS -> kernels in that time, seconds of the first one, code; wrong -> code; context -> code of making it."""
+        """Orders and answers: take MIB -> error code; free -> error code; info -> free and total MiB; sms -> number of
+        SMs; busy -> seconds; count SECONDS -> kernels in that time, seconds of the first one, error code; wrong ->
+        error code; context -> error code of its creation."""
         self.tell(*order)
         return self.hear()
 
     def tell(self, *order: object) -> None:
-        """Give an order; `hear` waits for its answer."""
+        """Send an order; `hear` waits for the answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(" ".join(map(str, order)) + "\n")
         self.process.stdin.flush()
@@ -73,7 +76,7 @@ class Client:
 
 
 class Card615:
-    """The card, its control groups and the file for answers."""
+    """The GPU, its control groups and the result file."""
 
     def __init__(self, gpu: Gpu, card: Card, hierarchy: Hierarchy, out: Path, *, dmem: bool) -> None:
         self.gpu, self.card, self.hierarchy, self.out, self.dmem = gpu, card, hierarchy, out, dmem
@@ -93,7 +96,7 @@ class Card615:
         return path
 
     def limit(self, group: Path, mib: int | None) -> str:
-        """Set a limit; why it was refused, or nothing."""
+        """Set a limit; returns why it was refused, or nothing."""
         try:
             if mib is None:
                 self.card.set_memory_limits(group, 0, NO_LIMIT)
@@ -117,7 +120,7 @@ class Card615:
 
 
 def costs(card: Card615) -> None:
-    """What making, limiting, reading and clearing costs."""
+    """Durations of creating, limiting, reading and clearing a group."""
     kinds: dict[str, list[float]] = {"group": [], "set": [], "get": [], "clear": []}
     for i in range(50):
         began = time.perf_counter()
@@ -135,7 +138,7 @@ def costs(card: Card615) -> None:
 
 
 def rounding(card: Card615) -> None:
-    """What is read back of limits that are no round number."""
+    """Limits that are no round number, as the driver returns them."""
     group = card.group("cotenant-615")
     for asked in (1000 * MIB, 1000 * MIB + 1, 4000 * MIB, 4096 * MIB + 4095):
         card.card.set_memory_limits(group, asked, asked)
@@ -144,7 +147,7 @@ def rounding(card: Card615) -> None:
 
 
 def seen(card: Card615) -> None:
-    """What a program sees and gets under a limit on its group, and on the group above."""
+    """What a program sees and gets with a limit on its group, and with one on the parent group."""
     for where in ("leaf", "parent"):
         parent = card.group(f"cotenant-615-{where}")
         leaf = card.group(parent.name, "leaf")
@@ -160,7 +163,7 @@ def seen(card: Card615) -> None:
 
 
 def order(card: Card615) -> None:
-    """Whether what was taken before the first limit counts, and what a limit below use does."""
+    """Whether memory allocated before the first limit counts, and the effect of a limit below the present use."""
     group = card.group("cotenant-615")
     client = Client(card.hierarchy, group)
     client.ask("take", 1024)
@@ -173,7 +176,7 @@ def order(card: Card615) -> None:
 
 
 def uncharged(card: Card615) -> None:
-    """How soon freed memory counts no longer: what a tenant that moves its memory needs."""
+    """Time until freed memory no longer counts, which matters for tenants whose memory is moved."""
     group = card.group("cotenant-615")
     card.limit(group, LIMIT_MIB)
     client = Client(card.hierarchy, group)
@@ -192,7 +195,7 @@ def uncharged(card: Card615) -> None:
 
 
 def texts(card: Card615) -> None:
-    """Help pages of the MPS control command as they are, for the stand-in."""
+    """Help texts of the MPS control command, unchanged, for the stand-in."""
     for words_ in (("-h",), *((module, "help") for module in MODULES), ("server", "set", "help"),
                    ("namespace", "set", "help"), ("sm-partition", "create", "help")):  # fmt: skip
         try:
@@ -206,8 +209,8 @@ def texts(card: Card615) -> None:
 
 @contextlib.contextmanager
 def mps(card: Card615, row: str, needs: str = "") -> Iterator[tuple[Control, Callable[..., Client]]]:
-    """A daemon of protocol 3, and what starts a program in a namespace of a server; all end with it. `needs`: what of
-    release 620. WorkError where the command cannot do it, with the row's name."""
+    """A daemon of protocol 3, and the way to start a program in a namespace of a server; all end with it. `needs`:
+    features of release 620. WorkError with the row's name if the command lacks one."""
     can = abilities(COMMAND)
     if can.protocol != 3:
         raise WorkError(f"{row}: {COMMAND} does not speak protocol 3")
@@ -231,14 +234,14 @@ def mps(card: Card615, row: str, needs: str = "") -> Iterator[tuple[Control, Cal
 
 
 def serve(card: Card615, control: Control, server: str, *spaces: str) -> None:
-    """A server of the card with namespaces."""
+    """A server of the GPU with namespaces."""
     control.order("server", "create", server, f"--allowed-devices={card.gpu.uuid}")
     for space in spaces:
         control.order("namespace", "create", space, f"--server={server}")
 
 
 def namespaces(card: Card615) -> None:
-    """Whether a program that runs follows a changed ceiling of its namespace, and what an order costs."""
+    """Whether a running program follows a changed ceiling of its namespace, and the duration of an order."""
     with mps(card, "namespaces") as (control, start):
         serve(card, control, "s", "n")
         began = time.perf_counter()
@@ -253,14 +256,14 @@ def namespaces(card: Card615) -> None:
 
 
 def together(first: Client, second: Client) -> tuple[list[float], list[float]]:
-    """Both count kernels at once."""
+    """Both programs count kernels at the same time."""
     for client in (first, second):
         client.tell("count", SECONDS)
     return first.hear(), second.hear()
 
 
 def weights(card: Card615) -> None:
-    """Whether servers with weights divide the time by them, and over how long."""
+    """Whether servers with weights divide the GPU's time by them, and over which period."""
     with mps(card, "weights", "weights") as (control, start):
         clients = []
         for server in ("a", "b"):
@@ -276,7 +279,7 @@ def weights(card: Card615) -> None:
 
 
 def lending(card: Card615) -> None:
-    """What an idle partition lends to another one, and how soon its owner has it back."""
+    """How much an idle partition lends to another one, and how soon its owner gets it back."""
     with mps(card, "lending", "shareable") as (control, start):
         serve(card, control, "s", "n")
         rows = control.rows("sm-partition", "list", "--server=s", f"--device={card.gpu.uuid}")
@@ -296,7 +299,7 @@ def lending(card: Card615) -> None:
 
 
 def faults(card: Card615) -> None:
-    """What a fault in one namespace does to a program in another one of the same server, and to the server."""
+    """Effect of a fault in one namespace on a program in another namespace of the same server, and on the server."""
     with mps(card, "faults") as (control, start):
         serve(card, control, "s", "a", "b")
         wrong, other = start("s", "a"), start("s", "b")
@@ -312,7 +315,7 @@ def faults(card: Card615) -> None:
 
 
 def clients(card: Card615) -> None:
-    """How many programs one server takes."""
+    """Number of programs that one server accepts."""
     with mps(card, "clients") as (control, start):
         serve(card, control, "s", "n")
         codes = []
@@ -328,7 +331,7 @@ STEPS: dict[str, Callable[[Card615], None]] = {
 
 
 def main() -> int:
-    """Run the steps that are asked for, or say why this machine cannot answer."""
+    """Run the requested steps, or report why this machine cannot answer."""
     if len(sys.argv) < 2:
         print("usage: release_615.py OUT.json [STEP,...]", file=sys.stderr)
         return 2

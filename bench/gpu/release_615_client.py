@@ -1,4 +1,4 @@
-"""A program on the bare driver that does what release_615.py asks line by line: see Client.ask there."""
+"""A program on the driver API that executes release_615.py's orders line by line: see Client.ask there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRONG = b"""
     st.global.u32 [%rd1], %r1;
     ret;
 }
-\0"""  # writes where there is no memory
+\0"""  # writes to an address without memory
 
 
 def client_main(library: str, device: str) -> None:
@@ -38,7 +38,7 @@ def client_main(library: str, device: str) -> None:
     image, made = driver.SOFT_IMAGE if device == "soft" else driver.PTX_IMAGE, 0
 
     def kernel(name: bytes, of: bytes, blocks: int, *arguments: object) -> int:
-        """Run a kernel to its end; the first code that is not 0."""
+        """Run a kernel and wait for it; returns the first error code, or 0."""
         if not module:
             code = cuda.cuModuleLoadData(ctypes.byref(module), of) or cuda.cuModuleGetFunction(
                 ctypes.byref(function), module, name

@@ -19,7 +19,7 @@ from cotenant.native.environment import tenant_environment  # noqa: E402
 
 
 def is_soft() -> bool:
-    """Whether the software GPU is asked for; the programs must not take that for the name of a device."""
+    """Whether the software GPU is requested; programs must not take `soft` for the name of a device."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") != "soft":
         return False
     del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -47,7 +47,7 @@ class Run:
         )
 
     def finish(self, timeout: float) -> dict[str, Any]:
-        """Its last line of JSON with its exit code; it is killed after `timeout` seconds."""
+        """The program's last line of JSON, with its exit code; it is killed after `timeout` seconds."""
         try:
             out, err = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

@@ -34,11 +34,11 @@ GRID_S, PAIRS_S = 215.0, 75.0
 
 
 def grid(report: Callable[[Any], None]) -> dict[str, Any]:
-    """Latency of every model, partition and batch, alone on the GPU; time and memory of loading."""
+    """Latency of every model, partition and batch size alone on the GPU; time and memory of loading."""
     clock = Clock(GRID_S)
     found: dict[str, Any] = {"cells": {}, "loads": {}, "partitions": {}, "complete": False}
     with Workers() as workers:
-        # the next one loads its libraries while this one measures; it touches the GPU only when its turn comes
+        # the next worker loads its libraries meanwhile; it uses the GPU only in its own measurement
         ahead = [workers.start(f"p{PARTITIONS[0]:g}", PARTITIONS[0])]
         for i, fraction in enumerate(PARTITIONS):
             if i + 1 < len(PARTITIONS):
@@ -60,7 +60,7 @@ def grid(report: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def pairs(report: Callable[[Any], None]) -> dict[str, Any]:
-    """What a model takes from a probe of memory bandwidth and of the L2 cache, and what models do to each other."""
+    """How much each model slows probes of memory bandwidth and L2 cache, and how much models slow each other."""
     clock = Clock(PAIRS_S)
     found: dict[str, Any] = {"alone": {}, "probes": {}, "together": [], "complete": False}
     with Workers() as workers:
@@ -97,7 +97,7 @@ def pairs(report: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def pair_list(models: list[str], batches: list[int]) -> list[tuple[tuple[str, int], tuple[str, int]]]:
-    """Every model beside every other once, in batches that change round and round."""
+    """Every pair of models once, side by side, with varying batch sizes."""
     out = []
     for i, a in enumerate(models):
         for b in models[i:]:
@@ -107,7 +107,7 @@ def pair_list(models: list[str], batches: list[int]) -> list[tuple[tuple[str, in
 
 
 def live(report: Callable[[Any], None]) -> dict[str, Any]:
-    """The plans of serving_plans.json under load, each scheme on the same requests."""
+    """The plans of serving_plans.json under load; all schemes get the same requests."""
     from serving_live import run_schemes
 
     return run_schemes(report, SMALL)

@@ -1,7 +1,7 @@
 """Plans under live load: the project's dispatcher in this process, a worker process per gpulet, requests on a clock.
 
-Open loop: request times are drawn beforehand and latency counts from them. Where numba is absent the dispatcher's
-source runs uncompiled, over plain objects, which costs about 20 us of this process's time for a request.
+Open loop: request times are drawn beforehand, and latency counts from them. Without numba the dispatcher's source runs
+uncompiled on plain objects, which takes about 20 us of this process's time per request.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PLANS = Path(__file__).resolve().parent / "serving_plans.json"
 LIVE_S, TRIAL_S, WARM_S = 390.0, 5.0, 1.0
 TARGET, STEP, CLOSE, OWN_MS = 0.99, 1.15, 1.05, 5.0
 ORDER = ("temporal", "static", "mps", "plan", "cotenant")
-BURST = 16  # requests between two looks at the workers
+BURST = 16  # requests between two checks of the workers
 CAPTURED = (1, 2, 4, 8, 12, 16, 24, 32)
 
 
 def load_dispatch() -> Any:
-    """The dispatcher's module, with stand-ins for the compiler where it is not installed."""
+    """The dispatcher's module, with stand-ins for the compiler if it is not installed."""
     if "numba" not in sys.modules and importlib.util.find_spec("numba") is None:
         stand_in = types.ModuleType("numba")
         stand_in.__version__ = "0"  # type: ignore[attr-defined]
@@ -46,7 +46,8 @@ def load_dispatch() -> Any:
 
 
 class Row:
-    """A record of a desk's array as a plain object: attributes and keys, many times faster than numpy's records."""
+    """A record of a structured array as a plain object with attributes and keys, many times faster than numpy's
+    records."""
 
     def __init__(self, names: tuple[str, ...], values: Any) -> None:
         self.__dict__.update(zip(names, values, strict=True))
@@ -66,7 +67,7 @@ class Grid:
 
 
 class PlainDesk:
-    """A dispatcher's state for its source uncompiled."""
+    """The dispatcher's state as plain objects, for uncompiled source."""
 
     def __init__(self, desk: Any) -> None:
         def rows(array: np.ndarray) -> list[Row]:
@@ -78,7 +79,7 @@ class PlainDesk:
 
 
 def profile_from(data: dict[str, Any]) -> Any:
-    """The profile of our JSON form; checked where it was written."""
+    """A profile from our JSON form, which was checked when it was written."""
     from cotenant.profiles.serving.latency import BLIND, Interference, ModelProfile, Partition, ServingProfile
 
     def points(row: dict[str, float]) -> tuple[tuple[int, float], ...]:
@@ -107,7 +108,7 @@ def plan_from(gpulets: list[dict[str, Any]]) -> Any:
 
 
 class Site:
-    """A plan made real: workers with their models, and a fresh dispatcher for every trial."""
+    """A plan in operation: workers with their models, and a new dispatcher for every trial."""
 
     def __init__(self, workers: Workers, content: dict[str, Any], scheme: str, blind: bool) -> None:
         self.dispatch = load_dispatch()
@@ -149,7 +150,8 @@ class Site:
         return made
 
     def trial(self, factor: float, seconds: float, seed: int) -> dict[str, Any]:
-        """Poisson requests at `factor` times the mix; latencies and outcomes of those after the first second."""
+        """Send Poisson requests at `factor` times the mix; returns latencies and outcomes of those after the first
+        second."""
         rng = np.random.default_rng(seed)
         names = [s.name for s in self.services]
         times, which = [], []
@@ -161,7 +163,7 @@ class Site:
         order = np.argsort(at, kind="stable")
         run = Run(self, at[order].tolist(), svc[order].tolist(), names)
         gc.collect()
-        gc.disable()  # a pause of this process would count as the GPU's
+        gc.disable()  # a garbage collection in this process would count as latency
         try:
             run.go()
         finally:
@@ -170,15 +172,15 @@ class Site:
 
 
 class Run:
-    """The loop of one trial. `finished[i]` is when request i was answered, inf where it was dropped."""
+    """The loop of one trial. `finished[i]`: time at which request i was answered, inf if it was dropped."""
 
     def __init__(self, site: Site, at: list[float], svc: list[int], names: list[str]) -> None:
         self.site, self.at, self.svc, self.names = site, at, svc, names
         self.desk = site.dispatcher()
         self.finished = [np.inf] * len(at)
-        self.numbers: dict[str, list[int]] = {name: [] for name in names}  # a service's request number -> index
+        self.numbers: dict[str, list[int]] = {name: [] for name in names}  # request number of a service -> index
         self.running: dict[int, tuple[str, int, int, float, float]] = {}
-        # per service: ms that batches should take, took in the worker, and took until their answer was here
+        # per service, in ms: time planned for batches, time taken in the worker, time until the answer was here
         self.took: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in names}
         self.cpu_s = 0.0
         self.batches: list[int] = []
@@ -254,14 +256,15 @@ class Run:
 
 
 def search(site: Site, first: float, clock: Clock, note: Callable[[float, dict[str, Any]], None]) -> None:
-    """Find the largest factor that keeps every service at TARGET: outwards until one passed and one failed, then in."""
+    """Find the largest factor at which every service reaches TARGET: search outwards until one passed and one failed,
+    then bisect."""
     best, worst, factor = 0.0, np.inf, first
     for n in range(12):
         for again in range(3):
             clock.check(TRIAL_S + WARM_S + 2)
             found = site.trial(factor, TRIAL_S, seed=100 * again + n)
             note(factor, found)
-            # a trial in which this process itself was late says nothing against the scheme
+            # a trial in which this process itself was late is no evidence against the scheme
             if found["least_attainment"] >= TARGET or found["max_late_ms"] < OWN_MS:
                 break
         if found["least_attainment"] >= TARGET:
@@ -278,7 +281,7 @@ def search(site: Site, first: float, clock: Clock, note: Callable[[float, dict[s
 
 
 def run_schemes(report: Callable[[Any], None], small: bool) -> dict[str, Any]:
-    """Every scheme of the plans file in turn; what is there when time runs out is kept."""
+    """Measure every scheme of the plans file in turn; results are kept if the time runs out."""
     content = json.loads(PLANS.read_text()) if not small else small_plans()
     clock = Clock(LIVE_S if not small else 120.0)
     found: dict[str, Any] = {"schemes": {}, "numba": importlib.util.find_spec("numba") is not None}
@@ -312,7 +315,7 @@ def run_schemes(report: Callable[[Any], None], small: bool) -> dict[str, Any]:
 
 
 def small_plans() -> dict[str, Any]:
-    """Two models on the processor: only to run the code."""
+    """Two models on the CPU, only to run the code."""
 
     def model(ms: float) -> dict[str, Any]:
         cells = {"1": ms, "2": 2 * ms}

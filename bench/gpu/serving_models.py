@@ -1,4 +1,4 @@
-"""Models of the usual shapes with random weights, written in plain torch: what a serving benchmark needs and no more.
+"""Models of the usual shapes with random weights, written in plain torch, for serving benchmarks.
 
 Convolutional networks take (batch, 3, 224, 224), transformers (batch, 128) tokens or the same pictures. Layer counts
 and widths are those of the papers that named them, so times and memory are theirs; the answers mean nothing.
@@ -105,7 +105,7 @@ def densenet121() -> nn.Module:
 
 
 class Block(nn.Module):
-    """A transformer layer, normalised first."""
+    """A transformer layer with normalisation before attention and MLP."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make(name: str, device: str) -> nn.Module:
-    """A model ready to answer, in half precision on a GPU."""
+    """A loaded model, in half precision on a GPU."""
     with torch.device(device):
         model = MODELS[name]().eval().requires_grad_(False)
     return model.half().to(memory_format=torch.channels_last) if device == "cuda" else model

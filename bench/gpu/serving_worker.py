@@ -32,7 +32,7 @@ class Loaded:
         self.inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.outputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         pool = torch.cuda.graph_pool_handle() if DEVICE == "cuda" else None
-        for batch in sorted(batches, reverse=True):  # the largest first: smaller graphs fit into its memory
+        for batch in sorted(batches, reverse=True):  # the largest first: smaller graphs reuse its memory
             self._capture(name, batch, pool)
         if DEVICE == "cuda":
             torch.cuda.synchronize()
@@ -64,7 +64,7 @@ class Loaded:
         self.outputs[batch] = (torch.empty(y.shape, dtype=y.dtype, pin_memory=True), y)
 
     def run(self, batch: int) -> float:
-        """Answer a batch of at most this size; milliseconds."""
+        """Compute a batch of at most this size; returns milliseconds."""
         size = next(b for b in self.batches if b >= batch)
         began = time.perf_counter()
         host, x = self.inputs[size]
@@ -80,8 +80,8 @@ class Loaded:
 
 
 class Probe:
-    """Work that leans on one resource, to see how much a neighbour takes of it: `dram` streams far beyond the L2 cache,
-    `l2` reads a buffer that fits into it."""
+    """A load on one resource that shows how much of it a neighbour uses: `dram` streams far more than the L2 cache
+    holds, `l2` reads a buffer that fits into it."""
 
     def __init__(self, kind: str) -> None:
         count = (256 if kind == "dram" else 8) << 20
@@ -139,7 +139,7 @@ class Worker:
         return {}
 
     def do_touch(self) -> dict[str, Any]:
-        """Make the context, so that loading is timed without it."""
+        """Create the context, so that it does not count as loading time."""
         if DEVICE == "cuda":
             total, free = torch.cuda.get_device_properties(0).multi_processor_count, torch.cuda.mem_get_info()
             torch.ones(1 << 20, device=DEVICE).sum().item()

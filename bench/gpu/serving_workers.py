@@ -1,4 +1,5 @@
-"""Starting and talking to serving_worker.py processes, each with a part of one GPU under MPS; and a step's clock."""
+"""Starts serving_worker.py processes, each with a part of one GPU under MPS, and sends them orders; also a step's time
+limit."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ HERE = Path(__file__).resolve().parent
 
 
 class OutOfTimeError(Exception):
-    """The step's time is over; what was measured until then stands."""
+    """The step's time is over; results until then are kept."""
 
 
 class Clock:
-    """The time that a step has."""
+    """The time limit of a step."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.monotonic() + seconds
@@ -41,7 +42,7 @@ class Clock:
 
 
 class WorkerProcess:
-    """One worker: ask() is a question with its answer; begin() and answer() are its halves."""
+    """One worker. ask() sends a question and waits for the answer; begin() and answer() do the two separately."""
 
     def __init__(self, name: str, environment: dict[str, str], log: Path) -> None:
         self.name, self.log = name, log
@@ -88,7 +89,7 @@ class WorkerProcess:
 
 
 class Workers:
-    """Context manager: an MPS daemon of one's own on the one visible GPU, and the workers started under it."""
+    """Context manager: a private MPS daemon on the one visible GPU, and the workers started under it."""
 
     def __init__(self) -> None:
         self.uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -100,7 +101,7 @@ class Workers:
         return self
 
     def start(self, name: str, fraction: float) -> WorkerProcess:
-        """Start a worker; its ready() waits until it has loaded its libraries."""
+        """Start a worker. Its ready() waits until it has loaded its libraries."""
         more = {"CUDA_MODULE_LOADING": "LAZY", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
         environment = os.environ | more
         if self.mps is not None:

@@ -3,8 +3,8 @@
 CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src:bench/gpu python bench/gpu/slices.py OUT.jsonl STEP,STEP,... [SECONDS]
 MECHANISM=time or MECHANISM=mps before it measures the same under another mechanism.
 
-Each row is one line of JSON, also in OUT.jsonl. GPU time is what the driver's log of context switches has for the
-tenant's process (root is needed), in every window of 2 s that begins 0.1 s after the one before, the first included.
+Each row is one line of JSON, also in OUT.jsonl. GPU time is that of the tenant's process by the driver's log of
+context switches (root is needed), in all windows of 2 s that begin 0.1 s apart, including the first.
 Steps stop when SECONDS (380) have passed.
 """
 
@@ -42,7 +42,7 @@ SHARES = ((0.5, 0.5), (0.3, 0.7), (0.2, 0.3, 0.5), (0.1, 0.9))
 
 
 class Recorder:
-    """GPU time of processes over time, from the driver's log; empty where there is none."""
+    """GPU time of processes over time, from the driver's log; empty if there is no log."""
 
     def __init__(self, uuid: str) -> None:
         self._samples: list[tuple[float, dict[int, int]]] = []
@@ -66,7 +66,7 @@ class Recorder:
             self._samples.append((now, {pid: had.busy_ns for pid, had in read.items()}))
 
     def windows(self, pid: int, begin_s: float, end_s: float) -> list[float]:
-        """Part of each window inside [begin, end)."""
+        """Fraction of each window that lies in [begin, end)."""
         times = [at for at, _ in self._samples]
         if not times:
             return []
@@ -86,7 +86,7 @@ class Recorder:
 
 
 class Card:
-    """The rig, its programs and what they do alone."""
+    """The agent, the programs, and their rates alone."""
 
     def __init__(self, rig: Rig, out: Any, until_s: float) -> None:
         self.rig, self._out, self.until_s = rig, out, until_s
@@ -94,16 +94,16 @@ class Card:
         self.rates: dict[tuple[str, str], float] = {}
         self.backend = rig.bench.backend
         self.programs: dict[str, Program] = {}
-        self._kinds: dict[str, str] = {}  # what each program has loaded
+        self._kinds: dict[str, str] = {}  # the work that each program has loaded
 
     def say(self, raw: object = None, **row: Any) -> None:
-        """A line for the reader; `raw` is in the file only."""
+        """Print a line for the reader; `raw` is only written to the file."""
         print(json.dumps(row), flush=True)
         self._out.write(json.dumps(row if raw is None else row | {"raw": raw}) + "\n")
         self._out.flush()
 
     def add(self, name: str, arguments: list[str], **promise: Any) -> Program:
-        """A tenant; it is not waited for."""
+        """Start a tenant without waiting for it."""
         self.programs[name] = self.rig.tenant(TenantSpec(name, mechanism=MECHANISM, **promise), arguments)
         return self.programs[name]
 
@@ -111,7 +111,7 @@ class Card:
         return self.add(name, ["cotenant.bench.be_loads", self.backend], **promise)
 
     def fill(self, name: str, kind: str) -> None:
-        """Load that work, unless it is what the program does already."""
+        """Load that work, unless the program has already loaded it."""
         if self._kinds.get(name) != kind:
             self.programs[name].ask(f"load {kind}", 90)
             self._kinds[name] = kind
@@ -126,7 +126,7 @@ class Card:
         self.rig.clients[0].call("set", name=name, **changes)
 
     def drop(self, *names: str) -> None:
-        """End tenants, so that they promise and register nothing any more."""
+        """End tenants, so that the agent no longer promises them a share."""
         for name in names:
             self.programs.pop(name).close()
             self._kinds.pop(name, None)
@@ -135,15 +135,15 @@ class Card:
             time.sleep(0.1)
 
     def alone(self, name: str, what: str) -> float:
-        """Its rate with nothing beside it, units per second."""
+        """A program's rate alone, in units per second."""
         if (name, what) not in self.rates:
-            self.programs[name].ask("run 1.3", 30)  # by then the others count as idle
+            self.programs[name].ask("run 1.3", 30)  # by then the other tenants count as idle
             block = self.programs[name].ask("run 1.2", 30)
             self.rates[name, what] = block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9)
         return self.rates[name, what]
 
     def together(self, names: dict[str, str], seconds: float = ROW_S) -> dict[str, dict[str, Any]]:
-        """All at once: GPU time in windows, and work over what each does alone."""
+        """Run all at once: GPU time in windows, and work relative to each program alone."""
         alone = {name: self.alone(name, what) for name, what in names.items()}
         for name in names:
             self.programs[name].tell(f"run {seconds}")
@@ -160,7 +160,7 @@ class Card:
 
 
 def shares(card: Card) -> None:
-    """The four promises with products, training and kernels of 10 ms."""
+    """Received and promised shares with products, training and kernels of 10 ms."""
     names = ["a", "b", "c"]
     spins = {"s1": "spin", "s2": "spin", "s3": "spin"}
     for name in names:
@@ -180,7 +180,7 @@ def shares(card: Card) -> None:
 
 
 def mixed(card: Card) -> None:
-    """Products, training, kernels of 10 ms and a launch-bound loop beside each other."""
+    """Products, training, kernels of 10 ms and a launch-bound loop side by side."""
     card.load("a"), card.load("b"), card.load("c"), card.spin("s1"), card.launches("l")
     for program in card.programs.values():
         program.wait_ready()
@@ -197,7 +197,7 @@ def mixed(card: Card) -> None:
 def _row(card: Card, kind: str, promised: dict[str, float], what: dict[str, str]) -> None:
     if time.monotonic() > card.until_s:
         return
-    for name in card.programs:  # the sum must never be over 1 on the way
+    for name in card.programs:  # the sum of the shares must not exceed 1 in between
         card.promise(name, request=0.0)
     for name, request in promised.items():
         card.promise(name, request=request)
@@ -213,7 +213,7 @@ def _row(card: Card, kind: str, promised: dict[str, float], what: dict[str, str]
 
 
 def limits(card: Card) -> None:
-    """A limit of 25 % alone."""
+    """A tenant with a limit of 25 %, alone."""
     for name in ("lim", "lspin"):
         (card.load if name == "lim" else card.spin)(name)
     for program in card.programs.values():
@@ -238,7 +238,8 @@ def _quantiles(latency_ms: list[float]) -> dict[str, float]:
 
 
 def services(card: Card) -> None:
-    """A service beside each load and beside two: over alone, the same arrivals in every row."""
+    """A service beside each load and beside two of them, relative to the service alone; all rows have the same
+    arrivals."""
     ls = card.add("ls", ["cotenant.bench.ls_client", card.backend, "4"], latency_sensitive=True)
     card.load("be", best_effort=True)
     card.spin("bespin", best_effort=True)
@@ -272,7 +273,7 @@ def services(card: Card) -> None:
             blocks = {name: card.programs[name].answer(60) for name in names}
             kept = sum(
                 b["count"] / ((b["end_ns"] - b["begin_ns"]) / 1e9) / rates[n] for n, b in blocks.items()
-            )  # about a second of it without the service
+            )  # about one second without the service
             over = {q: round(found[q] - alone[rate][q], 3) for q in ("0.5", "0.99")}
             card.say(raw[-1], row="service", beside=kind, rate=rate, over_ms=over, found=found,
                      be_over_alone=round(kept, 4),
@@ -281,7 +282,7 @@ def services(card: Card) -> None:
 
 
 def hostile(card: Card) -> None:
-    """A service beside a best-effort program that raises its own slice."""
+    """A service beside a best-effort program that raises its own time slice."""
     ls = card.add("ls", ["cotenant.bench.ls_client", card.backend, "4"], latency_sensitive=True).wait_ready()
 
     def serve() -> dict[str, float]:
@@ -296,7 +297,7 @@ def hostile(card: Card) -> None:
 
 
 def native(card: Card) -> None:
-    """A tenant alone over the same program without the shim, in turn."""
+    """A tenant alone relative to the same program without the shim, in alternation."""
     for kind in ("launch", "training"):
         mine = card.add(f"n-{kind}", ["cotenant.bench.workload", kind, card.backend]).wait_ready()
         other = card.rig.plain(f"plain-{kind}", ["cotenant.bench.workload", kind, card.backend]).wait_ready()
@@ -323,7 +324,7 @@ STEPS: dict[str, Callable[[Card], None]] = {
 
 
 def main() -> None:
-    """Run the steps that are asked for, most telling first."""
+    """Run the requested steps, the most informative first."""
     path, steps = Path(sys.argv[1]), sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
     until_s = time.monotonic() + float(sys.argv[3] if len(sys.argv) > 3 else 380)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -21,7 +21,7 @@ NO_CLIENT = "0x23"
 
 
 def own_groups(controls: ChannelControls) -> list[tuple[int, ChannelGroup]]:
-    """Files of the driver, and the channel groups made on them."""
+    """Files of the driver, and the channel groups created through them."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -44,7 +44,7 @@ def own_groups(controls: ChannelControls) -> list[tuple[int, ChannelGroup]]:
 
 
 def main() -> None:
-    """Set up, say so, run."""
+    """Set up, print `ready`, and run."""
     soft = "COTENANT_SOFTGPU_STATE" in os.environ
     if soft:
         from cotenant.bench.driver import Driver

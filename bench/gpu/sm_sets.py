@@ -1,4 +1,4 @@
-"""Which SMs a green context really has: a kernel writes down where its blocks ran, on the device itself."""
+"""Which SMs a green context really has: a kernel records on the device on which SMs its blocks ran."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.devices.nvidia import DRIVER
 
 MOST_SMS = 1024
 BLOCKS, TURNS = 4096, 3
-# each block notes its SM and stays for a while, so that every SM of the partition gets some
+# each block records its SM and keeps running for a while, so that blocks reach every SM of the partition
 PTX_IMAGE = b"""
 .version 7.0
 .target sm_70
@@ -40,7 +40,7 @@ again:
 
 
 class SmSets:
-    """Needs a current CUDA context (torch's primary one, or any)."""
+    """Needs a current CUDA context, such as torch's primary one."""
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL(DRIVER)
@@ -55,7 +55,7 @@ class SmSets:
             raise WorkError(f"{name} failed with CUDA error {code}")
 
     def of_stream(self, stream: int) -> frozenset[int]:
-        """The SMs on which work of a stream runs (numbers as the hardware says; under MPS they are virtual)."""
+        """The SMs on which work of a stream runs, by hardware number; under MPS the numbers are virtual."""
         self._call("cuMemsetD8_v2", self._seen, ctypes.c_ubyte(0), ctypes.c_size_t(4 * MOST_SMS))
         parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(self._seen), ctypes.c_void_p))
         launch = self._cuda.cuLaunchKernel
@@ -81,7 +81,8 @@ def overlaps(sets: Sequence[frozenset[int]]) -> list[tuple[int, int, int]]:
 
 
 def check_contexts(starts: Sequence[float], fractions: Sequence[float]) -> dict[str, object]:
-    """Green contexts that begin at `starts` and take `fractions` of the SMs: sizes, and which share SMs with which."""
+    """Green contexts that begin at `starts` and have `fractions` of the SMs: their sizes, and which of them share
+    SMs."""
     sets_of = SmSets()
     pools = [GreenContexts(0, start) for start in starts]
     contexts = [pool.of(fraction) for pool, fraction in zip(pools, fractions, strict=True)]

@@ -1,4 +1,4 @@
-"""Stand-ins for the compiler on a machine that has none: the same functions, uncompiled."""
+"""Stand-ins for numba on a machine that lacks it: the same functions, uncompiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def without_compiler() -> bool:
-    """Put the stand-ins in where numba is not installed; whether it was missing."""
+    """Install the stand-ins if numba is missing; returns whether it was."""
     missing = importlib.util.find_spec("numba") is None
     if missing:
 

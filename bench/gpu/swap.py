@@ -31,30 +31,33 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.bench import overhead, swap
 from cotenant.bench.harness import Bench, Workload
 
-SHARED_CARD = 40 * GIB  # what tenants share of the card where two jobs of 70 % must fit the host's memory twice
+SHARED_CARD = 40 * GIB  # memory that tenants share if the host's memory must hold two jobs of 70 %
 
 
 def bench_swap() -> dict[str, Any]:
-    """24 GiB; parking by checkpoint is left to park_resume_torch."""
+    """Park and resume 24 GiB; park_resume_torch measures parking by checkpoint."""
     return swap.measure(24 * GIB, 20, gpus=GPU, park=False, progress=say)
 
 
 def many_moves() -> dict[str, Any]:
-    """Thousands of moves of 256 MiB, the contents checked after each: 1000 out, 1000 in, 500 both ways."""
+    """Thousands of moves of 256 MiB whose contents are checked after each: 1000 out, 1000 in, 500 in both
+    directions."""
     return swap.measure(max(2 << 20, GIB // 4), 500, gpus=GPU, park=False, progress=say)
 
 
 def both_ways() -> dict[str, Any]:
-    """What slows both directions at once: copies of two processes with more and more of a move, then other ways."""
+    """What slows moves in both directions at once: copies of two processes with more and more parts of a move, then
+    variants."""
     if SOFT:
         return swap_copies.experiment(64 * GIB, 8 * GIB, 15, soft_environment())
     return swap_copies.experiment(6 * GIB, GIB // 4, 50, {})
 
 
 def hand_over() -> dict[str, Any]:
-    """Both ways at once by the shim, with and without memory that goes from one tenant to the other, in turns."""
+    """Moves in both directions at once by the shim, alternately with and without handing memory from one tenant to the
+    other."""
     ways: dict[str, dict[str, Any]] = {str(hand): {"gbps": [], "parts": []} for hand in (True, False)}
-    size, cap = (256 * GIB, 288 * GIB) if SOFT else (16 * GIB, 18 * GIB)  # a move is to have many pieces
+    size, cap = (256 * GIB, 288 * GIB) if SOFT else (16 * GIB, 18 * GIB)  # so large that a move has many pieces
     settings = {"swap_memory": f"{3 * cap}B"} | ({"swap_piece": 16 << 20} if SOFT else {})
     with Bench(GPU, settings) as bench:
         one, two = (swap.Mover(bench, name, size, cap, number) for number, name in enumerate(("one", "two")))
@@ -63,7 +66,7 @@ def hand_over() -> dict[str, Any]:
         with ControlClient(bench.folder, timeout_s=120) as client:
             swap.exchange(client, [two], [])
             for index in range(24):
-                row = ways[str(index // 2 % 2 == 0)]  # each in both directions
+                row = ways[str(index // 2 % 2 == 0)]  # each case in both directions
                 hand = index // 2 % 2 == 0
                 row["gbps"].append(swap.exchange(client, [one], [two], row["parts"], hand=hand) / 1e9)
                 intact.append(two.intact())
@@ -95,9 +98,9 @@ def rate_between(marks: list[list[float]], begin: float, end: float) -> float:
 
 
 def two_jobs_70() -> dict[str, Any]:
-    """Two jobs that each go round 70 % of what tenants share of the card, in turns that the policy chooses, against one
-    of them alone, without the shim."""
-    size = int(0.70 * SHARED_CARD) - GIB // 2  # a context is about half a GiB
+    """Two jobs, each using 70 % of the memory that tenants share, in turns that the policy chooses, relative to one of
+    them alone without the shim."""
+    size = int(0.70 * SHARED_CARD) - GIB // 2  # a context needs about half a GiB
     alone = Job(["products", str(size), "8"])
     alone.wait_lines(1, 60)
     alone.go()
@@ -105,7 +108,7 @@ def two_jobs_70() -> dict[str, Any]:
     solo = rate_between(marks, marks[0][0] + 1, marks[-1][0])
     found: dict[str, Any] = {"shared_card_bytes": SHARED_CARD, "bytes_each": size, "solo_per_s": solo}
     seconds = 60.0
-    contexts = 512 << 20 if SOFT else 0  # they are no thousandth of their size on the software GPU
+    contexts = 512 << 20 if SOFT else 0  # contexts on the software GPU are not scaled down
     settings = {"swap_memory": f"{2 * (size + 3 * GIB)}B", "gpu_memory": f"{SHARED_CARD + contexts}B"}
     with Bench(GPU, settings) as bench:
         jobs = []
@@ -140,7 +143,7 @@ def two_jobs_70() -> dict[str, Any]:
 
 
 def gaps(marks: list[list[float]]) -> list[float]:
-    """Seconds for which a job stood still, over half a second each: the other's turns, with the moves."""
+    """Pauses of a job that exceed half a second, in seconds: turns of the other job and the moves."""
     return [round(b[0] - a[0], 2) for a, b in itertools.pairwise(marks) if b[0] - a[0] > 0.5]
 
 
@@ -172,7 +175,7 @@ def no_cost_when_fits() -> dict[str, Any]:
 
 
 def in_turns(programs: dict[str, Workload], rounds: int, seconds: float) -> dict[str, Any]:
-    """Medians of the ratios of neighbouring blocks, their quartiles, and each program's own median rate."""
+    """Medians and quartiles of the ratios of neighbouring blocks, and each program's median rate."""
     rates: dict[str, list[float]] = {name: [] for name in programs}
     names = list(programs)
     for index in range(rounds):
@@ -188,7 +191,8 @@ def in_turns(programs: dict[str, Workload], rounds: int, seconds: float) -> dict
 
 
 def park_resume_torch(kinds: tuple[str, ...] = ("tenant", "plain", "swap")) -> dict[str, Any]:
-    """A training job parked in the middle and resumed: as a tenant, as a plain process, as a tenant that swaps."""
+    """A training job is parked during its run and resumed: as a tenant, as a plain process, and as a tenant that
+    swaps."""
     steps = 80
     undisturbed = Job(["train", str(steps)])
     wanted = losses(undisturbed.end(120))
@@ -231,13 +235,13 @@ def park_one(bench: Bench, kind: str, wanted: list[str]) -> dict[str, Any]:
 
 
 def park_elsewhere() -> dict[str, Any]:
-    """Parked on one GPU, resumed on another of its kind."""
+    """A job is parked on one GPU and resumed on another of the same model."""
     second = os.environ.get("COTENANT_SECOND_GPU")
     if not second:
         return {"skipped": "COTENANT_SECOND_GPU is not set"}
     wanted = losses(Job(["train", "60"]).end(120))
     found: dict[str, Any] = {}
-    for visible in (GPU, f"{GPU},{second}"):  # does the program have to see where it goes?
+    for visible in (GPU, f"{GPU},{second}"):  # whether the target GPU must be visible to the program
         with Bench(f"{GPU},{second}", {"swap_memory": f"{16 * GIB}B"}) as bench:
             spec = TenantSpec("walker", memory_bytes=6 * GIB, gpus=(GPU,))
             job = Job(["train", "60", "0.05"], bench, spec, CUDA_VISIBLE_DEVICES=visible)
@@ -257,7 +261,7 @@ def park_elsewhere() -> dict[str, Any]:
 
 
 def managed_small() -> dict[str, Any]:
-    """4 GiB of managed memory prefetched out and in: far below what is free."""
+    """4 GiB of managed memory are prefetched out and in, far less than the free memory."""
     with Bench(GPU, {"swap_memory": f"{16 * GIB}B"}) as bench:
         mover = swap.Mover(bench, "managed", 4 * GIB, 6 * GIB, 5, "managed")
         out, back, intact = [], [], []
@@ -271,7 +275,7 @@ def managed_small() -> dict[str, Any]:
 
 
 def faults() -> dict[str, Any]:
-    """Killed in the middle of a move; a move of a stopped process; what others and the card see of it."""
+    """A process is killed during a move, and a stopped process is moved: the effect on other tenants and the GPU."""
     found: dict[str, Any] = {}
     with Bench(GPU, {"swap_memory": f"{64 * GIB}B"}) as bench:
         before = used_mib()
@@ -298,7 +302,7 @@ def faults() -> dict[str, Any]:
     return found
 
 
-# the most important first; each with the seconds after which it is given up
+# the most important first, each with its time limit in seconds
 STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
     "both_ways": (both_ways, 110),
     "hand_over": (hand_over, 90),
@@ -331,7 +335,7 @@ def main() -> None:
             step, limit_s = STEPS[name]
             signal.alarm(limit_s)
             found[name] = step()
-        except Exception as error:  # one failed step must not cost the others
+        except Exception as error:  # a failed step must not prevent the others
             found[name] = {"error": repr(error), "trace": traceback.format_exc()[-2000:]}
         finally:
             signal.alarm(0)

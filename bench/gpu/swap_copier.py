@@ -1,4 +1,4 @@
-"""A process that copies and moves memory as it is told, through the driver API: one direction of swap_copies.py.
+"""A process that copies and moves memory by orders, through the driver API: one direction of swap_copies.py.
 
 PYTHONPATH=src python bench/gpu/swap_copier.py BYTES SPAN FD
 """
@@ -30,7 +30,8 @@ PARTNER_S = 5.0
 
 
 class Memory:
-    """Host memory of one kind; `span`: what the driver knows as one; `huge_kb`: how much lies on huge pages."""
+    """Host memory of one kind. `span`: size of a registration with the driver; `huge_kb`: how much lies on huge
+    pages."""
 
     def __init__(self, cuda: Driver, kind: str, size: int, span: int) -> None:
         began = time.monotonic()
@@ -68,7 +69,7 @@ def _map_aligned(fd: int, size: int) -> int:
 
 
 def _advise(address: int, size: int, advice: int) -> None:
-    _libc.madvise(address, size, advice)  # an old kernel says no: the case is then as if it were not asked for
+    _libc.madvise(address, size, advice)  # an old kernel refuses this: the case then equals the one without
 
 
 def _huge_kb(address: int) -> int:
@@ -91,7 +92,7 @@ def _zeros(count: int) -> list[ctypes.c_uint64]:
 
 
 class Device:
-    """Device memory: plain, and an address range behind which memory comes and goes."""
+    """Device memory: an ordinary allocation, and an address range to which memory is mapped and unmapped."""
 
     def __init__(self, cuda: Driver, size: int) -> None:
         self.cuda, self.size = cuda, size
@@ -106,14 +107,14 @@ class Device:
         self.access = (ctypes.c_int * 3)(1, 0, 3)
 
     def create(self, size: int, shared: bool = False) -> ctypes.c_uint64:
-        """Memory; shared: as a file descriptor it can go to other processes."""
+        """Create memory. `shared`: it can be passed to other processes as a file descriptor."""
         ctypes.c_int.from_buffer(self.prop, 4).value = int(shared)
         handle = ctypes.c_uint64()
         self.cuda.call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), self.prop, *_zeros(1))
         return handle
 
     def place(self, at: int, size: int, handle: ctypes.c_uint64, keep: bool = False) -> None:
-        """Behind part of the range."""
+        """Map memory to a part of the range."""
         address, length = ctypes.c_uint64(self.space + at), ctypes.c_size_t(size)
         self.cuda.call("cuMemMap", address, length, ctypes.c_size_t(0), handle, *_zeros(1))
         if not keep:
@@ -121,11 +122,11 @@ class Device:
         self.cuda.call("cuMemSetAccess", address, length, self.access, ctypes.c_size_t(1))
 
     def empty(self, at: int, size: int) -> None:
-        """None behind it."""
+        """Unmap a part of the range."""
         self.cuda.call("cuMemUnmap", ctypes.c_uint64(self.space + at), ctypes.c_size_t(size))
 
     def give(self, link: socket.socket, handle: ctypes.c_uint64) -> None:
-        """Memory to the other process."""
+        """Send memory to the other process."""
         fd = ctypes.c_int()
         self.cuda.call("cuMemExportToShareableHandle", ctypes.byref(fd), handle, 1, *_zeros(1))
         self.cuda.call("cuMemRelease", handle)
@@ -133,7 +134,7 @@ class Device:
         os.close(fd.value)
 
     def take(self, link: socket.socket) -> ctypes.c_uint64:
-        """Memory from the other process."""
+        """Receive memory from the other process."""
         _, fds, _, _ = socket.recv_fds(link, 1, 1)
         handle = ctypes.c_uint64()
         self.cuda.call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(fds[0]), 1)
@@ -145,7 +146,7 @@ class Device:
 
 
 class Way:
-    """One direction of one case: pieces queued some ahead, as the shim's mover does it."""
+    """One direction of one case: some pieces are queued ahead, as the shim's mover does."""
 
     AHEAD = 8
 
@@ -158,7 +159,7 @@ class Way:
         self.stream = self._stream(way in case.get("priority", ()))
         self.events = [cuda.event() for _ in range(self.AHEAD)]
         self.handles: dict[int, ctypes.c_uint64] = {}
-        self.there: set[int] = set()  # parts behind which memory is mapped
+        self.there: set[int] = set()  # parts to which memory is mapped
         self.begun = self.ended = 0
         self.mapping_s = self.end_s = 0.0
         self.ready = threading.Semaphore(0)
@@ -179,7 +180,7 @@ class Way:
         return stream
 
     def go(self) -> None:
-        """At the common start."""
+        """Run the case from the common start time."""
         if self.case.get("thread") and self.way == "in":
             context = ctypes.c_void_p()
             self.cuda.call("cuCtxGetCurrent", ctypes.byref(context))
@@ -212,7 +213,7 @@ class Way:
         self.mapping_s += time.monotonic() - began
 
     def start(self) -> bool:
-        """Queue one more part, if there is one."""
+        """Queue the next part, if there is one."""
         if self.begun == len(self.parts) or self.begun - self.ended >= self.AHEAD:
             return False
         at, size = self.parts[self.begun]
@@ -239,7 +240,7 @@ class Way:
             self.cuda.call("cuMemcpyHtoDAsync_v2", device, host, length, self.stream)
 
     def land(self) -> bool:
-        """Wait for the oldest part; False when all have ended."""
+        """Wait for the oldest part; False if all have ended."""
         if self.ended == len(self.parts):
             return False
         at, size = self.parts[self.ended]
@@ -264,7 +265,7 @@ class Way:
         self.there.discard(at)
 
     def goes_on(self) -> int:
-        """Whether memory from another process can be handed on: the driver's code."""
+        """Whether memory received from another process can be passed on: the driver's error code."""
         fd = ctypes.c_int(-1)
         try:
             handle = next(iter(self.handles.values()))
@@ -275,7 +276,7 @@ class Way:
         return 0
 
     def clear(self) -> None:
-        """What is left behind, also after a fault."""
+        """Release everything, also after an error."""
         if self.case.get("thread") and self.way == "in" and hasattr(self, "mapper"):
             self.mapper.join()
         self.cuda.synchronise()
@@ -315,7 +316,7 @@ def worker(size: int, span: int, fd: int) -> None:
                     memory[kind, index] = Memory(cuda, kind, size, span)
                 ways.append(Way(cuda, devices[index], memory[kind, index], way, case, link))
             answer = _run(cuda, ways, case["start_ns"])
-        except Exception as error:  # this case is not to cost the others
+        except Exception as error:  # a failed case must not prevent the others
             answer = {"error": repr(error)}
         for each in ways:
             each.clear()
@@ -323,7 +324,7 @@ def worker(size: int, span: int, fd: int) -> None:
 
 
 def _drain(link: socket.socket) -> None:
-    """What a case that failed left on its way."""
+    """Receive what a failed case left in the socket."""
     link.setblocking(False)
     try:
         while link.recv(4096):

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 COPIER = Path(__file__).resolve().parent / "swap_copier.py"
-LEAD_NS = 60_000_000  # making memory before the start takes its time
+LEAD_NS = 60_000_000  # creating memory before the start takes this long
 
-# unit: of a copy and of memory, in spans of registered host memory.
-# out: "free" gives memory back after each copy as the shim does, "late" after the last, "keep" unmaps and holds on to
-#      it, "give" hands it to the other process; "plain" does nothing beside the copies.
-# in:  "create" makes memory before each copy as the shim does, "map" has it made before the start, "take" maps what the
-#      other process gave, "plain" does nothing. paced: only when as much has left.
+# unit: size of a copy and of a piece of memory, in spans of registered host memory.
+# out: "free" frees memory after each copy, as the shim does; "late" frees it after the last copy; "keep" only unmaps
+# it;
+#      "give" sends it to the other process; "plain" only copies.
+# in:  "create" creates memory before each copy, as the shim does; "map" maps memory created before the start; "take"
+# maps
+#      memory received from the other process; "plain" only copies. paced: never more than has been moved out.
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain, one process": {"processes": 1},
@@ -93,7 +95,7 @@ class Worker:
 
 
 def one_round(workers: list[Worker], case: dict[str, Any], ways: tuple[str, ...]) -> dict[str, float]:
-    """GB/s of each way and of both, and mapping time in ms, of one run of a case. RuntimeError with what failed."""
+    """Run a case: GB/s in each direction and together, and mapping time in ms. RuntimeError with the failed call."""
     order = case | {"start_ns": time.monotonic_ns() + LEAD_NS}
     one = case.get("processes") == 1
     asked = [(workers[0], ways)] if one else [(workers[0 if way == "out" else 1], (way,)) for way in ways]
@@ -117,7 +119,7 @@ def one_round(workers: list[Worker], case: dict[str, Any], ways: tuple[str, ...]
 
 
 def table(workers: list[Worker], cases: dict[str, dict[str, Any]], size: int, until: float) -> dict[str, Any]:
-    """Medians per case over interleaved rounds; a case that fails says why and is left out from then on."""
+    """Medians per case over interleaved rounds. A failed case is reported and left out from then on."""
     rows: dict[str, list[dict[str, float]]] = {}
     faults: dict[str, Any] = {}
     rounds = 0
@@ -143,7 +145,7 @@ def table(workers: list[Worker], cases: dict[str, dict[str, Any]], size: int, un
 
 @contextmanager
 def pair(size: int, span: int, environment: dict[str, str], kinds: list[str]) -> Iterator[tuple[list[Worker], Any]]:
-    """Two workers with memory of these kinds, and what was said of it."""
+    """Two workers with memory of these kinds, and their answers about it."""
     workers: list[Worker] = []
     links = socket.socketpair()
     try:
@@ -163,7 +165,7 @@ def pair(size: int, span: int, environment: dict[str, str], kinds: list[str]) ->
 
 
 def machine() -> dict[str, str]:
-    """What of the machine may matter."""
+    """Properties of the machine that may matter."""
     facts = {"kernel": os.uname().release, "nodes": str(len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))))}
     for name in ("enabled", "shmem_enabled"):
         path = Path("/sys/kernel/mm/transparent_hugepage") / name
@@ -172,7 +174,7 @@ def machine() -> dict[str, str]:
 
 
 def experiment(size: int, span: int, seconds: float, environment: dict[str, str]) -> dict[str, Any]:
-    """All cases within about that many seconds; GB/s are 1e9 bytes, of each way."""
+    """All cases within about that many seconds; GB/s are 1e9 bytes/s in each direction."""
     found: dict[str, Any] = {"bytes": size, "span": span, "machine": machine()}
     with pair(size, span, environment, ["pinned", "huge"]) as (workers, made):
         found["gpu"] = workers[0].gpu

@@ -1,7 +1,7 @@
 """Programs for swap.py: `swap_jobs.py products BYTES SECONDS` and `swap_jobs.py train STEPS [PAUSE_S]`.
 
-With COTENANT_SWAP_ON=soft the same by the driver API alone, for the software GPU: kernels that take time, contents that
-a parked or moved program must find again.
+With COTENANT_SWAP_ON=soft the programs use the driver API only, for the software GPU: kernels only take time, and the
+contents of memory must survive parking and moving.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def products(size: int, seconds: float) -> None:
-    """bf16 products of 8192^3 that go round all of `size` bytes; prints how many were done by when."""
+    """Multiplies 8192^3 bf16 matrices that together use all of `size` bytes; prints the count of products over time."""
     import torch
 
     side = 8192
@@ -68,7 +68,7 @@ class Soft:
 
 
 def soft_products(size: int, seconds: float) -> None:
-    """As products."""
+    """As `products`, on the software GPU."""
     memory = Soft(size)
     print(json.dumps({"ready": len(memory.blocks)}), flush=True)
     sys.stdin.readline()
@@ -84,7 +84,7 @@ def soft_products(size: int, seconds: float) -> None:
 
 
 def soft_train(steps: int, pause_s: float) -> None:
-    """As train: what a step leaves on the GPU is what the next one starts from."""
+    """As `train`, on the software GPU: each step starts from the contents that the previous one left there."""
     memory = Soft(4 << 20)
     for step in range(steps):
         memory.cuda.launch(200_000)
@@ -111,7 +111,7 @@ def train(steps: int, pause_s: float) -> None:
     images = torch.randn(512, 3, 32, 32, generator=torch.Generator().manual_seed(2)).cuda()
     labels = torch.randint(0, 10, (512,), generator=torch.Generator().manual_seed(3)).cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    ballast = torch.full((1 << 28,), 3, dtype=torch.int64, device="cuda")  # 2 GiB that must come back too
+    ballast = torch.full((1 << 28,), 3, dtype=torch.int64, device="cuda")  # 2 GiB whose contents must return, too
     for step in range(steps):
         at = (step * 64) % 512
         loss = torch.nn.functional.cross_entropy(model(images[at : at + 64]), labels[at : at + 64])

@@ -1,4 +1,4 @@
-"""What the steps of swap.py share: jobs, native or as tenants, and what the machine says."""
+"""Shared by the steps of swap.py: jobs, native or as tenants, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cotenant.agent.tenants.launcher import Launch, program_environment, registe
 from cotenant.bench.harness import Bench  # noqa: E402
 
 JOBS = str(HERE / "swap_jobs.py")
-SOFT = os.environ.get("COTENANT_SWAP_ON") == "soft"  # a rehearsal on the software GPU, a thousandth in size
+SOFT = os.environ.get("COTENANT_SWAP_ON") == "soft"  # a trial run on the software GPU, at a thousandth of the size
 GPU = "soft" if SOFT else os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
 GIB = 1 << 20 if SOFT else 1 << 30
 
@@ -30,7 +30,7 @@ def say(text: str) -> None:
 
 
 class Job:
-    """A program of swap_jobs.py, native or as a tenant; its lines are kept as they come."""
+    """A program of swap_jobs.py, native or as a tenant. Its output lines are stored as they arrive."""
 
     def __init__(
         self, arguments: list[str], bench: Bench | None = None, spec: TenantSpec | None = None, **extra: str
@@ -106,7 +106,7 @@ def agent_log(bench: Bench) -> list[str]:
 
 
 def soft_environment() -> dict[str, str]:
-    """For a native program: the software GPU as its driver, one of its own."""
+    """Environment of a native program: a private software GPU as its driver."""
     from cotenant.native.libraries import SOFT_DRIVER, library_path
 
     state = f"/tmp/cotenant-rehearsal-{os.getpid()}"

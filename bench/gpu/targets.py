@@ -1,10 +1,10 @@
-"""What is promised of a card, with the real agent and shim: one check for each target of docs/benchmarks.
+"""Performance targets on a GPU with the real agent and shim: one check for each target of docs/benchmarks.
 
     CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src python bench/gpu/targets.py OUT.json [NAME,NAME...]
 
 `test_targets_on_card.py` runs the same under pytest. One card is used: the one that CUDA_VISIBLE_DEVICES names by its
-UUID, else all that the agent finds. Figures with their conditions come from the scripts beside this file; here they
-only have to hold.
+UUID, else all that the agent finds. The other scripts of this folder produce the published figures; these checks only
+compare with the targets.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CARD = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
 GIB = 1 << 30
 LIMIT_S = 300.0
 
-Outcome = tuple[dict[str, bool], dict[str, Any]]  # what holds, and the figures
+Outcome = tuple[dict[str, bool], dict[str, Any]]  # target: whether it is met, and the figures
 
 
 def granted(requests: list[float], limits: list[float]) -> Callable[[], Outcome]:
-    """Each tenant within 2 points over any 10 s with turns of 100 ms; where the GPU is full, 97 % of one alone
-    together."""
+    """Each tenant is within 2 points of its share over any 10 s with turns of 100 ms. On a full GPU all together reach
+    97 % of one alone."""
 
     def check() -> Outcome:
         found = shares.measure(requests, limits, 12.0, gpus=CARD)
@@ -45,8 +45,8 @@ def granted(requests: list[float], limits: list[float]) -> Callable[[], Outcome]
 
 
 def alone(workload: str) -> Callable[[], Outcome]:
-    """A tenant alone pays a hundredth at most: median of nine pairs of processes, each of 13 interleaved pairs of
-    blocks; needs a quiet host."""
+    """A tenant alone loses at most 1 %: the median of nine pairs of processes, each with 13 interleaved pairs of
+    blocks. Needs a quiet host."""
 
     def check() -> Outcome:
         found = overhead.measure(gpus=CARD, workloads=[workload], pairs=13, block_s=0.1, processes=9)
@@ -56,14 +56,16 @@ def alone(workload: str) -> Callable[[], Outcome]:
 
 
 def moves() -> Outcome:
-    """8 GiB, each way alone and both at once: nine tenths of pinned copies of the same kind, nothing changed."""
+    """8 GiB moved in each direction and in both at once reach 90 % of the rate of pinned copies of the same kind, with
+    unchanged contents."""
     found = swap.measure(8 * GIB, 6, gpus=CARD, park=False)
     near = {f"{way} 0.9 of copies": found["swap_over_copy"][way] >= 0.9 for way in ("out", "in", "both")}
     return {"nothing changed": found["corrupted"] == 0} | near, found
 
 
 def copies(direction: str) -> Callable[[], Outcome]:
-    """1:3 within 5 % of each part, nine tenths of the link together, an LS copy waits for two chunks at most."""
+    """At 1:3 each tenant is within 5 % of its part, together they reach 90 % of the link, and an LS copy waits for at
+    most two chunks."""
 
     def check() -> Outcome:
         found = pcie.measure([1.0, 3.0], gpus=CARD, seconds=4.0, direction=direction)
@@ -78,15 +80,15 @@ def copies(direction: str) -> Callable[[], Outcome]:
 
 
 def rows_of(kinds: list[str]) -> dict[str, Any]:
-    """Figures of tidal beside each of these loads, in five interleaved blocks of 2 s."""
+    """Figures of scheme tidal beside each of these loads, in five interleaved blocks of 2 s."""
     plan = colocation.Plan(colocation.parse_ls("resnet50:4:100"), kinds, colocation.parse_schemes("tidal"))
     rows: dict[str, Any] = colocation.measure(CARD, plan)["schemes"]["tidal"]
     return rows
 
 
 def short_kernels() -> Outcome:
-    """Beside kernels of 0.2 ms or less: p99 at most 5 % over alone and 99 % in time, as far as their intervals tell; BE
-    95 % of what is left."""
+    """Beside kernels of at most 0.2 ms: p99 at most 5 % above that alone and 99 % in time, within their intervals; BE
+    gets 95 % of the time that LS leaves."""
     rows = rows_of(["mm4096", "mm2048", "add256"])
     holds = {f"{kind} p99 within 5 %": row["ls_p99_over_alone_ci95"][0] <= 1.05 for kind, row in rows.items()}
     holds |= {f"{kind} 99 % in time": row["slo_attainment_ci95"][1] >= 0.99 for kind, row in rows.items()}
@@ -94,7 +96,7 @@ def short_kernels() -> Outcome:
 
 
 def long_kernels() -> Outcome:
-    """Beside kernels of about 1.5 ms: at most one more at the p99, BE 95 % of what is left."""
+    """Beside kernels of about 1.5 ms: p99 rises by at most one kernel, and BE gets 95 % of the time that LS leaves."""
     rows = rows_of(["mm8192", "copy2048"])
     holds = {f"{kind} one more": row["ls_added_p99_ms"] <= row["be_kernel_ms"] * 1.05 for kind, row in rows.items()}
     return holds | {f"{kind} 95 % of the rest": row["be_over_left"] >= 0.95 for kind, row in rows.items()}, rows
@@ -117,7 +119,7 @@ TARGETS: dict[str, Callable[[], Outcome]] = {
 
 
 def main() -> None:
-    """Check the named targets; exit code 1 where one does not hold."""
+    """Check the named targets; exit code 1 if one is missed."""
     write, found = keeper(Path(sys.argv[1])), {}
     for name in sys.argv[2].split(",") if len(sys.argv) > 2 else TARGETS:
         began = time.monotonic()
@@ -125,7 +127,7 @@ def main() -> None:
             with within(LIMIT_S):
                 holds, figures = TARGETS[name]()
                 found[name] = {"holds": holds, "figures": figures}
-        except Exception as error:  # the others are wanted all the same
+        except Exception as error:  # a failed check must not prevent the others
             found[name] = {"holds": {"was measured": False}} | failure(error)
         print(name, round(time.monotonic() - began, 1), found[name]["holds"], flush=True)
         write(found)

@@ -1,4 +1,4 @@
-"""What can be read of MIG on a real GPU without switching it."""
+"""Properties of MIG on a real GPU that can be read without switching MIG on or off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""On a real card, with the tests' small agent: every kind of program loads, is seen, and stays under its cap."""
+"""On a real GPU with the tests' small agent: the shim loads in every kind of program, counts launches, enforces
+limits."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def loading() -> Any:
 
 
 def test_every_kind_of_program_runs_and_is_seen(loading: Any, tmp_path: Path) -> None:
-    """PyTorch eager and graphs, JAX, CuPy, Triton, Numba, cudart static and shared: right results, launches counted."""
+    """PyTorch eager and graphs, JAX, CuPy, Triton, Numba, cudart static and shared: results are correct, launches are
+    counted."""
     found = loading.coverage(tmp_path)
     for name, row in found.items():
         if "ModuleNotFoundError" in row.get("stderr", ""):
@@ -38,7 +40,8 @@ def test_every_kind_of_program_runs_and_is_seen(loading: Any, tmp_path: Path) ->
 
 
 def test_cap_holds_for_every_allocator(loading: Any, tmp_path: Path) -> None:
-    """A cap of 4 GiB: PyTorch's own allocator, expandable segments and cudaMallocAsync are refused beyond it."""
+    """With a limit of 4 GiB, PyTorch's allocator, expandable segments and cudaMallocAsync are refused memory beyond
+    it."""
     found = loading.memory(tmp_path)
     for name, family in (("default", 1), ("expandable", 5), ("cudaMallocAsync", 4)):
         row = found[name]
@@ -51,7 +54,8 @@ def test_cap_holds_for_every_allocator(loading: Any, tmp_path: Path) -> None:
 
 
 def test_two_tenants_lose_little_to_turns(loading: Any, tmp_path: Path) -> None:
-    """bf16 8192^3 products, turns of 100 ms: together at least 97 % of one alone, and each turn ends within 5 ms."""
+    """8192^3 bf16 products in turns of 100 ms: together at least 97 % of one alone, and each turn ends within 5 ms of
+    its deadline."""
     solo = loading.products_rate(tmp_path, 1, None, 4)["rates"][0]
     both = loading.products_rate(tmp_path, 2, 100, 6)
     assert sum(both["rates"]) >= 0.97 * solo

@@ -1,4 +1,4 @@
-"""What is promised of a real card, with the real agent and shim: each check of targets.py."""
+"""Targets on a real GPU with the real agent and shim: each check of targets.py."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_target_holds(name: str) -> None:
-    """See there for what each one promises."""
+    """Each target is described at its check in targets.py."""
     holds, figures = targets.TARGETS[name]()
     assert all(holds.values()), (holds, figures)

@@ -52,7 +52,7 @@ def block(width: int) -> nn.Module:
 
 
 class Data(torch.utils.data.Dataset[Any]):
-    """Pictures or token vectors from their numbers, augmented at random."""
+    """Images or token vectors by index, with random augmentation."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape

@@ -14,7 +14,7 @@ IDLE_S = 0.1
 
 
 def program(backend: str) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A launch, and the wait for it."""
+    """Returns a function that launches a kernel, and one that waits for it."""
     if backend == "torch":
         import torch
 

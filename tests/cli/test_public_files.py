@@ -82,7 +82,7 @@ def test_wrong_tasks(tmp_path: Path, text: str, line: int | None, says: str) -> 
         (CONFIG, {"device_specs": [{"type": "3080"}]}, "not in the device config"),
         (CONFIG, {"device_specs": [{"type": "2080ti", "mem_mb": -1}]}, "not a memory"),
         ({**CONFIG, "Latency Ratio": 0.5}, None, "factor of at least 1"),
-        ({**CONFIG, "Avail_Parts": [30]}, None, "not profiled"),
+        ({**CONFIG, "Avail_Parts": [30]}, None, "not in the profile"),
     ],
 )
 def test_wrong_configurations(tmp_path: Path, config: object, devices: object, says: str) -> None:
