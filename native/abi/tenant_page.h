@@ -53,7 +53,9 @@ struct cotenant_slot {
     uint64_t turns; /* number of turns in which work was launched */
     uint64_t contexts; /* number of existing contexts */
     uint64_t floor_ns; /* best-effort: time of the last launch that read the LS gate */
-    uint8_t reserved[32];
+    /* best-effort: time of the last launch of a kernel too long to wait for (0.5 ms, or not yet known); 0: none */
+    uint64_t long_kernel_ns;
+    uint8_t reserved[24];
 };
 _Static_assert(sizeof(struct cotenant_slot) == 256, "cotenant_slot has a hole");
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cotenant.policy.shares import MS_NS, SECOND_NS, Share
 from cotenant.policy.shares.slice_instructions import Go, SetSlice, Stop
 from cotenant.policy.shares.slice_tenant import Usage
-from cotenant.policy.shares.slices import CLASSES, GpuSlices, SliceSettings
+from cotenant.policy.shares.slices import BRIEF_US, CLASSES, TINY_US, GpuSlices, SliceSettings
 
 SETTINGS = SliceSettings()
 REQUESTS = st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.2, 0.3]), min_size=1, max_size=6)
@@ -271,3 +271,14 @@ def test_a_tenant_that_stopped_does_not_keep_the_next_one_from_turns() -> None:
     card.step("t1", 4, t0=66, t1=132)
     assert gpu.one_at_a_time
     assert card.now_ns < until_ns
+
+
+def test_work_that_ends_sooner_than_a_switch_is_not_preempted() -> None:
+    gpu = gpu_with(Share(), Share(), Share(), classes=("best-effort", "best-effort", "latency-sensitive"))
+    assert slices(gpu) == {"t0": TINY_US, "t1": TINY_US, "t2": 100_000}
+    assert gpu.brief({"t1"}, 0) == [SetSlice("0", "t1", BRIEF_US)]
+    assert gpu.brief({"t1"}, 1) == []
+    assert gpu.brief((), 2) == [SetSlice("0", "t1", TINY_US)]
+    gpu.brief({"t0", "t1"}, 3)
+    gpu.leave("t2", 4)  # without a service there is nobody to yield to
+    assert min(slices(gpu).values()) > BRIEF_US

@@ -22,6 +22,7 @@
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
 #define GONE_TRIES 1000
+#define LONG_KERNEL_NS 500000         /* where the hardware can preempt, shorter kernels are better waited for */
 
 /* ---- the clock ---- */
 
@@ -338,6 +339,8 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     if (floor->context != t->context)
         cot_pieces_switch(floor, t->context);
     struct floor_rule rule = current_rule(floor, t->gpu, work);
+    if (cost->ns > LONG_KERNEL_NS)
+        t->gpu->page_slot->long_kernel_ns = (uint64_t)look_at_clock(floor);
     if (enter_ahead(floor, t, cost, &rule)) {
         pthread_mutex_unlock(&floor->lock);
         return;

@@ -1,7 +1,8 @@
 /* LS-activity flag of an unmodified latency-sensitive program.
  *
- * Each launch takes the slow path and sets the flag first.  The flag is cleared after a synchronize, or by a thread that
- * polls every 150 us, once all streams are drained.  `started` is counted before the flag is set, so started == finished
+ * Each launch takes the slow path and sets the flag first.  A thread clears it once all streams have been drained for
+ * LINGER_NS: a request that waited for another is launched within that time, and would else wait for a kernel of
+ * best-effort work.  `started` is counted before the flag is set, so started == finished
  * with `raises` unchanged means that no kernel runs.  A thread waiting for a time slice keeps the flag set. */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include "shim.h"
 
 #define LOOK_UP_NS 150000    /* poll interval while the flag is set */
+#define LINGER_NS 60000
 #define LOOK_DOWN_NS 1000000
 
 struct holder {
@@ -25,7 +27,7 @@ struct holder {
     struct work stated; /* class of its work, as stated by the tenant */
     struct gpu *gpu;
     pthread_mutex_t lock;
-    uint64_t raises;
+    uint64_t raises, drained_raises, drained_ns; /* drained_ns: when it was first seen drained after drained_raises */
     bool up;
 };
 
@@ -60,7 +62,7 @@ void cot_holder_raise(struct holder *holder)
     pthread_mutex_unlock(&holder->lock);
 }
 
-/* Clears the flag if everything launched has ended; otherwise updates the heartbeat. */
+/* Clears the flag if everything launched has ended LINGER_NS ago; otherwise updates the heartbeat. */
 static void settle(struct holder *holder)
 {
     pthread_mutex_lock(&holder->lock);
@@ -72,7 +74,15 @@ static void settle(struct holder *holder)
     struct call_counts counts = cot_calls_sum(holder->gpu);
     bool over = holder->gpu->waiting == 0 && counts.started == counts.finished && cot_streams_drained(holder->gpu);
     pthread_mutex_lock(&holder->lock);
-    if (over && raises == holder->raises) {
+    uint64_t now_ns = cot_now_ns();
+    if (!over || raises != holder->raises)
+        holder->drained_ns = 0;
+    else if (!holder->drained_ns || holder->drained_raises != raises) {
+        holder->drained_ns = now_ns;
+        holder->drained_raises = raises;
+    }
+    if (holder->drained_ns && now_ns - holder->drained_ns >= LINGER_NS) {
+        holder->drained_ns = 0;
         show(holder, 0);
         __atomic_store_n(&holder->page->raised[holder->index], 0, __ATOMIC_RELEASE);
         holder->up = false;
@@ -96,10 +106,13 @@ static void *watch(void *unused)
     pthread_setname_np(pthread_self(), "cotenant-floor");
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     while (!cot_exiting()) {
-        bool up = false;
-        for (uint32_t i = 0; i < cot_gpu_count(); i++)
-            up = up || (cot_gpu_at(i)->holder && cot_gpu_at(i)->holder->up);
-        nanosleep(&(struct timespec){.tv_nsec = up ? LOOK_UP_NS : LOOK_DOWN_NS}, NULL);
+        bool up = false, drained = false;
+        for (uint32_t i = 0; i < cot_gpu_count(); i++) {
+            const struct holder *holder = cot_gpu_at(i)->holder;
+            up = up || (holder && holder->up);
+            drained = drained || (holder && holder->up && holder->drained_ns);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = drained ? LINGER_NS : up ? LOOK_UP_NS : LOOK_DOWN_NS}, NULL);
         if (up)
             cot_holders_settle();
     }

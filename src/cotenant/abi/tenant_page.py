@@ -54,7 +54,8 @@ class SlotLayout(ctypes.Structure):
         ("turns", ctypes.c_uint64),
         ("contexts", ctypes.c_uint64),
         ("floor_ns", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint8 * 32),
+        ("long_kernel_ns", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint8 * 24),
     )
     # written by the agent
     epoch: int  # number of the current turn; 0: no turn
@@ -81,6 +82,8 @@ class SlotLayout(ctypes.Structure):
     turns: int  # number of turns in which work was launched
     contexts: int  # number of existing contexts
     floor_ns: int  # best-effort: time of the last launch that read the LS gate
+    # best-effort: time of the last launch of a kernel too long to wait for (0.5 ms, or not yet known); 0: none
+    long_kernel_ns: int
 
 
 class PageLayout(ctypes.Structure):

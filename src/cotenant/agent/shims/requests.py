@@ -102,10 +102,8 @@ class Requests:
         page.memory_used_bytes = self._ledger.used(tenant.name, gpu)
         page.memory_kept_bytes = self._ledger.not_for(tenant.name, gpu)
         page.uuid[:] = list(uuid)
-        gate = SlotFlag(0)
-        if not self._registry.sliced(tenant):  # under time slices the hardware preempts instead
-            gate |= SlotFlag.BEST_EFFORT if tenant.spec.best_effort else SlotFlag(0)
-            gate |= SlotFlag.HOLDS_FLOOR if tenant.spec.latency_sensitive else SlotFlag(0)
+        gate = SlotFlag.BEST_EFFORT if tenant.spec.best_effort else SlotFlag(0)
+        gate |= SlotFlag.HOLDS_FLOOR if tenant.spec.latency_sensitive else SlotFlag(0)
         page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags | gate | self._copies.flag(session, gpu)
 
     def _gpu(self, session: Session, head: wire.Head) -> str:

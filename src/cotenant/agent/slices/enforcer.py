@@ -27,6 +27,7 @@ from cotenant.policy.shares.slices import TINY_US, GpuSlices
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.1
+LONG_KERNEL_AGO_NS = 1_000_000_000  # a tenant without long kernels for this time is preempted less abruptly
 GUARD_S = 0.01  # interval between checks of the slices of latency-sensitive tenants
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines
 # how often a group's slice may differ from the value set before its tenant is reported: libcuda itself sets it once
@@ -287,10 +288,20 @@ class SliceEnforcer:
         held = {name: self._held(name, uuid) for name in names}
         if machine.meter is not None:
             self._measure(uuid, machine, machine.meter, held)
-        self._read_back(machine, held)
         background, guarded = machine.slices.background()
         if guarded:
+            brief = [tenant.name for tenant in background if self._is_brief(tenant.name, uuid)]
+            self._obey(uuid, machine.slices.brief(brief, _now()))
+        self._read_back(machine, held)
+        if guarded:
             self._watch(uuid, [tenant.name for tenant in background], _now() + int(0.9 * POLL_S * 1e9))
+
+    def _is_brief(self, name: str, gpu: str) -> bool:
+        """Whether a tenant's processes on a GPU hold back launches, and have launched only short kernels lately."""
+        tenant, now_ns = self._registry.tenants[name], _now()
+        slots = [s.page.slots[n] for s in tenant.sessions for n, uuid in s.slots.items() if uuid == gpu]
+        working = [slot for slot in slots if slot.contexts]
+        return bool(working) and all(s.floor_ns and now_ns - s.long_kernel_ns > LONG_KERNEL_AGO_NS for s in working)
 
     def _measure(self, uuid: str, machine: _Gpu, meter: Meter, held: dict[str, list[Held]]) -> None:
         """Report to the policy what tenants have had."""

@@ -48,6 +48,7 @@ class SliceTenant:
     correction: float = 1.0  # factor on its slice that corrects measured deviations
     duty: float = 1.0  # fraction of a period in which it may run
     density: float = 1.0  # used fraction of the time in which it alone may run
+    brief: bool = False  # its work in flight is bounded while a latency-sensitive tenant works
     settled_ns: int = 0  # not stopped before
     idle_steps: int = 0  # the tenant is not stopped before this time
     debt_ns: float = 0.0  # time above its limit that is still to be compensated

@@ -13,7 +13,7 @@ Times are nanoseconds, passed in; slices are microseconds, the unit of the hardw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cotenant.policy.shares.account import MS_NS, SECOND_NS, Share
@@ -41,6 +41,7 @@ class SliceSettings:
 
 CLASSES = ("normal", "latency-sensitive", "best-effort")
 TINY_US = 1  # slice of tenants that must yield at once
+BRIEF_US = 2000  # of those whose work in flight is bounded: they yield when it has ended, sooner than by a switch
 TURNS_AGAIN_STEPS = 40
 NO_REQUEST = 0.005  # share of tenants without a request where requests leave nothing
 
@@ -85,6 +86,12 @@ class GpuSlices:
         tenant.settled_ns = now_ns + self.settings.settle_ns
         tenant.put(True, now_ns)  # as the hardware has a new group; where it may not run, all are stopped again below
         return self._changed(now_ns) if came or not count else self._apply(now_ns)
+
+    def brief(self, names: Collection[str], now_ns: int) -> list[SliceInstruction]:
+        """Which tenants hold back launches while latency-sensitive ones work, and have only short kernels in flight."""
+        for tenant in self.tenants.values():
+            tenant.brief = tenant.name in names
+        return self._apply(now_ns)
 
     def used(self, usage: Mapping[str, Usage], now_ns: int) -> list[SliceInstruction]:
         """Update tenants' usage, counted since they joined. Evaluated every `step_ns`."""
@@ -159,8 +166,8 @@ class GpuSlices:
         background, guarded = self.background()
         longest_us = settings.longest_ns // 1000
         if guarded:
-            names = {t.name for t in background}
-            return {t.name: TINY_US if t.name in names else longest_us for t in here}
+            yielding = {t.name: BRIEF_US if t.brief else TINY_US for t in background}
+            return {t.name: yielding.get(t.name, longest_us) for t in here}
         if len(here) < 2 or self._takes_turns(background, guarded):
             return dict.fromkeys((t.name for t in here), longest_us)
         shares = self.shares(here)
