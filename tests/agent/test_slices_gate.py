@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
 
 import pytest
-from test_slices import KERNEL_NS, Node
+from test_slices import Node, node
 from waiting import wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.policy.shares.slices import BRIEF_US, TINY_US
 
+__all__ = ["node"]
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    node = Node("soft", {}, kernel_ns=KERNEL_NS)
-    node.__enter__()
-    yield node
-    node.kill_programs()
-    node.__exit__(None, None, None)
 
 
 # Launches kernels of a length in ns, and answers each line with the slices of its process.
