@@ -78,7 +78,7 @@ def test_fixed_fractions_and_rates_by_name(files: tuple[Path, Path, Path]) -> No
     [
         ((), "trace: give --trace FORMAT:PATH or --rate"),
         (("--rate", "x=1"), "there is no model 'x'; the models are chat, code"),
-        (("--rate", "1", "--prompt", "many"), "--prompt: 'many' is no length"),
+        (("--rate", "1", "--prompt", "many"), "--prompt: 'many' is not a length"),
         (("--rate", "1", "--sharing", "half"), "sharing: 'half' is not conserving or fixed"),
         (("--rate", "1", "--share", "chat"), "share: 'chat' is not NAME=FRACTION"),
         (("--rate", "1", "--profile", "nowhere=8b"), "there is no model 'nowhere'"),
