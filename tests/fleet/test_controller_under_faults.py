@@ -16,7 +16,7 @@ from heard import heard
 
 from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind
-from cotenant.fleet.store.sqlite import StoreError
+from cotenant.fleet.store.database import StoreError
 from cotenant.policy.jobs.choice import JobPolicy
 
 

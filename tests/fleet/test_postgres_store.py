@@ -19,8 +19,8 @@ from cotenant.core.events import Kind
 from cotenant.fleet.controller.job_table import Book
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
+from cotenant.fleet.store.database import StoreError
 from cotenant.fleet.store.jobs import Store, keep_store_url, take_lock
-from cotenant.fleet.store.sqlite import StoreError
 
 pytestmark = [pytest.mark.extras, pytest.mark.slow]
 SPEC = JobSpec("job", ("true",), env={"A": "b"})

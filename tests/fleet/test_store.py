@@ -13,8 +13,8 @@ from cotenant.fleet.controller.job_table import Book
 from cotenant.fleet.controller.recording import record_of
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
+from cotenant.fleet.store.database import StoreError
 from cotenant.fleet.store.jobs import FleetLock, Store, keep_store_url, store_url
-from cotenant.fleet.store.sqlite import StoreError
 
 SPEC = JobSpec("job", ("true",), env={"A": "b"})
 HELD = Assignment((Place("node-0", (GpuShare("g"),), 3.0, 10**9),), 1, 1.5)

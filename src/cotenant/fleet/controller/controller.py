@@ -32,8 +32,8 @@ from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.noderuntime.tenancy import can_park
 from cotenant.fleet.nodes import NodeSpec, by_number
 from cotenant.fleet.state import CANCELLED, Job
+from cotenant.fleet.store.database import StoreError
 from cotenant.fleet.store.jobs import Lock, Store, take_lock
-from cotenant.fleet.store.sqlite import StoreError
 
 LOG = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from cotenant.fleet.state import (
     Attempt,
     Job,
 )
+from cotenant.fleet.store.database import StoreError
 from cotenant.fleet.store.jobs import Event, Store
-from cotenant.fleet.store.sqlite import StoreError
 
 
 class Book:

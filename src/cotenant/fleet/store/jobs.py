@@ -14,7 +14,8 @@ from cotenant.core.errors import WorkError
 from cotenant.core.folders import STORE_URL
 from cotenant.fleet.jobs import JobSpec, spec_from_dict
 from cotenant.fleet.state import ENDED, OVER, Assignment, Attempt, Job, assignment_from_dict
-from cotenant.fleet.store.sqlite import Database, Sqlite, StoreError
+from cotenant.fleet.store.database import Database, StoreError
+from cotenant.fleet.store.sqlite import Sqlite
 
 DB_FILE = "fleet.db"
 LOCK_FILE = "fleet.lock"

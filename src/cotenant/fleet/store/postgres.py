@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.extras import needs
-from cotenant.fleet.store.sqlite import Row, StoreError
+from cotenant.fleet.store.database import Row, StoreError
 
 if TYPE_CHECKING:
     import psycopg

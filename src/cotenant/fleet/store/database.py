@@ -1,0 +1,44 @@
+"""What the job store needs of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from cotenant.core.errors import WorkError
+
+Row = tuple[Any, ...]
+
+
+class StoreError(WorkError):
+    """The database did not accept a transition, which must not be acted on."""
+
+
+class Database(Protocol):
+    """One connection. Statements are in SQLite's dialect with `?` for values. Failures raise StoreError and are rolled
+    back.
+
+    `name`: for error messages. `shared`: controllers on other machines may take it over, so a lease may be extended
+    only after a write of this controller succeeded.
+    """
+
+    name: str
+    shared: bool
+
+    def create(self, schema: str) -> None:
+        """Create missing tables."""
+
+    def write(self, statement: str, rows: Iterable[Row]) -> None:
+        """Execute once per row, in a transaction that lasts until `commit`."""
+
+    def read(self, query: str, values: Row = ()) -> list[Row]:
+        """All rows of a SELECT."""
+
+    def commit(self) -> None:
+        """Make what was written durable."""
+
+    def rollback(self) -> None:
+        """Discard what was written since the last commit."""
+
+    def close(self) -> None:
+        """Close."""
