@@ -10,9 +10,9 @@ from miso_world import World
 from nvml_standin import Card, StandIn
 
 from cotenant.core.errors import InputError, WorkError
-from cotenant.core.mig import Placement
+from cotenant.core.mig import Placement, parse_placement
 from cotenant.devices.nvml import Nvml
-from cotenant.fleet.noderuntime.mig_slices import MigSlices, ensure_instance, parse_slice
+from cotenant.fleet.noderuntime.mig_slices import MigSlices, ensure_instance
 
 UUID = Card().uuid
 CONTROL = """#!/bin/sh
@@ -77,7 +77,7 @@ def test_mig_off_and_nonsense_are_said() -> None:
         ensure_instance(nvml, UUID, Placement(0, "7g"))
     for text in ("3g", "@4", "3g@x", ""):
         with pytest.raises(InputError, match="such as 3g@4"):
-            parse_slice(text)
+            parse_placement(text)
 
 
 def test_jobs_that_are_measured_share_the_whole_instance_under_mps(diary: Path) -> None:

@@ -47,6 +47,18 @@ class Placement:
     start: int
     kind: str
 
+    def __str__(self) -> str:
+        """As `3g@4`, which `parse_placement` reads."""
+        return f"{self.kind}@{self.start}"
+
+
+def parse_placement(text: str) -> Placement:
+    """The placement that `3g@4` means; InputError otherwise."""
+    kind, _, start = text.partition("@")
+    if not (kind and start.isdecimal()):
+        raise InputError(f"{text!r} is not a slice and its start, such as 3g@4", field="slice")
+    return Placement(int(start), kind)
+
 
 Layout = tuple[Placement, ...]  # sorted by start
 Multiset = tuple[str, ...]  # kinds, largest first
@@ -276,7 +288,7 @@ def parse_layout(geo: Geometry, text: str) -> Layout:
         if layout is None:
             raise InputError(f"layout {text!r} does not exist on {geo.gpu}; see `cotenant mig layouts`", field="layout")
         return layout
-    result = tuple(sorted(_parse_placement(geo, word) for word in words))
+    result = tuple(sorted(_placement_on(geo, word) for word in words))
     if not geo.fits(result):
         raise InputError(
             f"the slices of layout {text!r} overlap or need more than {geo.compute_slices} compute slices on {geo.gpu}"
@@ -286,7 +298,7 @@ def parse_layout(geo: Geometry, text: str) -> Layout:
     return result
 
 
-def _parse_placement(geo: Geometry, word: str) -> Placement:
+def _placement_on(geo: Geometry, word: str) -> Placement:
     name, _, start = word.partition("@")
     profile = geo.every[kind_of(geo, name)]
     if not start.isdigit() or int(start) not in profile.starts:

@@ -18,7 +18,7 @@ from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.mps import Mps
 from cotenant.core.errors import InputError
 from cotenant.core.events import Reason
-from cotenant.core.mig import Geometry, Placement, geometry, kind_of
+from cotenant.core.mig import Geometry, Placement, geometry, kind_of, parse_placement
 from cotenant.fleet.controller.miso_gpu import MisoGpu, Wish
 from cotenant.fleet.controller.planners import FleetPlan, View
 from cotenant.fleet.jobs import JobSpec
@@ -294,9 +294,9 @@ class MisoPlanner:
     def _place(self, node: NodeSpec, uuid: str, wish: Wish) -> Place:
         if mechanisms.find(self.mechanism).capabilities.instances:
             # a job alone has the instance of the whole GPU; so do jobs being measured, which share it under MPS
-            whole = self.gpus[uuid].geo.whole[0]
+            whole = str(self.gpus[uuid].geo.whole[0])
             limit = wish.limit if wish.measuring else None
-            share = GpuShare(uuid, wish.share, self.mechanism, wish.slice or f"{whole.kind}@{whole.start}", None, limit)
+            share = GpuShare(uuid, wish.share, self.mechanism, wish.slice or whole, None, limit)
         elif wish.limit >= 1 and not wish.measuring:
             share = GpuShare(uuid)
         else:
@@ -332,8 +332,8 @@ def _geometry_of(gpu: NodeGpu) -> Geometry:
 
 
 def _placement(text: str | None) -> Placement | None:
-    kind, _, start = (text or "").partition("@")
-    return Placement(int(start), kind) if start.isdecimal() else None
+    """The placement of a share's slice; None without one, or for a MIG instance that another planner chose."""
+    return parse_placement(text) if text is not None and "@" in text else None
 
 
 def _allowed(geo: Geometry, spec: JobSpec) -> np.ndarray:

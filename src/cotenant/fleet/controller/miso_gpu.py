@@ -158,7 +158,7 @@ class MisoGpu:
                 found[job] = Wish(1.0, 1.0)
             else:
                 part = _part(parts[place.kind])
-                found[job] = Wish(part, part, f"{place.kind}@{place.start}")
+                found[job] = Wish(part, part, str(place))
         return found
 
 

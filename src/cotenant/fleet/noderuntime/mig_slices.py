@@ -12,20 +12,12 @@ from typing import Any
 
 from cotenant.agent.mechanisms.base import WorkerShare
 from cotenant.agent.mechanisms.mps_daemons import MpsDaemons
-from cotenant.core.errors import InputError, WorkError
-from cotenant.core.mig import Placement
+from cotenant.core.errors import WorkError
+from cotenant.core.mig import Placement, parse_placement
 from cotenant.devices import mig
 from cotenant.devices.base import Gpu
 from cotenant.devices.nvml import Nvml
 from cotenant.training.contract import read_json, write_json
-
-
-def parse_slice(text: str) -> Placement:
-    """Parse `3g@4` as a placement; InputError otherwise."""
-    kind, _, start = text.partition("@")
-    if not (kind and start.isdecimal()):
-        raise InputError(f"{text!r} is not a slice and its start, such as 3g@4", field="slice")
-    return Placement(int(start), kind)
 
 
 def ensure_instance(nvml: Nvml, gpu: str, wanted: Placement) -> str:
@@ -60,7 +52,7 @@ class MigSlices:
         `slice`, and `limit` (0..1 of the slice) if several jobs share it under MPS.
         """
         with self._nvml() as nvml:
-            uuid = ensure_instance(nvml, share["uuid"], parse_slice(str(share["slice"])))
+            uuid = ensure_instance(nvml, share["uuid"], parse_placement(str(share["slice"])))
         visible = {"CUDA_VISIBLE_DEVICES": uuid}
         if share.get("limit") is None:
             return visible
