@@ -16,6 +16,10 @@ class MigInstance:
     uuid: str
     profile: str
 
+    def satisfies(self, wanted: str) -> bool:
+        """Whether it is what a job asks for: a profile such as 2g.20gb, or only its size, 2g."""
+        return wanted in (self.profile, self.profile.partition(".")[0])
+
 
 @dataclass(frozen=True)
 class NodeGpu:
@@ -43,6 +47,11 @@ class NodeSpec:
     agent: str | None = None
     address: str = "127.0.0.1"
     enforce_memory: bool = False
+
+    @property
+    def plain_gpus(self) -> tuple[NodeGpu, ...]:
+        """GPUs without MIG instances, which are assigned whole or in shares."""
+        return tuple(gpu for gpu in self.gpus if not gpu.instances)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -18,8 +18,9 @@ class GpuChooser:
     """Assigned GPUs, in one plan or of all running jobs."""
 
     def __init__(self, nodes: Iterable[NodeSpec]) -> None:
-        self._gpus = {node.name: node.gpus for node in nodes}
-        self._plain = {name: [gpu.uuid for gpu in gpus if not gpu.instances] for name, gpus in self._gpus.items()}
+        given = tuple(nodes)
+        self._gpus = {node.name: node.gpus for node in given}
+        self._plain = {node.name: [gpu.uuid for gpu in node.plain_gpus] for node in given}
         self._taken: dict[str, float] = {}  # uuid of a GPU or instance -> assigned fraction
         self._mechanism: dict[str, str] = {}
 
@@ -72,7 +73,7 @@ class GpuChooser:
         """A free MIG instance of a profile, such as 2g or 2g.20gb."""
         for gpu in self._gpus.get(node, ()):
             for instance in gpu.instances:
-                if wanted in (instance.profile, instance.profile.split(".")[0]) and instance.uuid not in self._taken:
+                if instance.satisfies(wanted) and instance.uuid not in self._taken:
                     fraction = int(instance.profile[0]) / 7
                     share = GpuShare(gpu.uuid, fraction, Mig.name, instance.profile, instance.uuid)
                     self._take(share)

@@ -115,17 +115,18 @@ class JobPlanner:
         found = tuple(nodes)
         self.profiles.key(job.spec)
         if job.spec.slice is not None:
-            if found and not any(_instances(node, job.spec.slice) for node in found):
+            existing = [instance for node in found for gpu in node.gpus for instance in gpu.instances]
+            if found and not any(instance.satisfies(job.spec.slice) for instance in existing):
                 raise InputError(f"no GPU of the fleet has a MIG instance {job.spec.slice}", field="slice")
             return
-        total = sum(len(_plain_gpus(node)) for node in found)
+        total = sum(len(node.plain_gpus) for node in found)
         if found and job.spec.gpus > total:
             raise InputError(f"{job.spec.gpus:g} GPUs are requested and the fleet has {total}", field="gpus")
 
     def plan(self, view: View) -> FleetPlan:
         """See Planner."""
         plan = FleetPlan()
-        nodes = tuple(node for node in view.nodes if _plain_gpus(node))
+        nodes = tuple(node for node in view.nodes if node.plain_gpus)
         chooser = GpuChooser(view.nodes)
         for held in view.held:
             chooser.hold(held)
@@ -136,7 +137,7 @@ class JobPlanner:
         if not nodes:
             plan.waiting |= {job.id: Reason.GPUS_FULL for job in whole}
             return plan
-        cluster, base = _cluster(nodes), _reference_share(nodes)
+        cluster, base = _cluster(nodes), reference_share(nodes)
         jobs = jobs_of(whole, self.profiles)
         if view.pinned:  # first of all, so that a sticky policy lets them keep their GPUs
             jobs.priority[[job.id in view.pinned for job in whole]] += ABOVE_ALL
@@ -232,7 +233,7 @@ def _parked(job: Job) -> bool:
 
 def _kind(node: NodeSpec) -> tuple[object, ...]:
     """The properties of a node that a policy sees: nodes with equal ones are interchangeable."""
-    gpus = _plain_gpus(node)
+    gpus = node.plain_gpus
     return len(gpus), gpus[0].model, node.cpus, node.memory_bytes
 
 
@@ -279,19 +280,10 @@ def _grant(job: Job, names: dict[str, int]) -> Grant | None:
     )
 
 
-def _plain_gpus(node: NodeSpec) -> list[Any]:
-    """GPUs that are assigned whole or in shares: those without MIG instances."""
-    return [gpu for gpu in node.gpus if not gpu.instances]
-
-
-def _instances(node: NodeSpec, wanted: str) -> list[Any]:
-    return [i for gpu in node.gpus for i in gpu.instances if i.profile == wanted or i.profile.split(".")[0] == wanted]
-
-
-def _reference_share(nodes: tuple[NodeSpec, ...]) -> tuple[float, float]:
-    """Cores and GB per GPU of the first node: the demand of a job without a profile."""
-    node = nodes[0]
-    gpus = len(_plain_gpus(node))
+def reference_share(nodes: Sequence[NodeSpec]) -> tuple[float, float]:
+    """Cores and GB per GPU of the first node with GPUs to assign: the demand of a job without a profile."""
+    node = next(node for node in nodes if node.plain_gpus)
+    gpus = len(node.plain_gpus)
     return node.cpus / gpus, node.memory_bytes / gpus / 1e9
 
 
@@ -299,7 +291,7 @@ def _cluster(nodes: tuple[NodeSpec, ...]) -> Cluster:
     """The nodes as a Cluster for policies; consecutive equal nodes form one group."""
     groups: list[NodeGroup] = []
     for node in nodes:
-        gpus = _plain_gpus(node)
+        gpus = node.plain_gpus
         group = NodeGroup(1, len(gpus), _catalogued(gpus[0].model, gpus[0].memory_bytes), node.cpus, node.memory_bytes)
         if groups and dataclasses.replace(groups[-1], count=1) == group:
             groups[-1] = dataclasses.replace(group, count=groups[-1].count + 1)
@@ -310,7 +302,7 @@ def _cluster(nodes: tuple[NodeSpec, ...]) -> Cluster:
 
 def cluster_of(nodes: Iterable[NodeSpec]) -> Cluster:
     """The nodes that have GPUs, as a Cluster; InputError if there are none."""
-    return _cluster(tuple(node for node in nodes if _plain_gpus(node)))
+    return _cluster(tuple(node for node in nodes if node.plain_gpus))
 
 
 def _catalogued(model: str, memory_bytes: int) -> Gpu:

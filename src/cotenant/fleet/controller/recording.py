@@ -15,7 +15,7 @@ from cotenant.core.record.record import Record, cluster_info, jobs_table
 from cotenant.core.record.schema import ROUNDS, RunInfo
 from cotenant.core.record.writer import RecordWriter
 from cotenant.core.work import Jobs
-from cotenant.fleet.controller.planners import cluster_of, jobs_of
+from cotenant.fleet.controller.planners import cluster_of, jobs_of, reference_share
 from cotenant.fleet.controller.profiles import ProfileBook
 from cotenant.fleet.jobs import spec_from_dict
 from cotenant.fleet.nodes import NodeSpec, by_number, node_from_dict
@@ -111,10 +111,8 @@ def _table(arrays: Jobs, cluster: Cluster, book: ProfileBook, nodes: list[NodeSp
     """The jobs table, with profile figures of each job that stated its length; without them if a job no longer fits the
     cluster.
     """
-    gpus = max(1, len(nodes[0].gpus))
-    base = (nodes[0].cpus / gpus, nodes[0].memory_bytes / gpus / 1e9)
     try:
-        work = build_workload(arrays, book.merged(base), cluster)
+        work = build_workload(arrays, book.merged(reference_share(nodes)), cluster)
     except (InputError, ValueError):
         return jobs_table(arrays)
     demand, types = work.demand, work.type
