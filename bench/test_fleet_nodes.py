@@ -107,10 +107,10 @@ def run(nodes: int, waiting: int, ordering: str, gangs: tuple[int, ...], folder:
     for k in range(ROUNDS):
         controller.submit([job(count + k * 100 + i) for i in range(100)])
         until(controller.clock.now_s() + LEASE_S)
-    gpus = sum(len(p.gpus) for j in controller.book.running() for p in j.attempt.assignment.places)
+    gpus = sum(len(p.gpus) for j in controller.table.running() for p in j.attempt.assignment.places)
     return {
-        "nodes": nodes, "ordering": ordering, "waiting": len(controller.book.waiting()),
-        "running": len(controller.book.running()),
+        "nodes": nodes, "ordering": ordering, "waiting": len(controller.table.waiting()),
+        "running": len(controller.table.running()),
         "gpus_held": gpus, "first_s": first, "decide_median_s": sorted(decisions)[len(decisions) // 2],
         "decide_most_s": max(decisions), "decide_cpu_s": max(cpu_s),
         "step_median_s": sorted(steps[filled_steps:])[len(steps[filled_steps:]) // 2],

@@ -214,8 +214,8 @@ def test_who_drips_his_token_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("cotenant.fleet.controller.server.TOKEN_S", 0.3)
     options = FleetOptions(folder=tmp_path, nodes=1, executor="local", port=0)
     with Fleet(options) as fleet:
-        assert fleet.door is not None
-        with socket.create_connection(("127.0.0.1", fleet.door.port or 0), 60) as stranger:
+        assert fleet.listener is not None
+        with socket.create_connection(("127.0.0.1", fleet.listener.port or 0), 60) as stranger:
             stranger.sendall(b"x")
             answer = json.loads(stranger.makefile("rb").readline())
         assert answer["field"] == "token"

@@ -99,7 +99,7 @@ def test_a_job_that_cannot_save_itself_is_parked_where_its_node_can(tmp_path: Pa
     setting.run(4.5)
     setting.submit(work("short", 2.0, gpus=4.0))
     setting.run(3)
-    assert {job.id: job.attempt.phase for job in setting.controller.book.running() if job.attempt} == {
+    assert {job.id: job.attempt.phase for job in setting.controller.table.running() if job.attempt} == {
         "long": "parked", "other": "parked", "short": "running",
     }  # fmt: skip
     setting.run(12)
@@ -123,7 +123,7 @@ def test_a_lost_node_is_waited_for_as_long_as_its_leases_then_its_jobs_start_els
     setting = Setting(tmp_path, keep_s=6.0)
     setting.submit(work("a", 40.0, gpus=2.0))
     setting.run(2)
-    node = setting.controller.book.jobs["a"].attempt.nodes[0]  # type: ignore[union-attr]
+    node = setting.controller.table.jobs["a"].attempt.nodes[0]  # type: ignore[union-attr]
     setting.world.unreachable.add(node)
     setting.run(4)
     assert setting.world.starts == ["a.0"]  # it may run there still, and does

@@ -16,7 +16,7 @@ from postgres_server import PostgresServer
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.events import Kind
-from cotenant.fleet.controller.job_table import Book
+from cotenant.fleet.controller.job_table import JobTable
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
 from cotenant.fleet.store.database import StoreError
@@ -42,34 +42,34 @@ def folder(server: PostgresServer, tmp_path: Path) -> Path:
 
 
 def test_what_was_flushed_is_there_for_the_next_controller(folder: Path) -> None:
-    book = Book(Store(folder))
-    first, second = book.add([(SPEC, 1.0), (SPEC, 2.0)])
+    table = JobTable(Store(folder))
+    first, second = table.add([(SPEC, 1.0), (SPEC, 2.0)])
     first.attempt, first.n = Attempt(0, HELD, created_s=3.0, port=7, off=True), 1
-    book.touch(first)
-    book.tell(3.0, first, Kind.START, 5, HELD)
-    book.flush()
+    table.touch(first)
+    table.tell(3.0, first, Kind.START, 5, HELD)
+    table.flush()
     second.n = 9  # not flushed
-    book.touch(second)
-    again = Book(Store(folder))
+    table.touch(second)
+    again = JobTable(Store(folder))
     assert again.jobs["job"].attempt == first.attempt
     assert (again.jobs["job"].spec, again.jobs["job-2"].n) == (SPEC, 0)
     assert again.store.last_s() == 3.0
     over = again.jobs["job"]
     again.over_with(over, FINISHED, 4.0)
     again.flush()
-    assert Book(Store(folder)).over["finished"] == 1
-    assert list(Book(Store(folder)).jobs) == ["job-2"]
+    assert JobTable(Store(folder)).over["finished"] == 1
+    assert list(JobTable(Store(folder)).jobs) == ["job-2"]
 
 
 def test_one_statement_that_fails_undoes_the_whole_transition(folder: Path) -> None:
-    book = Book(Store(folder))
-    (job,) = book.add([(SPEC, 1.0)])
+    table = JobTable(Store(folder))
+    (job,) = table.add([(SPEC, 1.0)])
     job.n = 5
-    book.touch(job)
-    book.tell(float("nan"), job, Kind.START, 10**30)  # no such number
+    table.touch(job)
+    table.tell(float("nan"), job, Kind.START, 10**30)  # no such number
     with pytest.raises(StoreError, match="cannot be written"):
-        book.flush()
-    assert book.jobs["job"].n == 0
+        table.flush()
+    assert table.jobs["job"].n == 0
 
 
 def test_a_folder_with_jobs_of_its_own_is_not_given_another_store(tmp_path: Path) -> None:

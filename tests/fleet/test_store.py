@@ -9,7 +9,7 @@ import pytest
 
 from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind
-from cotenant.fleet.controller.job_table import Book
+from cotenant.fleet.controller.job_table import JobTable
 from cotenant.fleet.controller.recording import record_of
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
@@ -21,53 +21,53 @@ HELD = Assignment((Place("node-0", (GpuShare("g"),), 3.0, 10**9),), 1, 1.5)
 
 
 def test_what_was_flushed_is_there_after_a_kill(tmp_path: Path) -> None:
-    book = Book(Store(tmp_path))
-    first, second = book.add([(SPEC, 1.0), (SPEC, 2.0)])
+    table = JobTable(Store(tmp_path))
+    first, second = table.add([(SPEC, 1.0), (SPEC, 2.0)])
     assert (first.id, second.id) == ("job", "job-2")
     first.attempt, first.n = Attempt(0, HELD, created_s=3.0, port=7, off=True), 1
-    book.touch(first)
-    book.tell(3.0, first, Kind.START, 5, HELD)
-    book.flush()
+    table.touch(first)
+    table.tell(3.0, first, Kind.START, 5, HELD)
+    table.flush()
     second.n = 9  # not flushed
-    book.touch(second)
-    again = Book(Store(tmp_path))
+    table.touch(second)
+    again = JobTable(Store(tmp_path))
     assert again.jobs["job"].attempt == first.attempt
     assert again.jobs["job"].spec == SPEC
     assert again.jobs["job-2"].n == 0
-    assert Book(Store(tmp_path)).add([(SPEC, 0.5)])[0].row == 2
-    assert list(Book(Store(tmp_path)).jobs) == ["job-3", "job", "job-2"]  # in order of arrival
+    assert JobTable(Store(tmp_path)).add([(SPEC, 0.5)])[0].row == 2
+    assert list(JobTable(Store(tmp_path)).jobs) == ["job-3", "job", "job-2"]  # in order of arrival
 
 
 def test_jobs_that_are_over_are_counted_and_gone_from_memory(tmp_path: Path) -> None:
-    book = Book(Store(tmp_path))
-    (job,) = book.add([(SPEC, 0.0)])
-    book.over_with(job, FINISHED, 4.0)
-    book.flush()
-    assert book.jobs == {}
-    assert book.over == {"finished": 1, "failed": 0, "cancelled": 0}
-    assert Book(Store(tmp_path)).over["finished"] == 1
+    table = JobTable(Store(tmp_path))
+    (job,) = table.add([(SPEC, 0.0)])
+    table.over_with(job, FINISHED, 4.0)
+    table.flush()
+    assert table.jobs == {}
+    assert table.over == {"finished": 1, "failed": 0, "cancelled": 0}
+    assert JobTable(Store(tmp_path)).over["finished"] == 1
 
 
 def test_a_full_disk_undoes_the_whole_transition(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    book = Book(store)
-    (job,) = book.add([(SPEC, 0.0)])
+    table = JobTable(store)
+    (job,) = table.add([(SPEC, 0.0)])
     pages = int(store.rows("PRAGMA page_count")[0][0])
     store.rows(f"PRAGMA max_page_count={pages + 2}")
     with pytest.raises(StoreError, match="full"):
-        book.add([(SPEC, 0.0)] * 5000)
-    assert list(book.jobs) == ["job"]
-    book.jobs["job"].n = 3
-    book.touch(book.jobs["job"])
-    book.orders["node-0"].append({"do": "start"})
+        table.add([(SPEC, 0.0)] * 5000)
+    assert list(table.jobs) == ["job"]
+    table.jobs["job"].n = 3
+    table.touch(table.jobs["job"])
+    table.orders["node-0"].append({"do": "start"})
     for _ in range(3000):
-        book.tell(1.0, job, Kind.WAIT, 1)
+        table.tell(1.0, job, Kind.WAIT, 1)
     with pytest.raises(StoreError, match="full"):
-        book.flush()
-    assert book.jobs["job"].n == 0  # as it is in the store
-    assert not book.orders  # what was not written down is not acted on
+        table.flush()
+    assert table.jobs["job"].n == 0  # as it is in the store
+    assert not table.orders  # what was not written down is not acted on
     store.rows(f"PRAGMA max_page_count={1 << 20}")
-    assert len(book.add([(SPEC, 0.0)] * 5000)) == 5000
+    assert len(table.add([(SPEC, 0.0)] * 5000)) == 5000
 
 
 def test_the_folder_has_one_controller(tmp_path: Path) -> None:

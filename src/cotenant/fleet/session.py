@@ -21,7 +21,7 @@ from cotenant.fleet.controller import answers
 from cotenant.fleet.controller.controller import Controller, ControllerOptions
 from cotenant.fleet.controller.planners import JobPlanner, Planner
 from cotenant.fleet.controller.profiles import ProfileBook
-from cotenant.fleet.controller.server import Door
+from cotenant.fleet.controller.server import Listener
 from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.noderuntime.inventory import agent_node, nodes_of_cluster, this_machine
@@ -137,7 +137,7 @@ class Fleet:
             lock.release()
             raise
         self.controller = Controller(settings, made, self.planner, lock)
-        self.door: Door | None = None
+        self.listener: Listener | None = None
         self.live: LivePort | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -179,7 +179,7 @@ class Fleet:
         ready.wait()
         if self._error is not None:
             raise WorkError(str(self._error))
-        self.door = Door(self.controller, port=self.options.port)
+        self.listener = Listener(self.controller, port=self.options.port)
         if self.options.http is not None:
             from cotenant.fleet.controller.live import LivePort
 
@@ -198,7 +198,7 @@ class Fleet:
 
     def stop(self) -> None:
         """End the controller; jobs continue until their leases end."""
-        self._close_doors()
+        self._close_listeners()
         if self._thread is None:
             self.controller.close()
             return
@@ -209,17 +209,17 @@ class Fleet:
         """Wait until the controller ends by itself. Raises WorkError if it failed."""
         assert self._thread is not None
         self._thread.join()
-        self._close_doors()
+        self._close_listeners()
         if self._error is not None:
             raise WorkError(str(self._error))
 
-    def _close_doors(self) -> None:
+    def _close_listeners(self) -> None:
         if self.live is not None:
             self.live.close()
             self.live = None
-        if self.door is not None:
-            self.door.close()
-            self.door = None
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
 
     def down(self, within_s: float = 30.0) -> None:
         """Checkpoint and stop all jobs, then the controller; they continue with the next fleet in this folder."""
@@ -233,8 +233,8 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         if self._thread is not None and self._thread.is_alive():
             self.down(min(5.0, self.options.grace_s))
-        elif self.door is not None:
-            self.door.close()
+        elif self.listener is not None:
+            self.listener.close()
 
     # -- work ------------------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Fleet:
         while time.monotonic() < deadline:
             if self._error is not None:
                 raise WorkError(str(self._error))
-            if not self.controller.call(lambda: bool(self.controller.book.jobs)):
+            if not self.controller.call(lambda: bool(self.controller.table.jobs)):
                 return True
             time.sleep(0.05)
         return False

@@ -22,10 +22,10 @@ NOT_DECIDED = "the next round decides"
 
 def status(controller: Controller) -> dict[str, Any]:
     """The controller, its nodes and what runs on them."""
-    book, options = controller.book, controller.options
+    table, options = controller.table, controller.options
     held: dict[str, float] = {}
     jobs_on: dict[str, int] = {}
-    for job in book.running():
+    for job in table.running():
         assert job.attempt is not None
         for node, gpus in job.attempt.assignment.gpus_by_node():
             held[node] = held.get(node, 0.0) + gpus
@@ -39,9 +39,9 @@ def status(controller: Controller) -> dict[str, Any]:
         "lease_s": options.lease_s,
         "keep_s": options.keep_s,
         "jobs": {
-            "queued": sum(1 for j in book.jobs.values() if j.attempt is None),
-            "running": sum(1 for j in book.jobs.values() if j.attempt is not None),
-            **book.over,
+            "queued": sum(1 for j in table.jobs.values() if j.attempt is None),
+            "running": sum(1 for j in table.jobs.values() if j.attempt is not None),
+            **table.over,
         },
         "rounds": controller.counts.rounds,
         "last_decision_s": controller.counts.last_decision_s,
@@ -76,7 +76,7 @@ def status(controller: Controller) -> dict[str, Any]:
 def queue(controller: Controller, *, everything: bool = False) -> list[dict[str, Any]]:
     """Unfinished jobs: the running ones, then the waiting ones by arrival. `everything`: also finished ones."""
     now_s = controller.clock.now_s()
-    jobs = sorted(controller.book.jobs.values(), key=lambda j: (j.attempt is None, j.arrival_s, j.row))
+    jobs = sorted(controller.table.jobs.values(), key=lambda j: (j.attempt is None, j.arrival_s, j.row))
     rows = [job_row(job, now_s) for job in jobs[:MOST_LISTED]]
     if everything:
         found = controller.store.rows(
@@ -169,7 +169,7 @@ def log_place(controller: Controller, job_id: str, attempt: int | None, rank: in
     if not found:
         raise InputError(f"there is no job {job_id!r}", field="ID")
     row, id_, spec, arrival_s, n, state = found[0]
-    live = controller.book.jobs.get(job_id)
+    live = controller.table.jobs.get(job_id)
     job = live or Job(row, id_, spec_from_dict(json.loads(spec)), arrival_s, state)
     last = (live.n if live is not None else n) - 1
     number = last if attempt is None else attempt

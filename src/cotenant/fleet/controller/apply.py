@@ -10,10 +10,10 @@ from typing import Any
 
 from cotenant.core.events import Kind, Reason
 from cotenant.fleet.controller.gpuchoice import GpuChooser
-from cotenant.fleet.controller.job_table import Book, ask_stop, holds_gpus
+from cotenant.fleet.controller.job_table import JobTable, ask_stop, holds_gpus
 from cotenant.fleet.controller.leases import Leases
 from cotenant.fleet.controller.planners import FleetPlan
-from cotenant.fleet.controller.reports import Absorber, begun
+from cotenant.fleet.controller.reports import ReportIngest, begun
 from cotenant.fleet.executors.base import job_folder
 from cotenant.fleet.nodes import NodeSpec
 from cotenant.fleet.state import PARKED, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
@@ -25,8 +25,8 @@ MOST_STARTS = 64  # most starts per step: hundreds at once would delay everythin
 class Applier:
     """Applies plans as far as GPUs are free; jobs that must wait keep their target until the next plan."""
 
-    def __init__(self, book: Book, absorber: Absorber, folder: Path, parks: Mapping[str, bool]) -> None:
-        self.book, self.absorber, self.folder, self.parks = book, absorber, folder, parks
+    def __init__(self, table: JobTable, ingest: ReportIngest, folder: Path, parks: Mapping[str, bool]) -> None:
+        self.table, self.ingest, self.folder, self.parks = table, ingest, folder, parks
 
     # -- a new plan ------------------------------------------------------------------------------------------------
 
@@ -43,8 +43,8 @@ class Applier:
                     job.target_reason = reason
                 elif job.told == -1 and job.id in plan.waiting:
                     job.told = int(plan.waiting[job.id])
-                    self.book.tell(now_s, job, Kind.WAIT, job.told)
-                    self.book.touch(job)
+                    self.table.tell(now_s, job, Kind.WAIT, job.told)
+                    self.table.touch(job)
             elif not early:
                 self._attempt(job, job.attempt, target, plan, now_s)
 
@@ -59,7 +59,7 @@ class Applier:
         elif not target.same_gpus(attempt.assignment):
             job.target = target
             reason = int(plan.reasons.get(job.id, Reason.REPLACED))
-            ask_stop(self.book, job, "move", now_s, self.absorber.grace_of(job), reason)
+            ask_stop(self.table, job, "move", now_s, self.ingest.grace_of(job), reason)
         elif attempt.phase == PARKED:
             job.target = target  # the parked job resumes when its GPUs are free
         elif _amounts(target) != _amounts(attempt.assignment):
@@ -71,14 +71,14 @@ class Applier:
             return
         can = attempt.phase == UP and attempt.progress is None and all(self.parks.get(n) for n in attempt.nodes)
         if not can:
-            ask_stop(self.book, job, "preempt", now_s, self.absorber.grace_of(job), int(reason))
+            ask_stop(self.table, job, "preempt", now_s, self.ingest.grace_of(job), int(reason))
             return
         # the job holds its GPUs until the agent has evicted its memory
         attempt.phase, attempt.stop_why, attempt.stop_s = STOPPING, "park", now_s
         job.target_reason = int(reason)
-        self.book.touch(job)
+        self.table.touch(job)
         for node in attempt.nodes:
-            self.book.orders[node].append({"do": "park", "attempt": job.attempt_id()})
+            self.table.orders[node].append({"do": "park", "attempt": job.attempt_id()})
 
     def _resize(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:
         """Change CPU and memory on the same GPUs, without a restart."""
@@ -87,22 +87,22 @@ class Applier:
         attempt.assignment = target
         reason = Reason.GOT_IDEAL if target.level == IDEAL else Reason.GAVE_WAY
         if attempt.started_s is not None:
-            self.book.tell(now_s, job, Kind.RESIZE, int(reason), target)
-        self.book.touch(job)
+            self.table.tell(now_s, job, Kind.RESIZE, int(reason), target)
+        self.table.touch(job)
         for place in target.places:
             order = {"do": "resize", "attempt": job.attempt_id(), "cpus": place.cpus,
                      "memory_bytes": place.memory_bytes}  # fmt: skip
-            self.book.orders[place.node].append(order)
+            self.table.orders[place.node].append(order)
 
     # -- starting what has room ------------------------------------------------------------------------------------
 
     def start_ready(self, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int], leases: Leases,
                     now_s: float, port_of: Any) -> None:  # fmt: skip
         """Start (or resume) every job whose target's GPUs, CPU and memory are free."""
-        wanting = [job for job in self.book.jobs.values() if job.target is not None]
+        wanting = [job for job in self.table.jobs.values() if job.target is not None]
         if not wanting:
             return
-        room = _Room(nodes, self.book.running())
+        room = _Room(nodes, self.table.running())
         begun_now = 0
         for job in wanting:
             target, attempt = job.target, job.attempt
@@ -128,16 +128,16 @@ class Applier:
         attempt.phase, attempt.assignment, attempt.counted_s = UP, target, now_s
         attempt.off, attempt.off_on = False, set()
         job.target, job.told = None, -1
-        self.book.tell(now_s, job, Kind.RESUME, job.target_reason, target)
-        self.book.touch(job)
+        self.table.tell(now_s, job, Kind.RESUME, job.target_reason, target)
+        self.table.touch(job)
         for node in attempt.nodes:
-            self.book.orders[node].append({"do": "resume", "attempt": job.attempt_id()})
+            self.table.orders[node].append({"do": "resume", "attempt": job.attempt_id()})
 
     def _start(self, job: Job, target: Assignment, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int],
                leases: Leases, now_s: float, port: int) -> None:  # fmt: skip
         attempt = Attempt(job.n, target, STARTING, created_s=now_s, port=port)
         begun(job, attempt)
-        self.book.touch(job)
+        self.table.touch(job)
         world, first = _processes(job, target), 0
         address = nodes[target.places[0].node].address
         for index, place in enumerate(target.places):
@@ -156,7 +156,7 @@ class Applier:
                 "cpus": place.cpus,
                 "memory_bytes": place.memory_bytes,
                 "until_ns": clocks_ns[place.node] + round(leases.keep_s * 1e9),
-                "grace_s": self.absorber.grace_of(job),
+                "grace_s": self.ingest.grace_of(job),
                 "ranks": [
                     {
                         "rank": first + k,
@@ -168,7 +168,7 @@ class Applier:
             }  # fmt: skip
             first += ranks
             leases.granted(place.node, now_s)
-            self.book.orders[place.node].append(order)
+            self.table.orders[place.node].append(order)
 
 
 class _Room:

@@ -22,10 +22,10 @@ from cotenant.fleet.controller.clock import FleetClock
 from cotenant.fleet.controller.counts import Counts
 from cotenant.fleet.controller.inbox import Inbox
 from cotenant.fleet.controller.intake import admit
-from cotenant.fleet.controller.job_table import Book, ask_stop
+from cotenant.fleet.controller.job_table import JobTable, ask_stop
 from cotenant.fleet.controller.leases import Leases
 from cotenant.fleet.controller.planners import FleetPlan, Planner, View
-from cotenant.fleet.controller.reports import Absorber
+from cotenant.fleet.controller.reports import ReportIngest
 from cotenant.fleet.controller.rounds import round_row
 from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.jobs import JobSpec
@@ -82,12 +82,12 @@ class Controller:
             self.lock.release()
             raise
         self.clock = FleetClock(self.store, options.monotonic_ns)
-        self.book = Book(self.store)
+        self.table = JobTable(self.store)
         self.counts = Counts()
-        self.absorber = Absorber(self.book, options.grace_s, self.counts)
+        self.ingest = ReportIngest(self.table, options.grace_s, self.counts)
         self.parks: dict[str, bool] = {}
         self.can_park = can_park
-        self.applier = Applier(self.book, self.absorber, options.folder, self.parks)
+        self.applier = Applier(self.table, self.ingest, options.folder, self.parks)
         self.nodes: dict[str, NodeSpec] = {}
         self.known: dict[str, NodeSpec] = {}  # every node seen by this controller
         self.node_ns: dict[str, int] = {}  # each node's monotonic clock, as last reported
@@ -114,14 +114,14 @@ class Controller:
 
     def submit(self, specs: list[JobSpec], arrivals_s: list[float] | None = None) -> list[str]:
         """Queue jobs; returns their ids when they are durable. `arrivals_s`: fleet times, None: now."""
-        if len(self.book.jobs) + len(specs) > MOST_QUEUED:
-            raise WorkError(f"the queue is full: it holds {len(self.book.jobs):,} jobs")
+        if len(self.table.jobs) + len(specs) > MOST_QUEUED:
+            raise WorkError(f"the queue is full: it holds {len(self.table.jobs):,} jobs")
         if self._draining_until is not None:
             raise WorkError("the fleet is being stopped")
         now_s = self.clock.now_s()
-        specs = admit(specs, self.book.jobs.values(), self.planner, self.known.values(), self.options.folder, now_s)
+        specs = admit(specs, self.table.jobs.values(), self.planner, self.known.values(), self.options.folder, now_s)
         arrivals = arrivals_s or [now_s] * len(specs)
-        jobs = self.book.add(zip(specs, (max(0.0, t) for t in arrivals), strict=True))
+        jobs = self.table.add(zip(specs, (max(0.0, t) for t in arrivals), strict=True))
         self._fill = self._fill or self.options.early
         return [job.id for job in jobs]
 
@@ -130,23 +130,23 @@ class Controller:
         job = self.find(job_id)
         now_s = self.clock.now_s()
         job.cancel, job.target = True, None
-        self.book.touch(job)
+        self.table.touch(job)
         if job.attempt is not None:
-            ask_stop(self.book, job, "cancel", now_s, self.absorber.grace_of(job), int(Reason.CANCELLED))
+            ask_stop(self.table, job, "cancel", now_s, self.ingest.grace_of(job), int(Reason.CANCELLED))
             state = "stopping"
         else:
             if not job.arrived:
                 self._arrive(job, now_s)
-            self.book.tell(now_s, job, Kind.REJECT, Reason.CANCELLED)
-            self.book.over_with(job, CANCELLED, now_s)
+            self.table.tell(now_s, job, Kind.REJECT, Reason.CANCELLED)
+            self.table.over_with(job, CANCELLED, now_s)
             state = CANCELLED
         if flush:
-            self.book.flush()
+            self.table.flush()
         return state
 
     def find(self, job_id: str) -> Job:
         """The unfinished job of that id. Raises InputError if there is none."""
-        job = self.book.jobs.get(job_id)
+        job = self.table.jobs.get(job_id)
         if job is None:
             found = self.store.rows("SELECT state FROM jobs WHERE id=?", (job_id,))
             why = f"job {job_id!r} is {found[0][0]} already" if found else f"there is no job {job_id!r}"
@@ -162,12 +162,12 @@ class Controller:
         """Checkpoint and stop every job, then end the loop; the jobs continue when the fleet is started again."""
         self._draining_until = self.options.monotonic_ns() / 1e9 + within_s
         now_s = self.clock.now_s()
-        for job in self.book.running():
-            grace_s = min(within_s, self.absorber.grace_of(job))
-            ask_stop(self.book, job, "shutdown", now_s, grace_s, int(Reason.TAKEN_DOWN))
-        for job in self.book.jobs.values():
+        for job in self.table.running():
+            grace_s = min(within_s, self.ingest.grace_of(job))
+            ask_stop(self.table, job, "shutdown", now_s, grace_s, int(Reason.TAKEN_DOWN))
+        for job in self.table.jobs.values():
             job.target = None
-        self.book.flush()
+        self.table.flush()
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -179,10 +179,10 @@ class Controller:
             while not self._stopping:
                 self._inbox.serve(self._patience_s())
                 self.step()
-                if self._draining_until is not None and (
-                    not self.book.running() or self.options.monotonic_ns() / 1e9 > self._draining_until + DRAIN_MARGIN_S
-                ):
-                    break
+                if self._draining_until is not None:
+                    late = self.options.monotonic_ns() / 1e9 > self._draining_until + DRAIN_MARGIN_S
+                    if late or not self.table.running():
+                        break
         finally:
             self.close()
 
@@ -201,10 +201,10 @@ class Controller:
     def _patience_s(self) -> float:
         if self.fault:
             return FAULT_PAUSE_S
-        if any(orders for name, orders in self.book.orders.items() if name in self.nodes):
+        if any(orders for name, orders in self.table.orders.items() if name in self.nodes):
             return 0.0
-        running = len(self.book.running())
-        open_ = bool(self.book.jobs)
+        running = len(self.table.running())
+        open_ = bool(self.table.jobs)
         poll_s = POLL_MANY_S if running > MANY else POLL_S
         wait_s = (self.options.poll_s or poll_s) if running else POLL_IDLE_S
         if self._fill:
@@ -226,7 +226,7 @@ class Controller:
                 if self._draining_until is None:
                     self.applier.start_ready(self.nodes, self.node_ns, self.leases, self.clock.now_s(),
                                              self._port)  # fmt: skip
-            self.book.flush()
+            self.table.flush()
             if self.fault:
                 LOG.info("the store can be written again")
             self.fault = ""
@@ -234,7 +234,7 @@ class Controller:
             if not self.fault:
                 LOG.error(f"{error}; running jobs continue, but no job is started or accepted until it can")
             self.fault = str(error)
-            self.book.load()
+            self.table.load()
 
     # -- observe ---------------------------------------------------------------------------------------------------
 
@@ -245,9 +245,9 @@ class Controller:
                 self.parks[name] = self.can_park(node)
                 self._fill = self._fill or self.options.early
             self.known[name] = node
-        orders = {name: list(self.book.orders.pop(name, [])) for name in self.nodes}
+        orders = {name: list(self.table.orders.pop(name, [])) for name in self.nodes}
         here: defaultdict[str, list[Job]] = defaultdict(list)
-        for job in self.book.running():
+        for job in self.table.running():
             for place in job.attempt.nodes if job.attempt else ():
                 here[place].append(job)
         now_s, may = self.clock.now_s(), self.store.may_extend
@@ -263,27 +263,27 @@ class Controller:
                 raise WorkError(f"node {name} follows a newer controller: this one stops")
             else:
                 self.node_ns[name] = answer["now_ns"]
-                self.absorber.answer(name, orders[name], answer, here[name], now_s)
+                self.ingest.answer(name, orders[name], answer, here[name], now_s)
         for name, jobs in here.items():
             if name not in self.nodes:
                 self._unreachable(name, jobs, now_s)
         # a crashed job starts a decision at once, even if other jobs wait for the next round
-        if self.absorber.failed or (self.absorber.freed and self.options.early):
+        if self.ingest.failed or (self.ingest.freed and self.options.early):
             self._fill = True
-        self.absorber.failed = self.absorber.freed = False
+        self.ingest.failed = self.ingest.freed = False
 
     def _unreachable(self, name: str, jobs: list[Job], now_s: float) -> None:
         """Handle jobs of an unresponsive node: they may still run there until all their leases have ended."""
         for job in jobs:
-            if self.leases.surely_over(name, self.absorber.grace_of(job), now_s):
-                self.absorber.lost_node(name, job, now_s)
+            if self.leases.surely_over(name, self.ingest.grace_of(job), now_s):
+                self.ingest.lost_node(name, job, now_s)
 
     # -- decide ----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Admit jobs whose arrival time has come; without early rounds, at the first round after it."""
         now_s = self.clock.now_s()
-        for job in self.book.jobs.values():
+        for job in self.table.jobs.values():
             if job.arrived:
                 continue
             if job.arrival_s > now_s:
@@ -293,33 +293,33 @@ class Controller:
 
     def _arrive(self, job: Job, at_s: float) -> None:
         job.arrived = True
-        self.book.tell(at_s, job, Kind.ARRIVE, Reason.NONE)
-        self.book.touch(job)
+        self.table.tell(at_s, job, Kind.ARRIVE, Reason.NONE)
+        self.table.touch(job)
 
     def _decide(self) -> None:
         now_s, lease_s = self.clock.now_s(), self.options.lease_s
-        held = self.absorber.held_until_s
+        held = self.ingest.held_until_s
         for job_id in [name for name, until_s in held.items() if until_s <= now_s]:
             del held[job_id]
             self._fill = True
         tick = int(now_s / lease_s + 1e-9)
         if tick >= self._next_tick:
             self._next_tick = tick + 1
-            if self.book.jobs:
+            if self.table.jobs:
                 self._round(tick * lease_s, early=False)
             self._fill = False
-        elif self._fill and not any(job.target is not None for job in self.book.jobs.values()):
+        elif self._fill and not any(job.target is not None for job in self.table.jobs.values()):
             self._fill = False
-            if self.book.waiting():
+            if self.table.waiting():
                 self._round(now_s, early=True)
 
     def _round(self, at_s: float, *, early: bool) -> None:
         if self._draining_until is not None:
             return
         now_s = self.clock.now_s()
-        held = self.absorber.held_until_s
+        held = self.ingest.held_until_s
         jobs = tuple(
-            j for j in self.book.jobs.values()
+            j for j in self.table.jobs.values()
             if j.arrived and not j.cancel and j.arrival_s <= (now_s if early else at_s + 1e-9)
             and j.id not in held
             and (j.attempt is None or all(node in self.nodes for node in j.attempt.nodes))
@@ -327,7 +327,7 @@ class Controller:
         pinned = frozenset(job.id for job in jobs if self._is_pinned(job, now_s))
         nodes = tuple(self.nodes[name] for name in sorted(self.nodes, key=by_number))
         mine = {job.id for job in jobs}
-        others = (job.attempt for job in self.book.running() if job.id not in mine)
+        others = (job.attempt for job in self.table.running() if job.id not in mine)
         kept = tuple(attempt.assignment for attempt in others if attempt is not None)
         view = View(at_s, nodes, jobs, early, pinned, kept)
         started = time.perf_counter()
@@ -358,8 +358,8 @@ class Controller:
         if early and not any(job.attempt is None and job.id in plan.assign for job in view.jobs):
             return
         self.applier.plan(plan, view.jobs, now_s, early=early)
-        for job in self.book.running():
-            self.book.touch(job)  # update its progress
+        for job in self.table.running():
+            self.table.touch(job)  # update its progress
         self.store.add_round(round_row(view, plan, self.counts.last_decision_s))
         self.clock.save()
 

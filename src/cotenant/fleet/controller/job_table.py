@@ -28,7 +28,7 @@ from cotenant.fleet.store.database import StoreError
 from cotenant.fleet.store.jobs import Event, Store
 
 
-class Book:
+class JobTable:
     """Unfinished jobs by id, in order of arrival. Change a job, then call `touch`; `flush` makes all changes durable or
     undoes all.
     """
@@ -144,7 +144,9 @@ def holds_gpus(attempt: Attempt) -> bool:
     return attempt.phase in (STARTING, UP, STOPPING) and not attempt.off
 
 
-def ask_stop(book: Book, job: Job, why: str, now_s: float, grace_s: float, reason: int = int(Reason.OUTRANKED)) -> None:
+def ask_stop(
+    table: JobTable, job: Job, why: str, now_s: float, grace_s: float, reason: int = int(Reason.OUTRANKED)
+) -> None:
     """Ask a job's attempt to stop; the order is sent once this is durable."""
     attempt = job.attempt
     if attempt is None or attempt.phase == ENDED:
@@ -156,8 +158,8 @@ def ask_stop(book: Book, job: Job, why: str, now_s: float, grace_s: float, reaso
     attempt.phase, attempt.stop_why = STOPPING, why
     attempt.stop_s = now_s if attempt.stop_s is None else attempt.stop_s
     job.target_reason = reason
-    book.touch(job)
+    table.touch(job)
     order = {"do": "stop", "attempt": job.attempt_id(), "why": why, "grace_s": grace_s}
     for node in attempt.nodes:
         if node not in attempt.ended:
-            book.orders[node].append(order)
+            table.orders[node].append(order)

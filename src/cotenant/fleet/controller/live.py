@@ -118,7 +118,7 @@ def rows(controller: Controller) -> list[Row]:
             gone = "" if name in controller.nodes else " (not reached)"
             row = {"node": name + gone, "index": index, "model": gpu.model, "memory_bytes": gpu.memory_bytes}
             found.append(("gpus", gpu.uuid, row))
-    for job in controller.book.running():
+    for job in controller.table.running():
         assert job.attempt is not None
         for place in job.attempt.assignment.places:
             for share in place.gpus:
@@ -184,21 +184,21 @@ def _decisions(controller: Controller) -> list[Row]:
 
 def exposition(controller: Controller) -> str:
     """The controller's metrics as text; called in its thread."""
-    status, book = answers.status(controller), controller.book
+    status, table = answers.status(controller), controller.table
     now_s = controller.clock.now_s()
     out = Exposition()
     out.declare(names.FLEET)
     states = Counter({"waiting": 0, **dict.fromkeys((STARTING, UP, STOPPING, PARKED, ENDED), 0)})
-    states.update("waiting" if job.attempt is None else job.attempt.phase for job in book.jobs.values())
+    states.update("waiting" if job.attempt is None else job.attempt.phase for job in table.jobs.values())
     for state, count in sorted(states.items()):
         out.add(names.FLEET_JOBS, count, state=state)
-    for state, count in sorted(book.over.items()):
+    for state, count in sorted(table.over.items()):
         out.add(names.FLEET_ENDED, count, state=state)
     for node in status["nodes"]:
         out.add(names.FLEET_GPUS, node["gpus"], node=node["name"])
         out.add(names.FLEET_HELD, node["gpus_held"], node=node["name"])
         out.add(names.FLEET_REACHABLE, int(node["reachable"]), node=node["name"])
-    waits = [now_s - job.arrival_s - job.attained_s for job in book.jobs.values() if job.attempt is None]
+    waits = [now_s - job.arrival_s - job.attained_s for job in table.jobs.values() if job.attempt is None]
     out.add(names.FLEET_LONGEST_WAIT, max([0.0, *waits]))
     out.histogram(names.FLEET_WAIT, controller.counts.waits)
     out.add(names.FLEET_ROUNDS, status["rounds"])

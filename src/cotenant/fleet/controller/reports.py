@@ -6,7 +6,7 @@ from typing import Any
 
 from cotenant.core.events import Kind, Reason
 from cotenant.fleet.controller.counts import Counts
-from cotenant.fleet.controller.job_table import Book, ask_stop
+from cotenant.fleet.controller.job_table import JobTable, ask_stop
 from cotenant.fleet.noderuntime import attempt as pages
 from cotenant.fleet.state import (
     CANCELLED,
@@ -27,13 +27,13 @@ from cotenant.training.contract import PREEMPTED_EXIT
 BACK_OFF_MOST_S = 60.0
 
 
-class Absorber:
+class ReportIngest:
     """Applies nodes' answers to the job table. `freed`: GPUs were released; `failed`: because a job failed or was
     lost.
     """
 
-    def __init__(self, book: Book, grace_s: float, counts: Counts) -> None:
-        self.book, self.grace_s, self.counts = book, grace_s, counts
+    def __init__(self, table: JobTable, grace_s: float, counts: Counts) -> None:
+        self.table, self.grace_s, self.counts = table, grace_s, counts
         self.freed = self.failed = False
         self.held_until_s: dict[str, float] = {}  # lost jobs are not restarted before this time
 
@@ -49,14 +49,14 @@ class Absorber:
         for report in answer["reports"]:
             name = report["attempt"]
             job_id, _, n = name.rpartition(".")
-            job = self.book.jobs.get(job_id)
+            job = self.table.jobs.get(job_id)
             if job is None or job.attempt is None or str(job.attempt.n) != n:
                 self._stranger(node, report, forget)
                 continue
             seen.add(job_id)
             self._report(node, job, job.attempt, report, answer["now_ns"], now_s)
         if forget:
-            self.book.orders[node].append({"do": "forget", "attempts": forget})
+            self.table.orders[node].append({"do": "forget", "attempts": forget})
         for job in here:
             attempt = job.attempt
             if attempt is not None and node in attempt.nodes and job.id not in seen and node not in attempt.ended:
@@ -70,12 +70,12 @@ class Absorber:
             forget.append(report["attempt"])
         elif report["phase"] != pages.STOPPING:
             order = {"do": "stop", "attempt": report["attempt"], "why": "cancel", "grace_s": 0.0}
-            self.book.orders[node].append(order)
+            self.table.orders[node].append(order)
 
     def _refused(self, node: str, order: dict[str, Any], error: str, now_s: float) -> None:
         """Handle a failed order."""
         job_id, _, n = str(order.get("attempt", "")).rpartition(".")
-        job = self.book.jobs.get(job_id)
+        job = self.table.jobs.get(job_id)
         if job is None or job.attempt is None or str(job.attempt.n) != n:
             return
         if order["do"] == "start":
@@ -84,7 +84,7 @@ class Absorber:
         elif order["do"] in ("park", "resume"):
             # a job that cannot be parked is stopped, one that cannot be resumed is restarted
             job.attempt.phase, job.attempt.stop_why = UP, ""
-            ask_stop(self.book, job, "preempt", now_s, self.grace_of(job), job.target_reason)
+            ask_stop(self.table, job, "preempt", now_s, self.grace_of(job), job.target_reason)
 
     def _report(
         self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], node_ns: int, now_s: float
@@ -109,14 +109,14 @@ class Absorber:
         elif report["phase"] == pages.STOPPING and attempt.phase in (STARTING, UP, PARKED):
             attempt.phase, attempt.stop_s = STOPPING, now_s  # the job's lease ended before it was extended
             attempt.stop_why = "lease"
-            self.book.touch(job)
+            self.table.touch(job)
         else:
             self._repeat(node, job, attempt, report, now_s)
         self._credit(job, attempt, now_s)
 
     def _repeat(self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], now_s: float) -> None:
         """Repeat orders that a node cannot have received because it or the controller was down."""
-        orders = self.book.orders[node]
+        orders = self.table.orders[node]
         if report["phase"] == pages.ENDED:
             return
         if attempt.phase == STOPPING and attempt.stop_why == "park":
@@ -136,15 +136,15 @@ class Absorber:
 
     def _parking(self, node: str, job: Job, attempt: Attempt, parked: bool, now_s: float) -> None:
         if not parked:  # the controller was killed between committing this and sending the order
-            self.book.orders[node].append({"do": "park", "attempt": job.attempt_id()})
+            self.table.orders[node].append({"do": "park", "attempt": job.attempt_id()})
             return
         attempt.off_on.add(node)
         if len(attempt.off_on) < len(attempt.nodes):
             return
         self._credit(job, attempt, now_s)
         attempt.phase, attempt.stop_why, attempt.stop_s, attempt.off = PARKED, "", None, True
-        self.book.tell(now_s, job, Kind.PREEMPT, job.target_reason)
-        self.book.touch(job)
+        self.table.tell(now_s, job, Kind.PREEMPT, job.target_reason)
+        self.table.touch(job)
 
     def _started(self, job: Job, attempt: Attempt, at_s: float) -> None:
         if attempt.phase == STARTING:
@@ -155,8 +155,8 @@ class Absorber:
             job.first_start_s = at_s
             self.counts.waits.observe(max(0.0, at_s - job.arrival_s))
         job.told = -1
-        self.book.tell(at_s, job, kind, job.target_reason, attempt.assignment)
-        self.book.touch(job)
+        self.table.tell(at_s, job, kind, job.target_reason, attempt.assignment)
+        self.table.touch(job)
 
     def _credit(self, job: Job, attempt: Attempt, now_s: float) -> None:
         """Add the run time since the last update."""
@@ -176,11 +176,11 @@ class Absorber:
         """The processes on one node have ended; the rest of a gang is stopped."""
         attempt.ended[node] = exit_
         attempt.ended_s = at_s if attempt.ended_s is None else max(attempt.ended_s, at_s)
-        self.book.touch(job)
+        self.table.touch(job)
         if len(attempt.ended) == len(attempt.nodes):
             self.conclude(job, attempt)
         elif exit_.get("code", 1) != 0 and not exit_.get("asked"):
-            ask_stop(self.book, job, "gang", at_s, min(5.0, self.grace_of(job)))
+            ask_stop(self.table, job, "gang", at_s, min(5.0, self.grace_of(job)))
 
     def lost_node(self, node: str, job: Job, now_s: float) -> None:
         """A node is gone and all leases ever granted there have ended."""
@@ -225,20 +225,20 @@ class Absorber:
 
     def _close(self, job: Job, state: str, end_s: float, kind: Kind, reason: Reason, was_up: bool) -> None:
         if kind != Kind.FINISH and was_up:
-            self.book.tell(end_s, job, Kind.PREEMPT, reason)
-        self.book.tell(end_s, job, kind, reason)
-        self.book.over_with(job, state, end_s)
+            self.table.tell(end_s, job, Kind.PREEMPT, reason)
+        self.table.tell(end_s, job, kind, reason)
+        self.table.over_with(job, state, end_s)
 
     def _again(self, job: Job, attempt: Attempt, end_s: float, reason: Reason, was_up: bool) -> None:
         """Requeue the job with the progress of its last checkpoint."""
         if was_up:
-            self.book.tell(end_s, job, Kind.PREEMPT, reason)
+            self.table.tell(end_s, job, Kind.PREEMPT, reason)
         if reason == Reason.LOST:
             job.target = None
         job.done = _saved(attempt)
         job.state = WAITING
         job.told = -1
-        self.book.touch(job)
+        self.table.touch(job)
         job.attempt = None
 
     def grace_of(self, job: Job) -> float:

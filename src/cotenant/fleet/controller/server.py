@@ -33,7 +33,7 @@ T = TypeVar("T")
 Known = Callable[[socket.socket, Lines], Awaitable[bool]]
 
 
-class Door:
+class Listener:
     """Accepts client connections for the controller on a unix socket and, with `port`, on 127.0.0.1 (0: any free
     port).
     """
@@ -45,7 +45,7 @@ class Door:
         self.port: int | None = None
         self._inode = 0
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="fleet door", daemon=True).start()
+        threading.Thread(target=self._loop.run_forever, name="fleet listener", daemon=True).start()
         self._servers: list[LineServer[Any]] = []
         try:
             if port is not None:
@@ -175,7 +175,7 @@ class Door:
                 found.append({"id": job, "state": self.controller.cancel(job, flush=False)})
             except InputError as error:
                 found.append({"id": job, "error": error.message, "field": error.field})
-        self.controller.book.flush()
+        self.controller.table.flush()
         return found
 
     def _op_explain(self, order: dict[str, Any]) -> dict[str, Any]:
