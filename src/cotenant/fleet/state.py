@@ -154,6 +154,10 @@ class Job:
         """Run time alone, as stated by its user."""
         return self.spec.duration_s
 
+    def grace_s(self, default_s: float) -> float:
+        """Seconds from a request to stop to SIGKILL. `default_s`: the fleet's, for a job that states none."""
+        return default_s if self.spec.grace_s is None else self.spec.grace_s
+
     def attempt_id(self) -> str:
         """Name of its current attempt, which is never reused."""
         assert self.attempt is not None

@@ -13,10 +13,9 @@ from cotenant.fleet.controller.gpuchoice import GpuChooser
 from cotenant.fleet.controller.job_table import JobTable, ask_stop, holds_gpus
 from cotenant.fleet.controller.leases import Leases
 from cotenant.fleet.controller.planners import FleetPlan
-from cotenant.fleet.controller.reports import ReportIngest, begun
 from cotenant.fleet.executors.base import job_folder
 from cotenant.fleet.nodes import NodeSpec
-from cotenant.fleet.state import PARKED, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
+from cotenant.fleet.state import PARKED, RUNNING, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
 
 EPSILON = 1e-6
 MOST_STARTS = 64  # most starts per step: hundreds at once would delay everything else
@@ -25,8 +24,8 @@ MOST_STARTS = 64  # most starts per step: hundreds at once would delay everythin
 class Applier:
     """Applies plans as far as GPUs are free; jobs that must wait keep their target until the next plan."""
 
-    def __init__(self, table: JobTable, ingest: ReportIngest, folder: Path, parks: Mapping[str, bool]) -> None:
-        self.table, self.ingest, self.folder, self.parks = table, ingest, folder, parks
+    def __init__(self, table: JobTable, grace_s: float, folder: Path, parks: Mapping[str, bool]) -> None:
+        self.table, self.grace_s, self.folder, self.parks = table, grace_s, folder, parks
 
     # -- a new plan ------------------------------------------------------------------------------------------------
 
@@ -59,7 +58,7 @@ class Applier:
         elif not target.same_gpus(attempt.assignment):
             job.target = target
             reason = int(plan.reasons.get(job.id, Reason.REPLACED))
-            ask_stop(self.table, job, "move", now_s, self.ingest.grace_of(job), reason)
+            ask_stop(self.table, job, "move", now_s, job.grace_s(self.grace_s), reason)
         elif attempt.phase == PARKED:
             job.target = target  # the parked job resumes when its GPUs are free
         elif _amounts(target) != _amounts(attempt.assignment):
@@ -71,7 +70,7 @@ class Applier:
             return
         can = attempt.phase == UP and attempt.progress is None and all(self.parks.get(n) for n in attempt.nodes)
         if not can:
-            ask_stop(self.table, job, "preempt", now_s, self.ingest.grace_of(job), int(reason))
+            ask_stop(self.table, job, "preempt", now_s, job.grace_s(self.grace_s), int(reason))
             return
         # the job holds its GPUs until the agent has evicted its memory
         attempt.phase, attempt.stop_why, attempt.stop_s = STOPPING, "park", now_s
@@ -136,7 +135,7 @@ class Applier:
     def _start(self, job: Job, target: Assignment, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int],
                leases: Leases, now_s: float, port: int) -> None:  # fmt: skip
         attempt = Attempt(job.n, target, STARTING, created_s=now_s, port=port)
-        begun(job, attempt)
+        job.attempt, job.n, job.state, job.target = attempt, attempt.n + 1, RUNNING, None
         self.table.touch(job)
         world, first = _processes(job, target), 0
         address = nodes[target.places[0].node].address
@@ -156,7 +155,7 @@ class Applier:
                 "cpus": place.cpus,
                 "memory_bytes": place.memory_bytes,
                 "until_ns": clocks_ns[place.node] + round(leases.keep_s * 1e9),
-                "grace_s": self.ingest.grace_of(job),
+                "grace_s": job.grace_s(self.grace_s),
                 "ranks": [
                     {
                         "rank": first + k,

@@ -87,7 +87,7 @@ class Controller:
         self.ingest = ReportIngest(self.table, options.grace_s, self.counts)
         self.parks: dict[str, bool] = {}
         self.can_park = can_park
-        self.applier = Applier(self.table, self.ingest, options.folder, self.parks)
+        self.applier = Applier(self.table, options.grace_s, options.folder, self.parks)
         self.nodes: dict[str, NodeSpec] = {}
         self.known: dict[str, NodeSpec] = {}  # every node seen by this controller
         self.node_ns: dict[str, int] = {}  # each node's monotonic clock, as last reported
@@ -132,7 +132,7 @@ class Controller:
         job.cancel, job.target = True, None
         self.table.touch(job)
         if job.attempt is not None:
-            ask_stop(self.table, job, "cancel", now_s, self.ingest.grace_of(job), int(Reason.CANCELLED))
+            ask_stop(self.table, job, "cancel", now_s, job.grace_s(self.options.grace_s), int(Reason.CANCELLED))
             state = "stopping"
         else:
             if not job.arrived:
@@ -163,7 +163,7 @@ class Controller:
         self._draining_until = self.options.monotonic_ns() / 1e9 + within_s
         now_s = self.clock.now_s()
         for job in self.table.running():
-            grace_s = min(within_s, self.ingest.grace_of(job))
+            grace_s = min(within_s, job.grace_s(self.options.grace_s))
             ask_stop(self.table, job, "shutdown", now_s, grace_s, int(Reason.TAKEN_DOWN))
         for job in self.table.jobs.values():
             job.target = None
@@ -275,7 +275,7 @@ class Controller:
     def _unreachable(self, name: str, jobs: list[Job], now_s: float) -> None:
         """Handle jobs of an unresponsive node: they may still run there until all their leases have ended."""
         for job in jobs:
-            if self.leases.surely_over(name, self.ingest.grace_of(job), now_s):
+            if self.leases.surely_over(name, job.grace_s(self.options.grace_s), now_s):
                 self.ingest.lost_node(name, job, now_s)
 
     # -- decide ----------------------------------------------------------------------------------------------------

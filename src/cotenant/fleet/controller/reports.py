@@ -14,7 +14,6 @@ from cotenant.fleet.state import (
     FAILED,
     FINISHED,
     PARKED,
-    RUNNING,
     STARTING,
     STOPPING,
     UP,
@@ -84,7 +83,7 @@ class ReportIngest:
         elif order["do"] in ("park", "resume"):
             # a job that cannot be parked is stopped, one that cannot be resumed is restarted
             job.attempt.phase, job.attempt.stop_why = UP, ""
-            ask_stop(self.table, job, "preempt", now_s, self.grace_of(job), job.target_reason)
+            ask_stop(self.table, job, "preempt", now_s, job.grace_s(self.grace_s), job.target_reason)
 
     def _report(
         self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], node_ns: int, now_s: float
@@ -122,7 +121,7 @@ class ReportIngest:
         if attempt.phase == STOPPING and attempt.stop_why == "park":
             self._parking(node, job, attempt, bool(report["parked"]), now_s)
         elif attempt.phase == STOPPING and not report["stop"]:
-            why, grace_s = attempt.stop_why, self.grace_of(job)
+            why, grace_s = attempt.stop_why, job.grace_s(self.grace_s)
             orders.append({"do": "stop", "attempt": job.attempt_id(), "why": why, "grace_s": grace_s})
         elif attempt.phase == UP and report["parked"]:
             orders.append({"do": "resume", "attempt": job.attempt_id()})
@@ -180,7 +179,7 @@ class ReportIngest:
         if len(attempt.ended) == len(attempt.nodes):
             self.conclude(job, attempt)
         elif exit_.get("code", 1) != 0 and not exit_.get("asked"):
-            ask_stop(self.table, job, "gang", at_s, min(5.0, self.grace_of(job)))
+            ask_stop(self.table, job, "gang", at_s, min(5.0, job.grace_s(self.grace_s)))
 
     def lost_node(self, node: str, job: Job, now_s: float) -> None:
         """A node is gone and all leases ever granted there have ended."""
@@ -241,10 +240,6 @@ class ReportIngest:
         self.table.touch(job)
         job.attempt = None
 
-    def grace_of(self, job: Job) -> float:
-        """Grace time of a job in seconds."""
-        return self.grace_s if job.spec.grace_s is None else job.spec.grace_s
-
 
 def _decisive(attempt: Attempt) -> dict[str, Any]:
     """The exit that decides: an unrequested failure, then a loss, then any nonzero exit, then any."""
@@ -267,9 +262,3 @@ def _saved(attempt: Attempt) -> float:
     if isinstance(step, int) and isinstance(total, int) and total > 0:
         return min(1.0, step / total)
     return 0.0
-
-
-def begun(job: Job, attempt: Attempt) -> None:
-    """Set a job's new attempt."""
-    job.attempt, job.n, job.state = attempt, attempt.n + 1, RUNNING
-    job.target = None
