@@ -266,7 +266,7 @@ def test_a_divided_gpu_is_held_as_long_as_the_pod_of_its_claim(
     node.api.store["/version"] = {"major": "1", "minor": "36"}
     settings = NodeSettings(
         "node-a", node.agent.folder, node.kubelet.plugins, node.kubelet.resources / "kubelet.sock",
-        slices=lambda: pieces, list_every_s=0.0, claims=ClaimSettings("node-a"),
+        slices=lambda before: pieces, list_every_s=0.0, claims=ClaimSettings("node-a"),
     )  # fmt: skip
     plugin = NodePlugin(settings, PluginState(Inventory()), KubeApi(node.api.url))
 

@@ -46,7 +46,7 @@ def node(make_node: Callable[..., Node], world: World, monkeypatch: pytest.Monke
     found = make_node(gpus=2)
     settings = NodeSettings(
         "node-a", found.agent.folder, found.kubelet.plugins, found.kubelet.resources / "kubelet.sock",
-        faults=lambda rows: world.faults, slices=lambda: world.slices, list_every_s=1.0,
+        faults=lambda rows: world.faults, slices=lambda before: world.slices, list_every_s=1.0,
     )  # fmt: skip
     plugin = NodePlugin(settings, PluginState(Inventory(), one_gpu=False), KubeApi(found.api.url))
     thread = threading.Thread(target=plugin.run, daemon=True)
@@ -104,6 +104,11 @@ class Answers(StandIn):
         self.fail("NOT_FOUND")
         raise AssertionError
 
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
+        if self.cards[handle].uuid in self.lost:
+            self.fail("GPU_IS_LOST")
+        return super().nvmlDeviceGetMigMode(handle)
+
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> object:  # noqa: N802
         if self.cards[handle].uuid in self.lost:
             self.fail("GPU_IS_LOST")
@@ -147,6 +152,27 @@ def test_slices_as_nvml_lists_them(nvml: Answers) -> None:
     assert Counter(piece.resource.rpartition("-")[2] for piece in found) == {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}
     assert {piece.gpu for piece in found} == {card.uuid}
     assert len({piece.uuid for piece in found}) == 4
+
+
+def test_a_gpu_that_is_lost_keeps_its_slices_out_of_use(nvml: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them it would be offered in shares, and the slices of the other GPU must stay."""
+    from cotenant.devices import mig
+    from cotenant.devices.nvml import Nvml
+
+    first, second = (card.uuid for card in nvml.cards)
+    with Nvml() as session:
+        for uuid in (first, second):
+            mig.apply(session, uuid, "7")
+    before = inventory.mig_slices()
+    assert [(piece.gpu, piece.fault) for piece in before] == [(first, ""), (second, "")]
+    nvml.lost = (second,)
+    after = inventory.mig_slices(before)
+    assert [piece.uuid for piece in after] == [piece.uuid for piece in before]
+    assert [bool(piece.fault) for piece in after] == [False, True]
+    nvml.lost = ()
+    assert inventory.mig_slices(after) == before
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCount", lambda: nvml.fail("UNKNOWN"))
+    assert all(piece.fault for piece in inventory.mig_slices(before))
 
 
 def test_devices_are_named_after_their_gpu() -> None:

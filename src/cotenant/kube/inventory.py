@@ -115,16 +115,29 @@ def nvml_faults(rows: Iterable[Mapping[str, Any]]) -> Faults:
     return {uuid: why for kind, mine in uuids.items() for uuid, why in device(kind).faults(mine).items()}
 
 
-def mig_slices() -> list[MigSlice]:
-    """Existing MIG instances; none without NVML."""
+def mig_slices(before: Iterable[MigSlice] = ()) -> list[MigSlice]:
+    """Existing MIG instances; none without NVML. `before`: those of the last call, of which a GPU that cannot be read
+    now keeps its own, with the fault: it must not be offered in shares.
+    """
+    known, found = list(before), []
     try:
         from cotenant.devices import mig
         from cotenant.devices.nvml import Nvml
 
         with Nvml() as nvml:
-            table = mig.export(nvml)
-    except (ImportError, WorkError):
+            for gpu in nvml.devices():
+                try:
+                    found += _instances(mig.export(nvml, gpu.uuid))
+                except WorkError as error:
+                    found += [dataclasses.replace(one, fault=str(error)) for one in known if one.gpu == gpu.uuid]
+    except ImportError:
         return []
+    except WorkError as error:
+        return [dataclasses.replace(one, fault=str(error)) for one in known]
+    return found
+
+
+def _instances(table: Mapping[str, Any]) -> list[MigSlice]:
     return [
         MigSlice(
             instance["uuid"], names.MIG_PREFIX + str(instance["profile"]).replace("+", "."), gpu["uuid"], gpu["index"]

@@ -43,7 +43,7 @@ class NodeSettings:
     pod_resources: Path = Path(str(names.POD_RESOURCES)) / KUBELET_SOCKET
     whole: tuple[str, ...] = ()
     faults: FaultSource = nvml_faults
-    slices: Callable[[], Iterable[MigSlice]] = mig_slices
+    slices: Callable[[Iterable[MigSlice]], Iterable[MigSlice]] = mig_slices
     processes: Callable[[Iterable[str]], GpuProcesses] = nvml_processes
     list_every_s: float = LIST_EVERY_S
     claims: ClaimSettings | None = None  # place pods by claims instead of units
@@ -136,7 +136,7 @@ class NodePlugin:
         if due:
             self._health_s = time.monotonic()
             self._faults = dict(self.settings.faults(status["gpus"]))
-            self._slices = list(self.settings.slices())
+            self._slices = list(self.settings.slices(self._slices))
         in_mig = {piece.gpu for piece in self._slices}
         gpus = [g for g in gpus_of(status, self.settings.whole, self._faults) if g.uuid not in in_mig]
         there = gpus_of(status, (), {})
