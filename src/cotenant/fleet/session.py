@@ -75,7 +75,6 @@ class FleetOptions:
     http: str | None = None  # HOST:PORT of the live page and the metrics
     http_token: str | None = None
     autostart: bool = True
-    poll_s: float | None = None
 
 
 def node_specs(options: FleetOptions) -> tuple[NodeSpec, ...]:
@@ -125,9 +124,7 @@ class Fleet:
         shared = options.profiles if isinstance(options.profiles, Profiles) else load_profiles(options.profiles)
         self.profiles = ProfileBook(shared, options.default_profile)
         self.planner: Planner = options.planner or JobPlanner(options.policy, self.profiles, options.lease_s)
-        settings = ControllerOptions(
-            options.folder, options.lease_s, options.keep_s, options.grace_s, options.early, options.poll_s
-        )
+        settings = ControllerOptions(options.folder, options.lease_s, options.keep_s, options.grace_s, options.early)
         if options.store is not None:
             keep_store_url(options.folder, options.store)
         lock = take_lock(options.folder, waiting)  # taken before anything is started on the nodes

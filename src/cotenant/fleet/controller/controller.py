@@ -60,7 +60,6 @@ class ControllerOptions:
     keep_s: float = 120.0
     grace_s: float = 30.0
     early: bool = True
-    poll_s: float | None = None
     monotonic_ns: Callable[[], int] = time.monotonic_ns
 
 
@@ -205,8 +204,7 @@ class Controller:
             return 0.0
         running = len(self.table.running())
         open_ = bool(self.table.jobs)
-        poll_s = POLL_MANY_S if running > MANY else POLL_S
-        wait_s = (self.options.poll_s or poll_s) if running else POLL_IDLE_S
+        wait_s = (POLL_MANY_S if running > MANY else POLL_S) if running else POLL_IDLE_S
         if self._fill:
             wait_s = min(wait_s, 0.02)
         if self.clock.runs and open_:
