@@ -1,6 +1,6 @@
-"""State machine of one GPU under MISO: its jobs with their slices, or the progress of its measurement under MPS. Pure.
+"""State machine of one GPU under MISO: its jobs with their slices, or the progress of its measurement under MPS.
 
-Input: events (arrivals, departures, numbers of steps). Output: what each job should have now.
+Input: events (arrivals, departures, numbers of steps) with their times. Output: what each job should have now.
 """
 
 from __future__ import annotations

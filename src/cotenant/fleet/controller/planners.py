@@ -1,4 +1,4 @@
-"""Planners: from the controller's view to jobs on GPUs. Pure."""
+"""Planners: from the controller's view to jobs on GPUs. They have no clock and send no orders."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Planner(Protocol):
     """A policy for the fleet."""
 
     def plan(self, view: View) -> FleetPlan:
-        """The complete plan for this moment. The same view gives the same plan."""
+        """The complete plan for this moment. It may depend on earlier views, as that of measurements does."""
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
         """Raise InputError if such a job could never be planned on these nodes."""
