@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from agent_harness import AgentProcess, declare
+from waiting import wait_for
 
 from cotenant.agent.config.file_watch import FileWatch
 from cotenant.agent.config.files import parse_gemini
@@ -182,3 +184,29 @@ def test_a_change_is_seen_however_it_comes(tmp_path: Path) -> None:
     (tmp_path / "data.new").symlink_to("v2")
     os.replace(tmp_path / "data.new", tmp_path / "data")
     assert watch.changed()
+
+
+def test_an_agent_starts_with_what_fits_and_names_the_rest(short_folder: Path) -> None:
+    """Written for two GPUs, of which one is gone at the second start."""
+    tenants = "tenants:\n- {name: a, request: 60%}\n- {name: b, request: 60%}\n"
+    rest = "- {name: c, request: 10%}\n- {name: d, gpus: [1]}\n"
+    agent = AgentProcess(short_folder, config=declare(short_folder, tenants + rest), gpus=2)
+    try:
+        assert [row["name"] for row in agent.call("list")["tenants"]] == ["a", "b", "c", "d"]
+        assert agent.call("status")["config_fault"] == ""
+        agent.close()
+        agent.arguments[3] = "1"
+        agent.start()
+        assert [row["name"] for row in agent.call("list")["tenants"]] == ["a", "c"]
+        fault = agent.call("status")["config_fault"]
+        for sentence in ("field tenant b: GPU 0 (Test GPU) has 30% left to promise; b asks for 60%; it is left out",
+                         "field tenant d: "):  # fmt: skip
+            assert sentence in fault
+            assert sentence in agent.said()
+        with agent.client() as launcher, pytest.raises(InputError, match=r"leaves it out: GPU 0 .* has 30% left"):
+            launcher.call("register", tenant={"name": "b"})
+        declare(short_folder, tenants.replace("60%", "45%"))
+        wait_for(lambda: agent.call("status")["config_fault"] == "", what="the mended file is in force")
+        assert agent.tenant("b")["request"] == 0.45
+    finally:
+        agent.close()

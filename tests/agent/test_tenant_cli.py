@@ -132,10 +132,7 @@ def test_without_an_agent_each_verb_says_how_to_start_one(tmp_path: Path) -> Non
 
 
 def test_wrong_agent_settings(tmp_path: Path) -> None:
-    bad = tmp_path / "agent.yaml"
-    bad.write_text("tenants:\n  - {name: a, request: 60%}\n  - {name: b, request: 60%}\n")
     where = ("--dir", str(tmp_path / "run"), "--gpus", "soft")
-    assert "field tenant b: GPU 0" in cotenant("agent", *where, "--config", str(bad), code=2)
     assert "'fair'" in cotenant("agent", *where, "--discipline", "fair", code=2)
     assert "quota" in cotenant("agent", *where, "--quota", "20s", "--window", "10s", code=2)
     assert "is not an octal mode" in cotenant("agent", *where, "--socket-mode", "rw", code=2)

@@ -45,7 +45,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
 
     console = Console()
     if answer["agent"]["config_fault"]:
-        console.print(f"[red]the configuration file was rejected: {answer['agent']['config_fault']}[/red]")
+        console.print(f"[red]the configuration is not in force in full: {answer['agent']['config_fault']}[/red]")
     _print_parked(console, answer)
     index = {gpu["uuid"]: gpu["index"] for gpu in answer["agent"]["gpus"]}
     for row in answer["agent"]["unseen"]:

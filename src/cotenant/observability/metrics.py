@@ -32,7 +32,7 @@ AGENT_TURNS = Metric("cotenant_agent_turns_total", "counter", "Turns that have e
 AGENT_CONFIG_FAULT = Metric(
     "cotenant_agent_config_fault",
     "gauge",
-    "1 while the configuration file is invalid and the last valid one is in effect.",
+    "1 while the configuration file, or part of it, is not in effect.",
 )
 TURN_SECONDS = Metric("cotenant_turn_seconds", "histogram", "Duration of turns.", ("gpu",), TURN_BUCKETS_S)
 TURN_WAIT = Metric(

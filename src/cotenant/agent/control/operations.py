@@ -126,6 +126,11 @@ class Operations:
                 )
             if order.get("join"):  # otherwise a misspelt name would become a new tenant without limits
                 self._find({"name": spec.name})
+            if (why := self._rows.in_force.left_out.get(spec.name)) is not None:
+                # as a tenant of the command line it would have none of the limits of its declaration
+                raise InputError(
+                    f"{spec.name} is declared in the agent's configuration, which leaves it out: {why}", field="--name"
+                )
             if not caller.trusted:
                 raise InputError(
                     f"user {caller.peer.uid} may only start tenants declared in the agent's configuration, and "

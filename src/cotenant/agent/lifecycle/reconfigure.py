@@ -44,12 +44,22 @@ class Reconfigure:
         self._broker, self._floors, self._copies, self._save = broker, floors, copies, save
 
     def admit_declared(self) -> None:
-        """Admit the tenants of the configuration, or change existing ones. InputError names the tenant."""
+        """Admit the tenants of the configuration, or change existing ones. What does not fit is left out and reported:
+        the machine may have lost a GPU since the file was written, and the others must not wait for that.
+        """
+        left_out: dict[str, str] = {}
+        faults = []
         for spec in self._in_force.config.tenants:
             try:
                 self._declare(spec, os.geteuid() if spec.uid is None else spec.uid)
             except InputError as error:
-                raise InputError(error.message, file=self._source, field=f"tenant {spec.name}") from None
+                outcome = "it keeps the share that it has"
+                if spec.name not in self._registry.tenants:
+                    left_out[spec.name], outcome = error.message, "it is left out"
+                fault = InputError(f"{error.message}; {outcome}", file=self._source, field=f"tenant {spec.name}")
+                LOG.warning(str(fault))
+                faults.append(str(fault))
+        self._in_force.left_out, self._in_force.fault = left_out, "; ".join(faults)
         self._save()
 
     def _declare(self, spec: TenantSpec, uid: int) -> None:
@@ -79,7 +89,7 @@ class Reconfigure:
             self._in_force.fault = str(error)
             LOG.error(f"the new configuration was rejected: {error}")
             return
-        self._in_force.config, self._in_force.fault = config, ""
+        self._in_force.config = config
         self._floors.configure(config.colocation)
         self._copies.configure(config.copies)
         self._broker.configure(config.quota, config.inflight_ns)
@@ -92,13 +102,8 @@ class Reconfigure:
             if tenant.declared and tenant.name not in listed:
                 tenant.declared = False
                 self._lives.give_up(tenant)
-        try:
-            self.admit_declared()
-        except InputError as error:
-            self._in_force.fault = str(error)
-            LOG.warning(f"the new configuration was applied only in part: {error}")
-            return
-        LOG.info(f"configuration applied: {len(config.tenants)} tenants")
+        self.admit_declared()
+        LOG.info(f"configuration applied: {len(config.tenants) - len(self._in_force.left_out)} tenants")
 
     def _check_requests(self, config: AgentConfig) -> None:
         listed = {spec.name for spec in config.tenants}
