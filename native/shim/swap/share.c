@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -107,7 +107,7 @@ static bool start_server(void) /* with export_lock */
     struct sockaddr_un address;
     if (listener >= 0)
         return true;
-    if (getrandom(&own_process, sizeof own_process, 0) != (ssize_t)sizeof own_process)
+    if (syscall(SYS_getrandom, &own_process, sizeof own_process, 0) != (long)sizeof own_process) /* glibc has it from 2.25 */
         return false;
     socklen_t length = cot_share_name(own_process, &address);
     int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
