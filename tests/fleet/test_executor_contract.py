@@ -323,17 +323,6 @@ def test_a_job_over_its_memory_is_ended_and_that_is_said(tmp_path: Path) -> None
     assert exit_["code"] == 137
 
 
-def test_without_a_cgroup_the_runner_watches_memory_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cotenant.fleet.noderuntime import limits
-
-    held = bytearray(64 << 20)
-    held[::4096] = b"x" * len(held[::4096])
-    assert limits.own_memory_bytes([os.getpid()]) > 64 << 20
-    assert limits.own_memory_bytes([2**22 + 1]) == 0
-    monkeypatch.setattr(limits, "V2", tmp_path)
-    assert limits.make_cgroup("none") is None
-
-
 def test_cores_are_pinned_and_no_core_is_given_twice(tmp_path: Path) -> None:
     cores = tuple(sorted(os.sched_getaffinity(0)))
     if len(cores) < 2:
