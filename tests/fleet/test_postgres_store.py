@@ -78,11 +78,29 @@ def test_a_folder_with_jobs_of_its_own_is_not_given_another_store(tmp_path: Path
         keep_store_url(tmp_path, "postgresql://nowhere/x")
 
 
+def test_a_folder_is_not_silently_given_the_store_of_another_fleet(tmp_path: Path) -> None:
+    keep_store_url(tmp_path, "postgresql://fleet:secret@db/a")
+    keep_store_url(tmp_path, "postgresql://fleet:changed@db/a")
+    assert (tmp_path / "store").read_text() == "postgresql://fleet:changed@db/a\n", "the same store"
+    with pytest.raises(InputError) as refused:
+        keep_store_url(tmp_path, "postgresql://db/b?user=fleet&password=secret")
+    assert refused.value.message == (
+        f"postgresql://db/b?user=fleet is not the store of the fleet in {tmp_path}, which is postgresql://fleet@db/a: "
+        f"use another folder, or remove {tmp_path / 'store'} to leave the old store's jobs behind"
+    )
+    assert (tmp_path / "store").read_text() == "postgresql://fleet:changed@db/a\n"
+    (tmp_path / "store").unlink()
+    keep_store_url(tmp_path, "postgresql://db/b")
+    (tmp_path / "store").write_text("")
+    keep_store_url(tmp_path, "postgresql://db/c")  # an empty file names no store
+
+
 def test_a_store_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     keep_store_url(tmp_path, "postgresql://fleet@127.0.0.1:1/x")
     with pytest.raises(WorkError, match="the store cannot be reached: connection"):
         take_lock(tmp_path)
+    (tmp_path / "store").unlink()
     keep_store_url(tmp_path, "no url at all")
     with pytest.raises((InputError, WorkError), match="the store cannot be"):
         take_lock(tmp_path)

@@ -103,7 +103,7 @@ def test_a_folder_without_a_fleet_has_no_record(tmp_path: Path) -> None:
 
 def test_the_name_of_a_store_is_written_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that is killed meanwhile leaves the old one: with none, another database would be the store."""
-    keep_store_url(tmp_path, "postgresql://one/fleet")
+    keep_store_url(tmp_path, "postgresql://fleet:one@db/fleet")
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -111,8 +111,8 @@ def test_the_name_of_a_store_is_written_in_one_step(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", killed)
         with pytest.raises(KeyboardInterrupt):
-            keep_store_url(tmp_path, "postgresql://two/fleet")
-    assert store_url(tmp_path) == "postgresql://one/fleet"
+            keep_store_url(tmp_path, "postgresql://fleet:two@db/fleet")
+    assert store_url(tmp_path) == "postgresql://fleet:one@db/fleet"
     (tmp_path / "store").write_text("")
     with pytest.raises(WorkError, match="is empty"):
         store_url(tmp_path)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from cotenant.core.errors import WorkError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.core.folders import STORE_URL
 from cotenant.fleet.jobs import JobSpec, spec_from_dict
 from cotenant.fleet.state import ENDED, OVER, Assignment, Attempt, Job, assignment_from_dict
@@ -120,11 +121,20 @@ def store_url(folder: Path) -> str | None:
 
 
 def keep_store_url(folder: Path, url: str) -> None:
-    """Configure the fleet in `folder` to use the store at `url`. Raises WorkError if the folder already contains
-    jobs.
+    """Configure the fleet in `folder` to use the store at `url`. Raises WorkError if the folder already contains jobs,
+    InputError if it names another store.
     """
     if (folder / DB_FILE).exists():
         raise WorkError(f"{folder / DB_FILE} contains this fleet's jobs, which would be lost; use another folder")
+    kept, before = folder / STORE_URL, None
+    if kept.is_file() and kept.stat().st_size > 1:  # an empty file names no store
+        before = store_url(folder)
+    if before is not None and _shown(before) != _shown(url):  # a changed password leads to the same store
+        raise InputError(
+            f"{_shown(url)} is not the store of the fleet in {folder}, which is {_shown(before)}: use another folder, "
+            f"or remove {kept} to leave the old store's jobs behind",
+            field="store",
+        )
     part = folder / f".{STORE_URL}.{os.getpid()}"
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -136,6 +146,12 @@ def keep_store_url(folder: Path, url: str) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise WorkError(f"{folder / STORE_URL}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+
+def _shown(url: str) -> str:
+    """The URL of a store for a message: without its password."""
+    secret = r"(//[^:/@]*):[^/?]*@|[&\s]?\bpassword=(?:'[^']*'|[^&\s]*)"
+    return re.sub(secret, lambda found: f"{found[1]}@" if found[1] else "", url)
 
 
 def open_database(folder: Path, *, read_only: bool = False) -> Database:
