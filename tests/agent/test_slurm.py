@@ -205,7 +205,8 @@ def test_stop_releases_a_job_that_is_over_and_says_why_it_does_not(agent: HeldAg
         ("cotenant-request=30%", "does not begin with cotenant:"),
         ("limit=60% cotenant:request=30%", "'cotenant:request=30%' ends at a space"),
         ("cotenant:memory=1e300GiB", "'1e300GiB' is not a finite number"),
-        ("cotenant:memory=64GiB", "has 8.00 GiB of memory left to promise"),
+        ("cotenant:memory=64GiB", "--comment memory=: GPU 0 (Test GPU) has 8.00 GiB of memory left to promise"),
+        ("cotenant:memory=1GiB,enforce-memory=driver", "--comment enforce-memory=: the memory of slurm-4711 must be"),
     ],
 )
 def test_a_wrong_request_ends_the_jobs_tasks_and_not_the_node(agent: HeldAgent, comment: str, sentence: str) -> None:
@@ -216,6 +217,11 @@ def test_a_wrong_request_ends_the_jobs_tasks_and_not_the_node(agent: HeldAgent, 
     assert sentence in str(refused.value)
     end(JOB, agent.folder)
     assert not list(agent.folder.glob("*.job"))
+
+
+def test_a_refusal_names_no_option_where_slurm_made_the_choice(agent: HeldAgent) -> None:
+    said = start(ASKS | {"SLURM_JOB_GPUS": "7"}, agent.folder)
+    assert said.startswith("slurm-4711 gets no share: this agent has no GPU '7'"), said
 
 
 @pytest.mark.parametrize(
@@ -279,7 +285,7 @@ def test_a_users_own_python_does_not_get_into_the_task_prolog(agent: HeldAgent, 
     theirs = {"PYTHONPATH": str(tmp_path / "users"), "PYTHONHOME": "/nowhere", "PYTHONSTARTUP": "/nowhere"}
     done = run("task_prolog.sh", JOB, **theirs)
     assert done.returncode == 2, done.stderr
-    assert done.stdout.startswith("print cotenant: --memory: GPU 0")
+    assert done.stdout.startswith("print cotenant: --comment memory=: GPU 0")
 
 
 def test_a_job_that_never_ran_is_let_go_in_the_end() -> None:

@@ -132,10 +132,19 @@ def start(environment: Mapping[str, str], folder: Path) -> str:
             row = client.call("hold", tenant=spec_to_dict(spec), uid=uid, **_place(environment))
             said = f"{row['name']} has {row['request']:.0%} of {', '.join(row['gpus'])}"
     except InputError as error:
-        refused, said = str(error), f"{job_name(environment)} gets no share: {error}"
+        refused = str(_as_written(error))
+        said = f"{job_name(environment)} gets no share: {refused}"
         _let_go(environment, folder)  # held by an earlier run of a requeued job
     _leave_word(path, refused)
     return said
+
+
+def _as_written(error: InputError) -> InputError:
+    """A refusal of the agent with the key of the comment in place of an option, which the user has not written."""
+    if error.field is None or error.field == FIELD:
+        return error
+    key = error.field.removeprefix("--")
+    return InputError(error.message, field=f"{FIELD} {key}=" if key in KEYS else None)
 
 
 def _leave_word(path: Path, text: str) -> None:
