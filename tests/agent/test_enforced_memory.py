@@ -71,12 +71,13 @@ def test_a_group_that_cannot_be_limited_refuses_the_program_or_warns(
 ) -> None:
     monkeypatch.delenv("COTENANT_SOFTGPU_CGROUPS", raising=False)
     mine, said = limits(tmp_path, BEST)
-    with pytest.raises(InputError, match="which is not possible: this system has no control groups"):
+    with pytest.raises(InputError, match="which is not possible: the driver of GPU 3 has no limits for control groups"):
         mine.begin(tenant("driver"), os.getpid())
     assert said == []
     mine.begin(tenant("shim"), os.getpid())
     assert said == [
-        "its memory is limited only by the shim in its processes, because this system has no control groups"
+        "its memory is limited only by the shim in its processes, because the driver of GPU 3 has no limits for "
+        "control groups"
     ]
 
 

@@ -137,3 +137,29 @@ def test_the_kernels_dmem_controller_is_passed_down(kernel):
     delegate_down(groups, leaf, "dmem")
     groups.create(leaf)
     assert {"dmem.max", "dmem.min", "dmem.low", "dmem.current"} <= {path.name for path in leaf.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("made", "version", "what"),
+    [
+        ((), 0, "this system has no control groups"),
+        (("memory", "unified"), 1, "control groups here are of version 1, and the driver's limits need version 2"),
+        (("system.slice", "cgroup.controllers"), 2, ""),
+    ],
+)
+def test_the_machines_control_groups_are_named_also_on_a_gpu_without_limits(
+    tmp_path, monkeypatch, made, version, what
+):
+    """The plain software GPU has no hierarchy of its own; the reason must still be true of the machine."""
+    monkeypatch.delenv("COTENANT_SOFTGPU_CGROUPS", raising=False)
+    monkeypatch.setenv("COTENANT_SOFTGPU_STATE", str(tmp_path / "state"))
+    mount = tmp_path / "mount"
+    for name in made:
+        (mount / name).mkdir(parents=True)
+    monkeypatch.setattr("cotenant.devices.memory_limit_probe.MOUNT", mount)
+    found = detect(device("soft"), device("soft").gpus()[0])
+    assert (found.cgroup, found.call, Cgroups(mount).version) == (version, False, version)
+    about = [text for text in prospect(found).obstacles if "control groups" in text]
+    assert len(about) == (version != 2)
+    assert all(text.startswith(what) for text in about)
+    assert prospect(found).by is Strength.SHIM

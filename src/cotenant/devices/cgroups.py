@@ -47,13 +47,20 @@ class Hierarchy(Protocol):
         """Remove an empty group. EBUSY while processes are in it."""
 
 
+def version_at(mount: Path = MOUNT) -> int:
+    """Version of the control groups at their mount point; 0: there are none, or they are not visible from here."""
+    # in the hybrid form, version 2 has no controllers, so the driver limits nothing there
+    if (mount / "cgroup.controllers").exists():
+        return 2
+    return 1 if mount.is_dir() and any(entry.is_dir() for entry in mount.iterdir()) else 0
+
+
 class Cgroups:
     """The control group hierarchy of this machine."""
 
     def __init__(self, root: Path = MOUNT, proc: Path = PROC) -> None:
         self.root, self._proc = root, proc
-        # in the hybrid form, version 2 has no controllers, so the driver limits nothing there
-        self.version = 2 if (root / "cgroup.controllers").exists() else 1
+        self.version = version_at(root)
 
     def of(self, pid: int) -> Path:
         """See Hierarchy. OSError also if the group is outside the visible part of the tree."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cotenant.devices.base import Device, Gpu
 from cotenant.devices.cards import FUNCTION_NOT_FOUND, NO_LIMIT, NO_PERMISSION, Card, NvmlError
-from cotenant.devices.cgroups import Hierarchy, delegate_down
+from cotenant.devices.cgroups import MOUNT, Hierarchy, delegate_down, version_at
 from cotenant.policy.memory_limits import Detected
 
 TRIAL = "cotenant-trial"
@@ -20,10 +20,10 @@ def detect(device: Device, gpu: Gpu) -> Detected:
     """What there is for one GPU. As root, a group is made, limited, read back and removed."""
     hierarchy, card = device.cgroups(), device.card(gpu.uuid)
     release, root = device.release(), os.geteuid() == 0
-    version = hierarchy.version if hierarchy is not None else 0
-    if card is None:
-        return Detected(release, cgroup=version, root=root)
-    if hierarchy is None or version != 2:
+    version = hierarchy.version if hierarchy is not None else version_at(MOUNT)
+    if card is None or hierarchy is None:  # without a hierarchy of its own, the driver has no limits
+        return Detected(release, cgroup=version, root=root, mig=card is not None and card.mig())
+    if version != 2:
         return Detected(release, has_call(card, Path("/")), version, root=root, mig=card.mig())
     region = region_of(hierarchy, card)
     call, trial = has_call(card, hierarchy.root), ""

@@ -368,5 +368,5 @@ class MemoryLimits:
     def _hierarchy(gpus: tuple[Gpu, ...]) -> Hierarchy:
         hierarchy = device_of(gpus[0]).cgroups()
         if hierarchy is None:
-            raise OSError("this system has no control groups")
+            raise OSError(f"the driver of GPU {gpus[0].index} has no limits for control groups")
         return hierarchy
