@@ -33,10 +33,10 @@ enum cotenant_copy_rank {
 
 /* Queue of a tenant on a link. */
 struct cotenant_copy_queue {
-    /* written by the agent */
+    /* fields written by the agent */
     uint32_t weight_milli; /* 1000 times the weight; 0: the queue is not used */
     uint32_t rank; /* CopyRank */
-    /* written by the tenant's processes */
+    /* fields written by the tenant's processes */
     uint64_t vruntime; /* virtual runtime: 16 * bytes / weight; may wrap, so only differences are used */
     uint64_t seen_ns; /* time of the last request for a chunk; 0: no copy waits */
     uint64_t bytes; /* total bytes of granted chunks */

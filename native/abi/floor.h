@@ -62,7 +62,7 @@ _Static_assert(sizeof(struct cotenant_kernel) == 16, "cotenant_kernel has a hole
 
 /* The page of a GPU's LS gate. */
 struct cotenant_floor {
-    /* written by the agent */
+    /* fields written by the agent */
     uint32_t magic;
     uint32_t version;
     uint32_t page_bytes;
@@ -81,13 +81,13 @@ struct cotenant_floor {
      * that page */
     uint32_t present_words;
     uint8_t reserved_agent[200];
-    /* written by LS processes, each at its own index; raised_ns is written before raised */
+    /* fields written by LS processes, each at its own index; raised_ns is written before raised */
     /* LS-activity flags: WorkClass, 0: not active; one cache line, read before every BE launch */
     uint8_t raised[COTENANT_FLOOR_HOLDERS];
     uint8_t reserved_raised[192];
     uint64_t raised_ns[COTENANT_FLOOR_HOLDERS]; /* time at which the flag was last set */
     uint64_t raises[COTENANT_FLOOR_HOLDERS]; /* how often the flag was set since the process connected */
-    /* written by the agent, for display */
+    /* fields written by the agent, for display */
     uint32_t pid[COTENANT_FLOOR_HOLDERS];
     uint8_t reserved[2304];
 };

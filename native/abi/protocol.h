@@ -267,7 +267,7 @@ struct cotenant_move {
     uint64_t piece_bytes; /* BACKING_REPLY: largest unit that moves, a multiple of 2 MiB */
     uint64_t mapping_ns; /* DONE: part of elapsed_ns spent mapping and unmapping memory */
     uint64_t copying_ns; /* DONE: part of elapsed_ns spent waiting for copies */
-    uint64_t handed_bytes; /* DONE: part of bytes that was handed to or from another process on the GPU */
+    uint64_t handed_bytes; /* DONE: how many of the moved bytes were handed to or from another process on the GPU */
     /* STATE, DONE: memory that stays on the GPU because other processes have opened it; not included in the other
      * fields */
     uint64_t staying_bytes;

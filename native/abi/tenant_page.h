@@ -24,7 +24,7 @@ enum cotenant_slot_flag {
 
 /* Slot of a GPU on a process's page. */
 struct cotenant_slot {
-    /* written by the agent */
+    /* fields written by the agent */
     uint64_t epoch; /* number of the current turn; 0: no turn */
     uint64_t deadline_ns;
     uint64_t inflight_allowed_ns; /* predicted GPU time that may be in flight */
@@ -40,8 +40,8 @@ struct cotenant_slot {
     /* number of parts into which the in-flight budget is divided; 0: the number on the LS gate's page */
     uint64_t floor_parts;
     uint8_t reserved_agent[24];
-    /* written by the shim */
-    uint64_t epoch_seen; /* epoch that the shim's gate has read; 0: the gate is closed */
+    /* fields written by the shim */
+    uint64_t epoch_seen; /* number of the turn in which the shim lets launches through; 0: launches wait for a turn */
     uint64_t calls_in_flight; /* host threads inside a gated driver call */
     uint64_t launches; /* since the start of the process */
     uint64_t copies;

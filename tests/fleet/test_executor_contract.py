@@ -209,7 +209,7 @@ def test_a_killed_runner_takes_its_job_along_and_the_node_says_so(node: Node) ->
     os.kill(runner, signal.SIGKILL)
     exit_ = node.ended(name)
     assert exit_["lost"] is True
-    assert exit_["error"] == "its runner was killed"
+    assert exit_["error"] == "the job's runner was killed"
     pid = int((node.folder / "pid").read_text())
     wait_for(lambda: not _alive(pid))
 

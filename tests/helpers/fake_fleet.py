@@ -124,7 +124,7 @@ class World:
         if attempt.alive:
             self._end(attempt, self.clock(node), 1, "")
             assert attempt.exit is not None
-            attempt.exit |= {"lost": True, "error": "its runner was killed"}
+            attempt.exit |= {"lost": True, "error": "the job's runner was killed"}
 
     def exchange(self, node: str, epoch: int, number: int, orders: list[dict[str, Any]]) -> dict[str, Any]:
         """NodeJobs.exchange."""

@@ -42,12 +42,13 @@ struct floor_ahead {
     CUdeviceptr words;
     CUcontext pinned_in;              /* the context in which the page is pinned */
     struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* streams with recent launches */
-    int64_t crowded_until_ns;         /* until this time more streams are in use than `streams` has entries */
+    /* until this time launches are gated on the host, because more streams were in use than `streams` has entries */
+    int64_t crowded_until_ns;
     int64_t part_ns;                  /* work between two waits of a stream */
     int64_t since_ns;                 /* predicted work since the last wait of the current stream */
     /* window of host-gated launches: its start, and their total wait; 0: starts at the next launch */
     int64_t window_at_ns, waited_ns;
-    int64_t until_ns;                 /* the process may run ahead until then */
+    int64_t until_ns;                 /* until this time launches may be gated on the device */
     bool on;                          /* current launches are gated on the device */
     bool behind;                      /* LS work is active, and current launches wait for its end */
     bool refused;                     /* this driver does not support waits on memory in streams */

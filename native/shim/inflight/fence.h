@@ -30,7 +30,9 @@ struct fence {
     struct cost *log[INTERVAL_LOG];
 };
 
-struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recorded, newest is the open interval */
+/* The fences of one thread on one GPU. Those at [oldest, newest) are recorded; the one at `newest` will be recorded at the end
+ * of the current interval. */
+struct ring {
     CUcontext context;
     uint32_t oldest, newest;          /* both only increase; indices are taken modulo FENCES */
     uint32_t stalls;                  /* number of times that the oldest fence did not complete in time */

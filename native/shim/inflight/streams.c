@@ -85,7 +85,8 @@ void cot_streams_context_gone(CUcontext context)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* Also true if the driver cannot tell without side effects (the legacy stream beside a capture). */
+/* Whether a stream is being captured. Also true if the driver refuses to answer, as for the legacy stream while another
+ * stream is being captured. */
 bool cot_stream_is_capturing(CUstream handle)
 {
     int status = CU_CAPTURE_NONE;

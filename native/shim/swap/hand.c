@@ -155,7 +155,7 @@ int cot_hand_part_with(struct region_piece *piece)
     return memory;
 }
 
-/* Frees everything that is kept; returns true if there was something. */
+/* Frees the memory that was received from other processes and not used; returns true if there was any. */
 bool cot_hand_free(void)
 {
     uint64_t size;

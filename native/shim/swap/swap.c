@@ -350,11 +350,11 @@ void cot_swap_context_made(struct gpu *gpu)
     if (!first)
         return;
     if (mode == COTENANT_OVERSUBSCRIBE_SWAP && !map_backing(gpu)) {
-        cot_swap_fix("the agent has no host memory for it");
+        cot_swap_fix("the agent has no host memory for the contents");
         return;
     }
     if (!cot_start_thread(cot_swap_mover, NULL)) {
-        cot_swap_fix("the thread that moves it could not be started");
+        cot_swap_fix("the thread that moves memory could not be started");
         return;
     }
     if (backing)

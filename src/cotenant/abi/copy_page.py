@@ -49,10 +49,10 @@ class CopyQueueLayout(ctypes.Structure):
         ("small", ctypes.c_uint64),
         ("active_ns", ctypes.c_uint64),
     )
-    # written by the agent
+    # fields written by the agent
     weight_milli: int  # 1000 times the weight; 0: the queue is not used
     rank: int  # CopyRank
-    # written by the tenant's processes
+    # fields written by the tenant's processes
     vruntime: int  # virtual runtime: 16 * bytes / weight; may wrap, so only differences are used
     seen_ns: int  # time of the last request for a chunk; 0: no copy waits
     bytes: int  # total bytes of granted chunks

@@ -85,7 +85,7 @@ class FloorLayout(ctypes.Structure):
         ("pid", ctypes.c_uint32 * FLOOR_HOLDERS),
         ("reserved", ctypes.c_uint8 * 2304),
     )
-    # written by the agent
+    # fields written by the agent
     magic: int
     version: int
     page_bytes: int
@@ -102,12 +102,12 @@ class FloorLayout(ctypes.Structure):
     # number of LS processes that also write the second page; if it is less than present, streams must not rely on that
     # page
     present_words: int
-    # written by LS processes, each at its own index; raised_ns is written before raised
+    # fields written by LS processes, each at its own index; raised_ns is written before raised
     # LS-activity flags: WorkClass, 0: not active; one cache line, read before every BE launch
     raised: ctypes.Array[ctypes.c_uint8]
     raised_ns: ctypes.Array[ctypes.c_uint64]  # time at which the flag was last set
     raises: ctypes.Array[ctypes.c_uint64]  # how often the flag was set since the process connected
-    # written by the agent, for display
+    # fields written by the agent, for display
     pid: ctypes.Array[ctypes.c_uint32]
 
 

@@ -244,7 +244,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("piece_bytes", "Q"),  # BACKING_REPLY: largest unit that moves, a multiple of 2 MiB
         ("mapping_ns", "Q"),  # DONE: part of elapsed_ns spent mapping and unmapping memory
         ("copying_ns", "Q"),  # DONE: part of elapsed_ns spent waiting for copies
-        ("handed_bytes", "Q"),  # DONE: part of bytes that was handed to or from another process on the GPU
+        ("handed_bytes", "Q"),  # DONE: how many of the moved bytes were handed to or from another process on the GPU
         # STATE, DONE: memory that stays on the GPU because other processes have opened it; not included in the other
         # fields
         ("staying_bytes", "Q"),

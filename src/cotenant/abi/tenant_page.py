@@ -57,7 +57,7 @@ class SlotLayout(ctypes.Structure):
         ("long_kernel_ns", ctypes.c_uint64),
         ("reserved", ctypes.c_uint8 * 24),
     )
-    # written by the agent
+    # fields written by the agent
     epoch: int  # number of the current turn; 0: no turn
     deadline_ns: int
     inflight_allowed_ns: int  # predicted GPU time that may be in flight
@@ -69,8 +69,8 @@ class SlotLayout(ctypes.Structure):
     uuid: ctypes.Array[ctypes.c_uint8]
     memory_kept_bytes: int  # free memory of the GPU that is reserved for other tenants
     floor_parts: int  # number of parts into which the in-flight budget is divided; 0: the number on the LS gate's page
-    # written by the shim
-    epoch_seen: int  # epoch that the shim's gate has read; 0: the gate is closed
+    # fields written by the shim
+    epoch_seen: int  # number of the turn in which the shim lets launches through; 0: launches wait for a turn
     calls_in_flight: int  # host threads inside a gated driver call
     launches: int  # since the start of the process
     copies: int

@@ -137,7 +137,7 @@ def _job() -> Schema:
         "duration": (TIME.json_schema or {}, "Run time alone, for orderings that ask how much is left."),
         "iterations": ({"type": "number"}, "The same as an amount of work."),
         "priority": ({"type": "integer"}, "The larger goes first, under orderings by priority."),
-        "tenant": (text, "On whose account it runs."),
+        "tenant": (text, "The tenant to which the job belongs."),
         "deadline": (TIME.json_schema or {}, "Time from its submission within which it should end."),
         "env": ({"type": "object", "additionalProperties": text}, "Environment variables."),
         "workdir": (text, "Its working folder; by default this file's."),

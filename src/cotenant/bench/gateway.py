@@ -50,7 +50,7 @@ def request_bytes(path: str, *, binary: bool) -> bytes:
 
 
 def grpc_message() -> bytes:
-    """The same item as a ModelInferRequest."""
+    """The inference request of `request_bytes` as a gRPC message (ModelInferRequest)."""
     import numpy as np
 
     from cotenant.serving.protocol.messages import classes

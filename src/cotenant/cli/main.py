@@ -223,7 +223,7 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}reading or writing failed: {(error.strerror or str(error)).lower()}", 1)
     except MemoryError:
-        fail("this machine has not enough memory for it", 1)
+        fail("this machine has not enough memory for this command", 1)
     if code == 130:  # typer's exit code after Ctrl-C
         fail("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)

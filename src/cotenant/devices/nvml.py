@@ -295,7 +295,7 @@ class Nvml:
         doing = f"creating the compute instance of GPU instance {instance_id} on GPU {device.index}"
         offered = self._compute_profiles(handle)
         if not offered:
-            raise WorkError(f"{doing} failed: the driver has no compute profile that fills it")
+            raise WorkError(f"{doing} failed: the driver offers no compute profile for the whole GPU instance")
         widest = max(offered, key=lambda info: int(info.sliceCount))
         self.call(doing, "nvmlGpuInstanceCreateComputeInstance", handle, widest.id)
 

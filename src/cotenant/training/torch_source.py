@@ -36,7 +36,8 @@ class _Seeded:
             many = getattr(self._dataset, "__getitems__", None)
             return self._collate(many(list(batch)) if many else [self._dataset[index] for index in batch])
 
-    def __getitem__(self, one: _Numbered) -> Any:  # the loader does not batch: the list has what its sampler gave
+    def __getitem__(self, one: _Numbered) -> Any:
+        # called if the loader does not batch (batch_size=None): `one` has a single entry, given by the loader's sampler
         with apart(derive(self._seed, self._epoch, one.number)):
             return self._collate(self._dataset[one[0]])
 

@@ -42,7 +42,7 @@ class Unseen(NamedTuple):
     tenant: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for `list`."""
+        """The process as the `list` order reports it, in JSON types."""
         return {
             "pid": self.process.pid, "gpu": self.gpu, "program": self.program, "uid": self.uid,
             "tenant": self.tenant or None,

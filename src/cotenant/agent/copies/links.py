@@ -127,7 +127,9 @@ class Copies:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def attach(self, session: Session, gpu: str) -> tuple[int, dict[str, int]] | None:
-        """A process asks for the page: its descriptor and the reply, or None if it has no queue there."""
+        """Handle a process's request for a GPU's copy page: the page's descriptor and the reply. None if its tenant has
+        no queue on that GPU, or if the page has no place for another process.
+        """
         queue = self._queues.get(gpu, {}).get(session.tenant.name)
         if queue is None or not self.is_on(gpu):
             return None

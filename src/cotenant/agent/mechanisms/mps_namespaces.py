@@ -1,5 +1,6 @@
-"""Backend of mps for protocol 3: one daemon, a namespace per tenant with an SM limit that programs cannot raise, SM
-partitions for requests, and from driver release 620 partitions that lend and servers with weights.
+"""Backend of `mps` for drivers whose MPS control protocol is 3: one daemon with a namespace per tenant, whose SM limit
+programs cannot raise. A tenant that requests a fraction of the SMs gets an SM partition. From driver release 620 on, a
+partition can lend its SMs to others, and a tenant with a weight gets an MPS server of its own.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ class MpsNamespaces:
             self._control.order("server", "set", name, *DEFAULT_LIMITS)  # namespaces do not inherit these
 
     def _put_right(self, made: _Granted) -> str:
-        """Set a namespace to its intended state; returns what differed, if it existed."""
+        """Create a namespace or correct its limits. Returns what was wrong with it; empty if nothing was."""
         server, space = made.place
         before = self._limits(made.place)
         if before and not made.differs(*before):

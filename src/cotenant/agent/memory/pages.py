@@ -1,4 +1,4 @@
-"""Writes the ledger's numbers into the pages of the processes concerned."""
+"""Writes how much GPU memory each tenant uses and may use into the pages that its processes share with the agent."""
 
 from __future__ import annotations
 

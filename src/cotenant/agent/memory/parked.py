@@ -61,7 +61,7 @@ class ParkedTable:
         return parked is not None and parked.by_order
 
     def checkpointed_bytes(self, tenant: str) -> int | None:
-        """Bytes with which a fully checkpointed tenant returns; None if the driver does not hold it."""
+        """Bytes of GPU memory that a tenant needs to return from the driver's checkpoint; None if it is not in one."""
         parked = self.rows.get(tenant)
         return parked.size if parked is not None and parked.method == "checkpoint" else None
 

@@ -71,7 +71,9 @@ class Residents:
         return [(s, slot, s.moves[slot]) for s, slot in tenant.slots_on(gpu) if slot in s.moves]
 
     def refresh(self, gpu: str) -> GpuResidency:
-        """Update the policy's numbers from ledger and processes."""
+        """Update what the residency policy knows of a GPU from the ledger and the processes' reports: of each tenant,
+        its movable bytes, those on the GPU, and whether it can leave.
+        """
         residency = self.gpus[gpu]
         tenants = {tenant.name: tenant for tenant in self._registry.on_gpu(gpu)}
         for name in [name for name in residency.occupants if name not in tenants]:

@@ -77,8 +77,9 @@ class SpaceMaker:
         *,
         hold_off: bool,
     ) -> str | None:
-        """Retry until an attempt succeeds, or further ones cannot; returns the last attempt's error. `hold_off`: other
-        swappable tenants of the GPU get no turns meanwhile, since a turn without waiting tenants would not end.
+        """Call `attempt` until it returns no error, `worth_it` returns False, or `patience_s` has passed; returns its
+        last error. `hold_off`: meanwhile, suspend each other swappable tenant that has a turn on the GPU. Otherwise its
+        turn would not end, because no tenant waits for the next one.
         """
         held_off = set[str]()
         deadline = time.monotonic() + patience_s

@@ -20,7 +20,7 @@ NOBODY: frozenset[ProcessKey] = frozenset()
 
 
 def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, frozenset[ProcessKey]]:
-    """The living processes whose environment contains each of these tokens; other users' processes are not visible."""
+    """Token -> living processes with that token in their environment. Other users' processes are not visible."""
     marks = {f"COTENANT_TOKEN={token}".encode(): token for token in tokens}
     found: dict[str, set[ProcessKey]] = {}
     for entry in os.listdir(proc):

@@ -269,8 +269,8 @@ class Registry:
         self._memory_fits(spec, gpu, [t.spec for t in others], where)
 
     def _memory_fits(self, spec: TenantSpec, gpu: Gpu, others: list[TenantSpec], where: str) -> None:
-        """Check that promises of tenants that stay on the GPU, and the largest of those that can be swapped, fit
-        together.
+        """Check that a GPU's memory suffices for a new tenant. The memory promised to all tenants that stay on the GPU,
+        and the largest amount promised to one that can be swapped, must fit together.
         """
         if spec.oversubscribe != "none" and not self.mechanisms[spec.mechanism].capabilities.gated:
             gated = " or ".join(name for name, kind in self.mechanisms.items() if kind.capabilities.gated)

@@ -27,7 +27,7 @@ class Timeline:
     """
 
     record: Record
-    length_s: Floats  #: length n; until the job's next event
+    length_s: Floats  #: array of length n: time in s to the job's next event or the end of the record
     holding: Bools  #: array of length n: whether the job holds a share after the event
     previous: NDArray[np.int32]  #: array of length n: row of the job's previous event; -1 for its first
     first_s: float  #: first arrival

@@ -57,7 +57,10 @@ class Steps:
 
 @dataclass
 class Measurement:
-    """A measurement in progress. `seen`: steps per job at level `level`; `found`: latencies of the previous levels."""
+    """A measurement of a GPU's jobs under MPS, in progress. It goes through the active-thread percentages of LEVELS, of
+    which `level` is the current index. `seen`: job -> its steps at this percentage; `found`: for each previous one, job
+    -> seconds per step.
+    """
 
     began_s: float
     level: int = 0

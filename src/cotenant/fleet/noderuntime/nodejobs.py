@@ -36,7 +36,7 @@ LOG_CHUNK = 1 << 18
 
 
 class _Attempt:
-    """One attempt as this process sees it."""
+    """What the node runtime knows of one attempt to run a job: its order, limits and progress, from its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -314,7 +314,7 @@ class NodeJobs:
                 for group in page.groups():
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(group, signal.SIGKILL)
-                error = "its runner was killed" if page.get("runner_pid") else "its runner did not start"
+                error = "the job's runner was killed" if page.get("runner_pid") else "the job's runner did not start"
                 page.end(
                     {"code": 1, "codes": {}, "lost": True, "asked": "", "error": error, "oom": False,
                      "started": bool(page.get("started_ns"))},

@@ -157,7 +157,7 @@ class FilePair:
     _seen: tuple[bytes, bytes] = field(default=(b"", b""))
 
     def read(self) -> tuple[bytes, bytes]:
-        """Both files. InputError names the one that cannot be read."""
+        """Contents of the certificate and the key. Raises InputError that names the file if one cannot be read."""
         texts = []
         for path in (self.certificate, self.key):
             try:

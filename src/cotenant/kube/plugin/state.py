@@ -132,11 +132,11 @@ class PluginState:
             )
 
     def beside(self, resource: str, size: int) -> tuple[str, set[str] | None]:
-        """Where a container's units of one resource should go, given its other resource.
+        """Find the GPU for a container's units of one resource, so that its units of the other are on the same GPU.
 
-        The kubelet does not tell for which container it asks. The pods that wait on this node are known, and thus how
-        many units of the other resource such a container takes. Returns the GPU where those were just placed, otherwise
-        the GPUs that have room for both (None: any).
+        The kubelet does not tell for which container it asks, but the pods that wait on this node show how many units
+        of the other resource such a container takes. If these have just been allocated, returns their GPU and None.
+        Otherwise returns an empty name and the GPUs with room for both resources, or None if any GPU will do.
         """
         needs, half, other = self._needs(resource, size), self._other_half(resource), OTHER[resource]
         if half is not None and (not needs or len(half.ids) in needs):

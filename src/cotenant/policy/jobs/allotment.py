@@ -100,8 +100,8 @@ def _before(alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: in
 
 @inner
 def _can_give(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int) -> bool:
-    """Whether shrinking a running job to DOWN increases neither of its amounts: a point of the table may be smaller on
-    one axis.
+    """Whether a running job can be cut to its smallest allotment (DOWN) without getting more CPU or more memory than it
+    has. A profiled allotment can have less of one of them than DOWN.
     """
     level = alloc.job[job].level
     if level == DOWN or not demand.type[typ].can_shrink:

@@ -32,7 +32,7 @@ class Turn:
 
     @property
     def endless(self) -> bool:
-        """Whether it is unbounded."""
+        """Whether the turn is unbounded."""
         return self.deadline_ns == ENDLESS_NS
 
     @property

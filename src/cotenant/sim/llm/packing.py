@@ -13,7 +13,7 @@ from cotenant.core.errors import InputError
 from cotenant.sim.llm.engine import LlmSetup, simulate
 from cotenant.workloads.llm.trace import TokenTrace
 
-MISSES = 2  # the search ends after this many numbers of models in a row that miss the target
+MISSES = 2  # models are added one at a time until the target was missed this many times in a row
 
 
 @dataclass(frozen=True)

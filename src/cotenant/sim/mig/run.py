@@ -25,7 +25,7 @@ from cotenant.sim.mig.engine import PartitionEngine
 from cotenant.sim.mig.record import write_record
 from cotenant.workloads.jobs.miso import MigLatencies, read_latencies
 
-Progress = Callable[[int, int], None]  # (jobs done, of)
+Progress = Callable[[int, int], None]  # called with the number of finished jobs and of all jobs
 T = TypeVar("T")
 
 

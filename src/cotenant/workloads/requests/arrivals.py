@@ -32,7 +32,7 @@ class Arrivals:
 
     kind: str
     cv: float = 1.0
-    states: tuple[tuple[float, float], ...] = ()  # (rate factor, mean stay in s), mmpp
+    states: tuple[tuple[float, float], ...] = ()  # of mmpp: rate factor and mean duration in s of each state
     clients: int = 0
     format: str = ""
     path: str = ""

@@ -43,7 +43,9 @@ class Column:
 
 
 class InstanceTable:
-    """Columns and layouts of a problem whose GPUs are cut into instances; serves every rate of the same services."""
+    """For GPUs that are cut into instances: the layouts of a GPU, and which one or two services an instance can run.
+    Does not depend on the services' rates, so one table is used for all of them.
+    """
 
     def __init__(self, T: Tables) -> None:
         self.T = T

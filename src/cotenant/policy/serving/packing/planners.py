@@ -333,7 +333,9 @@ class Packer:
         return Packer(spec, self.gpus, self.services)
 
     def _guarded(self, plan: ServingPlan, rates: np.ndarray, services: Sequence[Service]) -> ServingPlan:
-        """A blind plan that holds under interference: for the rates, else for somewhat more than them."""
+        """Check with interference a plan that was made without it. If it fails, plans for rates higher by the factors
+        of GUARDS are checked, and the first that holds is returned. If none holds, the plan returned is infeasible.
+        """
         judged = self._judge(plan, services, 1.0)
         for guard in GUARDS:
             wider = None if judged.feasible else self._feasible(rates * guard)
