@@ -15,6 +15,7 @@ from fake_shim import FakeShim
 from held_agent import HeldAgent, uuid_of
 from waiting import wait_for
 
+from cotenant.abi.protocol import MessageType
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.owners import slurm, slurm_ended
@@ -25,6 +26,7 @@ from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.strength import Strength
+from cotenant.softgpu.cgroups import FolderCgroups
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": str(os.getuid()), "SLURM_JOB_GPUS": "0"}
@@ -217,6 +219,27 @@ def test_a_wrong_request_ends_the_jobs_tasks_and_not_the_node(agent: HeldAgent, 
     assert sentence in str(refused.value)
     end(JOB, agent.folder)
     assert not list(agent.folder.glob("*.job"))
+
+
+def test_a_job_that_cannot_be_limited_as_it_demands_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it can is known only when its first process comes: here it is in no group of its job."""
+    FolderCgroups.make(tmp_path / "cgroup", dmem=False, memory_bytes=8 << 30)
+    monkeypatch.setenv("COTENANT_SOFTGPU_CGROUPS", str(tmp_path / "cgroup"))
+    monkeypatch.setenv("COTENANT_SOFTGPU_STATE", str(tmp_path / "state"))
+    agent = HeldAgent(Path(tempfile.mkdtemp(prefix="cot-")), count=0)
+    try:
+        comment = "cotenant:memory=1GiB,enforce-memory=driver"
+        assert "has 0%" in start(JOB | {"SLURM_JOB_COMMENT": comment}, agent.folder)
+        agent.put("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
+        shim = FakeShim(agent.tenants)
+        said = shim.receive()
+        assert said["type"] == MessageType.ERROR
+        assert said["text"].startswith("the memory of slurm-4711 must be limited by the driver"), said
+        shim.close()
+    finally:
+        agent.close()
 
 
 def test_a_refusal_names_no_option_where_slurm_made_the_choice(agent: HeldAgent) -> None:

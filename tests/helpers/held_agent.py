@@ -35,7 +35,7 @@ def locate(pid):
 real = sys.argv[5] == "True"
 sys.argv = sys.argv[:1]
 asyncio.run(serve(AgentOptions(folder, gpus=gpus, tenant_socket=folder / "tenants" / "agent.sock",
-    socket_mode=0o666 if real else 0o600, locate=place_of if real else locate)))
+    overrides={"gpus": ("soft",)}, socket_mode=0o666 if real else 0o600, locate=place_of if real else locate)))
 """
 
 
@@ -52,7 +52,8 @@ def pod_cgroup(uid: str, container_id: str = "") -> str:
 
 
 class HeldAgent:
-    """Agent with `count` GPUs of `memory_gib` GiB; `tenants` is the folder a container would have mounted.
+    """Agent with `count` GPUs of `memory_gib` GiB, or with the software GPU itself if that is 0; `tenants` is the
+    folder a container would have mounted.
 
     `patience_s`: how long a Slurm job that has ended is held without its epilog. `real_cgroups`: pods and jobs are
     those of this machine, and every user may call.

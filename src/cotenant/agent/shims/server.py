@@ -27,6 +27,7 @@ from cotenant.agent.shims.requests import Requests
 from cotenant.agent.tenants.places import Place
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
+from cotenant.core.errors import InputError
 
 LOG = logging.getLogger(__name__)
 
@@ -131,6 +132,8 @@ class ShimServer:
             self._loop.call_later(PATIENCE_S, self._too_early, session, early.place)
         except BadMessageError as error:
             self._refuse(session, error.status, str(error))
+        except InputError as error:  # without the option that it names, which this program's user may not have written
+            self._refuse(session, Status.DENIED, error.message)
         except Exception as error:  # an exception ends this connection, not the agent
             session.fail(Status.INTERNAL, "the agent failed on this message")
             self.close(session, f"the agent failed on its message: {error!r}")
