@@ -99,7 +99,7 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
     ("arguments", "words"),
     [
         (("set", "nobody", "--limit", "50%"), "there is no tenant 'nobody'; there are: team/a"),
-        (("set", "team/a"), "nothing to change"),
+        (("set", "team/a"), "nothing to change: give one of --request, --limit, --memory, "),
         (("set", "team/a", "--limit", "20%"), "asks for 30%, over its own limit of 20%"),
         (("set", "team/a", "--limit", "150%"), "is over 100%"),
         (("stop", "nobody"), "there is no tenant"),

@@ -228,6 +228,7 @@ def test_partition_policies_are_runs_of_a_sweep_as_of_simulate(tmp_path: Path) -
         ("policy: mps\nmps_jobs: 100", "100 is not a whole number from 1 to 48"),
         ("policy: miso\nprofile_sole: often", "'often' is neither true nor false"),
         ("policy: sia\nlease: -5s", "field lease: "),
+        ("loads: 0.5", "field loads: is not an option of a sweep; did you mean load?"),
     ],
 )
 def test_options_of_other_policies_are_one_sentence(tmp_path: Path, lines: str, said: str) -> None:

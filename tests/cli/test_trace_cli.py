@@ -122,7 +122,11 @@ def test_generated_trace_like_the_public_simulator(
 GOOD = NATIVE + "a,0,1,5\n"
 # name: (content of t.csv, arguments, parts of the one sentence)
 BAD: dict[str, tuple[str, list[str], list[str]]] = {
-    "missing column": ("id,gpus\na,1\n", ["inspect", "native:{t}"], ["t.csv, line 1, field arrival_s", "no column"]),
+    "missing columns": (
+        "id,gpus\na,1\n",
+        ["inspect", "native:{t}"],
+        ["t.csv, line 1, field arrival_s", "no column 'arrival_s' and no column 'duration_s'"],
+    ),
     "negative duration": (NATIVE + "a,0,1,-5\n", ["inspect", "{t}"], ["t.csv, line 2, field duration_s", "'-5'"]),
     "NaN duration": (NATIVE + "a,0,1,nan\n", ["convert", "{t}", "--out", "{o}"], ["line 2, field duration_s", "'nan'"]),
     "zero GPUs": (NATIVE + "a,0,0,5\n", ["convert", "{t}", "--out", "{o}"], ["line 2, field gpus"]),

@@ -62,13 +62,14 @@ def shown(rows: list[tuple[str, dict[str, Any]]], width: int, **more: Any) -> st
 
 
 LABELS = ("fifo + proportional", "srtf + tune · load 1.5 · split 100,0,0 · seed 3")
+MANY = 12  # runs, which do not fit beside each other
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
 def test_no_number_is_cut_at_any_width(width: int) -> None:
     """6.5 and 4.25 h, 1,234,567 moves: every column that stands is whole, the rest are named below the table."""
     rows = [(label, {**summary(s), "moves": 1_234_567}) for label, s in zip(LABELS, (23400, 15300), strict=True)]
-    text = shown(rows, width)
+    text = shown(rows * (MANY // 2), width)
     assert "…" not in text
     assert all(len(line) <= width for line in text.splitlines())
     head = next(line for line in text.splitlines() if "JCT mean" in line)
@@ -85,8 +86,21 @@ def test_no_number_is_cut_at_any_width(width: int) -> None:
     )
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_few_runs_become_columns_where_their_figures_do_not_fit(width: int) -> None:
+    rows = [(label, {**summary(s), "moves": 1_234_567}) for label, s in zip(LABELS, (23400, 15300), strict=True)]
+    text = shown(rows, width)
+    assert "left out" not in text
+    assert "…" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "JCT mean 6.50 h 4.25 h" in " ".join(text.split())
+    for c in COLUMNS:
+        known = c.key not in ("utilisation.memory", "fragmentation", "energy.total_j")
+        assert any(line.strip().startswith(f"{c.head} ") for line in text.splitlines()) == known, c.head
+
+
 def test_the_least_important_columns_go_first() -> None:
-    rows = [("fifo + proportional", summary(7200)), ("srtf + tune", summary(3600))]
+    rows = [("fifo + proportional", summary(7200)), ("srtf + tune", summary(3600))] * (MANY // 2)
     text = shown(rows, 80)
     assert "makespan" in text.partition("left out")[0]
     assert "p99.9" in text.partition("left out")[2]
@@ -106,9 +120,10 @@ def test_free_moves_are_said_where_moves_stand() -> None:
     assert "free in some of these runs" in (moves_note([run(7, **free), run(9, **paid)]) or "")
     for none in ([run(7, **paid)], [run(0, **free)], [run(7)]):
         assert moves_note(none) is None
-    rows = [("a", summary(7200)), ("b", summary(3600))]
+    rows = [("a", summary(7200)), ("b", summary(3600))] * (MANY // 2)
     assert "Moving is free" in shown(rows, 240, moves_note=note)
     assert "Moving is free" not in shown(rows, 60, moves_note=note)  # no moves, no note
+    assert "Moving is free" in " ".join(shown(rows[:2], 60, moves_note=note).split())
 
 
 @pytest.mark.parametrize(

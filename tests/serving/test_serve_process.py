@@ -138,7 +138,7 @@ def test_no_model_at_all_is_2(tmp_path: Path, call: Any) -> None:
     services, _ = write(tmp_path, backend="auto")
     code, _, err = call("serve", services)
     assert code == 2
-    assert "no model named; a repository has NAME/VERSION/FILE, one of model.onnx" in err.splitlines()[-1]
+    assert "no model named; give the folder NAME of a repository NAME/VERSION/FILE" in err.splitlines()[-1]
 
 
 def test_a_port_that_is_taken_is_1(tmp_path: Path, call: Any) -> None:

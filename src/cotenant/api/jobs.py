@@ -30,6 +30,7 @@ from cotenant.workloads.trace_options import TraceOptions
 if TYPE_CHECKING:
     import polars as pl
 
+MOST_SIDE_BY_SIDE = 3  # runs that text shows as columns
 FRAME_HEIGHT = 720  # pixels of a report inside a notebook
 
 
@@ -103,7 +104,11 @@ class Comparison:
         return html_table(*self._texts())
 
     def __repr__(self) -> str:
-        return text_table(*self._texts())
+        """A row per run; of few runs, a row per figure, which fits into a terminal."""
+        heads, rows = self._texts()
+        if len(rows) <= MOST_SIDE_BY_SIDE:
+            heads, *rows = map(list, zip(heads, *rows, strict=True))
+        return text_table(heads, rows)
 
 
 @dataclass(frozen=True)

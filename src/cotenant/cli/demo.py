@@ -75,4 +75,4 @@ def demo(
     typer.echo(f"wrote {page} ({time.perf_counter() - started:.1f} s in all); open it in a browser")
     typer.echo(f"one job's life: {_own_name()} explain {out}/las-tune 17")
     typer.echo("moving a job costs no time here; --restart-cost 60s adds a cost, and running jobs then keep their GPUs")
-    show_sharing()
+    show_sharing(_own_name())

@@ -8,8 +8,10 @@ REQUESTS = (0.3, 0.7)
 SECONDS = 2.5
 
 
-def show_sharing() -> None:
-    """Run two tenants with requests of 30 % and 70 % on one GPU, under an agent that the demo starts."""
+def show_sharing(program: str) -> None:
+    """Run two tenants with requests of 30 % and 70 % on one GPU, under an agent that the demo starts. `program`: how
+    the user calls cotenant.
+    """
     from cotenant.bench.shares import measure
     from cotenant.core.errors import InputError, WorkError
 
@@ -22,4 +24,4 @@ def show_sharing() -> None:
     for asked, got, turns in zip(REQUESTS, result["got"], result["turns"], strict=True):
         typer.echo(f"  requested {asked:.0%}, got {got:.1%} of the GPU's time in {turns} turns")
     typer.echo(f"  together {result['total_over_solo']:.1%} of the throughput of one program alone")
-    typer.echo("  try it: cotenant agent --gpus soft &  then  cotenant run --request 30% -- CMD  and  cotenant top")
+    typer.echo(f"try it: {program} agent --gpus soft, and in another terminal {program} run --request 30% -- CMD")

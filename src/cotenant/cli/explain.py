@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,8 @@ def explain(
         print(orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode())
         return
     if story is not None:
-        print("\n".join([*story.lines(), *([f"  its last start: {error}"] if error else [])]))
+        lines = [*story.lines(), *([f"  its last start: {error}"] if error else [])]
+        print("\n".join(_folded(lines) if sys.stdout.isatty() else lines))
     elif slices is None:
         found = notable_jobs(record)
         print(f"Unusual jobs of {record.info.label} (cotenant explain {run} JOB):")
@@ -59,3 +61,16 @@ def explain(
             print(f"  {name:<{max(len(other) for other, _ in found)}}  {why}")
     if slices is not None:
         print(f"{slices:,} slices in {perfetto}; open it at ui.perfetto.dev or chrome://tracing")
+
+
+def _folded(lines: list[str]) -> list[str]:
+    """Lines no wider than the terminal; what does not fit continues below the text, to the right of the times."""
+    import shutil
+    import textwrap
+
+    width = shutil.get_terminal_size().columns
+    folded = []
+    for line in lines:
+        time, gap, text = line.rpartition("  ")
+        folded += textwrap.wrap(text, width, initial_indent=time + gap, subsequent_indent=" " * len(time + gap)) or [""]
+    return folded

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 Build = Callable[[Sequence[str]], "Table"]
 FILE_WIDTH = 220
@@ -36,6 +37,26 @@ def fit(build: Build, heads: Sequence[str], dispensable: Sequence[str], width: i
             left_out.append(head)
             table = build([h for h in heads if h not in left_out])
     return table, [h for h in heads if h in left_out]
+
+
+def flowing(parts: Sequence[Text], width: int | None) -> Text:
+    """Texts beside each other, three spaces apart, with line breaks only between them."""
+    from rich.text import Text
+
+    line = Text()
+    room = 0
+    for part in parts:
+        if line and width is not None and part.cell_len + 3 > room:
+            line.append("\n")
+            room = width
+        elif line:
+            line.append("   ")
+            room -= 3
+        else:
+            room = width or 0
+        line.append_text(part)
+        room -= part.cell_len
+    return line
 
 
 def plain_table(title: str | None = None) -> Table:

@@ -63,11 +63,18 @@ def show(data: dict[str, Any]) -> None:
                 str(let["gpu"]), let["partition"], seat["service"], str(seat["batch"]), f"{let['duty_ms']:.1f} ms"
             )
     print_whole(table)
+    if not console.is_terminal:  # where a table has an empty line above it
+        console.print()
     print_whole(_services_table(data))
     for gpu, layout in data["layouts"].items():
         console.print(f"MIG layout of GPU {gpu}: {layout}", highlight=False)
     for left in data["left_out"]:
-        console.print(f"left out: {left['service']}, {left['missing_rps']:.1f} requests/s: {left['reason']}")
+        asked = data["services"][left["service"]]["planned_rps"]
+        console.print(
+            f"not planned: {left['missing_rps']:,.1f} of the {asked:,.1f} requests/s for {left['service']}:"
+            f" {left['reason']}",
+            highlight=False,
+        )
     for note in data["notes"]:
         console.print(note)
     verified = data["verified"]

@@ -27,6 +27,7 @@ def set_share(
 ) -> None:
     """Change a tenant's share, memory limit or weights, and print from when on the change holds."""
     from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.errors import InputError
     from cotenant.core.folders import agent_folder
     from cotenant.core.units import format_bytes, parse_fraction, parse_memory
 
@@ -38,6 +39,9 @@ def set_share(
         "weight": weight,
         "copy_weight": copy_weight,
     }
+    if all(value is None for value in changes.values()):
+        options = (f"--{key.removesuffix('_bytes').replace('_', '-')}" for key in changes)
+        raise InputError(f"nothing to change: give one of {', '.join(options)}")
     with ControlClient(folder or agent_folder()) as client:
         answer = client.call("set", name=name, **changes)
     if as_json:

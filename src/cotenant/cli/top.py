@@ -71,29 +71,33 @@ def screen(
     from rich.console import Group
     from rich.text import Text
 
+    from cotenant.cli.fitting import flowing
     from cotenant.cli.tenant_table import CLASSES, tenant_table
-    from cotenant.core.units import format_bytes, format_seconds
+    from cotenant.core.units import counted, format_bytes, format_seconds
 
     agent = answer["agent"]
     classes = any(tenant.get("class") in CLASSES for tenant in answer["tenants"])
     colocation = f"  co-location {agent['colocation']}" if classes else ""
-    head = Text.assemble(
-        ("cotenant top", "bold"),
-        f"   agent {agent['pid']}, up {format_seconds(agent['uptime_s'])}, {len(answer['tenants'])} tenants,"
-        f" {agent['connections']} processes, {agent['turns']:,} turns   {agent['discipline']},"
-        f" turns {agent['quota_ms']:g} ms, window {agent['window_s']:g} s{colocation}",
+    head = (
+        Text("cotenant top", style="bold"),
+        Text(
+            f"agent {agent['pid']}, up {format_seconds(agent['uptime_s'])},"
+            f" {counted(len(answer['tenants']), 'tenant')},"
+            f" {counted(agent['connections'], 'process', 'processes')}, {counted(agent['turns'], 'turn')}"
+        ),
+        Text(f"{agent['discipline']}, turns {agent['quota_ms']:g} ms, window {agent['window_s']:g} s{colocation}"),
     )
-    parts: list[RenderableType] = [head]
+    parts: list[RenderableType] = [flowing(head, width)]
     for gpu in agent["gpus"]:
         used, total = gpu["memory_charged_bytes"], gpu["memory_bytes"]
-        parts.append(
-            Text.assemble(
-                (f"GPU {gpu['index']} ", "bold"),
-                f"{gpu['name']}   promised {gpu['promised']:.0%}   memory {format_bytes(used)} / "
-                f"{format_bytes(total)}   turn of ",
-                (gpu["holder"] or "nobody", "green" if gpu["holder"] else "dim"),
-            )
+        holder = Text(gpu["holder"] or "nobody", style="green" if gpu["holder"] else "dim")
+        line = (
+            Text.assemble((f"GPU {gpu['index']} ", "bold"), gpu["name"]),
+            Text(f"promised {gpu['promised']:.0%}"),
+            Text(f"memory {format_bytes(used)} / {format_bytes(total)}"),
+            Text.assemble("turn of ", holder),
         )
+        parts.append(flowing(line, width))
     table, left_out = tenant_table(answer, sort=sort, width=width)
     parts += [Text(), table]
     if left_out:

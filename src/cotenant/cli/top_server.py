@@ -8,7 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
+    from rich.table import Table
 
 
 def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool) -> None:
@@ -23,7 +26,8 @@ def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool
     from cotenant.cli.fitting import FILE_WIDTH, to_file
 
     if once or not sys.stdout.isatty():
-        Console(width=FILE_WIDTH if to_file() else None).print(screen(status, base))
+        console = Console(width=FILE_WIDTH if to_file() else None)
+        console.print(screen(status, base, width=console.width))
         return
     from rich.live import Live
 
@@ -33,7 +37,7 @@ def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool
     lost = ""
     with Live(screen=True, auto_refresh=False) as live:
         while True:
-            live.update(screen(status, base, before, lost), refresh=True)
+            live.update(screen(status, base, before, lost, live.console.width), refresh=True)
             time.sleep(period_s)
             try:
                 before, status, lost = status, _ask(base, headers), ""
@@ -71,39 +75,31 @@ def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = None, lost: str = "") -> RenderableType:
-    """The whole screen; rates are computed between the previous status and this one."""
+def screen(
+    status: dict[str, Any], base: str, before: dict[str, Any] | None = None, lost: str = "", width: int | None = None
+) -> RenderableType:
+    """The whole screen; rates are computed between the previous status and this one. Columns that do not fit into
+    `width` are left out and named.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from cotenant.core.units import format_ms, format_seconds
+    from cotenant.cli.fitting import flowing
+    from cotenant.core.units import counted, format_seconds
 
     if "models" in status:
         from cotenant.cli.top_models import screen as models_screen
 
         return models_screen(status, base, lost)
-    head = Text.assemble(
-        ("cotenant top", "bold"),
-        f"   {base}, up {format_seconds(status['uptime_s'])}   {status['gpus_in_use']} of "
-        f"{status['gpus']} GPUs in use, {status['gpus_held']} held   {status['in_flight']:,} requests "
-        f"in flight   {status['replans']:,} plans made, {status['switches']:,} put into effect",
-    )  # fmt: skip
-    services = Table(box=None, pad_edge=False, header_style="bold")
-    figures = ("asked/s", "capacity/s", "p50 ms", "p99 ms", "SLO ms", "in time", "dropped", "failed", "queue")
-    for name in ("service", *figures):
-        services.add_column(name, justify="left" if name == "service" else "right")
-    for row in status["services"]:
-        outcomes = row["outcomes"]
-        ended = sum(outcomes.values())
-        share = f"{outcomes['ok'] / ended:.2%}" if ended else "-"
-        late = row["p99_ms"] is not None and row["p99_ms"] > row["slo_ms"]
-        services.add_row(
-            Text(row["name"], style="red" if row["not_ready"] else ""), _figure(row["rate_rps"]),
-            _figure(row["capacity_rps"]), _figure(row["p50_ms"]),
-            Text(_figure(row["p99_ms"]), style="red" if late else ""), format_ms(row["slo_ms"]), share,
-            f"{outcomes['dropped'] + outcomes['full']:,}", f"{outcomes['failed']:,}", f"{row['waiting']:,}",
-        )  # fmt: skip
+    head = (
+        Text("cotenant top", style="bold"),
+        Text(f"{base}, up {format_seconds(status['uptime_s'])}"),
+        Text(f"{status['gpus_in_use']} of {counted(status['gpus'], 'GPU')} in use, {status['gpus_held']} held"),
+        Text(f"{counted(status['in_flight'], 'request')} in flight"),
+        Text(f"{counted(status['replans'], 'plan')} made, {status['switches']:,} put into effect"),
+    )
+    services, left_out = _services(status, width)
     gpulets = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("GPU", "partition", "services (batch)", "busy", "duty ms", "state", "pid"):
         gpulets.add_column(name, justify="left" if name in ("services (batch)", "state") else "right")
@@ -115,7 +111,10 @@ def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = No
             str(let["gpu"]), let["partition"], ", ".join(f"{s['service']} ({s['batch']})" for s in let["seats"]),
             f"{min(1.0, max(0.0, busy)):.0%}", f"{let['duty_ms']:.1f}", let["state"], str(let["pid"] or "-"),
         )  # fmt: skip
-    parts: list[RenderableType] = [head, Text(), services, Text(), gpulets]
+    parts: list[RenderableType] = [flowing(head, width), Text(), services]
+    if left_out:
+        parts.append(Text(f"left out at {width} columns: {', '.join(left_out)}", style="dim"))
+    parts += [Text(), gpulets]
     troubles = [f"{row['name']}: {row['not_ready']}" for row in status["services"] if row["not_ready"]]
     if status["note"]:
         troubles.insert(0, status["note"])
@@ -124,6 +123,43 @@ def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = No
     if lost:
         parts.append(Text(lost, style="bold red"))
     return Group(*parts)
+
+
+def _services(status: dict[str, Any], width: int | None) -> tuple[Table, list[str]]:
+    """The table of services in at most `width` columns, and the heads that it leaves out."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from cotenant.cli.fitting import fit
+    from cotenant.core.units import format_ms
+
+    heads = (
+        "service", "asked/s", "capacity/s", "p50 ms", "p99 ms", "SLO ms", "in time", "dropped", "failed", "queue",
+    )  # fmt: skip
+    rows: list[dict[str, RenderableType]] = []
+    for row in status["services"]:
+        outcomes = row["outcomes"]
+        ended = sum(outcomes.values())
+        share = f"{outcomes['ok'] / ended:.2%}" if ended else "-"
+        late = row["p99_ms"] is not None and row["p99_ms"] > row["slo_ms"]
+        cells: tuple[RenderableType, ...] = (
+            Text(row["name"], style="red" if row["not_ready"] else ""), _figure(row["rate_rps"]),
+            _figure(row["capacity_rps"]), _figure(row["p50_ms"]),
+            Text(_figure(row["p99_ms"]), style="red" if late else ""), format_ms(row["slo_ms"]), share,
+            f"{outcomes['dropped'] + outcomes['full']:,}", f"{outcomes['failed']:,}", f"{row['waiting']:,}",
+        )  # fmt: skip
+        rows.append(dict(zip(heads, cells, strict=True)))
+
+    def services_table(shown: Sequence[str]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in shown:
+            table.add_column(name, justify="left" if name == "service" else "right", no_wrap=True)
+        for cells in rows:
+            table.add_row(*(cells[name] for name in shown))
+        return table
+
+    dispensable = ("failed", "queue", "p50 ms", "dropped", "capacity/s") if width is not None else ()
+    return fit(services_table, heads, dispensable, width or 0)
 
 
 def _figure(value: float | None) -> str:

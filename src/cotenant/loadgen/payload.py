@@ -39,7 +39,8 @@ def ask_form(target: Target, model: str) -> Form:
     if status in (401, 403):
         raise InputError(f"{target} requires a valid token (status {status}): give --token FILE", field="token")
     if status in (400, 404):
-        raise InputError(f"{target} has no model {model!r}", field="service")
+        known = ", ".join(ask_slos(target))
+        raise InputError(f"{target} has no model {model!r}" + (f"; it has {known}" if known else ""), field="service")
     try:
         inputs = [(str(x["name"]), str(x["datatype"]), tuple(int(n) for n in x["shape"])) for x in content["inputs"]]
     except (KeyError, TypeError, ValueError):

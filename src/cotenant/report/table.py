@@ -118,6 +118,27 @@ def runs_table(
     return table
 
 
+def turned_table(
+    rows: Sequence[tuple[str, dict[str, Any]]], columns: Sequence[Column], *, title: str | None = None
+) -> Table:
+    """The table of runs_table with a row per figure and a column per run, which suits few runs on a narrow terminal."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", style="bold", no_wrap=True)
+    for label, _ in rows:
+        width = min(len(label), LABEL_WIDTH)
+        table.add_column(_escaped(label), justify="right", min_width=width, max_width=LABEL_WIDTH, overflow="fold")
+    summaries = [summary for _, summary in rows]
+    for column in columns:
+        winners = best_rows(summaries, column)
+        texts = cell_texts(summaries, column)
+        cells = [f"[green bold]{text}[/]" if i in winners else text for i, text in enumerate(texts)]
+        table.add_row(column.head, *cells)
+    return table
+
+
 def print_runs(
     rows: Sequence[tuple[str, dict[str, Any]]],
     *,
@@ -127,8 +148,9 @@ def print_runs(
 ) -> None:
     """Print (label, summary) as a table; `moves_note` is printed below it if moves are shown.
 
-    If the terminal is too narrow, long labels are wrapped and columns left out, as a line below the table says. Output
-    to a file has every column, unless COLUMNS is set.
+    If the terminal is too narrow for all columns, few runs are printed as columns, with a row per figure. For more
+    runs long labels are wrapped and columns left out, as a line below the table says. Output to a file has every
+    column, unless COLUMNS is set.
     """
     from rich.console import Console
 
@@ -138,8 +160,13 @@ def print_runs(
     columns = known_columns([summary for _, summary in rows])
     if console is None and not out.is_terminal and "COLUMNS" not in os.environ:
         out = Console(width=max(220, _width(out, runs_table(rows, columns=columns))))
-    fitting, label_width = _fit(out, rows, columns)
-    print_table(out, runs_table(rows, title=title, columns=fitting, label_width=label_width))
+    turned = turned_table(rows, columns, title=title)
+    if _width(out, runs_table(rows, columns=columns)) > out.width >= _width(out, turned):
+        print_table(out, turned)
+        fitting = columns
+    else:
+        fitting, label_width = _fit(out, rows, columns)
+        print_table(out, runs_table(rows, title=title, columns=fitting, label_width=label_width))
     left_out = [c.head for c in columns if c not in fitting]
     if left_out:
         where = f"left out at {out.width} columns: {', '.join(left_out)}"

@@ -79,18 +79,18 @@ class Table:
             self.fail(row, field, message.format(repr(cell) if isinstance(cell, str) else f"{cell}"))
 
     def require(self, *names: str) -> None:
-        """Raise MissingColumnError if a column is absent."""
-        for name in names:
-            if name not in self.columns:
-                shown = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
-                missing = MissingColumnError(
-                    f"the file has no column {name!r}; it has {shown or 'none'}",
-                    file=self.path,
-                    line=1 if self._text else None,
-                    field=name,
-                )
-                missing.header = self.header
-                raise missing
+        """Raise MissingColumnError, which names every absent column, if any is absent."""
+        absent = [name for name in names if name not in self.columns]
+        if absent:
+            shown = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
+            missing = MissingColumnError(
+                f"the file has no column {' and no column '.join(map(repr, absent))}; it has {shown or 'none'}",
+                file=self.path,
+                line=1 if self._text else None,
+                field=absent[0],
+            )
+            missing.header = self.header
+            raise missing
 
     def leave_out(self, rows: Mask, reason: str) -> None:
         """Remove rows, and count them under `reason`."""

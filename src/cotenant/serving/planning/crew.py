@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from cotenant.core.errors import InputError
 from cotenant.core.serving import Gpulet, ServingPlan
+from cotenant.core.units import counted
 from cotenant.policy.serving.dispatch import Dispatcher
 from cotenant.policy.serving.packing.replan import moves
 from cotenant.profiles.serving.latency import ServingProfile
@@ -169,8 +170,9 @@ class Crew:
             )  # fmt: skip
             steps = Counter(step.kind for step in moves(self.pool.plan, plan))
             gone = self.pool.switch(plan, lets, desk)
-        if disrupting := ", ".join(f"{count} x {kind}" for kind, count in steps.items() if kind != "rebatch"):
-            self.say(f"a new plan: {len(plan.gpulets)} gpulets on {plan.gpus_used} GPUs ({disrupting})")
+        if disrupting := ", ".join(f"{kind} {count}" for kind, count in steps.items() if kind != "rebatch"):
+            size = f"{counted(len(plan.gpulets), 'gpulet')} on {counted(plan.gpus_used, 'GPU')}"
+            self.say(f"a new plan: {size} ({disrupting})")
         for let in gone:
             self._run(self._retire(let))
 

@@ -35,7 +35,8 @@ def find(entry: ModelEntry, config: dict[str, Any] | None = None) -> Found:
             return Found(entry.backend, None, str(entry.version or 1), config or {})
         where = f"at {entry.path}" if entry.path is not None else "named"
         raise InputError(
-            f"no model {where}; a repository has NAME/VERSION/FILE, one of {files()} (or give backend: timed)",
+            f"no model {where}; give the folder NAME of a repository NAME/VERSION/FILE, FILE being one of {files()},"
+            " or backend: timed",
             field=f"services.{entry.service}.model",
         )
     config = _config(entry.path) if config is None else config

@@ -5,6 +5,7 @@ A point is the complete set of options of a run, by their names in the file. Pat
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import itertools
@@ -137,7 +138,9 @@ def _checked(raw: Point, path: Path | None) -> Point:
     for key, value in raw.items():
         name = str(key).replace("-", "_")
         if name not in KNOWN:
-            raise InputError(f"is not an option of a sweep; known: {', '.join(sorted(KNOWN))}", file=path, field=name)
+            near = difflib.get_close_matches(name, sorted(KNOWN), 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(KNOWN))}"
+            raise InputError(f"is not an option of a sweep; {hint}", file=path, field=name)
         for item in value if isinstance(value, list) and value else [value]:
             if not isinstance(item, str | int | float):
                 raise InputError("needs a value or a list of values", file=path, field=name)

@@ -29,9 +29,7 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 def read_table(table: Table, source: str) -> Trace:
     """The native columns of an open table as a trace."""
-    table.require("id", "arrival_s", "gpus")
-    if "duration_s" not in table.columns and "iterations" not in table.columns:
-        table.require("duration_s")
+    table.require("id", "arrival_s", "gpus", *([] if "iterations" in table.columns else ["duration_s"]))
     unused = [name for name in table.header if name not in COLUMNS]
     if unused:
         table.remarks.append(f"columns not used: {', '.join(unused)}")
