@@ -41,7 +41,7 @@ lint: $(VENV)/.dev
 # A warning (a broken link, a page that the navigation does not have) is an error.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "wrote build/site/index.html"
+	@echo "wrote build/site/index.html; its search needs a server: $(BIN)/python -m http.server -d build/site"
 
 $(VENV)/.docs: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
