@@ -65,7 +65,7 @@ def test_what_is_printed_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
         return CliRunner().invoke(app, ["budget"]).stdout
 
     some = measured({"overlap": 0.67, "slowdown": 1.05, "gb_per_s": 1100.4, "be_sms": 0.25})
-    assert "within 5%" in some
+    assert "rise by 5%" in some
     assert "{overlap: 67%}" in some
     assert "--limit 25%" in some
     assert "at no duty cycle" in measured({"overlap": 0.0, "slowdown": 1.0, "gb_per_s": 0.0, "be_sms": 0.0})

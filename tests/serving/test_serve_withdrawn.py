@@ -125,9 +125,10 @@ def test_a_connection_that_takes_calls_back_without_end_is_closed(server: Runnin
     try:
         for k in range(300):
             peer.send(taken_back(1 + 200 * k, 100))
+        while peer.read() is not None:  # a busy server may not have read the first call yet; it must close all the same
+            pass
     except (BrokenPipeError, ConnectionResetError):
         pass
-    assert k < 299, "30,000 calls were taken"
     assert infer(server.http_url, "a")[0] == 200
 
 
