@@ -122,6 +122,7 @@ def _print(report: Report) -> None:
     console.print(f"found by {by}" + (f"; driver {report.release}" if report.release else ""), style="dim")
     for gpu in report.gpus:
         console.print(f"GPU {gpu['index']}: {gpu['name']}, {gpu['uuid']}", style="bold")
+        console.print(f"  {'promise':<10}{'by':<9} how", style="dim")
         for row in gpu["prospects"]:
             nothing = row["by"] == Strength.NOTHING
             how = "" if nothing else f"--mechanism {row['mechanism']}" + (f": {row['note']}" if row["note"] else "")

@@ -126,6 +126,9 @@ class LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
@@ -145,11 +148,26 @@ class LazyGroup(TyperGroup):
             return super().resolve_command(ctx, args)
         command = typer.main.get_command(importlib.import_module(_module(name, args[1:])).app)
         _refuse_empty(command)
+        _show_plain_flags(command, ctx)
         if ctx.resilient_parsing:  # a shell asks what may follow
             from cotenant.cli import complete
 
             complete.attach(name, command)
         return name, command, args[1:]
+
+
+def _show_plain_flags(command: Any, ctx: Any) -> None:
+    """Keep the help of a command from showing <bool> beside options that take no value."""
+    for sub in getattr(command, "commands", {}).values():
+        _show_plain_flags(sub, ctx)
+    _without_types(command.get_params(ctx))
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
 
 
 def _refuse_empty(command: Any) -> None:
