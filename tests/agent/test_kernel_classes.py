@@ -316,6 +316,7 @@ def shown_classes(rig: Rig, program: Program, work: str) -> set[int]:
         while not over.is_set():
             seen.update(bytes(floor.mapping.raised))
 
+    wait_for(lambda: not any(bytes(floor.mapping.raised)), what="the flag of earlier kernels is cleared")
     watching = threading.Thread(target=look)
     watching.start()
     for _ in range(20):
