@@ -6,7 +6,6 @@
 
 #include "swap/share.h"
 
-#define ACCESS_READ_WRITE 3
 
 struct opened { /* an allocation of another process: the region that it is in, mapped here */
     struct share_handle handle;
@@ -52,18 +51,8 @@ static CUresult map_piece(const struct opened *opened, uint64_t index, int memor
 {
     CUdeviceptr address = opened->address + index * opened->size.piece_bytes;
     uint64_t bytes = piece_bytes(&opened->size, index), handle;
-    struct cu_access access = {{CU_LOCATION_DEVICE, device}, ACCESS_READ_WRITE};
     CUresult result = REAL(cuMemImportFromShareableHandle)(&handle, (void *)(intptr_t)memory, SWAP_SHARED_AS_DESCRIPTOR);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = REAL(cuMemMap)(address, bytes, 0, handle, 0);
-    REAL(cuMemRelease)(handle);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = REAL(cuMemSetAccess)(address, bytes, &access, 1);
-    if (result != CUDA_SUCCESS)
-        REAL(cuMemUnmap)(address, bytes);
-    return result;
+    return result == CUDA_SUCCESS ? cot_swap_map(address, bytes, handle, device) : result;
 }
 
 static CUresult map_all(int fd, struct opened *opened)

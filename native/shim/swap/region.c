@@ -32,12 +32,10 @@ CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index)
     return region->address + (uint64_t)index * region->piece_bytes;
 }
 
-/* Maps memory for a piece.  The handle is released at once, since the mapping keeps the memory. */
-CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle)
+/* Maps memory at an address of the program.  The handle is released at once, since the mapping keeps the memory. */
+CUresult cot_swap_map(CUdeviceptr address, uint64_t bytes, uint64_t handle, CUdevice device)
 {
-    CUdeviceptr address = cot_swap_piece_address(region, index);
-    uint64_t bytes = cot_swap_piece_bytes(region, index);
-    struct cu_access access = {{CU_LOCATION_DEVICE, region->gpu->device}, CU_ACCESS_READ_WRITE};
+    struct cu_access access = {{CU_LOCATION_DEVICE, device}, CU_ACCESS_READ_WRITE};
     CUresult result = REAL(cuMemMap)(address, bytes, 0, handle, 0);
     REAL(cuMemRelease)(handle);
     if (result != CUDA_SUCCESS)
@@ -46,6 +44,12 @@ CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t ha
     if (result != CUDA_SUCCESS)
         REAL(cuMemUnmap)(address, bytes);
     return result;
+}
+
+CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle)
+{
+    return cot_swap_map(cot_swap_piece_address(region, index), cot_swap_piece_bytes(region, index), handle,
+                        region->gpu->device);
 }
 
 /* Maps new memory for a piece, which may later be passed to another process (swap/hand.c, swap/share.c). */

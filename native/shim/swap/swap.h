@@ -134,6 +134,7 @@ HIDDEN void cot_swap_forget_context(struct gpu *gpu, CUcontext context);
 HIDDEN uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index);
 HIDDEN CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index);
 /* takes ownership of the handle */
+HIDDEN CUresult cot_swap_map(CUdeviceptr address, uint64_t bytes, uint64_t handle, CUdevice device);
 HIDDEN CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle);
 HIDDEN CUresult cot_swap_map_piece(struct region *region, uint32_t index);
 HIDDEN CUresult cot_swap_unmap_piece(struct region *region, uint32_t index);
