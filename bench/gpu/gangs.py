@@ -101,7 +101,7 @@ class Gangs:
         tenants: list[Tenant] = []
         found: dict[str, Any] = {}
         try:
-            self.nobody()
+            self.after_tenants()
             if beside:
                 busy = [Busy(self.node, self.name("busy-"), uuid, BUSY_REQUEST) for uuid in self.uuids]
                 tenants += busy
@@ -140,7 +140,7 @@ class Gangs:
             found["said"] = {each.name: "\n".join(each.said)[-SAID:] for each in tenants if each.process.returncode}
         self.say(row=row, ended=codes, all_ended=not any(codes.values()), **found)
 
-    def nobody(self) -> dict[str, Any]:
+    def after_tenants(self) -> dict[str, Any]:
         """Rows of `ps` after the previous row's tenants have ended."""
         until_s = time.monotonic() + 15
         while (found := self.ps())["tenants"] and time.monotonic() < until_s:
@@ -228,7 +228,7 @@ def beside(rig: Gangs) -> None:
 
 def hold(rig: Gangs) -> None:
     """After all rows the agent must have no tenant, no process and no promised share."""
-    found = rig.nobody()
+    found = rig.after_tenants()
     gpus = found["agent"]["gpus"]
     promised, charged = ([gpu[key] for gpu in gpus] for key in ("promised", "memory_charged_bytes"))
     rig.say(row="hold", tenants=found["tenants"], unseen=found["agent"].get("unseen"), promised=promised,

@@ -235,7 +235,7 @@ def test_claims_that_cannot_be_prepared_say_why(node: Node) -> None:
     assert "with 404" in kubelet.call("Prepare", gone)["u"].error
 
 
-def test_a_claim_made_anew_by_its_name_is_another_one(node: Node) -> None:
+def test_a_claim_made_again_under_its_name_is_another_one(node: Node) -> None:
     """A claim of a user's own, deleted with its pod and made again: on another GPU, for a pod of the same name."""
     first, _ = place(node, pod("train", annotations=share("30%")), "gpu-0")
     wait_for(lambda: [row["gpus"] for row in node.held().values()] == [[uuid_of(0)]])

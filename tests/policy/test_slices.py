@@ -239,7 +239,7 @@ def test_two_that_yield_and_starve_each_other_are_run_one_at_a_time() -> None:
     """With slices of 1 us all time went into switches: on a card, two best-effort programs had none for a minute."""
     gpu = gpu_with(Share(), Share(), Share(), classes=("best-effort", "best-effort", "latency-sensitive"))
     card = Card(gpu)
-    for _ in range(10):  # nobody works
+    for _ in range(10):  # no tenant works
         card.step(t0=0, t1=0)
     assert not any(t.competes for t in gpu.background()[0])
     for _ in range(2):
@@ -280,5 +280,30 @@ def test_work_that_ends_sooner_than_a_switch_is_not_preempted() -> None:
     assert gpu.brief({"t1"}, 1) == []
     assert gpu.brief((), 2) == [SetSlice("0", "t1", TINY_US)]
     gpu.brief({"t0", "t1"}, 3)
-    gpu.leave("t2", 4)  # without a service there is nobody to yield to
+    gpu.leave("t2", 4)  # without a service no tenant has to yield
     assert min(slices(gpu).values()) > BRIEF_US
+
+
+def test_a_gang_is_not_stopped_while_it_makes_its_contexts() -> None:
+    """On two cards, a gang that was stopped while libcuda made its channels never came back."""
+    gpu, both = GpuSlices("0"), ("0", "1")
+    for name in ("a", "b"):
+        gpu.join(name, Share(0.5, gang=both), "normal", 0)
+    gpu.groups("a", 1, 0)
+    now_ns = SECOND_NS
+    gpu.groups("b", 1, now_ns)
+    for groups in (2, 3):  # each new group begins the time again
+        until_ns = now_ns + SETTINGS.settle_ns
+        while (wake_ns := gpu.wake_ns(now_ns) or until_ns) < until_ns:
+            now_ns = wake_ns
+            gpu.advance(now_ns)
+            assert gpu.tenants["b"].on
+        if groups == 2:
+            gpu.groups("b", groups, now_ns)
+    now_ns = until_ns
+    running = set()
+    for _ in range(10):
+        gpu.advance(now_ns)
+        running.add(tuple(sorted(t.name for t in gpu.present() if t.on)))
+        now_ns = gpu.wake_ns(now_ns) or now_ns
+    assert running == {("a",), ("b",)}

@@ -65,6 +65,16 @@ async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return task
 
 
+async def working(monkeypatch: pytest.MonkeyPatch) -> tuple[NodeHost, list[SlowWorker]]:
+    """A host in its first life, with a worker that has started."""
+    host, made = hosted(monkeypatch)
+    await host.begin(1)
+    start = await begun(host.start(1, SPEC))
+    made[0].let.set()
+    await start
+    return host, made
+
+
 def test_a_worker_that_starts_while_its_node_is_lost_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         host, made = hosted(monkeypatch)
@@ -90,11 +100,7 @@ def test_calls_of_a_life_that_is_over_end(monkeypatch: pytest.MonkeyPatch) -> No
     """Ray gives an actor a thousand calls at a time: one that waits for ever is one less."""
 
     async def play() -> None:
-        host, made = hosted(monkeypatch)
-        await host.begin(1)
-        start = await begun(host.start(1, SPEC))
-        made[0].let.set()
-        await start
+        host, _ = await working(monkeypatch)
         batch = await begun(host.run(1, "w", JOB))
         await host.begin(2)
         assert await asyncio.wait_for(batch, 5.0) == "is not there any more"
@@ -106,11 +112,7 @@ def test_the_deaths_of_a_new_life_are_not_forgotten_with_the_last(monkeypatch: p
     """Its caller did not wait for the end of the last life's workers."""
 
     async def play() -> None:
-        host, made = hosted(monkeypatch)
-        await host.begin(1)
-        start = await begun(host.start(1, SPEC))
-        made[0].let.set()
-        await start
+        host, made = await working(monkeypatch)
         made[0].stopping = asyncio.Event()
         slow = await begun(host.begin(2))
         await host.begin(3)

@@ -6,7 +6,6 @@
 
 #include "swap/share.h"
 
-
 struct opened { /* an allocation of another process: the region that it is in, mapped here */
     struct share_handle handle;
     CUcontext context;

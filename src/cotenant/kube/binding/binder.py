@@ -77,11 +77,11 @@ class Binder:
         self._known: set[PodKey] = set()  # pods that have devices according to PodResources
         state.pending = self.pending
 
-    def pending(self, anew: bool) -> list[tuple[int, int]]:
-        """(share units, memory units) of containers that wait for devices. `anew`: list the pods from the API
+    def pending(self, fresh: bool) -> list[tuple[int, int]]:
+        """(share units, memory units) of containers that wait for devices. `fresh`: list the pods from the API
         server."""
         # skipped soon after a failure, since the kubelet waits for the answer
-        if anew and time.monotonic() - self._api_failed_s > LIST_EVERY_S:
+        if fresh and time.monotonic() - self._api_failed_s > LIST_EVERY_S:
             self._list_pods({}, force=True)
         found = []
         for key, pod in self._pods.items():

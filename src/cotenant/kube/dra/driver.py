@@ -215,7 +215,7 @@ class ClaimDriver:
 
     def _claim_of(self, pod: Mapping[str, Any], name: str) -> dict[str, Any]:
         """A pod's claim; a known one is used as long as it is reserved for that pod, since until then its allocation
-        does not change. A claim made anew by the same name is another one.
+        does not change. A claim that was deleted and made again under its name is another one.
         """
         namespace = pod["metadata"]["namespace"]
         known = self._claims.get((namespace, name))
