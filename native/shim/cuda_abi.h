@@ -8,7 +8,7 @@
 
 typedef int CUresult;
 typedef int CUdevice;
-typedef uintptr_t word; /* any integer or pointer argument: the calling convention passes all of them alike */
+typedef uintptr_t word; /* any integer or pointer argument; the calling convention passes both in the same way */
 typedef unsigned long long CUdeviceptr;
 typedef struct cot_opaque_context *CUcontext;
 typedef struct cot_opaque_stream *CUstream;
@@ -43,7 +43,8 @@ enum {
 
 enum { CU_STREAM_LEGACY_VALUE = 1, CU_STREAM_PER_THREAD_VALUE = 2 };
 #define PER_THREAD ((CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
-#define PTSZ(stream) ((stream) ? (CUstream)(stream) : PER_THREAD) /* the stream of entry points named _ptsz if none is given */
+/* the stream that an entry point whose name ends in _ptsz uses if the caller gives none */
+#define PTSZ(stream) ((stream) ? (CUstream)(stream) : PER_THREAD)
 enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_INVALIDATED = 2 };
 enum { CU_CAPTURE_MODE_GLOBAL = 0, CU_CAPTURE_MODE_THREAD_LOCAL = 1, CU_CAPTURE_MODE_RELAXED = 2 };
@@ -91,7 +92,7 @@ struct cu_pool_prop {
     uint8_t reserved[56];
 };
 
-struct cu_array_descriptor { /* second version: widths are size_t */
+struct cu_array_descriptor { /* the second version of the structure, in which widths are size_t */
     size_t width;
     size_t height;
     uint32_t format;

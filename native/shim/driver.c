@@ -1,11 +1,11 @@
-/* Opens the real driver at the first call and resolves entry points.
+/* Opens the real driver at the first call, and resolves entry points.
  *
- * The library replaces libcuda.so.1: preloaded with that SONAME, it is what dlopen("libcuda.so.1") returns.
- * cuGetProcAddress first calls the real one with the caller's arguments; the returned address is then replaced if it
- * belongs to an export with a wrapper here.  So versions and flags are always right.
+ * This library replaces libcuda.so.1: it is preloaded with that SONAME, so dlopen("libcuda.so.1") returns it.
+ * cuGetProcAddress first calls the driver's own with the caller's arguments. If the returned address is that of an
+ * export for which the shim has a wrapper, it returns the wrapper instead. So versions and flags are always right.
  *
- * A driver may have exports that are not in the list.  dlsym finds them in the driver, and cuGetProcAddress returns them
- * anyway. */
+ * A driver may have exports that exports.S does not list. dlsym finds them in the driver, and cuGetProcAddress returns
+ * the driver's own address. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -18,11 +18,11 @@
 #include "paths.h"
 #include "shim.h"
 
-/* Tables from exports.S with cot_export_count entries each. */
+/* exports.S defines these tables, of cot_export_count entries each. */
 extern HIDDEN void *cot_real_table[];
 extern HIDDEN const char *const cot_names[];
 extern HIDDEN struct {
-    void *exported, *jump; /* both are the same address if the entry point has no wrapper */
+    void *exported, *jump; /* the two addresses are equal if the entry point has no wrapper */
 } const cot_own_table[];
 extern HIDDEN const uint32_t cot_export_count;
 
@@ -99,7 +99,7 @@ static void *substitute_for(void *real)
 
 static void find_next(void)
 {
-    /* any version of the C library's function will do; this one is in all of them */
+    /* any version of the C library's dlsym will do; all C libraries have this one */
     if (!next_dlsym)
         next_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
     if (!next_dlopen)
@@ -158,8 +158,8 @@ EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version,
     return result;
 }
 
-/* Whether the addresses that cuGetProcAddress returns are those of the exports.  If not, substitution cannot work and
- * the program would run without limits. */
+/* Whether cuGetProcAddress returns the addresses of the driver's exports. If it does not, no address can be replaced by
+ * a wrapper, and the program would run without limits. */
 HIDDEN bool cot_driver_is_substitutable(void)
 {
     static const struct {
@@ -210,7 +210,8 @@ static const char *stand_in_for(const char *file)
     return NULL;
 }
 
-/* The simple case must be a tail call: the C library uses the caller's return address for its search path. */
+/* The call of the C library must be a tail call, because the C library derives its search path from the caller's return
+ * address. */
 EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlopen(const char *file, int mode)
 {
     if (UNLIKELY(!next_dlopen))
@@ -243,7 +244,7 @@ static __attribute__((noinline)) void *symbol_of(void *handle, const char *name)
     return handle == own && cot_open_driver() == 0 ? next_dlsym(driver_handle, name) : next_dlsym(handle, name);
 }
 
-/* A tail call as in dlopen: the meaning of RTLD_NEXT depends on the caller. */
+/* The call of the C library is a tail call, because the meaning of RTLD_NEXT depends on the caller's return address. */
 EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlsym(void *handle, const char *name)
 {
     if (UNLIKELY(!next_dlsym))

@@ -1,5 +1,5 @@
-/* Typed table of the driver functions that the shim itself calls: REAL(cuCtxGetDevice)(&device).  A wrapper passes on
- * its own arguments, and takes the pointer from REAL_POINTER. */
+/* A typed table of the driver functions that the shim itself calls, as in REAL(cuCtxGetDevice)(&device). A wrapper that
+ * only passes its own arguments on takes the untyped pointer from REAL_POINTER. */
 #ifndef COTENANT_DRIVER_TABLE_H
 #define COTENANT_DRIVER_TABLE_H
 
@@ -8,7 +8,7 @@
 
 #include "cuda_abi.h"
 
-/* exports.S has a pointer per function, which cot_open_driver sets. */
+/* exports.S defines one pointer for each function; cot_open_driver sets them. */
 #define REAL(name) real_##name
 #define REAL_FUNCTION(name, ...) \
     extern __attribute__((visibility("hidden"))) CUresult (*real_##name)(__VA_ARGS__) __asm__("cot_real_" #name)

@@ -1,4 +1,5 @@
-/* The GPUs of this process: attaching them to slots of the page, contexts, published numbers. */
+/* The GPUs of this process: attaching each to its slot on the page that the agent shares with the process, counting
+ * contexts, and publishing counters on that page. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -26,7 +27,7 @@ uint32_t cot_gpu_count(void)
 static int attach(struct gpu *gpu)
 {
     struct cotenant_gpu_attach attach = {.ordinal = (uint32_t)gpu->device};
-    CUresult result = CUDA_SUCCESS; /* the agent's answer after a relocation */
+    CUresult result = CUDA_SUCCESS; /* after a relocation, the agent has written the UUID to the slot already */
     if (!gpu->relocations)
         result = REAL(cuDeviceGetUuid_v2)(&gpu->uuid, gpu->device);
     if (result != CUDA_SUCCESS)
@@ -52,10 +53,11 @@ static int attach(struct gpu *gpu)
     pthread_mutex_lock(&cot_lock);
     gpu->slot = reply.header.slot;
     gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
-    /* contexts may date from before the agent's restart, and only processes with contexts can be parked */
+    /* the agent may have restarted after the contexts were created, and it evicts whole processes only if they have
+     * contexts */
     gpu->page_slot->contexts = gpu->contexts;
     gpu->epoch = EPOCH_CLOSED;
-    cot_calls_close(gpu); /* a thread may still use the previous agent's page */
+    cot_calls_close(gpu); /* a thread may still use the page of the previous agent */
     gpu->released_epoch = 0;
     gpu->state = GATE_CLOSED;
     gpu->stale = false;
@@ -67,8 +69,8 @@ static int attach(struct gpu *gpu)
     return 0;
 }
 
-/* The agent has written other GPUs into the page: this process was restored on them, and leaves what it joined on the
- * previous ones. */
+/* Called when the agent has changed the page. If the UUID of a GPU has changed, this process was restored on another
+ * GPU, so it leaves the LS gate of the previous GPU and joins that of the new one. */
 void cot_gpus_follow(void)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++) {
@@ -92,21 +94,22 @@ static void *join_again(void *unused)
         if (gpus[i].attached && !gpus[i].stale && gpus[i].floor_again_ns) {
             cot_floor_join(&gpus[i]);
             cot_holder_join(&gpus[i]);
-            cot_calls_close(&gpus[i]); /* launches within an interval leave the hot path */
+            cot_calls_close(&gpus[i]); /* makes launches leave the hot path, even within an interval */
         }
     pthread_mutex_unlock(&attach_lock);
     joining = false;
     return NULL;
 }
 
-/* Called on its own thread, since the answer may take seconds. */
+/* Retries connecting to the LS gates, on a thread of its own, since the agent's answer may take seconds. */
 void cot_gpus_join_again(void)
 {
     if (!atomic_exchange(&joining, true) && !cot_start_thread(join_again, NULL))
         joining = false;
 }
 
-/* The record of a device.  With want_attached: NULL if the agent does not assign the device to this tenant. */
+/* Returns the record of a device, created if necessary. With want_attached: NULL if the agent does not assign the
+ * device to this tenant. */
 struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++)
@@ -132,7 +135,8 @@ struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
     return gpu;
 }
 
-/* Whether the device belongs to another tenant, which is reported.  A missing device is left to the driver. */
+/* Whether the device belongs to another tenant; if so, the user is told. For a device that does not exist the driver
+ * reports the error. */
 bool cot_gpu_is_denied(CUdevice device)
 {
     struct gpu *gpu = cot_gpu_of_device(device, true);
@@ -142,7 +146,7 @@ bool cot_gpu_is_denied(CUdevice device)
     return true;
 }
 
-/* Requests memory for the context itself; an error is returned to the program. */
+/* Asks the agent for the memory of a new context. The program gets the error if the agent refuses. */
 CUresult cot_gpu_before_context(CUdevice device)
 {
     struct gpu *gpu = cot_gpu_of_device(device, true);
@@ -189,7 +193,8 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
         cot_floor_context_gone(gpu, context);
     }
     pthread_mutex_lock(&cot_lock);
-    if (context && gpu->contexts > 0) /* a NULL context: the announced context was not created */
+    /* if `context` is NULL, creating the announced context has failed, so there is nothing to subtract */
+    if (context && gpu->contexts > 0)
         gpu->contexts--;
     bool last = gpu->contexts == 0;
     if (gpu->any_context == context)
@@ -212,8 +217,8 @@ static int memory_of(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_byte
     return *limit_bytes == COTENANT_NO_LIMIT && *kept_bytes == 0 ? -1 : 0;
 }
 
-/* For the NVML shim, which identifies a card by UUID only.  Returns 0 and the tenant's limit, its charge, and the memory
- * kept for others. */
+/* Called by the shim of NVML, which identifies a card by its UUID only. Returns 0, the tenant's limit, its charge, and
+ * the memory that is kept free for other tenants. */
 EXPORT int cotenant_memory_of(const uint8_t uuid[16], uint64_t *limit_bytes, uint64_t *used_bytes, uint64_t *kept_bytes)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++)

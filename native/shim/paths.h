@@ -1,4 +1,4 @@
-/* Finds a library that may be in one of several places, as in containers. */
+/* Finds a library that may be in one of several places, for example in another place inside a container. */
 #ifndef COTENANT_PATHS_H
 #define COTENANT_PATHS_H
 
@@ -7,7 +7,7 @@
 
 #define COTENANT_PATH_BYTES 4096
 
-/* The first readable file of a colon-separated list of absolute paths, copied to `found`; NULL if there is none. */
+/* Copies the first readable file of a colon-separated list of absolute paths to `found`; NULL if there is none. */
 static inline const char *cot_first_file(const char *list, char found[COTENANT_PATH_BYTES])
 {
     while (list && *list) {

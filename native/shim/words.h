@@ -1,4 +1,4 @@
-/* Stream operations that wait on or write a word of memory, as in cuStreamBatchMemOp_v2. */
+/* The arguments of cuStreamBatchMemOp_v2: operations in a stream that wait for a 4-byte word of memory or write one. */
 #ifndef COTENANT_WORDS_H
 #define COTENANT_WORDS_H
 
@@ -13,7 +13,7 @@ struct word_operation {
     uint64_t unused_2;
 };
 enum { WORD_WAIT = 1, WORD_WRITE = 2 };
-/* flags of a wait: until the word has reached the value (cyclic comparison), or equals it */
+/* flags of a wait: wait until the word has reached the value (cyclic comparison), or until it equals the value */
 enum { WORD_REACHED = 0, WORD_EQUAL = 1 };
 
 #define HOST_REGISTER_PORTABLE_DEVICEMAP 3

@@ -1,15 +1,16 @@
-/* Device-gated run-ahead: best-effort work that is launched early and waits for the LS gate on the device.
+/* Device-gated run-ahead: a best-effort program launches work early, and the work waits on the device until no
+ * latency-sensitive (LS) work is active.
  *
- * Training launches long kernels in one part of a step and short ones in another, for which its host is too slow: it
- * keeps the GPU busy by running ahead by some ms.  An in-flight budget of 100 us would prevent that, and cost a quarter
- * of its time on a card (docs/benchmarks/colocation.md).  So here the host may run ahead, and before each budget_ns of
- * work its stream waits until no LS work is active: LS work finds at most the rest of such a part in flight, whatever is
- * queued behind it.
+ * Training launches long kernels in one part of a step and short ones in another. Its host is too slow for the short
+ * ones, and keeps the GPU busy only by launching some ms ahead. An in-flight budget of 100 us would prevent that, and
+ * cost a quarter of its time on a card (docs/benchmarks/colocation.md). So here the host may launch ahead, and the shim
+ * inserts a wait into the stream before each budget_ns of work. LS work that arrives finds at most one such part in
+ * flight, whatever is queued behind it.
  *
- * A stream waits on the wait flags that LS processes write (struct cotenant_floor_words), so the shim is not involved in
- * stopping or resuming it.  The device has no clock: flags with an expired heartbeat are cleared by a thread that takes
- * no lock and calls no driver function, since those may wait for a stream; the thread continues while the program's exit
- * handlers run. */
+ * The wait is for the flags that LS processes write to memory (struct cotenant_floor_words), so the shim takes no part
+ * in stopping or resuming the stream. The device has no clock. A thread of the shim therefore clears flags whose
+ * heartbeat has expired. It takes no lock and calls no driver function, since those may wait for a stream; it continues
+ * while the program's exit handlers run. */
 #define _GNU_SOURCE
 #include <time.h>
 #include <unistd.h>
@@ -21,11 +22,11 @@
 #define HOLDERS_A_WORD 4
 #define LATELY_NS 10000000
 #define WINDOW_NS 10000000
-#define STAY_NS INT64_C(2000000000) /* after this time a new window of host-gated launches begins */
+#define STAY_NS INT64_C(2000000000) /* after this time the shim again measures how long launches wait on the host */
 
 
-/* Whether launches may be gated on the device.  Not for tenants with turns, which end when everything launched has
- * ended. */
+/* Whether launches may wait on the device. Not for tenants with turns: a turn ends only when everything that was
+ * launched has ended. */
 bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule)
 {
     int64_t now_ns = (int64_t)cot_now_ns();
@@ -37,10 +38,11 @@ bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struc
            gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
 }
 
-/* Considers a host-gated launch.  A program whose launches wait most of the time launches faster than its GPU works, and
- * keeps it busy within the budget; it stays host-gated, since LS work finds less in flight then: the device evaluates
- * the wait shortly before the kernel behind it starts.  Other programs may run ahead for a while.  Time in which LS work
- * is active does not count. */
+/* Updates the choice between waiting on the host and on the device, after a launch that waited on the host for
+ * waited_ns. If launches wait most of the time, the program launches faster than its GPU works and keeps it busy within
+ * the budget. It then stays on the host's side, where LS work finds less in flight: the device evaluates a wait shortly
+ * before the kernel behind it starts. Otherwise the program may launch ahead for STAY_NS. Time in which LS work is
+ * active does not count. */
 void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t now_ns)
 {
     struct floor_ahead *ahead = &floor->ahead;
@@ -59,8 +61,8 @@ void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t
     ahead->window_at_ns = 0;
 }
 
-/* Records that work is launched on that stream.  What has passed its wait on each of several streams runs to its end, so
- * recently used streams share the budget. */
+/* Records that work is launched into a stream. On each stream, the part of the work that has passed its wait runs to
+ * its end. So the budget is divided among the streams that were used recently. */
 static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budget_ns, int64_t now_ns)
 {
     uint32_t place = 0, active = 0;
@@ -71,7 +73,8 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budge
         } else if (ahead->streams[i].at_ns < ahead->streams[place].at_ns)
             place = i;
     if (ahead->streams[place].at_ns && ahead->streams[place].handle != handle && now_ns - ahead->streams[place].at_ns < LATELY_NS)
-        /* a kernel of each stream may have passed its wait: use the host gate, which bounds all streams together */
+        /* too many streams: each may have a kernel that has passed its wait, so launches wait on the host, which bounds
+         * all streams together */
         ahead->crowded_until_ns = now_ns + LATELY_NS;
     ahead->streams[place].handle = handle;
     ahead->streams[place].at_ns = now_ns;
@@ -85,13 +88,14 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budge
 
 static bool is_shown(const struct cotenant_floor_words *shown, uint32_t holder)
 {
-    /* LS processes set their flag in the agent's page before the flag here */
+    /* an LS process sets its flag on the first page before the flag on this one */
     return __atomic_load_n(&shown->raised[holder], __ATOMIC_ACQUIRE) != 0;
 }
 
 static bool is_believed(const struct cotenant_floor *page, uint32_t holder, int64_t now_ns)
 {
-    uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE); /* LS processes write the time before the flag */
+    /* an LS process writes the time before the flag */
+    uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE);
     int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[holder], __ATOMIC_RELAXED);
     int64_t limit_ns = (int64_t)page->heartbeat_timeout_ms * 1000000;
     return raised && age_ns < limit_ns && age_ns > -limit_ns;
@@ -113,7 +117,7 @@ static void lower_silent(const struct cotenant_floor *page, struct cotenant_floo
     for (uint32_t i = 0; shown && i < COTENANT_FLOOR_HOLDERS; i++)
         if (is_shown(shown, i) && !is_believed(page, i, (int64_t)cot_now_ns())) {
             lower(shown, i);
-            if (is_believed(page, i, (int64_t)cot_now_ns())) /* the flag was set meanwhile */
+            if (is_believed(page, i, (int64_t)cot_now_ns())) /* the LS process has set its flag meanwhile */
                 __atomic_store_n(&shown->raised[i], 1, __ATOMIC_SEQ_CST);
         }
 }
@@ -127,7 +131,8 @@ static void *watch(void *unused)
             struct floor *floor = __atomic_load_n(&cot_gpu_at(g)->floor, __ATOMIC_ACQUIRE);
             if (!floor)
                 continue;
-            /* an LS process may have set its flag on the old page after this process moved to the new one */
+            /* an LS process may have set its flag on the previous agent's page, after this process moved to the new
+             * one */
             lower_all(__atomic_load_n(&floor->ahead.before, __ATOMIC_ACQUIRE));
             lower_silent(floor->page, __atomic_load_n(&floor->ahead.shown, __ATOMIC_ACQUIRE));
         }
@@ -145,12 +150,14 @@ static void start_watch(void) /* with cot_capture_lock */
 
 /* ---- the words ---- */
 
-static CUdeviceptr words(struct floor *floor, CUcontext context) /* the caller holds cot_capture_lock, and no stream captures */
+/* the caller holds cot_capture_lock, and no stream is captured */
+static CUdeviceptr words(struct floor *floor, CUcontext context)
 {
     struct floor_ahead *ahead = &floor->ahead;
     if (ahead->context == context)
         return ahead->words;
-    /* otherwise the page would vanish with that context while streams wait on it */
+    /* pinning the page in another context is refused: the page would become invalid with that context while streams
+     * wait on it */
     if (ahead->pinned_in && ahead->pinned_in != context)
         return 0;
     void *page = ahead->shown;
@@ -169,8 +176,8 @@ static CUdeviceptr words(struct floor *floor, CUcontext context) /* the caller h
     return ahead->words = address;
 }
 
-/* Number of wait flags to check: as many as there are LS processes, and one for the next to join, which gets the first
- * free index. */
+/* Returns how many 4-byte words of wait flags a stream must check: those of all LS processes, and of the next one that
+ * joins, which gets the first free index. */
 static uint32_t words_in_use(const struct cotenant_floor *page)
 {
     uint32_t count = 1;
@@ -180,7 +187,8 @@ static uint32_t words_in_use(const struct cotenant_floor *page)
     return floor_least(count + HOLDERS_A_WORD - 1, COTENANT_FLOOR_HOLDERS) / HOLDERS_A_WORD;
 }
 
-/* Makes the thread's next launches wait on the device until no LS work is active.  False: not possible. */
+/* Inserts a wait into the stream: the thread's next launches wait on the device until no LS work is active. False: this
+ * was not possible. */
 bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_rule *rule)
 {
     struct word_operation operations[COTENANT_FLOOR_HOLDERS / HOLDERS_A_WORD];
@@ -195,7 +203,7 @@ bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_ru
         floor->ahead.refused = !done;
     }
     pthread_mutex_unlock(&cot_capture_lock);
-    /* one handle for a stream of each thread */
+    /* the streams of different threads have the same handle here, so each thread's record serves as its handle */
     bool own = t->stream->handle == (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE;
     use_stream(&floor->ahead, own ? (CUstream)t : t->stream->handle, rule->budget_ns, (int64_t)cot_now_ns());
     return done;
@@ -203,7 +211,7 @@ bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_ru
 
 /* ---- not too far ---- */
 
-/* Waits until work of ns more may be launched, as long as anything ends. */
+/* Waits until ns more of work may be launched. Gives up if no work ends for COT_STALL_NS. */
 void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
 {
     uint64_t began = cot_now_ns(), progress = began, now = began;
@@ -217,7 +225,8 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
         }
         if (floor->oldest == floor->newest || cot_exiting())
             break;
-        if (floor->stalled || now - progress > COT_STALL_NS) { /* the event that it waits for may be recorded later */
+        /* the work may wait for an event that the program records later */
+        if (floor->stalled || now - progress > COT_STALL_NS) {
             floor->stalled = true;
             break;
         }
@@ -229,7 +238,7 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
         atomic_fetch_add(&gpu->waited_ns, now - began);
 }
 
-/* New pages are in effect: release streams that wait on the old ones. */
+/* Called when the pages of a new agent are in effect: releases the streams that wait on the old page. */
 void cot_ahead_move(struct floor *floor, struct cotenant_floor_words *shown)
 {
     lower_all(floor->ahead.shown);

@@ -1,10 +1,11 @@
-/* Host side of the LS gate: every launch of a best-effort process checks the gate's page (abi/floor.h) and the rule
- * (floor/floor_rule.h).
+/* The LS gate on the host: every launch of a best-effort (BE) process reads the gate's page (abi/floor.h) and asks the
+ * rule of the scheme (floor/floor_rule.h) whether it may go.
  *
- * Only best-effort processes take this path.  Work in flight is tracked in launch batches (floor/pieces.h).
+ * The launches of a process are grouped into batches, by which the work in flight is tracked (floor/pieces.h). The
+ * newest batch is *open*: launches are added to it until it is closed.
  *
- * Concurrent launches of several threads are serialised by one lock per GPU.  It is never taken inside cot_lock, and
- * cot_capture_lock only inside it. */
+ * One lock per GPU serialises the launches of several threads. It is never taken inside cot_lock, and cot_capture_lock
+ * is taken only inside it. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <time.h>
@@ -12,24 +13,24 @@
 #include "floor/pieces.h"
 
 #define LEAST_PIECE_NS 25000
-#define SPIN_NS 60000                 /* after this, yield the processor to other threads */
-#define UP_SPIN_NS 10000000           /* LS bursts are short: keep polling until one ends */
-#define YIELD_FADES_NS 50000000       /* half-life of the longest observed yield */
-#define YIELD_SPACE 10                /* interval between two yields, as a multiple of the last one's duration */
+#define SPIN_NS 60000                 /* after this time the waiting thread yields the processor to other threads */
+#define UP_SPIN_NS 10000000           /* LS work comes in short bursts: poll this long for the end of one */
+#define YIELD_FADES_NS 50000000       /* half-life of the longest duration of a yield that was seen */
+#define YIELD_SPACE 10                /* time between two yields, as a multiple of the duration of the last one */
 #define LONGEST_SPIN_NS INT64_C(1000000)
-/* a wait that exceeds the usual lateness of sleeps by this much is slept, except for its last part */
+/* a thread sleeps if it must wait for this much longer than sleeps usually end late; it polls for the last part */
 #define SLEEP_OVER_NS 200000
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
 #define GONE_TRIES 1000
-#define LONG_KERNEL_NS 500000         /* where the hardware can preempt, shorter kernels are better waited for */
+#define LONG_KERNEL_NS 500000         /* waiting for a shorter kernel takes less time than preempting it */
 
 /* ---- the clock ---- */
 
 #ifndef FLOOR_TICKS
 #define FLOOR_TICKS() __builtin_ia32_rdtsc()
 #endif
-#define SAME_MOMENT_TICKS 5000 /* more: the thread may have been preempted between two readings */
+#define SAME_MOMENT_TICKS 5000        /* a thread may have been preempted between two readings that differ by more */
 #define LONGEST_TICKS (UINT64_C(1) << 22)
 
 /* Reads the time together with the processor's cycle counter. */
@@ -52,7 +53,7 @@ static int64_t look_at_clock(struct floor *floor)
     return now_ns;
 }
 
-/* The time from the cycle counter, at a third of the cost, as long as the last reading of the clock is recent. */
+/* Computes the time from the cycle counter, which is faster than reading the clock, if the clock was read recently. */
 static int64_t glance_at_clock(struct floor *floor)
 {
     const struct floor_ticks *ticks = &floor->ticks;
@@ -72,8 +73,8 @@ static bool floor_any_raised(const struct cotenant_floor *page)
     return any != 0;
 }
 
-/* The class of an active LS process with a fresh heartbeat; 0: none.  Of several, the one that BE work of work_class
- * would disturb. */
+/* Returns the work class of an LS process that is active and has a fresh heartbeat; 0: there is none. If there are
+ * several, it returns the class that BE work of work_class would disturb, if one has it. */
 static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_class, int64_t now_ns)
 {
     uint32_t found = 0;
@@ -97,7 +98,7 @@ bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns)
 static struct floor_rule current_rule(const struct floor *floor, const struct gpu *gpu, struct work work)
 {
     const struct cotenant_floor *page = floor->page;
-    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* without an agent the budget split is not updated */
+    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* without an agent, this number is not updated */
     uint64_t in_flight_us = floor->in_flight_us ? floor->in_flight_us : page->in_flight_us;
     return (struct floor_rule){.scheme = page->scheme,
                                .overlap_permille = page->overlap_permille,
@@ -110,16 +111,15 @@ static struct floor_rule current_rule(const struct floor *floor, const struct gp
                                .duty_cycle_permille = page->duty_cycle_permille};
 }
 
-/* Work between two events.  Only tidal may rely on predicted times: the other schemes need to know whether everything
- * has ended.  A GPU that runs idle has time for events, and its program's launches are predicted less well, because idle
- * time hides their durations. */
+/* Returns how much work may lie between two events. Only the scheme tidal may rely on predicted times; the other
+ * schemes must know whether all work has ended. After the GPU was idle each batch gets an event, too: there is time for
+ * it, and the launches of such a program are predicted less well, because idle time hides their durations. */
 static int64_t event_interval_ns(const struct floor *floor)
 {
     return floor->page->scheme == COTENANT_SCHEME_TIDAL && !floor->state.starved ? COTENANT_EVENT_INTERVAL_NS : 0;
 }
 
-/* Sleeps for most of the remaining time; the lateness of sleeps on this machine is learned, starting from the worst
- * case. */
+/* Sleeps for most of the remaining time, shortened by how late sleeps end on this machine, which it learns. */
 static void sleep_for(struct floor *floor, int64_t left_ns)
 {
     int64_t began = (int64_t)cot_now_ns();
@@ -129,7 +129,7 @@ static void sleep_for(struct floor *floor, int64_t left_ns)
     floor->late_ns = late > floor->late_ns ? late : floor->late_ns - floor->late_ns / 64;
 }
 
-/* Yields to other threads; less often if that takes long, because they run or because the machine is slow at it. */
+/* Yields the processor to other threads. The longer a yield takes, the later is the next one. */
 static void yield(struct floor *floor)
 {
     int64_t began = (int64_t)cot_now_ns();
@@ -141,7 +141,7 @@ static void yield(struct floor *floor)
 
 static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int64_t left_ns, int64_t now_ns)
 {
-    bool soon = !up && left_ns >= 0 && left_ns < 2 * floor->yield_ns; /* a yield may miss the time of the launch */
+    bool soon = !up && left_ns >= 0 && left_ns < 2 * floor->yield_ns; /* a yield could last too long */
     if (now_ns >= floor->yield_fades_ns) {
         floor->yield_ns /= 2;
         floor->yield_fades_ns = now_ns + YIELD_FADES_NS;
@@ -157,7 +157,7 @@ static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int6
             __builtin_ia32_pause();
 }
 
-/* When a launch was allowed, under which rule, and beside LS work of which class. */
+/* When and under which rule a launch was allowed, and the work class of the LS work that ran then. */
 struct leave {
     struct floor_rule rule;
     uint32_t ls_class;
@@ -167,13 +167,13 @@ struct leave {
 static bool may_go(struct floor *floor, struct gpu *gpu, struct work work, int64_t next_ns, struct leave *leave)
 {
     leave->now_ns = look_at_clock(floor);
-    gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* tells the agent that this process is active */
+    gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* tells the agent that this process launches work */
     leave->rule = current_rule(floor, gpu, work);
     leave->ls_class = active_class(floor->page, work.work_class, leave->now_ns);
     return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
 }
 
-/* Expected end of the oldest batch in flight: the next one begins then, and is timed from there. */
+/* Predicts the end of the oldest batch in flight. The next batch begins then, and is timed from there. */
 static int64_t oldest_ends_ns(struct floor *floor)
 {
     if (floor->oldest == floor->newest)
@@ -187,7 +187,8 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
     int64_t began = 0, progress = 0;
     bool up = false;
     uint32_t oldest = floor->oldest;
-    while (!may_go(floor, gpu, work, next_ns, &leave)) { /* decided by what is known, since asking the driver costs more */
+    /* first decide by what is known, since asking the driver takes longer */
+    while (!may_go(floor, gpu, work, next_ns, &leave)) {
         cot_pieces_resolve(floor, leave.now_ns);
         if (may_go(floor, gpu, work, next_ns, &leave) || cot_exiting())
             break;
@@ -214,13 +215,13 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
     return leave;
 }
 
-/* Whether the open batch is complete.  A program that is slow to launch pays more for events. */
+/* Whether the open batch is complete. Batches of a program that launches slowly are large, as events cost it more. */
 static bool has_enough(const struct piece *open, int64_t allowed_ns)
 {
     return open->predicted_ns >= floor_most(allowed_ns / 2, LEAST_PIECE_NS) || open->count >= PIECE_LOG;
 }
 
-/* Whether the launch stays within the budget, by what is known; if so, it is counted in the rule's state. */
+/* Whether the launch stays within the budget, by what is known. If so, it is counted in the rule's state. */
 static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece *open, int64_t ns)
 {
     struct floor_rule rule = current_rule(floor, gpu, floor->stated);
@@ -229,13 +230,13 @@ static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece
         floor->state.outstanding_ns + ns > allowed_ns)
         return false;
     int64_t now_ns = glance_at_clock(floor);
-    gpu->page_slot->floor_ns = (uint64_t)now_ns; /* tells the agent that this process is active */
+    gpu->page_slot->floor_ns = (uint64_t)now_ns; /* tells the agent that this process launches work */
     floor_went(&rule, &floor->state, 0, ns, now_ns);
     return true;
 }
 
-/* The common launch: no LS work, budget not nearly used, the open batch continues.  Counted without calling driver or
- * system.  False: cot_floor_enter decides. */
+/* The common case: no LS work is active, the budget is not nearly used, and the launch belongs to the open batch. The
+ * launch is counted without a call of the driver or the system. False: cot_floor_enter decides. */
 bool cot_floor_goes_on(struct thread *t, struct cost *cost)
 {
     struct gpu *gpu = t->gpu;
@@ -260,7 +261,7 @@ bool cot_floor_goes_on(struct thread *t, struct cost *cost)
     return goes;
 }
 
-/* As cot_floor_enter, for the turn gate: an allowed launch is counted as started. */
+/* Is cot_floor_goes_on for launches that must pass the turn gate, too: an allowed launch is counted as started. */
 bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
 {
     struct calls *calls = t->calls;
@@ -269,7 +270,7 @@ bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
     if (cost->key != key || t->stream->handle != stream || atomic_load_explicit(&calls->handle, memory_order_relaxed) != stream ||
         atomic_load_explicit(&cot_captures, memory_order_relaxed) > 0 || cot_profiling)
         return false;
-    cot_count(&calls->started, 1); /* cot_calls_close orders this count and the check of `open` */
+    cot_count(&calls->started, 1); /* its order with the check of `open` matters: see cot_calls_close */
     if (atomic_load_explicit(&calls->open, memory_order_relaxed) &&
         (page->scheme == COTENANT_SCHEME_FREE || page->present == 0 || cot_floor_goes_on(t, cost)))
         return true;
@@ -284,14 +285,14 @@ static void count_launch(struct floor *floor, struct thread *t, struct cost *cos
         open->began_ns = now_ns;
     open->log[open->count++] = cost;
     open->predicted_ns += cost->ns;
-    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* called under the lock of all of these counters */
+    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* the lock of the LS gate protects these counters */
 }
 
-/* Launches now, gated on the device until no LS work is active.  False: not possible, the host has to wait. */
+/* Launches now, behind a wait of the stream for the end of LS work. False: the host has to wait instead. */
 static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost, const struct floor_rule *rule)
 {
     if (cost->ns == COST_UNKNOWN_NS || atomic_load(&cot_captures) > 0 || !cot_ahead_may(floor, t->gpu, rule)) {
-        floor->ahead.on = false; /* a new kernel is timed alone */
+        floor->ahead.on = false; /* a kernel without an estimate is timed alone */
         return false;
     }
     struct piece *open = cot_piece(floor, floor->newest);
@@ -303,8 +304,8 @@ static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost
     cot_ahead_wait(floor, t->gpu, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (open->count >= PIECE_LOG)
-        open->count = 0; /* the launch waited for long */
-    /* the part that has begun continues beside LS work, but nothing is added to it */
+        open->count = 0; /* the launch waited for long, so only a timing sample is lost */
+    /* work that has passed its wait continues, but nothing is added to it */
     bool up = floor_any_raised(floor->page);
     fresh = fresh || (up && !floor->ahead.behind);
     floor->ahead.behind = up;
@@ -335,7 +336,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
         work = cot_work_now(work);
     pthread_mutex_lock(&floor->lock);
     if (work.duration_ns)
-        cost->ns = work.duration_ns; /* Orion uses the profile's duration */
+        cost->ns = work.duration_ns; /* under the scheme orion the duration in the kernel profile is used */
     if (floor->context != t->context)
         cot_pieces_switch(floor, t->context);
     struct floor_rule rule = current_rule(floor, t->gpu, work);
@@ -354,12 +355,12 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     struct leave leave = wait_for_floor(floor, t->gpu, work, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (cot_pieces_full(floor) && open->count >= PIECE_LOG)
-        open->count = 0; /* the launch waited for long: only a timing sample is lost */
+        open->count = 0; /* the launch waited for long, so only a timing sample is lost */
     floor->stream = t->stream;
     floor->handle = t->stream->handle;
     floor->thread = t;
     if (floor->state.outstanding_ns == 0 && cost->ns == COST_UNKNOWN_NS && open->count == 0) {
-        cot_piece_close(floor, 0); /* new kernel: time it from its start */
+        cot_piece_close(floor, 0); /* the first launch of a kernel is timed from its start */
         open = cot_piece(floor, floor->newest);
         floor->open_solo = t->solo = true;
     }
@@ -368,8 +369,8 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     pthread_mutex_unlock(&floor->lock);
 }
 
-/* After launching a new kernel, graph or copy: ends its batch here instead of at the program's next launch.  Otherwise,
- * if the program is slower than its GPU, the host's time would be attributed to the launch. */
+/* Called after the first launch of a kernel, graph or copy: closes its batch now, not at the program's next launch.
+ * Otherwise, if the program launches more slowly than its GPU works, the host's time would count as kernel time. */
 void cot_floor_launched(struct thread *t)
 {
     struct floor *floor = t->gpu->floor;
@@ -382,8 +383,8 @@ void cot_floor_launched(struct thread *t)
     pthread_mutex_unlock(&floor->lock);
 }
 
-/* A thread that waits at the gate holds the lock meanwhile: do not wait for it for long, since the program may be
- * ending. */
+/* Called when a context was destroyed. A thread that waits at the LS gate holds the lock for that time. The attempts to
+ * take it are limited, since the program may be ending. */
 void cot_floor_context_gone(struct gpu *gpu, CUcontext context)
 {
     struct floor *floor = gpu->floor;

@@ -1,4 +1,5 @@
-/* Interface of best-effort tenants' gate and of LS processes' activity flags, for the other directories. */
+/* The interface of the LS gate for the shim's other directories: best-effort processes wait at the gate, and
+ * latency-sensitive processes set their activity flag. */
 #ifndef COTENANT_FLOOR_ROOM_H
 #define COTENANT_FLOOR_ROOM_H
 

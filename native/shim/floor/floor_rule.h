@@ -1,4 +1,6 @@
-/* The rule for best-effort launches, as pure arithmetic: may this launch go now?  The simulator uses it, too
+/* The rule for best-effort (BE) launches, as arithmetic without side effects: may this launch go now? LS is
+ * latency-sensitive work on the same GPU, which announces itself by activity flags. The rule limits the *work in
+ * flight*, which is the predicted time of what was launched and has not ended. The simulator uses it, too
  * (native/rules/gate.c). */
 #ifndef COTENANT_FLOOR_RULE_H
 #define COTENANT_FLOOR_RULE_H
@@ -10,8 +12,9 @@
 #include "abi/rules.h"
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
-#define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times do not overflow */
-#define FLOOR_STRETCH 4000 /* the stretch_permille at which LS work finds up to budget_ns in flight on average */
+/* times are limited to this, so that the product of two times does not overflow */
+#define FLOOR_LONGEST_NS INT64_C(1000000000)
+#define FLOOR_STRETCH 4000 /* with this stretch_permille, LS work finds up to budget_ns in flight on average */
 #define FLOOR_GAP_NS INT64_C(1000000)
 
 static inline int64_t floor_least(int64_t a, int64_t b)
@@ -24,13 +27,13 @@ static inline int64_t floor_most(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* In-flight budget of a process that has one of `parts` shares of budget_ns (policy/colocation/division.py). */
+/* The in-flight budget of one process, if budget_ns is divided into `parts` (policy/colocation/division.py). */
 static inline int64_t floor_share(uint64_t budget_ns, uint64_t parts)
 {
     return floor_most((int64_t)(budget_ns / (parts ? parts : 1)), 1);
 }
 
-/* tidal: work that may be in flight now. */
+/* How much work may be in flight now (scheme tidal). */
 static inline int64_t floor_allowed(const struct floor_rule *rule, const struct floor_state *s)
 {
     int64_t permille = floor_least(s->stretch_permille, rule->stretch_permille);
@@ -42,10 +45,10 @@ static inline bool floor_paced(const struct floor_rule *rule)
     return rule->duty_cycle_permille > 0 && rule->duty_cycle_permille < 1000;
 }
 
-/* A program that is slowed down by its host launches ahead of its GPU when it can, and leaves the GPU idle if the budget
- * prevents that. LS work waits for what is in flight when it arrives: on average for the mean over time.  So for
- * programs that leave the GPU idle the budget is scaled up while that mean is below a quarter of the largest scale, and
- * down again when the GPU is busy. */
+/* Adapts the scale of the budget to the last window. A program whose host is the bottleneck launches ahead of its GPU
+ * when it can, and leaves the GPU idle if the budget prevents that. LS work that arrives waits for the work in flight,
+ * on average for its mean over time. So if the GPU was idle, the budget is scaled up until that mean is a quarter of
+ * the largest scale, and down again when the GPU is busy. */
 static inline void floor_adapt(const struct floor_rule *rule, struct floor_state *s)
 {
     int64_t mean_ns = s->area_ns2 / s->open_ns;
@@ -59,9 +62,9 @@ static inline void floor_adapt(const struct floor_rule *rule, struct floor_state
     s->open_ns = s->dry_ns = s->area_ns2 = 0;
 }
 
-/* A launch goes now: since the previous one, the work in flight decreased until busy_until_ns, after which the GPU was
- * idle.  Longer gaps are pauses of the program, which running ahead would not shorten; nor gaps required by the duty
- * cycle. */
+/* Counts the time since the previous launch: the work in flight decreased until busy_until_ns, after which the GPU was
+ * idle. Longer gaps are not counted, since they are pauses of the program that launching ahead would not shorten; nor
+ * are the gaps that a duty cycle requires. */
 static inline void floor_look_back(const struct floor_rule *rule, struct floor_state *s, int64_t now_ns)
 {
     int64_t passed_ns = floor_least(now_ns - s->open_at_ns, FLOOR_LONGEST_NS);
@@ -94,7 +97,8 @@ static inline bool floor_orion(const struct floor_rule *rule, struct floor_state
     return true;
 }
 
-/* When a program with a duty cycle that stops now has been idle for what it owes. */
+/* The time at which a program with a duty cycle has been idle for as long as it owes, if it launches nothing until
+ * then. */
 static inline int64_t floor_rested_at(const struct floor_state *s)
 {
     return floor_most(s->busy_until_ns, s->open_at_ns) + s->owed_ns;
@@ -120,7 +124,8 @@ static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state
     return s->unfinished <= 1 && s->busy_until_ns - now_ns <= rule->lead_ns;
 }
 
-/* Whether a launch of predicted length next_ns may go.  ls_class: class of the active LS work, 0 if there is none. */
+/* Whether a launch of predicted length next_ns may go. ls_class: work class of the active LS work, 0 if there is
+ * none. */
 static inline bool floor_may_go(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
                                 int64_t now_ns)
 {
@@ -136,7 +141,7 @@ static inline bool floor_may_go(const struct floor_rule *rule, struct floor_stat
     }
 }
 
-/* The launch goes: update the state. */
+/* Updates the state: a launch goes now. */
 static inline void floor_went(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
                               int64_t now_ns)
 {
@@ -156,8 +161,8 @@ static inline void floor_went(const struct floor_rule *rule, struct floor_state 
         s->credit_ns -= next_ns;
 }
 
-/* A batch of predicted_ns has been seen to end; the rest begins about now.  If nothing is left, the GPU may have been
- * idle since the predicted end. */
+/* Updates the state: a batch of predicted_ns was seen to end, so the next one begins about now. If none is left, the
+ * GPU may have been idle since the predicted end. */
 static inline void floor_ended(struct floor_state *s, int64_t predicted_ns, int64_t now_ns)
 {
     s->outstanding_ns -= predicted_ns;

@@ -1,9 +1,10 @@
-/* LS-activity flag of an unmodified latency-sensitive program.
+/* The activity flag of a latency-sensitive (LS) program on the page of the LS gate: the shim sets it, the program is
+ * not modified.
  *
- * Each launch takes the slow path and sets the flag first.  A thread clears it once all streams have been drained for
- * LINGER_NS: a request that waited for another is launched within that time, and would else wait for a kernel of
- * best-effort work.  `started` is counted before the flag is set, so started == finished
- * with `raises` unchanged means that no kernel runs.  A thread waiting for a time slice keeps the flag set. */
+ * Each launch takes the slow path and sets the flag first. A thread clears it once all streams have been idle for
+ * LINGER_NS: a request that waited for another one is launched within that time, and would otherwise wait for a
+ * best-effort kernel. `started` is incremented before the flag is set. So if started == finished and `raises` has not
+ * changed, no kernel runs. While a thread waits for a turn, the flag stays set. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -21,17 +22,18 @@
 
 struct holder {
     struct cotenant_floor *page;
-    struct cotenant_floor_words *words; /* NULL: an agent without wait flags */
+    struct cotenant_floor_words *words; /* NULL: the agent has no page of wait flags */
     uint32_t index;
     int fd;
-    struct work stated; /* class of its work, as stated by the tenant */
+    struct work stated; /* the tenant's statement of its work class */
     struct gpu *gpu;
     pthread_mutex_t lock;
-    uint64_t raises, drained_raises, drained_ns; /* drained_ns: when it was first seen drained after drained_raises */
+    /* drained_ns: time at which the streams were first found idle, when `raises` was drained_raises; 0: not yet */
+    uint64_t raises, drained_raises, drained_ns;
     bool up;
 };
 
-/* The class of the last launch: of a kernel its own, of a graph the tenant's. */
+/* The work class of the last launch. A kernel has its own class in the profile; a graph has that of the tenant. */
 static uint8_t class_now(const struct holder *holder)
 {
     bool asked = holder->page->scheme == COTENANT_SCHEME_ORION;
@@ -39,14 +41,14 @@ static uint8_t class_now(const struct holder *holder)
     return (uint8_t)work.work_class;
 }
 
-/* Writes the device's wait flag. */
+/* Writes the flag for which streams of other processes wait on the device. */
 static void show(struct holder *holder, uint8_t up)
 {
     if (holder->words)
         __atomic_store_n(&holder->words->raised[holder->index], up, __ATOMIC_SEQ_CST);
 }
 
-bool cot_holding; /* the flag of some GPU is or may be set: check after each synchronisation */
+bool cot_holding; /* the flag of some GPU is or may be set, so each synchronisation checks whether it can be cleared */
 
 void cot_holder_raise(struct holder *holder)
 {
@@ -62,7 +64,7 @@ void cot_holder_raise(struct holder *holder)
     pthread_mutex_unlock(&holder->lock);
 }
 
-/* Clears the flag if everything launched has ended LINGER_NS ago; otherwise updates the heartbeat. */
+/* Clears the flag if all launched work ended at least LINGER_NS ago; otherwise renews its heartbeat. */
 static void settle(struct holder *holder)
 {
     pthread_mutex_lock(&holder->lock);
@@ -88,7 +90,7 @@ static void settle(struct holder *holder)
         holder->up = false;
     } else {
         __atomic_store_n(&holder->page->raised_ns[holder->index], cot_now_ns(), __ATOMIC_RELEASE);
-        show(holder, 1); /* the heartbeat had expired, so the flag is set again */
+        show(holder, 1); /* another process clears the flag if its heartbeat expires, so it is set again */
     }
     pthread_mutex_unlock(&holder->lock);
 }
@@ -128,7 +130,7 @@ static void start_watch(void)
     cot_start_thread(watch, NULL);
 }
 
-/* Called when the GPU was attached, to a first or a restarted agent. */
+/* Called after the GPU was attached to the agent, also to a restarted one. */
 void cot_holder_join(struct gpu *gpu)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_HOLDS_FLOOR))
@@ -159,11 +161,12 @@ void cot_holder_join(struct gpu *gpu)
     if (holder->fd >= 0)
         close(holder->fd);
     holder->fd = fd;
-    holder->page = page; /* an older page stays mapped */
+    holder->page = page; /* the page of a previous agent stays mapped */
     holder->words = words;
     holder->index = reply.header.slot;
     memcpy(&terms, reply.body.bytes, sizeof terms);
-    holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN; /* not 0, which would mean inactive */
+    /* not 0, which stands for an inactive process */
+    holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN;
     bool up = holder->up;
     pthread_mutex_unlock(&holder->lock);
     __atomic_store_n(&gpu->holder, holder, __ATOMIC_RELEASE);

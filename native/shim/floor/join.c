@@ -1,4 +1,5 @@
-/* Joining the LS gate of a GPU (abi/floor.h), as a best-effort or as a latency-sensitive process. */
+/* Joins the LS gate of a GPU (abi/floor.h), as a best-effort or as a latency-sensitive process: the process connects to
+ * the agent's second socket and receives the gate's page. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,8 @@
 #include "floor/pieces.h"
 
 #define ANSWER_PATIENCE_S 2
-#define FIRST_PATIENCE_NS UINT64_C(1000000000) /* wait until the second attempt; doubled at each further one */
+/* time from the first failed attempt to the second; doubled at each further attempt */
+#define FIRST_PATIENCE_NS UINT64_C(1000000000)
 #define MOST_PATIENCE_NS UINT64_C(30000000000)
 
 static int open_socket(void)
@@ -62,7 +64,7 @@ static void take_kernels(int fd, const struct cotenant_message *reply)
         close(table_fd);
 }
 
-/* Receives the page of wait flags, if the agent announces it. */
+/* Receives the page of device wait flags, if the agent announces it. */
 static struct cotenant_floor_words *take_words(int fd, const struct cotenant_message *reply)
 {
     struct cotenant_floor_reply terms;
@@ -100,8 +102,8 @@ static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct
     return page;
 }
 
-/* The agent may have been too busy to answer.  A process that has not joined is neither protected nor limited, so it
- * tries again. */
+/* Called if the process could not join. The agent may have been too busy to answer. A process that has not joined is
+ * neither protected nor limited, so it tries again later. */
 static void not_joined(struct gpu *gpu)
 {
     if (gpu->floor_patience_ns == 0) {
@@ -113,8 +115,9 @@ static void not_joined(struct gpu *gpu)
     gpu->floor_again_ns = cot_now_ns() + gpu->floor_patience_ns;
 }
 
-/* The page of a GPU's LS gate for this process; *fd is the connection, whose end tells the agent that the process has
- * ended.  NULL with a warning if there is none.  *shown: the page of wait flags, NULL if the agent has none. */
+/* Connects to the LS gate of a GPU and returns its page; NULL, with a warning, if that fails. *fd is the connection:
+ * when it closes, the agent knows that the process has ended. *shown is the page of device wait flags; NULL if the
+ * agent has none. */
 struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply,
                                       struct cotenant_floor_words **shown)
 {
@@ -132,7 +135,7 @@ struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, s
     return NULL;
 }
 
-/* Called when the GPU was attached, to a first or a restarted agent. */
+/* Called after the GPU was attached to the agent, also to a restarted one. */
 void cot_floor_join(struct gpu *gpu)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_BEST_EFFORT))
@@ -156,15 +159,15 @@ void cot_floor_join(struct gpu *gpu)
     }
     if (floor->fd >= 0)
         close(floor->fd);
-    floor->fd = fd; /* stays open: its end tells the agent that this process has ended */
+    floor->fd = fd; /* stays open: when it closes, the agent knows that this process has ended */
     floor->stated = (struct work){.work_class = reply.work_class, .sms = reply.work_sms};
     floor->in_flight_us = reply.in_flight_us;
-    __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* an older page stays mapped */
+    __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* the page of a previous agent stays mapped */
     cot_ahead_move(floor, shown);
     __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
 }
 
-/* A child process has neither the owner of the lock nor the connection. */
+/* In the child of a fork: the connection belongs to the parent, and no thread of the child holds the lock. */
 void cot_floor_after_fork(struct gpu *gpu)
 {
     if (gpu->floor && gpu->floor->fd >= 0)

@@ -1,23 +1,26 @@
-/* Launch batches of best-effort work in flight (floor/pieces.h): when they end, and what their times say about costs.
- * The caller holds floor->lock. */
+/* Finds out when launch batches of best-effort work end, and corrects the estimated costs of launches by the measured
+ * times (floor/pieces.h). The *origin* is the latest batch whose event was seen; times are measured from it. The caller
+ * of each function holds floor->lock. */
 #define _GNU_SOURCE
 #include "floor/pieces.h"
 
-#define CHAIN 8              /* most batches between two events */
+#define CHAIN 8              /* largest number of batches between two events */
 #define DOUBT 4
-#define WRONG 0.1            /* a timing window with a larger error causes events on the next batches */
-#define NOISE 0.05           /* smaller errors move an estimate only partly */
+#define WRONG 0.1            /* after a measured time with a larger error, each of the next batches gets an event */
+#define NOISE 0.05           /* smaller errors correct an estimate only in part */
 #define NOISE_GAIN 0.25
-#define SURELY_SLOW 16       /* after as many too-long windows in a row the cause is not LS work, which does not overlap all */
-#define DRIFT 1e-4           /* largest drift of the GPU's clock against the host's */
+/* after this many measured times in a row that are too long, LS work cannot be the cause, since it does not overlap all
+ * of them */
+#define SURELY_SLOW 16
+#define DRIFT 1e-4           /* largest drift of the GPU's clock against the host's clock */
 
 
-/* Number of the timing window in which a cost was last scaled, so that each is scaled once per window; under
+/* Number of the measurement by which a cost was last scaled, so that no cost is scaled twice by one; protected by
  * cot_capture_lock. */
 static uint32_t scaled_in[(1 << COST_BITS) + COST_BESIDE];
 static uint32_t chain_number;
 
-/* Another context of the process launches: the previous one's work in flight precedes it. */
+/* Called when another context of the process launches. The work in flight of the previous context precedes its work. */
 void cot_pieces_switch(struct floor *floor, CUcontext context)
 {
     if (cot_piece(floor, floor->newest)->count > 0)
@@ -26,7 +29,8 @@ void cot_pieces_switch(struct floor *floor, CUcontext context)
     floor->context = context;
 }
 
-/* A context was destroyed together with its events.  Work in flight of other contexts is dropped, too, since this is rare. */
+/* Called when a context was destroyed together with its events. Work in flight of other contexts is forgotten, too,
+ * since this is rare. */
 void cot_pieces_forget(struct floor *floor, CUcontext gone)
 {
     pthread_mutex_lock(&cot_capture_lock);
@@ -50,11 +54,12 @@ void cot_pieces_forget(struct floor *floor, CUcontext gone)
 
 bool cot_pieces_full(const struct floor *floor)
 {
-    return floor->newest - floor->oldest >= PIECES - 2 - CHAIN; /* batches from the origin to the oldest are kept */
+    /* the batches from the origin to the oldest one are kept, too */
+    return floor->newest - floor->oldest >= PIECES - 2 - CHAIN;
 }
 
-/* Whether a timing window that may include a device-side wait took longer than estimated because of the work, not
- * because of LS work in between: not all of many windows include waits. */
+/* Whether the work itself was slower than estimated. A measured time may include waits of the stream for LS work, so a
+ * single one that is too long says little; but not all of many do. */
 static bool is_slow(struct floor *floor, double *ratio)
 {
     floor->least_slow = floor->slow == 0 || *ratio < floor->least_slow ? *ratio : floor->least_slow;
@@ -65,7 +70,7 @@ static bool is_slow(struct floor *floor, double *ratio)
     return true;
 }
 
-/* Corrects the estimated costs: elapsed_ns is the time between the events of batches `origin` and `last`. */
+/* Corrects the estimated costs by elapsed_ns, the time between the events of the batches `origin` and `last`. */
 static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
 {
     int64_t thought_ns = 0;
@@ -75,10 +80,12 @@ static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
         exact = exact && piece->exact;
         held = held || piece->held;
         for (uint32_t i = 0; i < piece->count; i++)
-            thought_ns += piece->log[i]->ns; /* by current estimates: an older window may have corrected the same kernels */
+            /* current estimates are added up, since an earlier measurement may have corrected the same kernels */
+            thought_ns += piece->log[i]->ns;
     }
     double ratio = thought_ns > 0 ? elapsed_ns / (double)thought_ns : 1;
-    bool idle = !exact && ratio >= 1; /* the measured time may include idle time, so it is only an upper bound */
+    /* the measured time may include idle time, so it is only an upper bound of the work's time */
+    bool idle = !exact && ratio >= 1;
     if (exact && held && ratio > 1 + WRONG)
         idle = !is_slow(floor, &ratio);
     else if (exact && held)
@@ -105,8 +112,8 @@ static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
     }
 }
 
-/* Expected end of all remaining work, if the work before it ended at ended_ns: a batch begins at its first launch or
- * then, whichever is later. */
+/* Predicts the end of all remaining work, if the work before it ended at ended_ns. A batch begins then or at its first
+ * launch, whichever is later. */
 static int64_t rest_ends_ns(struct floor *floor, int64_t ended_ns)
 {
     for (uint32_t at = floor->oldest; at != floor->newest + 1; at++) {
@@ -117,7 +124,8 @@ static int64_t rest_ends_ns(struct floor *floor, int64_t ended_ns)
     return ended_ns;
 }
 
-/* An event is noticed some time after it occurred; its timestamp tells how long. */
+/* Counts a batch as ended. The host sees an event some time after it occurred; the event's time stamp shows how much
+ * later. */
 static void ended(struct floor *floor, struct piece *piece, int64_t now_ns)
 {
     int64_t thought_ns = floor->state.busy_until_ns - (floor->state.outstanding_ns - piece->predicted_ns);
@@ -160,7 +168,7 @@ static bool has_ended(struct floor *floor, struct piece *piece, bool may_query, 
     return true;
 }
 
-/* Removes ended batches from the ring. */
+/* Removes ended batches from the ring of batches. */
 void cot_pieces_resolve(struct floor *floor, int64_t now_ns)
 {
     if (floor->oldest == floor->newest)
@@ -176,7 +184,8 @@ void cot_pieces_resolve(struct floor *floor, int64_t now_ns)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* The caller holds cot_capture_lock, and floor->context is current.  An event belongs to one context, but ring entries are used by all. */
+/* Records the event of a batch. The caller holds cot_capture_lock, and floor->context is current. An event belongs to
+ * one context, while all contexts use the entries of the ring, so an event of another context is replaced. */
 static bool record_here(struct floor *floor, struct piece *piece)
 {
     if (piece->event && piece->context != floor->context) {
@@ -205,8 +214,8 @@ static bool record(struct floor *floor, struct piece *piece)
     return done;
 }
 
-/* Closes the open batch; an empty one only records an event to measure from.  event_interval_ns: work between two
- * events; 0: an event for each batch. */
+/* Closes the open batch. An empty batch only records an event, from which times are measured. event_interval_ns: how
+ * much work lies between two events; 0: every batch gets an event. */
 void cot_piece_close(struct floor *floor, int64_t event_interval_ns)
 {
     struct piece *piece = cot_piece(floor, floor->newest);

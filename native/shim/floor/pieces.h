@@ -1,8 +1,9 @@
-/* A best-effort process's work in flight on one GPU, as launch batches.
+/* The work in flight of a best-effort process on one GPU, as a ring of *launch batches*.
  *
- * A launch batch ends either by predicted time, computed from the costs of its launches, or by an event, which takes a
- * card about 3 us between two kernels: so there is only one per EVENT_INTERVAL_NS of work. The time between two events
- * without idle time in between corrects the estimated costs; after a wrong prediction there are more events for a while. */
+ * The shim knows the end of a batch either by its predicted time, the sum of the costs of its launches, or by an event
+ * after it. An event takes a card about 3 us between two kernels, so there is only one per EVENT_INTERVAL_NS of work.
+ * The time between two events corrects the estimated costs, if the GPU was busy in between. After a wrong prediction
+ * there are more events for a while. */
 #ifndef COTENANT_FLOOR_PIECES_H
 #define COTENANT_FLOOR_PIECES_H
 
@@ -17,40 +18,44 @@ enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* no 
 
 struct piece {
     CUevent event;
-    CUcontext context;                /* context of the event, which is destroyed with it */
+    CUcontext context;                /* the context of the event; destroying it destroys the event */
     enum piece_end end;
-    bool exact;                       /* no idle time between the previous batch and this one, as far as is known */
-    bool held;                        /* its stream may have waited for LS work */
+    /* as far as is known, the GPU was not idle between the previous batch and this one */
+    bool exact;
+    bool held;                        /* the stream may have waited for LS work in this batch */
     int64_t predicted_ns;
-    int64_t began_ns;                 /* time of its first launch */
+    int64_t began_ns;                 /* time of the first launch of the batch */
     uint32_t count;
     struct cost *log[PIECE_LOG];
 };
 
-/* The processor's cycle counter relative to the clock. */
+/* The processor's cycle counter, in relation to the clock. */
 struct floor_ticks {
-    uint64_t first, last;             /* readings of counter and clock, some ms apart; `last` is the latest */
+    /* two readings of the counter, some ms apart; first_ns and last_ns are the readings of the clock */
+    uint64_t first, last;
     int64_t first_ns, last_ns;
-    uint64_t ns_per_2_20;             /* ns per 2^20 cycles; 0: unknown */
+    uint64_t ns_per_2_20;             /* ns per 2^20 cycles of the counter; 0: not known */
 };
 
-/* Device-gated run-ahead (floor/ahead.c). */
+/* State of launches that wait on the device (floor/ahead.c). */
 struct floor_ahead {
-    struct cotenant_floor_words *shown; /* the page of wait flags; NULL: unavailable */
-    struct cotenant_floor_words *before; /* page of the previous agent, on which streams may still wait */
+    struct cotenant_floor_words *shown; /* the page of device wait flags; NULL: there is none */
+    /* the page of device wait flags of the previous agent, on which streams may still wait */
+    struct cotenant_floor_words *before;
     CUcontext context;                /* the context in which `words` is the device address of the wait flags */
     CUdeviceptr words;
     CUcontext pinned_in;              /* the context in which the page is pinned */
-    struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* streams with recent launches */
-    /* until this time launches are gated on the host, because more streams were in use than `streams` has entries */
+    struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* the streams with recent launches */
+    /* until this time launches wait on the host, because more streams were in use than `streams` has entries */
     int64_t crowded_until_ns;
-    int64_t part_ns;                  /* work between two waits of a stream */
+    int64_t part_ns;                  /* how much work a stream runs between two waits */
     int64_t since_ns;                 /* predicted work since the last wait of the current stream */
-    /* window of host-gated launches: its start, and their total wait; 0: starts at the next launch */
+    /* start of the time over which waits on the host are added up, and their sum; start 0: it begins at the next
+     * launch */
     int64_t window_at_ns, waited_ns;
-    int64_t until_ns;                 /* until this time launches may be gated on the device */
-    bool on;                          /* current launches are gated on the device */
-    bool behind;                      /* LS work is active, and current launches wait for its end */
+    int64_t until_ns;                 /* until this time launches may wait on the device instead of on the host */
+    bool on;                          /* the launches of the open batch wait on the device */
+    bool behind;                      /* LS work is active, and the launches of the open batch wait for its end */
     bool refused;                     /* this driver does not support waits on memory in streams */
 };
 
@@ -59,27 +64,29 @@ struct floor {
     struct floor_ahead ahead;
     pthread_mutex_t lock;
     int fd;
-    struct work stated;               /* kernel class stated by the tenant */
-    uint32_t in_flight_us;            /* in-flight budget of this tenant; 0: that of the page applies */
+    struct work stated;               /* the tenant's statement of the class and SMs of its kernels */
+    uint32_t in_flight_us;            /* in-flight budget of this tenant; 0: the budget on the page applies */
     struct floor_state state;
     CUcontext context;
     struct piece pieces[PIECES];
-    uint32_t oldest, newest;          /* [oldest, newest) are closed, newest is open */
-    bool have_origin;                 /* batch `origin` ended with an event that was seen: a reference time */
+    uint32_t oldest, newest;          /* batches at [oldest, newest) are closed, the one at newest is open */
+    bool have_origin;                 /* the event of batch `origin` was seen, so times can be measured from it */
     uint32_t origin;
-    int64_t origin_ns;                /* latest possible time of its event by the host's clock */
-    int64_t not_ready_ns;             /* last time at which a query found the batch's event still pending */
-    int64_t unchecked_ns;             /* work closed by prediction since the last event */
-    uint32_t unchecked;               /* number of batches closed by prediction */
-    uint32_t slow;                    /* number of successive timing windows that were slower than estimated, or had waits */
-    double least_slow;                /* the smallest ratio of measured to estimated time of these windows */
-    uint32_t doubt;                   /* number of next batches that end with an event regardless of event_interval_ns */
-    bool open_solo;                   /* the open batch is one new kernel, preceded by an event recorded for it */
+    int64_t origin_ns;                /* latest possible time of the event of `origin`, by the host's clock */
+    int64_t not_ready_ns;             /* last time at which a query found the oldest batch's event pending */
+    int64_t unchecked_ns;             /* predicted time of the batches since the last event */
+    uint32_t unchecked;               /* number of batches since the last event */
+    /* number of measured times in a row that were longer than estimated, or included waits for LS work */
+    uint32_t slow;
+    double least_slow;                /* the smallest ratio of measured to estimated time among those */
+    uint32_t doubt;                   /* for this many more batches, each gets an event */
+    /* the open batch is the first launch of a kernel, and an event was recorded before it */
+    bool open_solo;
     int64_t late_ns;                  /* time by which sleeps usually end late */
-    int64_t yield_ns;                 /* longest recent duration of a yield on this machine, decaying */
+    int64_t yield_ns;                 /* longest recent duration of a yield on this machine; it decays */
     int64_t yield_fades_ns;
     int64_t yield_at_ns;              /* earliest time of the next yield */
-    bool stalled;                     /* no batch ended for long: do not wait for one again */
+    bool stalled;                     /* no batch has ended for long, so launches do not wait for one until one ends */
     struct stream *stream;            /* stream of the open batch */
     CUstream handle;
     struct thread *thread;
@@ -100,15 +107,16 @@ HIDDEN bool cot_pieces_full(const struct floor *floor);
 HIDDEN bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns);
 
 /* ---- floor/ahead.c ---- */
-#define AHEAD_PIECE_NS 500000 /* work between two events, by which the host tracks how far ahead it is */
+#define AHEAD_PIECE_NS 500000 /* how much work lies between two events, by which the host tracks how far ahead it is */
 
-/* Whether the open batch accepts no more launches. */
+/* Whether the open batch takes no more launches. */
 static inline bool cot_ahead_is_full(const struct piece *open)
 {
     return open->predicted_ns >= AHEAD_PIECE_NS || open->count >= PIECE_LOG;
 }
 
-/* Whether a launch of the open batch only needs to be counted.  Changed settings take effect with the next part. */
+/* Whether a launch into the open batch only needs to be counted. Changed settings take effect after the next wait of
+ * the stream. */
 static inline bool cot_ahead_goes_on(const struct floor *floor, const struct piece *open, int64_t ns)
 {
     return ns != COST_UNKNOWN_NS && !cot_ahead_is_full(open) && floor->ahead.since_ns + ns <= floor->ahead.part_ns &&
@@ -120,7 +128,7 @@ static inline void cot_ahead_count(struct floor *floor, int64_t ns, int64_t now_
     struct floor_state *state = &floor->state;
     state->busy_until_ns = floor_most(state->busy_until_ns, now_ns) + ns;
     state->outstanding_ns += ns;
-    state->open_at_ns = 0; /* idle time of the GPU is meaningless for a program that runs ahead */
+    state->open_at_ns = 0; /* the GPU's idle time says nothing about a program that launches ahead */
     floor->ahead.since_ns += ns;
 }
 

@@ -1,10 +1,12 @@
-/* Turn gate: may this launch go?
+/* The turn gate: may this launch go? A turn is a time slice that the agent grants to a tenant on a GPU.
  *
- * The hot path (cot_gate_enter in shim.h) nearly always decides without a call.  All other cases come here: no turn, the
- * turn has ended, the interval of work is complete, a new stream, a new kernel.
+ * The hot path (cot_gate_try in shim.h) decides nearly always. All other cases come here: the tenant has no turn, the
+ * turn has ended, the thread's interval is complete, or the stream or kernel is new. An *interval* is about a
+ * millisecond of predicted work of one thread; it ends with a fence, an event that shows when the work has ended
+ * (inflight/fence.c).
  *
- * A turn ends in three steps: the gate closes, calls that passed it return, the GPU finishes what they queued.  Only
- * then is the turn returned, so the reported time is GPU time, not host time. */
+ * A turn ends in three steps: the gate closes, the calls that had passed it return, the GPU finishes what they queued.
+ * Only then is the turn returned, so the reported time is GPU time, not host time. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +15,13 @@
 
 #include "shim.h"
 
-#define STALL_PATIENCE_NS UINT64_C(100000000) /* longest wait for a fence before a little more may be launched */
+/* longest wait for a fence, after which the thread may launch a little more */
+#define STALL_PATIENCE_NS UINT64_C(100000000)
 
 static struct cotenant_slot no_slot;
 static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
 static struct calls no_calls = {.gpu = &no_gpu, .handle = COT_NO_STREAM, .log_next = &no_calls.unnoted};
-/* record of the threads that have none of their own; its counters are never read */
+/* the record of all threads that have none of their own; nothing reads its counters */
 static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = &no_calls.unnoted};
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
 __thread struct calls *cot_calls __attribute__((tls_model("initial-exec"))) = &no_calls;
@@ -77,7 +80,7 @@ void cot_thread_context_changed(void)
     cot_thread->context = NULL;
 }
 
-/* Returns the GPU of the current context, attached, and fills the thread's cache. */
+/* Returns the GPU of the current context, attached to the agent, and stores it in the thread's record. */
 struct gpu *cot_thread_gpu(void)
 {
     struct thread *t = cot_thread_get();
@@ -147,9 +150,10 @@ static void wait_for_turn(struct gpu *gpu)
     if (gpu->waiting++ == 0)
         gpu->waiting_since_ns = began;
     if (gpu->holder)
-        cot_holder_raise(gpu->holder); /* best-effort tenants stop, and return their turn as idle */
+        /* the flag of latency-sensitive work makes best-effort tenants stop, so that they return their turn as idle */
+        cot_holder_raise(gpu->holder);
     while (!cot_exiting() && !is_open(gpu)) {
-        if (gpu->state == GATE_OPEN) { /* the turn has ended or was revoked: the helper thread handles it */
+        if (gpu->state == GATE_OPEN) { /* the turn has ended or was revoked; the helper thread returns it */
             bool revoked = gpu->page_slot->epoch != gpu->turn_epoch;
             if (revoked && gpu->page_slot->flags & COTENANT_SLOT_UNGATED) {
                 cot_gate_grant(gpu, gpu->page_slot->epoch, COTENANT_NO_DEADLINE);
@@ -164,7 +168,7 @@ static void wait_for_turn(struct gpu *gpu)
             }
             request_turn(gpu);
         }
-        cot_rpc_wait(); /* with a time limit: a request may not have fit into the socket */
+        cot_rpc_wait(); /* the wait has a time limit, since the request may not have fit into the socket */
     }
     gpu->waiting--;
     pthread_mutex_unlock(&cot_lock);
@@ -173,14 +177,15 @@ static void wait_for_turn(struct gpu *gpu)
 
 /* ---- how much is queued ---- */
 
-/* Otherwise its work is bounded by floor.c, timed by kernels.c, or unbounded. */
+/* Whether fences bound the work in flight. Otherwise the LS gate bounds it (floor.c), a profile times it (kernels.c),
+ * or it is not bounded. */
 static bool is_fenced(const struct gpu *gpu)
 {
     return !gpu->floor && !gpu->holder && !cot_profiling && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED);
 }
 
-/* At the end of an interval: fences it, learns from completed fences, limits the queue, and does not start what cannot
- * end before the turn does.  False: the turn was ended. */
+/* Called at the end of an interval. Fences it, learns from completed fences, waits while too much is queued, and ends
+ * the turn if the next launch could not end before the deadline. False: the turn was ended. */
 static bool begin_interval(struct thread *t, int64_t next_ns)
 {
     struct gpu *gpu = t->gpu;
@@ -224,7 +229,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
 {
     struct gpu *gpu = cot_thread_gpu();
     if (!gpu)
-        return GATE_PASS; /* no context: the driver returns its own error */
+        return GATE_PASS; /* there is no context, so the driver returns its own error */
     struct thread *t = cot_thread;
     if (atomic_load(&cot_captures) > 0 && cot_stream_is_capturing(stream))
         return GATE_PASS;
@@ -248,7 +253,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
             break;
         cot_count(&t->calls->started, -1);
         wait_for_turn(gpu);
-        cot_interval_begin(t); /* open work has drained by now */
+        cot_interval_begin(t); /* all work of the interval has ended while the thread waited */
         if (is_fenced(gpu))
             cot_fence_close(t, false);
     }
@@ -257,16 +262,16 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (gpu->holder)
         cot_holder_raise(gpu->holder);
     if (gpu->floor || gpu->holder || cot_profiling) {
-        t->calls->budget_ns = -1; /* every launch takes the slow path */
+        t->calls->budget_ns = -1; /* makes every launch take the slow path */
         if (gpu->floor && !atomic_load_explicit(&t->calls->open, memory_order_relaxed))
-            cot_calls_open(t->calls); /* for cot_floor_try */
+            cot_calls_open(t->calls); /* lets cot_floor_try allow launches */
         return GATE_GO;
     }
     struct calls *calls = t->calls;
     if (!atomic_load_explicit(&calls->open, memory_order_relaxed))
         cot_calls_open(calls);
     int64_t ns = cost->ns;
-    if (ns > calls->budget_ns) { /* the work is longer than an interval, so it gets an interval alone */
+    if (ns > calls->budget_ns) { /* the launch is longer than an interval, so it gets one of its own */
         t->budget_begin_ns += ns - calls->budget_ns;
         calls->budget_ns = ns;
     }
@@ -276,7 +281,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     return GATE_GO;
 }
 
-/* Cancellation is disabled: a thread cancelled while it waits here would keep a lock. */
+/* Passes the gate on the slow path. The thread cannot be cancelled meanwhile, since it would keep a lock. */
 enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
 {
     int cancel;

@@ -1,4 +1,4 @@
-/* Interface of turns, of the GPUs they are on, and of profiles of the launched kernels. */
+/* The interface of turns, of the GPUs on which they are granted, and of kernel profiles. */
 #ifndef COTENANT_GATE_ROOM_H
 #define COTENANT_GATE_ROOM_H
 
@@ -6,30 +6,34 @@
 
 /* ---- gate.c ---- */
 HIDDEN void cot_thread_context_changed(void);
-HIDDEN struct gpu *cot_thread_gpu(void); /* attaches the GPU of the current context; NULL without a context */
+/* attaches the GPU of the current context to the agent; NULL without a context */
+HIDDEN struct gpu *cot_thread_gpu(void);
 HIDDEN struct gpu *cot_gpu_of_device(CUdevice device, bool attach);
 HIDDEN struct gpu *cot_gpu_at(uint32_t index);
 HIDDEN uint32_t cot_gpu_count(void);
 HIDDEN void cot_sync_begin(void);    /* called before a driver call in which the host waits for the GPU */
 HIDDEN void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns);
 HIDDEN void cot_gate_begin_close(struct gpu *gpu, uint32_t reason);
-HIDDEN uint64_t cot_gates_advance(uint64_t now_ns); /* called on the helper thread; returns the time until the next call in ns */
+/* returns the time in ns until the helper thread must call it again */
+HIDDEN uint64_t cot_gates_advance(uint64_t now_ns);
 HIDDEN void cot_gates_agent_lost(uint32_t fail_mode);
 HIDDEN void cot_gates_exit(void);
 HIDDEN void cot_gate_reset_after_fork(void);
 HIDDEN void cot_gpu_publish(struct gpu *gpu, uint64_t now_ns);
 HIDDEN bool cot_gpu_is_denied(CUdevice device);
 HIDDEN CUresult cot_gpu_before_context(CUdevice device);
-HIDDEN bool cot_gpu_room_for_context(CUdevice device); /* no memory for a context: asks the agent for room */
+/* called if the driver had no memory for a context: asks the agent to evict memory */
+HIDDEN bool cot_gpu_room_for_context(CUdevice device);
 HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
 HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
 HIDDEN void cot_gpus_after_reconnect(void);
-HIDDEN void cot_gpus_follow(void); /* called after PAGE_UPDATE, on the helper thread */
-HIDDEN void cot_gpus_join_again(void); /* retries connecting to LS gates; called on its own thread */
+/* called on the helper thread after PAGE_UPDATE: the process may have been restored on other GPUs */
+HIDDEN void cot_gpus_follow(void);
+HIDDEN void cot_gpus_join_again(void); /* starts a thread that retries connecting to LS gates */
 HIDDEN uint64_t cot_total_launches(void);
 HIDDEN uint32_t cot_total_contexts(void);
 
-HIDDEN struct thread *cot_thread_get(void); /* this thread's record, created if necessary; NULL without memory */
+HIDDEN struct thread *cot_thread_get(void); /* creates this thread's record if necessary; NULL: memory is exhausted */
 
 /* ---- kernels.c ---- */
 #define COTENANT_KERNELS_PATH_BYTES 512
@@ -38,7 +42,7 @@ struct kernel_shape {
     uint32_t grid[3], block[3], shared_bytes, zero;
 };
 struct pair;
-extern HIDDEN bool cot_profiling; /* every launch takes the slow path and is timed */
+extern HIDDEN bool cot_profiling; /* the kernels of this program are profiled, so every launch takes the slow path */
 HIDDEN void cot_kernels_start(void);
 HIDDEN struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream);
 HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
@@ -59,7 +63,7 @@ struct work {
     uint32_t duration_ns;     /* 0: not known */
 };
 extern HIDDEN bool cot_kernels_known;
-/* the kernel that this thread is launching; only set on the slow path */
+/* the kernel that this thread launches now; set on the slow path only */
 extern HIDDEN __thread const struct kernel_shape *cot_launching __attribute__((tls_model("initial-exec")));
 HIDDEN void cot_work_table(int fd, uint32_t count);
 HIDDEN struct work cot_work_now(struct work stated);

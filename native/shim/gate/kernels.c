@@ -1,8 +1,9 @@
-/* Times of a program's kernels, for `cotenant profile kernels`: an event before and after each launch, and the GPU time
- * between them, summed by kernel, grid and block.  Only for programs started with COTENANT_ENV_KERNELS, whose launches
- * all take the slow path.
+/* Measures the kernels of a program, for `cotenant profile kernels`: it records an event before and after each launch,
+ * and adds up the GPU time between them by kernel, grid and block. Only programs started with COTENANT_ENV_KERNELS are
+ * measured; all their launches take the slow path.
  *
- * The events are in the launch's own stream: earlier work there has ended at the first event, so nothing has to wait. */
+ * The events are in the stream of the launch. The first event occurs when earlier work in that stream has ended, so no
+ * launch has to wait. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@
 struct kind {
     struct kernel_shape shape;
     char name[COTENANT_KERNEL_NAME + 1];
-    uint32_t sms;          /* SMs filled by the grid, from the number of its blocks per SM; 0: unknown */
+    uint32_t sms;          /* SMs that the grid fills, from the number of its blocks that fit on an SM; 0: not known */
     uint64_t count;
     double total_ns, least_ns;
 };
@@ -28,7 +29,7 @@ struct pair {
     CUevent before, after;
     CUcontext context;
     struct kind *kind;
-    bool closed;           /* both events are recorded */
+    bool closed;           /* both events of the pair are recorded */
 };
 
 bool cot_profiling;
@@ -36,7 +37,7 @@ bool cot_profiling;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kind *kinds;
 static struct pair pairs[PAIRS];
-static uint32_t oldest, newest; /* entries [oldest, newest) are in use */
+static uint32_t oldest, newest; /* the entries [oldest, newest) of `pairs` are in use */
 static uint64_t missed;
 static char path[COTENANT_KERNELS_PATH_BYTES];
 static pid_t owner;
@@ -83,7 +84,7 @@ static struct kind *kind_of(const struct kernel_shape *shape)
     return NULL;
 }
 
-/* Adds up the completed pairs, oldest first. */
+/* Adds up the times of completed pairs of events, oldest first. */
 static void collect(void)
 {
     while (oldest != newest) {
@@ -127,7 +128,7 @@ static void write_all(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* In the first process that connects; a child process writes a file of its own. */
+/* Called in the first process that connects to the agent. A child process writes a file of its own. */
 void cot_kernels_start(void)
 {
     const char *given = getenv(COTENANT_ENV_KERNELS);
@@ -145,7 +146,7 @@ void cot_kernels_start(void)
     atexit(write_all);
 }
 
-/* Before a launch that passed the gate.  NULL: the launch is not measured. */
+/* Records the first event of a launch that passed the turn gate. NULL: the launch is not measured. */
 struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream)
 {
     if (atomic_load(&cot_captures) > 0)
@@ -154,7 +155,7 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
     collect();
     struct pair *pair = newest - oldest < PAIRS ? &pairs[newest % PAIRS] : NULL;
     if (pair && pair->context != cot_thread->context) {
-        pair->before = pair->after = NULL; /* the events were destroyed with their context */
+        pair->before = pair->after = NULL; /* the events of another context were destroyed with it */
         pair->context = cot_thread->context;
     }
     CUresult (*create)(CUevent *, unsigned) = REAL(cuEventCreate);

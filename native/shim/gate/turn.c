@@ -1,4 +1,6 @@
-/* State machine of a turn, driven by the helper thread: open, close, wait for calls, drain, report. */
+/* The states of a turn, a time slice that the agent grants to a tenant on a GPU. The helper thread advances them: the
+ * turn is open, closes, waits for calls to return, waits until the GPU has drained, and is reported to the agent. The
+ * number of a turn is its *epoch*. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -9,9 +11,12 @@
 #define DRAIN_POLL_NS 30000
 #define HUNG_POLL_NS 2000000
 #define PUBLISH_NS 200000000
-#define IDLE_LOOK_NS 100000 /* shortest poll interval for the end of the work of a turn for which others wait */
-#define LOOK_AGAIN_NS UINT64_C(1000000000) /* poll interval in a turn without events */
-#define FAR_NS UINT64_C(2000000000) /* poll interval if nothing is due, since the program may have closed the shim's files */
+/* shortest time between two checks whether the GPU has drained, in a turn for which other tenants wait */
+#define IDLE_LOOK_NS 100000
+#define LOOK_AGAIN_NS UINT64_C(1000000000) /* longest time between two checks of a turn */
+/* longest time between two checks if nothing is due: the program may have closed the shim's files, so that no message
+ * arrives */
+#define FAR_NS UINT64_C(2000000000)
 #define NO_LAUNCH_CHECK_NS UINT64_C(1000000000)
 #define FLOOR_CHECK_NS UINT64_C(500000000)
 
@@ -22,9 +27,9 @@ static bool warned_no_launch;
 void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* with cot_lock */
 {
     if ((gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING) && epoch == gpu->turn_epoch)
-        return; /* the pending release informs the agent; if the turn is newer, it is a gang's and opens again */
+        return; /* the turn is ending: the agent will know by the release, and grants a gang's turn again */
     if (epoch <= gpu->released_epoch && !(gpu->page_slot->flags & COTENANT_SLOT_UNGATED))
-        return; /* the release was already sent when the deadline was moved */
+        return; /* the agent moved the deadline of a turn whose release was already under way */
     if (gpu->state != GATE_OPEN || gpu->turn_epoch != epoch) {
         gpu->grant_ns = cot_now_ns();
         struct call_counts counts = cot_calls_sum(gpu);
@@ -42,7 +47,7 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
     gpu->turn_epoch = epoch;
     gpu->deadline_ns = deadline_ns;
     gpu->state = GATE_OPEN;
-    if (cot_swap_is_away(gpu)) { /* memory was allocated without being resident while the grant was in transit */
+    if (cot_swap_is_away(gpu)) { /* while the grant was on its way, the process allocated memory that is not resident */
         cot_gate_begin_close(gpu, COTENANT_RELEASE_REVOKED);
         return;
     }
@@ -81,7 +86,8 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with 
     if (gpu->close_reason == COTENANT_RELEASE_IDLE)
         gpu->burst_ns = first ? gpu->activity_ns - first : 0;
     else if (gpu->waiting > 0 && release.used_ns * 2 > gpu->burst_ns)
-        gpu->burst_ns = release.used_ns * 2; /* the busy span was cut off by the turn's end: its real length is larger */
+        /* the end of the turn cut the busy span off, so its real length is larger */
+        gpu->burst_ns = release.used_ns * 2;
     gpu->idle_since_ns = now;
     release.burst_ns = gpu->burst_ns;
     release.gap_ns = gpu->gap_ns;
@@ -89,7 +95,7 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with 
     cot_agent_send(COTENANT_TOKEN_RELEASE, gpu->slot, &release, sizeof release);
 }
 
-/* Advances a turn that is being closed or drained.  Returns the time until the next poll. */
+/* Advances a turn that is ending. Returns the time in ns until the next check. */
 static uint64_t advance_close(struct gpu *gpu, uint64_t now)
 {
     if (gpu->state == GATE_CLOSING) {
@@ -120,7 +126,7 @@ static uint64_t advance_close(struct gpu *gpu, uint64_t now)
     gpu->state = GATE_CLOSED;
     gpu->released_epoch = gpu->turn_epoch;
     gpu->page_slot->epoch_seen = 0;
-    pthread_cond_broadcast(&cot_changed); /* a waiting thread requests the next turn */
+    pthread_cond_broadcast(&cot_changed); /* a waiting thread then requests the next turn */
     pthread_mutex_unlock(&cot_lock);
     return FAR_NS;
 }
@@ -135,10 +141,11 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
         gpu->empty_ns = 0;
     }
     uint64_t next = now - gpu->activity_ns < LOOK_AGAIN_NS ? PUBLISH_NS : LOOK_AGAIN_NS;
-    bool held = !gpu->stale && !(flags & COTENANT_SLOT_UNGATED); /* the agent that granted the turn can revoke it */
+    /* false if the agent that granted the turn has ended, or if the tenant needs no turns */
+    bool held = !gpu->stale && !(flags & COTENANT_SLOT_UNGATED);
     bool taken_back = held && gpu->page_slot->epoch != gpu->turn_epoch;
     bool over = gpu->deadline_ns <= now;
-    /* Idle time begins when the GPU is drained: a program that waits for the work of one long burst has not paused. */
+    /* Idle time begins when the GPU has drained: a program that waits for a long burst of its own work is not idle. */
     bool asked = held && flags & COTENANT_SLOT_CONTENDED && gpu->waiting == 0;
     if (!asked || counts.started != counts.finished)
         gpu->empty_ns = 0;
@@ -166,7 +173,7 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
     return next;
 }
 
-/* Detects that the GPU works for this process although no launch passed the gate. */
+/* Warns if the GPU works for this process although no launch has passed the turn gate. */
 static void check_no_launch(struct gpu *gpu)
 {
     CUcontext context = gpu->any_context;
@@ -223,7 +230,7 @@ void cot_gates_exit(void)
             check_no_launch(cot_gpu_at(i));
 }
 
-/* The agent is lost (or the process is ending): turns can be neither requested nor returned. */
+/* Called when the agent has ended, or this process ends: turns can be neither requested nor returned. */
 void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++) {
@@ -232,7 +239,7 @@ void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
             continue;
         bool go = fail_mode == COTENANT_FAIL_OPEN && (cot_exiting() || !cot_swap_is_away(gpu));
         gpu->stale = true;
-        gpu->turn_epoch = gpu->page_slot->epoch; /* the page of a lost agent does not change */
+        gpu->turn_epoch = gpu->page_slot->epoch; /* an agent that has ended does not change its page */
         gpu->deadline_ns = COTENANT_NO_DEADLINE;
         gpu->state = go ? GATE_OPEN : GATE_CLOSED;
         __atomic_store_n(&gpu->epoch, go ? gpu->turn_epoch : EPOCH_CLOSED, __ATOMIC_SEQ_CST);

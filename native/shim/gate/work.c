@@ -1,6 +1,6 @@
-/* Profile data of the launched kernel, from the tenant's profile (`--kernel-profile`), for the scheme orion, whose rule
- * needs the class and SMs of each kernel.  Only for processes under that scheme; each kernel, grid and block is looked
- * up once. */
+/* Looks up the kernel that is being launched in the tenant's kernel profile (`--kernel-profile`). The rule of the
+ * scheme orion needs the work class and SMs of each kernel. Only processes under that scheme do this; each kernel, grid
+ * and block is looked up once. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
@@ -12,13 +12,13 @@
 #define SEEN 1024 /* power of two */
 
 struct seen {
-    struct kernel_shape shape; /* the entry is empty if `function` is NULL */
+    struct kernel_shape shape; /* the entry is empty if shape.function is NULL */
     struct work work;
 };
 
 struct table {
     uint32_t count;
-    const struct cotenant_kernel *entries; /* by key */
+    const struct cotenant_kernel *entries; /* sorted by key */
 };
 
 bool cot_kernels_known;
@@ -28,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct table table;
 static struct seen seen[SEEN];
 
-/* Receives this tenant's table: it is the same from each agent, so the first is kept. */
+/* Receives the table of this tenant's kernels. Every agent sends the same table, so only the first is kept. */
 void cot_work_table(int fd, uint32_t count)
 {
     size_t bytes = count * sizeof(struct cotenant_kernel);
@@ -56,7 +56,8 @@ static const struct cotenant_kernel *find(uint64_t key)
     return low < table.count && table.entries[low].key == key ? &table.entries[low] : NULL;
 }
 
-/* Looks up by name and shape, else by name; a kernel missing from the profile has unknown class, as in Orion. */
+/* Looks a kernel up by name and shape, then by name alone. A kernel that the profile does not contain has an unknown
+ * class, as in Orion. */
 static struct work look_up(const struct kernel_shape *shape)
 {
     struct work work = {.work_class = COTENANT_WORK_UNKNOWN};
@@ -73,7 +74,8 @@ static struct work look_up(const struct kernel_shape *shape)
     return work;
 }
 
-/* The work that this thread launches now; `stated` by its tenant for launches that are not kernels, or without a table. */
+/* Returns class and SMs of the work that this thread launches now. Launches that are not kernels, and all launches
+ * without a table, have those that the tenant stated. */
 struct work cot_work_now(struct work stated)
 {
     const struct kernel_shape *launching = cot_launching;
@@ -90,7 +92,7 @@ struct work cot_work_now(struct work stated)
     return work;
 }
 
-/* The forking thread may not be the one that held the lock. */
+/* Called in the child of a fork: another thread of the parent may have held the lock. */
 void cot_work_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL);

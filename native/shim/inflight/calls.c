@@ -1,9 +1,9 @@
-/* Per-thread counters of launches and of calls in flight.
+/* Counters of launches and of calls in flight, one record per thread.
  *
- * A launching thread writes only its own counters, with plain stores.  The gate requires that "count, then check whether
- * it is open" is observed in that order by the thread that closes it.  Instead of a fence in every launch, the closing
- * thread makes the kernel insert a barrier into every running thread of the process (membarrier), once per turn.
- * Without that system call no launch takes the hot path, and the slow path has a fence. */
+ * A launching thread writes only its own counters, with plain stores: it counts, then checks whether the turn gate is
+ * open. The thread that closes the gate must see both in that order. Launches have no fence for it; the closing thread
+ * makes the kernel execute a barrier on every running thread of the process (membarrier), once per turn. If the system
+ * has no membarrier, no launch takes the hot path, and the slow path executes a fence. */
 #define _GNU_SOURCE
 #include <linux/membarrier.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "shim.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool registered, fenced; /* fenced: membarrier is not available */
+static bool registered, fenced; /* fenced: the system has no membarrier */
 
 static long membarrier(int command)
 {
@@ -46,7 +46,7 @@ struct calls *cot_calls_of(struct thread *t, struct gpu *gpu)
 
 static void add(struct call_counts *sum, const struct calls *calls)
 {
-    /* read `finished` before `started`: equal values then mean that nothing was in flight when `started` was read */
+    /* `finished` is read before `started`: if both are equal, nothing was in flight when `started` was read */
     sum->finished += atomic_load_explicit(&calls->finished, memory_order_acquire);
     sum->started += atomic_load_explicit(&calls->started, memory_order_acquire);
     sum->copies += atomic_load_explicit(&calls->copies, memory_order_relaxed);
@@ -63,8 +63,9 @@ struct call_counts cot_calls_sum(const struct gpu *gpu)
     return sum;
 }
 
-/* The gate may be closed concurrently: cot_calls_close stores its closed epoch before it takes the lock, so it is either
- * seen here or closes again what is opened here. */
+/* Lets a thread launch on the hot path. Another thread may close the gate at the same time: cot_calls_close stores its
+ * closed epoch before it takes the lock, so this function either sees that epoch, or cot_calls_close reverts what it
+ * sets. */
 void cot_calls_open(struct calls *calls)
 {
     if (fenced)
@@ -74,8 +75,8 @@ void cot_calls_open(struct calls *calls)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* Called with gpu->epoch closed.  Afterwards every call that passed the gate is counted as started, even if it was still
- * in its thread's store buffer. */
+/* Closes the hot path for all threads. The caller has set gpu->epoch to EPOCH_CLOSED. Afterwards every call that passed
+ * the gate is counted as started, even if the count was still in its thread's store buffer. */
 void cot_calls_close(struct gpu *gpu)
 {
     pthread_mutex_lock(&list_lock);
@@ -87,7 +88,7 @@ void cot_calls_close(struct gpu *gpu)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* The stream is destroyed, or its record is reused: launches with this handle count as launches into a new stream. */
+/* Called when a stream is destroyed or its record is reused: the next launch with this handle takes the slow path. */
 void cot_calls_forget_stream(CUstream handle)
 {
     pthread_mutex_lock(&list_lock);
@@ -98,7 +99,7 @@ void cot_calls_forget_stream(CUstream handle)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* A thread ends: its counters are kept. */
+/* Called when a thread ends: its counters are added to those of ended threads. */
 void cot_calls_retire(struct thread *t)
 {
     pthread_mutex_lock(&list_lock);
@@ -118,7 +119,7 @@ void cot_calls_retire(struct thread *t)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* In the child of a fork, which has one thread; the GPUs' lists were emptied with the GPUs. */
+/* Called in the child of a fork, which has one thread. The lists of the GPUs are already empty. */
 void cot_calls_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;

@@ -1,15 +1,16 @@
-/* Fences work in flight about once per predicted millisecond, and learns the costs of launches from the fences.
+/* Bounds the work in flight, and learns the cost of launches, which is their GPU time.
  *
- * In an unbounded turn no other tenant waits, so fences are further apart and more may be queued; while estimates are
- * accurate, only one interval in 16 is sampled and compared, and the others are checked only when half of the allowed
- * work is queued.
+ * The launches of one thread are grouped into *intervals* of about one predicted millisecond. A *fence*, a CUDA event,
+ * ends each interval. A launch is predicted by its *key*: kernel and grid, graph, or kind and size of a copy. When a
+ * fence completes, the GPU time since the previous fence is compared with the prediction, and the cost of every key in
+ * the interval is corrected by the ratio. A long kernel fills an interval alone, so its cost is exact after one run;
+ * short kernels share the correction.
  *
- * A launch is predicted by its key (kernel and grid, graph, kind and size of copy).  An interval contains the launches
- * of one thread between two fences.  When a fence completes, the GPU time between it and the previous one is compared
- * with the prediction, and the cost of every key in the interval is corrected by the ratio.  A long kernel fills an
- * interval alone, so its cost is exact after one run; short ones share the correction.
+ * In an unbounded turn no other tenant waits, so intervals are longer and more may be queued. While the estimates are
+ * accurate, only one interval in 16 is *sampled*, which means that its launches are logged and its time is compared;
+ * the fences of the others are queried only when half of the allowed work is queued.
  *
- * Nothing here runs while a stream of the process captures: an event query from another thread would invalidate a
+ * Nothing here runs while a stream of the process is captured: an event query from another thread would invalidate a
  * capture in global mode. */
 #define _GNU_SOURCE
 #include <string.h>
@@ -19,10 +20,10 @@
 
 #define SPIN_NS 20000
 #define COST_CEILING_NS INT64_C(60000000000)
-#define TOLERANCE 0.1 /* predictions with a smaller error are left unchanged */
+#define TOLERANCE 0.1 /* predictions with a smaller error are not corrected */
 
 
-static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE]; /* number of the last interval that corrected an entry */
+static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE]; /* number of the interval that last corrected a cost */
 static _Atomic uint32_t interval_number;
 
 static struct fence *at(struct ring *ring, uint32_t index)
@@ -40,9 +41,11 @@ struct cost *cot_cost_of(uintptr_t key, bool *fresh)
         if (!cost->key && !empty)
             empty = cost;
     }
-    struct cost *cost = empty ? empty : home; /* no entry is free: one is evicted, and its cost is learned again if it returns */
+    /* no entry is free, so one is replaced; its cost is learned again if its kernel returns */
+    struct cost *cost = empty ? empty : home;
     cost->ns = COST_UNKNOWN_NS;
-    __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE); /* published last: a reader who finds the key finds its cost */
+    /* the key is stored last: a thread that finds it finds its cost, too */
+    __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE);
     *fresh = true;
     return cost;
 }
@@ -74,11 +77,12 @@ void cot_interval_begin(struct thread *t)
 
 bool cot_interval_is_empty(const struct thread *t)
 {
-    return t->calls->budget_ns == t->budget_begin_ns; /* every launch has a cost above 0 */
+    return t->calls->budget_ns == t->budget_begin_ns; /* the cost of every launch is above 0 */
 }
 
-/* Ends an unsampled interval.  If it took much longer than estimated, and the GPU has not even reached its beginning,
- * the launches have become longer: the driver's own queue was full.  (If the GPU waits for the host, nothing is wrong.) */
+/* Called at the end of an interval that was not sampled. If launching it took much longer than estimated, and the GPU
+ * has not yet reached its beginning, then the driver's own queue was full: the launches take longer than estimated. (If
+ * the GPU waits for the host, nothing is wrong.) */
 void cot_interval_look(struct thread *t)
 {
     struct ring *ring = t->ring;
@@ -97,10 +101,11 @@ void cot_interval_note(struct thread *t)
     if (t->calls->log_step == 0)
         cot_fence_close(t, false);
     else if (cot_interval_is_empty(t))
-        cot_interval_begin(t); /* the new interval may be shorter */
+        cot_interval_begin(t); /* the new interval may be shorter than the current one */
 }
 
-/* The caller holds cot_capture_lock.  destroy: the context exists; otherwise the events were destroyed with it. */
+/* Forgets all fences. The caller holds cot_capture_lock. destroy: the context exists, so the events are destroyed;
+ * otherwise they were destroyed with it. */
 void cot_ring_forget(struct ring *ring, bool destroy)
 {
     for (uint32_t i = 0; i < FENCES; i++) {
@@ -145,7 +150,7 @@ static void learn(struct ring *ring, const struct fence *fence, double elapsed_n
             ring->unnoted_left = UNNOTED_ALONE;
         return;
     }
-    /* By current estimates, not those of when the fence was recorded: an older fence may have corrected the same keys. */
+    /* current estimates are added up, since an earlier fence may have corrected the same keys */
     ratio = elapsed_ns / (double)predict(fence);
     if (bound_only && ratio >= 1.0)
         return;
@@ -159,7 +164,7 @@ static void learn(struct ring *ring, const struct fence *fence, double elapsed_n
     }
 }
 
-/* Removes completed fences from the ring; the caller holds cot_capture_lock and no stream captures. */
+/* Removes completed fences from the ring. The caller holds cot_capture_lock, and no stream is captured. */
 static void resolve_locked(struct ring *ring)
 {
     while (ring->oldest != ring->newest) {
@@ -178,7 +183,7 @@ static void resolve_locked(struct ring *ring)
         ring->outstanding_ns -= fence->predicted_ns;
         ring->oldest++;
         ring->more_ns = ring->stalls = 0;
-        if (state != CUDA_SUCCESS) { /* the context failed, which the program learns from its own calls */
+        if (state != CUDA_SUCCESS) { /* the context has failed, which the program learns from its own calls */
             cot_ring_forget(ring, false);
             return;
         }
@@ -200,8 +205,8 @@ static bool has_no_room(const struct ring *ring)
     return ring->newest - ring->oldest >= FENCES - 2;
 }
 
-/* Ends the open interval with an event in the stream that was used last.  An empty interval only records a reference
- * time: at the start of a turn, so that the wait for it is not counted as work. */
+/* Ends the current interval with an event in the stream that was used last. The fence of an empty interval only serves
+ * as reference time, for example at the start of a turn, so that the wait for the turn does not count as work. */
 void cot_fence_close(struct thread *t, bool before_sync)
 {
     struct ring *ring = t->ring;
@@ -236,16 +241,16 @@ bool cot_ring_is_long(const struct ring *ring, int64_t allowed_ns)
            (ring->newest - ring->oldest >= 2 && ring->outstanding_ns >= allowed_ns + ring->more_ns);
 }
 
-/* The oldest fence does not complete.  Its work may depend on a later launch, so the program must continue; or it takes
- * longer than estimated, so only a little more is allowed, twice as much each time. */
+/* Called when the oldest fence did not complete in time. Its work may depend on a later launch, so the program must
+ * continue. It may also just take longer than estimated, so only a little more is allowed, twice as much each time. */
 void cot_ring_let_more(struct ring *ring, int64_t allowed_ns)
 {
     ring->more_ns = ring->outstanding_ns - allowed_ns + (INTERVAL_NS << (ring->stalls < 6 ? ring->stalls : 6));
     ring->stalls++;
 }
 
-/* Waits until the oldest fence is complete.  False: not after patience_ns, or it cannot be queried.  A wait longer than
- * the interval's estimate marks the estimates as doubtful. */
+/* Waits for the oldest fence, at most patience_ns. False: it did not complete, or a capture prevents queries. A wait
+ * much longer than estimated makes the estimates doubtful. */
 bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns)
 {
     struct ring *ring = t->ring;

@@ -1,8 +1,9 @@
-/* The streams into which the process has launched.  A turn is drained when none of them has pending work.
+/* The streams into which the process has launched. The GPU has drained for the process when none of them has pending
+ * work.
  *
- * Captures: launches into a capturing stream are not executed, so they are neither gated nor charged, and nothing may be
- * recorded into such a stream.  cot_capture_lock is held while the shim uses streams or events, and while a capture
- * begins or ends, so that the two exclude each other. */
+ * Launches into a stream that is being captured are not executed. So they neither wait nor count, and the shim must
+ * record nothing into such a stream. cot_capture_lock is held while the shim uses streams or events, and while a
+ * capture begins or ends, so that the two exclude each other. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -16,7 +17,8 @@ _Atomic uint32_t cot_captures;
 pthread_mutex_t cot_capture_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct stream streams[STREAMS]; /* a free record has handle COT_NO_STREAM; records never move, so caches stay valid */
+/* a free record has the handle COT_NO_STREAM; records never move, so pointers to them stay valid */
+static struct stream streams[STREAMS];
 static uint32_t stream_count, next_victim;
 static CUstream capturing[CAPTURES]; /* under cot_capture_lock */
 
@@ -35,7 +37,7 @@ struct stream *cot_stream_find(CUstream handle, CUcontext context, struct gpu *g
     }
     if (!free_record && stream_count < STREAMS)
         free_record = &streams[stream_count++];
-    if (!free_record) { /* more streams than records: the oldest is no longer watched */
+    if (!free_record) { /* there are more streams than records, so the oldest stream is no longer watched */
         free_record = &streams[next_victim++ % STREAMS];
         cot_calls_forget_stream(free_record->handle);
     }
@@ -85,8 +87,8 @@ void cot_streams_context_gone(CUcontext context)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* Whether a stream is being captured. Also true if the driver refuses to answer, as for the legacy stream while another
- * stream is being captured. */
+/* Whether a stream is being captured. Also true if the driver refuses to answer, as it does for the legacy stream while
+ * another stream is being captured. */
 bool cot_stream_is_capturing(CUstream handle)
 {
     int status = CU_CAPTURE_NONE;
@@ -114,13 +116,14 @@ void cot_capture_after_begin(CUstream handle, CUresult result)
     else
         atomic_fetch_sub(&cot_captures, 1);
     pthread_mutex_unlock(&cot_capture_lock);
-    if (result == CUDA_SUCCESS && cot_thread_get()) { /* so that launches into the capture leave the hot path */
+    if (result == CUDA_SUCCESS && cot_thread_get()) { /* makes launches into the captured stream leave the hot path */
         cot_thread->stream = &cot_no_stream;
         atomic_store(&cot_calls->handle, COT_NO_STREAM);
     }
 }
 
-/* The count includes the call that ends a capture, so that the helper does not query meanwhile. */
+/* Called after the driver ended a capture. cot_captures still counts the capture until then, so that the helper thread
+ * queries no stream meanwhile. */
 void cot_capture_after_end(CUstream handle)
 {
     if (atomic_load(&cot_captures) == 0)
@@ -138,7 +141,8 @@ void cot_capture_after_end(CUstream handle)
 static bool marked_end_reached(struct stream *stream)
 {
     uint64_t started = cot_calls_sum(stream->gpu).started;
-    if (!stream->drain_event || stream->marked_at != started) { /* the legacy stream waits for every per-thread stream */
+    /* the event is recorded in the legacy stream, which waits for every per-thread stream */
+    if (!stream->drain_event || stream->marked_at != started) {
         if (!stream->drain_event && REAL(cuEventCreate)(&stream->drain_event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
             return true;
         stream->marked_at = started;
@@ -153,7 +157,7 @@ static bool is_drained(struct stream *stream)
     CUstream handle = stream->handle;
     bool shared = handle == NULL || (uintptr_t)handle <= CU_STREAM_PER_THREAD_VALUE;
     if (atomic_load(&cot_captures) > 0 && (shared || cot_stream_is_capturing(handle)))
-        return true; /* a stream in capture cannot be queried, and captured work does not run now */
+        return true; /* a stream that is being captured cannot be queried, and the captured work does not run now */
     if ((uintptr_t)handle == CU_STREAM_PER_THREAD_VALUE)
         return marked_end_reached(stream);
     return REAL(cuStreamQuery)(handle) != CUDA_ERROR_NOT_READY;
@@ -164,8 +168,9 @@ void cot_exchange_capture_mode(int *mode)
     REAL(cuThreadExchangeStreamCaptureMode)(mode);
 }
 
-/* Queries streams without recording anything into those that the program owns.  Runs on the shim's threads, and on those
- * of a latency-sensitive program after it waited; the thread's capture mode is relaxed meanwhile. */
+/* Whether the process has no pending work on a GPU. Queries streams without recording anything into the program's own.
+ * Runs on the shim's threads, and on threads of a latency-sensitive program after they waited for the GPU; the thread's
+ * capture mode is relaxed meanwhile. */
 bool cot_streams_drained(struct gpu *gpu)
 {
     int mode = CU_CAPTURE_MODE_RELAXED;
