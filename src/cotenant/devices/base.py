@@ -45,7 +45,6 @@ class Device(ABC):
     name: ClassVar[str]  # Gpu.kind
     word: ClassVar[str]  # the word by which --gpus selects all of them
     simulated: ClassVar[bool] = False  # kernels only take time and compute nothing: benchmarks scale their sizes
-    monitored: ClassVar[bool] = True  # NVML reports its health and all of its processes
     # tenants without a named mechanism get time slices where the driver supports them
     slices_first: ClassVar[bool] = False
     overhead_bytes: ClassVar[int] = 0  # memory that the driver reserves for itself

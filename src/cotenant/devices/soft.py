@@ -20,7 +20,6 @@ class Soft(Device):
     name = "soft"
     word = "soft"
     simulated = True
-    monitored = False
 
     def driver(self) -> Path:
         """See Device."""

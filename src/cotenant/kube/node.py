@@ -14,10 +14,8 @@ from typing import Any
 
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.core.errors import InputError, WorkError
-from cotenant.devices.registry import device
 from cotenant.kube import names
 from cotenant.kube.binding.binder import LIST_EVERY_S, Binder
-from cotenant.kube.binding.escapes import EscapeWatch, GpuProcesses, nvml_processes
 from cotenant.kube.client import KubeApi
 from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
 from cotenant.kube.inventory import GPU_NAME, FaultSource, absent, check_whole, gpus_of, mig_slices, nvml_faults
@@ -44,7 +42,6 @@ class NodeSettings:
     whole: tuple[str, ...] = ()
     faults: FaultSource = nvml_faults
     slices: Callable[[Iterable[MigSlice]], Iterable[MigSlice]] = mig_slices
-    processes: Callable[[Iterable[str]], GpuProcesses] = nvml_processes
     list_every_s: float = LIST_EVERY_S
     claims: ClaimSettings | None = None  # place pods by claims instead of units
 
@@ -85,7 +82,6 @@ class NodePlugin:
         self._slices: list[MigSlice] = []
         self._faults: dict[str, str] = {}
         self._said = ""
-        self._escapes = EscapeWatch()
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop`. Raises InputError for settings that do not fit the node; everything else is retried."""
@@ -132,7 +128,6 @@ class NodePlugin:
             self.state.inventory.all_sick(str(error))
             raise
         due = time.monotonic() - self._health_s >= HEALTH_EVERY_S
-        monitored = any(device(row["kind"]).monitored for row in status["gpus"])
         if due:
             self._health_s = time.monotonic()
             self._faults = dict(self.settings.faults(status["gpus"]))
@@ -144,12 +139,10 @@ class NodePlugin:
         check_whole([text for text in missing if not GPU_NAME.fullmatch(text)], there)
         self.state.inventory.set(gpus, self._slices)
         if due:
-            tenants = self._agent.call("list")["tenants"]
-            self._binder.not_enforced(tenants)
-            if monitored:
-                found = self._escapes.look(self.settings.processes([gpu.uuid for gpu in gpus]), tenants)
-                self.state.metrics.escaped = len(found)
-                self._binder.escaped(found)
+            self._binder.not_enforced(self._agent.call("list")["tenants"])
+            escaped = [row for row in status["unseen"] if row["holder"] and row["holder"]["kind"] == "pod"]
+            self.state.metrics.escaped = len(escaped)
+            self._binder.escaped(escaped)
         if missing:  # broken, or another node's: all nodes of a chart have the same settings
             raise WorkError(f"the agent has no GPU {', '.join(missing)} to offer as a whole")
 

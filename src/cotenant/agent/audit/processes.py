@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from cotenant.agent import processes
 from cotenant.agent.owners.owners import Owners
 from cotenant.agent.processes import ProcessKey
+from cotenant.agent.tenants.places import Place
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.devices.base import Gpu
@@ -33,19 +34,21 @@ TOKEN = b"COTENANT_TOKEN="
 
 
 class Unseen(NamedTuple):
-    """A process that uses a GPU. `tenant`: empty if it belongs to none."""
+    """A process that uses a GPU. `tenant`: empty if it belongs to none. `place`: its pod or job."""
 
     process: ProcessKey
     gpu: str
     program: str
     uid: int
     tenant: str
+    place: Place | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The process as the `list` order reports it, in JSON types."""
         return {
             "pid": self.process.pid, "gpu": self.gpu, "program": self.program, "uid": self.uid,
             "tenant": self.tenant or None,
+            "holder": {"kind": self.place.kind, "id": self.place.id} if self.place else None,
         }  # fmt: skip
 
 
@@ -132,7 +135,7 @@ class UnseenWatch:
             program = (folder / "comm").read_text(errors="replace").strip()
             uid = folder.stat().st_uid
         tenant = self.tenant_of(key.pid)
-        return Unseen(key, gpu, program, uid, tenant.name if tenant else "")
+        return Unseen(key, gpu, program, uid, tenant.name if tenant else "", self._owners.locate(key.pid))
 
     def tenant_of(self, pid: int) -> Tenant | None:
         """The tenant that a process belongs to, by its cgroup, its parents or its environment."""

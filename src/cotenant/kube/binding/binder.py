@@ -11,7 +11,6 @@ import grpc
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import names
-from cotenant.kube.binding.escapes import Escape
 from cotenant.kube.binding.events import PodEvents
 from cotenant.kube.binding.orders import (
     Devices,
@@ -112,14 +111,14 @@ class Binder:
         self._let_go(held, {order.key for order in orders}, unclear, fresh)
         self._hold(held, orders)
 
-    def escaped(self, found: list[Escape]) -> None:
-        """Report processes without a limit on their share to their pods, as events."""
-        for one in found:
-            for pod in self._pods.values():
-                if pod["metadata"]["uid"] == one.uid:
-                    where = self._state.inventory.index_of(one.gpu)
-                    text = f"a process uses {where} without the shim: no share limits it (musl, or LD_PRELOAD lost?)"
-                    self._events.say(pod, "ShareNotEnforced", text, warning=True)
+    def escaped(self, unseen: list[dict[str, Any]]) -> None:
+        """Report processes that have not connected to the agent, as the agent found, to their pods."""
+        pods = {pod["metadata"]["uid"]: pod for pod in self._pods.values()}
+        for row in unseen:
+            if pod := pods.get(row["holder"]["id"]):
+                where = self._state.inventory.index_of(row["gpu"])
+                text = f"a process uses {where} without the shim: no share limits it (musl, or LD_PRELOAD lost?)"
+                self._events.say(pod, "ShareNotEnforced", text, warning=True)
 
     def not_enforced(self, tenants: list[dict[str, Any]]) -> None:
         """Report tenants that are not limited to their share, as the agent found, to their pods."""
