@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from heard import heard
 
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, TakenNameError, WorkError
 from cotenant.core.line_server import Lines, LineServer
 from cotenant.core.lines import LineClient, encode, failure, order_of
 
@@ -41,6 +41,8 @@ class Counting:
                 await self.held.wait()
             if order["op"] == "input":
                 raise InputError("is wrong", field="a.b", file="f.yaml")
+            if order["op"] == "taken":
+                raise TakenNameError("a tenant named a already exists")
             if order["op"] == "work":
                 raise WorkError("the disk is full")
             if order["op"] == "fault":
@@ -97,6 +99,8 @@ def test_orders_are_answered_and_failures_are_raised_where_they_were_caused(tmp_
                 with pytest.raises(InputError) as wrong:
                     one.call("input")
                 assert (wrong.value.message, wrong.value.field, wrong.value.file) == ("is wrong", "a.b", "f.yaml")
+                with pytest.raises(TakenNameError, match="named a"):
+                    one.call("taken")
                 with pytest.raises(WorkError, match=r"^the disk is full$"):
                     one.call("work")
                 with pytest.raises(WorkError, match=r"^the echo failed on this order: 'x'$"):

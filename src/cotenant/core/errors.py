@@ -39,5 +39,9 @@ class InputError(Exception):
         return field if typed or not field else f"field {field}"
 
 
+class TakenNameError(InputError):
+    """The name for something new is in use."""
+
+
 class WorkError(Exception):
     """The input was valid but the operation failed (exit code 1): a full disk, a dead solver, a lost server."""

@@ -1,6 +1,7 @@
 """JSON lines over sockets and pipes: an order `{"op": NAME, ...}` per line, an answer per line. Server: line_server.py.
 
-A failed order is answered by `{"error", "kind": "input" | "work", "field", "file"}`, which the client raises again.
+A failed order is answered by `{"error", "kind": "input" | "taken" | "work", "field", "file"}`, which the client raises
+again.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, TakenNameError, WorkError
 
 LOG = logging.getLogger(__name__)
 Message = dict[str, Any]
+# "kind" of an answer -> the error, subclasses first
+INPUT_ERRORS: dict[str, type[InputError]] = {"taken": TakenNameError, "input": InputError}
 
 
 def encode(message: Message) -> bytes:
@@ -39,7 +42,8 @@ def order_of(line: bytes) -> Message:
 def failure(error: Exception, server: str = "server") -> Message:
     """The answer to a failed order; unexpected exceptions are logged and do not end the server."""
     if isinstance(error, InputError):
-        return {"error": error.message, "field": error.field, "file": error.file, "kind": "input"}
+        kind = next(name for name, type_ in INPUT_ERRORS.items() if isinstance(error, type_))
+        return {"error": error.message, "field": error.field, "file": error.file, "kind": kind}
     if isinstance(error, WorkError):
         return {"error": str(error), "kind": "work"}
     LOG.error("unexpected error in an order", exc_info=error)
@@ -66,8 +70,8 @@ class LineClient:
             raise WorkError(f"{self._peer} has gone")
         answer: Message = json.loads(line)
         if "error" in answer:
-            if answer.get("kind") == "input":
-                raise InputError(answer["error"], field=answer.get("field"), file=answer.get("file"))
+            if (raised := INPUT_ERRORS.get(answer.get("kind", ""))) is not None:
+                raise raised(answer["error"], field=answer.get("field"), file=answer.get("file"))
             raise WorkError(answer["error"])
         return answer
 

@@ -15,7 +15,7 @@ from cotenant.agent.owners.owners import Owners
 from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.registry import Registry, spec_from_dict, spec_to_dict
 from cotenant.agent.tenants.tenant import Session, Tenant
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, TakenNameError
 
 KINDS = ("pod", "slurm")
 
@@ -70,7 +70,7 @@ class OwnerOrders:
             tenant = self._lives.add(spec, uid)
             self._owners.add(tenant, owner)
         elif tenant.owner is None or tenant.owner[:3] != owner[:3]:
-            raise InputError(f"a tenant named {spec.name} already exists and does not belong to this {owner.kind}")
+            raise TakenNameError(f"a tenant named {spec.name} already exists and does not belong to this {owner.kind}")
         else:
             wanted = dataclasses.replace(spec, gpus=tenant.spec.gpus, gpu_count=tenant.spec.gpu_count)
             if spec.mechanism == mechanisms.AUTO:

@@ -16,7 +16,7 @@ from cotenant.agent.mechanisms.slices import Slices
 from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.tenant import Tenant
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, TakenNameError
 from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 
@@ -102,7 +102,7 @@ class Registry:
         check_spec(spec)
         spec = self.resolved(spec)
         if spec.name in self.tenants:
-            raise InputError(f"a tenant named {spec.name} already exists", field="--name")
+            raise TakenNameError(f"a tenant named {spec.name} already exists", field="--name")
         if len(self.tenants) >= MAX_TENANTS:
             raise InputError(f"this agent already has {MAX_TENANTS} tenants")
         mechanism = self.mechanisms.get(spec.mechanism)
