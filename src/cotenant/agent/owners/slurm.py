@@ -20,7 +20,7 @@ from typing import Any
 from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.owners.slurm_ended import job_file
-from cotenant.agent.tenants.launcher import program_environment
+from cotenant.agent.tenants.launcher import environment_changes
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.strength import Strength, strength_named
@@ -176,8 +176,7 @@ def task_lines(environment: Mapping[str, str], folder: Path) -> list[str]:
         if not client.call("owned", **_place(environment))["names"]:
             raise InputError(f"the share of {name} is no longer held: the agent lost it, or it was stopped")
         answer: dict[str, Any] = client.call("register", tenant={"name": name, "limit": None})
-    wanted = program_environment(answer)
-    return [f"export {key}={value}" for key, value in wanted.items() if environment.get(key) != value]
+    return [f"export {key}={value}" for key, value in environment_changes(answer).items()]
 
 
 def end(environment: Mapping[str, str], folder: Path) -> None:

@@ -50,6 +50,11 @@ def program_environment(answer: dict[str, Any]) -> dict[str, str]:
     return os.environ | mine | added
 
 
+def environment_changes(answer: dict[str, Any]) -> dict[str, str]:
+    """The variables of `program_environment` that differ from this process's."""
+    return {name: value for name, value in program_environment(answer).items() if os.environ.get(name) != value}
+
+
 def cache_hook(mode: str) -> dict[str, str]:
     """Environment that makes PyTorch in the program release its cached memory (see native/hooks)."""
     if mode == "off":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, 
     """Register an attempt; returns it and the environment of its processes. Raises WorkError or InputError as the agent
     answers.
     """
-    from cotenant.agent.tenants.launcher import program_environment
+    from cotenant.agent.tenants.launcher import environment_changes
 
     folder = Path(order["agent"])
     client = ControlClient(folder)
@@ -64,18 +65,12 @@ def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, 
                 "mechanism": mechanisms.EXCLUSIVE if whole else shares[0]["mechanism"],
             },
         )
-        added = program_environment(answer)
+        changes = environment_changes(answer)
     except BaseException:
         client.close()
         raise
-    return Tenancy(client, answer["name"], folder), added | environment | _driver_part(added)
-
-
-def _driver_part(added: dict[str, str]) -> dict[str, str]:
-    """The variables in which the agent's values take precedence over the job's: visible GPUs and driver."""
-    import os
-
-    return {name: value for name, value in added.items() if os.environ.get(name) != value}
+    # the agent's values, such as visible GPUs and driver, take precedence over the job's
+    return Tenancy(client, answer["name"], folder), os.environ | environment | changes
 
 
 def can_park(node: NodeSpec) -> bool:
