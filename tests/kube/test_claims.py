@@ -21,7 +21,9 @@ from cotenant.kube import node as node_plugin
 from cotenant.kube.admission.mutate import mutate
 from cotenant.kube.client import KubeApi
 from cotenant.kube.dra import claims, offer
-from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
+from cotenant.kube.dra.held import NodeClaims
+from cotenant.kube.dra.server import CDI_KIND, ClaimSettings
+from cotenant.kube.dra.slices import NodeSlices
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.messages import (
     DRA_HEALTH,
@@ -33,7 +35,6 @@ from cotenant.kube.messages import (
     registration,
 )
 from cotenant.kube.node import NodePlugin, NodeSettings
-from cotenant.kube.plugin.state import PluginState
 from cotenant.kube.quantity import parse_memory
 from cotenant.kube.shares import shares_of
 from cotenant.kube.units import MigSlice, NodeGpu
@@ -133,11 +134,11 @@ class FewClaims:
         return thing
 
 
-def driver_of(folder: Path, gpus: int) -> tuple[ClaimDriver, FewClaims]:
+def claims_of_node(gpus: int) -> tuple[NodeClaims, NodeSlices, FewClaims]:
     inventory, api = Inventory(), FewClaims()
     inventory.set(NodeGpu(uuid_of(index), index, 8 << 30) for index in range(gpus))
-    settings = ClaimSettings("node-a", folder, folder)
-    return ClaimDriver(settings, api, inventory, lambda: None), api  # type: ignore[arg-type]
+    slices = NodeSlices(api, inventory, "node-a")  # type: ignore[arg-type]
+    return NodeClaims(api, slices, "node-a", CDI_KIND), slices, api  # type: ignore[arg-type]
 
 
 def claimed(name: str, device: str) -> tuple[Pod, Thing]:
@@ -245,16 +246,18 @@ def test_a_claim_made_again_under_its_name_is_another_one(node: Node) -> None:
     wait_for(lambda: [row["gpus"] for row in node.held().values()] == [[uuid_of(1)]])
 
 
-def test_a_claim_that_is_not_the_pods_gives_it_nothing(tmp_path: Path) -> None:
+def test_a_claim_that_is_not_the_pods_gives_it_nothing() -> None:
     """What the API server has is of an earlier pod; the scheduler has not reserved it for this one."""
-    driver, api = driver_of(tmp_path, 1)
+    held, _, api = claims_of_node(1)
     thing, claim = claimed("train", "gpu-0")
     api.store[CLAIM + "train"] = claim
-    assert driver.devices(thing)["main"]["cotenant.dev/share"][0] == f"{uuid_of(0)}::claim0000"
-    driver.forget({("team", "train")})
-    assert driver.devices(thing | {"metadata": thing["metadata"] | {"uid": "another"}}) == {}
-    driver.forget(set())
-    assert not driver._claims
+    assert held.devices(thing)["main"]["cotenant.dev/share"][0] == f"{uuid_of(0)}::claim0000"
+    held.forget({("team", "train")})
+    assert held.devices(thing | {"metadata": thing["metadata"] | {"uid": "another"}}) == {}
+    assert held.devices(thing) != {}
+    assert held.held() == {"gpu-0"}
+    held.forget(set())
+    assert held.held() == set()
 
 
 def test_a_divided_gpu_is_held_as_long_as_the_pod_of_its_claim(
@@ -268,7 +271,7 @@ def test_a_divided_gpu_is_held_as_long_as_the_pod_of_its_claim(
         "node-a", node.agent.folder, node.kubelet.plugins, node.kubelet.resources / "kubelet.sock",
         slices=lambda before: pieces, list_every_s=0.0, claims=ClaimSettings("node-a"),
     )  # fmt: skip
-    plugin = NodePlugin(settings, PluginState(Inventory()), KubeApi(node.api.url))
+    plugin = NodePlugin(settings, KubeApi(node.api.url))
 
     def offered() -> dict[str, str]:
         plugin.round()
@@ -285,25 +288,27 @@ def test_a_divided_gpu_is_held_as_long_as_the_pod_of_its_claim(
     assert offered() == {"mig-1": "mig"}
 
 
-def test_the_kubelet_may_prepare_a_claim_while_the_offer_is_written(tmp_path: Path) -> None:
+def test_the_kubelet_may_prepare_a_claim_while_the_offer_is_written() -> None:
     """Threads of gRPC prepare, the main one offers."""
-    driver, api = driver_of(tmp_path, 1)
-    for name in ("next", "train"):
-        api.store[CLAIM + name] = claimed(name, "gpu-0")[1]
+    held, slices, api = claims_of_node(2)
+    for name, device in (("next", "gpu-0"), ("train", "gpu-0"), ("other", "gpu-1")):
+        api.store[CLAIM + name] = claimed(name, device)[1]
+    during: list[str] = []
 
     class Slow(dict[str, Any]):
         """A claim; while it is read, the kubelet has another one prepared."""
 
         def get(self, *given: Any) -> Any:
-            driver._claims["team", "other"] = claimed("other", "gpu-0")[1]
+            while during:
+                held.prepare("team", during.pop(), "uid-of-other")
             return super().get(*given)
 
     api.store[CLAIM + "train"] = Slow(api.store[CLAIM + "train"])
-    driver.prepare("team", "train", "uid-of-train")
-    driver._claims.pop(("team", "other"))
-    driver.prepare("team", "next", "uid-of-next")
-    assert driver.offer()
-    assert len(driver._claims) == 3
+    held.prepare("team", "train", "uid-of-train")
+    held.prepare("team", "next", "uid-of-next")
+    during.append("other")
+    assert slices.write(held.held())
+    assert held.held() == {"gpu-0", "gpu-1"}
 
 
 def test_templates_of_long_names_stay_apart() -> None:

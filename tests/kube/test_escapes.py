@@ -22,6 +22,8 @@ from cotenant.agent.tenants.places import Place
 from cotenant.agent.tenants.registry import Registry
 from cotenant.kube import node as node_plugin
 from cotenant.kube.binding.binder import Binder
+from cotenant.kube.binding.events import PodEvents
+from cotenant.kube.binding.pods import NodePods
 from cotenant.kube.client import KubeApi
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.node import NodePlugin, NodeSettings
@@ -56,9 +58,10 @@ def test_a_pod_with_a_process_past_the_shim_gets_an_event(
     node = make_node(gpus=0)  # the software GPU itself
     thing = node.api.put_pod(pod("train", annotations=share()))
     settings = NodeSettings(
-        "node-a", node.agent.folder, node.kubelet.plugins, node.kubelet.resources / "kubelet.sock", list_every_s=1.0
-    )
-    plugin = NodePlugin(settings, PluginState(Inventory(), one_gpu=False), KubeApi(node.api.url))
+        "node-a", node.agent.folder, node.kubelet.plugins, node.kubelet.resources / "kubelet.sock",
+        list_every_s=1.0, one_gpu=False,
+    )  # fmt: skip
+    plugin = NodePlugin(settings, KubeApi(node.api.url))
     thread = threading.Thread(target=plugin.run, daemon=True)
     command = [sys.executable, "-c", PROGRAM, str(library_path(SOFT_DRIVER))]
     program = subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -80,8 +83,10 @@ def test_a_pod_gets_one_event_for_a_finding(tmp_path: Path) -> None:
     thing = api.put_pod(pod("train", annotations=share()))
     state = PluginState(Inventory())
     state.inventory.set([NodeGpu("GPU-0", 3, 8 << 30)])
-    binder = Binder(None, state, KubeApi(api.url), str(tmp_path / "none"), "node-a")  # type: ignore[arg-type]
-    binder.pending(True)
+    client = KubeApi(api.url)
+    pods = NodePods(client, "node-a")
+    binder = Binder(None, state, pods, PodEvents(client, "node-a"), str(tmp_path / "none"))  # type: ignore[arg-type]
+    pods.refresh((), force=True)
     mine = {"kind": "pod", "id": thing["metadata"]["uid"]}
     unseen = [{"gpu": "GPU-0", "pid": 11, "holder": mine}, {"gpu": "GPU-0", "pid": 12, "holder": mine | {"id": "none"}}]
     for _ in range(2):

@@ -19,9 +19,8 @@ from waiting import wait_for
 from cotenant.kube import inventory
 from cotenant.kube import node as node_plugin
 from cotenant.kube.client import KubeApi
-from cotenant.kube.inventory import Inventory, nvml_faults
+from cotenant.kube.inventory import nvml_faults
 from cotenant.kube.node import NodePlugin, NodeSettings
-from cotenant.kube.plugin.state import PluginState
 from cotenant.kube.units import MigSlice, NodeGpu, gpu_of
 
 SHARE = "cotenant.dev/share"
@@ -46,9 +45,9 @@ def node(make_node: Callable[..., Node], world: World, monkeypatch: pytest.Monke
     found = make_node(gpus=2)
     settings = NodeSettings(
         "node-a", found.agent.folder, found.kubelet.plugins, found.kubelet.resources / "kubelet.sock",
-        faults=lambda rows: world.faults, slices=lambda before: world.slices, list_every_s=1.0,
+        faults=lambda rows: world.faults, slices=lambda before: world.slices, list_every_s=1.0, one_gpu=False,
     )  # fmt: skip
-    plugin = NodePlugin(settings, PluginState(Inventory(), one_gpu=False), KubeApi(found.api.url))
+    plugin = NodePlugin(settings, KubeApi(found.api.url))
     thread = threading.Thread(target=plugin.run, daemon=True)
     thread.start()
     found.ready()

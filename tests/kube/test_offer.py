@@ -11,7 +11,9 @@ from dra_scheduler import CLASSES, Scheduler
 
 from cotenant.kube.client import KubeApi
 from cotenant.kube.dra import offer
-from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
+from cotenant.kube.dra.held import NodeClaims
+from cotenant.kube.dra.server import CDI_KIND
+from cotenant.kube.dra.slices import NodeSlices
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.units import MigSlice, NodeGpu
 
@@ -33,12 +35,18 @@ class Place:
 
     def restart(self) -> None:
         """A driver that knows nothing yet."""
-        self.driver = ClaimDriver(ClaimSettings("node-a"), KubeApi(self.api.url), self.inventory, lambda: None)
+        api = KubeApi(self.api.url)
+        self.slices = NodeSlices(api, self.inventory, "node-a")
+        self.claims = NodeClaims(api, self.slices, "node-a", CDI_KIND)
+
+    def write(self) -> bool:
+        """The driver looks at what it offers."""
+        return self.slices.write(self.claims.held())
 
     def offers(self, gpus: list[NodeGpu], pieces: list[MigSlice] | None = None) -> list[str]:
         """What the node has now; the devices that a class finds."""
         self.inventory.set(gpus, pieces or [])
-        self.driver.offer()
+        self.write()
         devices, _ = self.scheduler.pool()
         return [one["name"] for one in devices if one["attributes"]["type"]["string"] != "gone"]
 
@@ -56,12 +64,12 @@ class Place:
         return str(result["device"])
 
     def prepare(self, name: str) -> Any:
-        return self.driver.prepare("team", name, f"uid-of-{name}")
+        return self.claims.prepare("team", name, f"uid-of-{name}")
 
     def end(self, name: str) -> None:
         """The claim's pod has ended, and the claim is gone."""
         del self.scheduler.claims[name]
-        self.driver.forget({("team", other) for other in self.scheduler.claims})
+        self.claims.forget({("team", other) for other in self.scheduler.claims})
 
 
 @pytest.fixture
@@ -113,11 +121,11 @@ def test_a_gpu_divided_while_a_share_is_held_gives_no_instance(place: Place, res
         place.prepare(name)
     if restarted:
         place.restart()
-        place.driver._claim("team", "b")  # the binder's first round reads the claims of the node's pods
+        place.prepare("b")  # the binder's first round reads the claims of the node's pods
     assert place.offers(GPUS[:1], PIECES) == ["gpu-0", "gpu-0-whole", "mig-1", "mig-2"]
     assert place.claim("c", "mig.cotenant.dev") is None, "the share of GPU 1 has not ended"
     place.end("b")
-    place.driver.offer()
+    place.write()
     assert place.claim("c", "mig.cotenant.dev") == "mig-1"
     place.prepare("c")
     place.offers(GPUS)  # and back: the instances are gone, one is held
@@ -156,7 +164,7 @@ def test_large_nodes_have_several_slices_of_one_generation(place: Place) -> None
     assert [len(one.get("devices", ())) for one in slices] == [64, 8, 0, 0]
     assert [len(one.get("sharedCounters", ())) for one in slices] == [0, 0, 8, 8]
     assert {(one["pool"]["generation"], one["pool"]["resourceSliceCount"]) for one in slices} == {(1, 4)}
-    assert not place.driver.offer(), "nothing has changed"
+    assert not place.write(), "nothing has changed"
     assert len(place.offers(gpus[:2])) == 4
     left = [thing["spec"]["pool"] for path, thing in place.api.store.items() if "/resourceslices/" in path]
     assert [pool["generation"] for pool in left] == [2, 2]

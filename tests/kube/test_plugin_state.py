@@ -12,7 +12,7 @@ from cotenant.kube.units import NodeGpu, gpu_of
 
 def test_the_gpu_of_a_share_stays_shown_until_its_memory_has_come() -> None:
     """Else the kubelet would see no free memory on that GPU, and the pod would fail."""
-    state = PluginState(Inventory(), pending=lambda fresh: [(90, 1)])
+    state = PluginState(Inventory(), waiting=lambda fresh: [(90, 1)])
     state.inventory.set([NodeGpu(f"GPU-{number}", number, 8 << 30) for number in range(2)])
     first = state.shown()
     assert first is not None

@@ -158,17 +158,14 @@ def plugin(
     log_level: LogLevel = None,
 ) -> None:
     """Register this node's GPUs with the kubelet and bind pods to their tenants. Runs until stopped."""
-    import dataclasses
-
     from cotenant.core import logs
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
     from cotenant.kube.client import connect
     from cotenant.kube.dra import offer
-    from cotenant.kube.dra.driver import CDI_KIND, ClaimSettings
-    from cotenant.kube.inventory import Inventory
+    from cotenant.kube.dra.server import CDI_KIND, ClaimSettings
     from cotenant.kube.node import NodeSettings, run
-    from cotenant.kube.plugin.state import Grant, PluginState
+    from cotenant.kube.plugin.state import Grant
 
     logs.configure(log_format, log_level)
     _one_of(mounts, ("webhook", "plugin"), "--mounts")
@@ -180,15 +177,17 @@ def plugin(
             f"must be between 0.1s and 6s, not {refresh}: a pod's processes wait at most 8s until its tenant is known",
             field="--refresh",
         )
-    state = PluginState(Inventory(), grant=Grant(mounts == "plugin", cdi_kind or None), one_gpu=one_gpu == "true")
     given = tuple(part for part in whole.split(",") if part)
     by_claims = ClaimSettings(
         node, kubelet_plugins / "plugins_registry", kubelet_plugins / "plugins" / offer.DRIVER, cdi_kind or CDI_KIND
     )
-    settings = NodeSettings(node, agent_dir, device_plugins, pod_resources, given, list_every_s=list_every_s)
-    settings = dataclasses.replace(settings, claims=by_claims if claims == "true" else None)
+    settings = NodeSettings(
+        node, agent_dir, device_plugins, pod_resources, given, list_every_s=list_every_s,
+        claims=by_claims if claims == "true" else None,
+        grant=Grant(mounts == "plugin", cdi_kind or None), one_gpu=one_gpu == "true",
+    )  # fmt: skip
     metrics = None if metrics_port is None else (host, metrics_port)
-    run(settings, state, connect(api_server, api_token, api_ca), metrics)
+    run(settings, connect(api_server, api_token, api_ca), metrics)
 
 
 @app.command()

@@ -8,20 +8,33 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import names
-from cotenant.kube.binding.binder import LIST_EVERY_S, Binder
+from cotenant.kube.binding.binder import Binder
+from cotenant.kube.binding.events import PodEvents
+from cotenant.kube.binding.pods import LIST_EVERY_S, NodePods
 from cotenant.kube.client import KubeApi
-from cotenant.kube.dra.driver import ClaimDriver, ClaimSettings
-from cotenant.kube.inventory import GPU_NAME, FaultSource, absent, check_whole, gpus_of, mig_slices, nvml_faults
+from cotenant.kube.dra.held import NodeClaims
+from cotenant.kube.dra.server import ClaimServer, ClaimSettings
+from cotenant.kube.dra.slices import NodeSlices
+from cotenant.kube.inventory import (
+    GPU_NAME,
+    FaultSource,
+    Inventory,
+    absent,
+    check_whole,
+    gpus_of,
+    mig_slices,
+    nvml_faults,
+)
 from cotenant.kube.plugin.registrar import Registrar
 from cotenant.kube.plugin.resource import KUBELET_SOCKET
-from cotenant.kube.plugin.state import PluginState
+from cotenant.kube.plugin.state import Grant, PluginState
 from cotenant.kube.units import MigSlice
 
 LOG = logging.getLogger(__name__)
@@ -33,7 +46,8 @@ AFTER_ALLOCATE_S = 0.1
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Paths on the node, and how resources are offered. `whole`: GPUs offered only as whole (UUIDs, indices, all)."""
+    """Paths on the node, and how resources are offered. `whole`: GPUs offered only as whole (UUIDs, indices, all);
+    `one_gpu`: advertise at most the free units of one GPU."""
 
     node: str
     agent_folder: Path = Path(str(names.HOST_AGENT))
@@ -44,6 +58,8 @@ class NodeSettings:
     slices: Callable[[Iterable[MigSlice]], Iterable[MigSlice]] = mig_slices
     list_every_s: float = LIST_EVERY_S
     claims: ClaimSettings | None = None  # place pods by claims instead of units
+    grant: Grant = field(default_factory=Grant)
+    one_gpu: bool = True
 
 
 class AgentOrders:
@@ -61,20 +77,18 @@ class AgentOrders:
 class NodePlugin:
     """Runs until `stop`."""
 
-    def __init__(self, settings: NodeSettings, state: PluginState, api: KubeApi) -> None:
+    def __init__(self, settings: NodeSettings, api: KubeApi) -> None:
         self.settings = settings
-        self.state = state
         self._agent = AgentOrders(settings.agent_folder)
-        self._claims = ClaimDriver(settings.claims, api, state.inventory, state.kick.set) if settings.claims else None
-        self._binder = Binder(
-            self._agent,
-            state,
-            api,
-            str(settings.pod_resources),
-            settings.node,
-            settings.list_every_s,
-            self._claims,
-        )
+        pods = NodePods(api, settings.node, settings.list_every_s)
+        self.state = state = PluginState(Inventory(), settings.grant, settings.one_gpu, waiting=pods.waiting)
+        self._offered = NodeSlices(api, state.inventory, settings.node)
+        self._claims: NodeClaims | None = None
+        if settings.claims is not None:
+            self._claims = NodeClaims(api, self._offered, settings.node, settings.claims.cdi_kind)
+            self._server = ClaimServer(settings.claims, self._claims, self._offered, state.inventory, state.kick.set)
+        events = PodEvents(api, settings.node)
+        self._binder = Binder(self._agent, state, pods, events, str(settings.pod_resources), self._claims)
         self._registrar = Registrar(settings.plugin_folder, state, by_claims=settings.claims is not None)
         self._resources: list[str] = []
         self._stop = threading.Event()
@@ -87,7 +101,7 @@ class NodePlugin:
         """Serve until `stop`. Raises InputError for settings that do not fit the node; everything else is retried."""
         try:
             if self._claims is not None:
-                self._claims.start()
+                self._server.start()
             self._registrar.start()
             while not self._stop.is_set():
                 self.round()
@@ -99,7 +113,7 @@ class NodePlugin:
                     self._stop.wait(AFTER_ALLOCATE_S)  # the kubelet lists an allocation only after our answer
         finally:
             if self._claims is not None:
-                self._claims.stop()
+                self._server.stop()
             self._registrar.stop()
 
     def stop(self) -> None:
@@ -148,7 +162,7 @@ class NodePlugin:
 
     def _offer(self) -> None:
         """Publish the node's GPUs for claims, if pods are placed by claims."""
-        if self._claims is not None and self._claims.offer():
+        if self._claims is not None and self._offered.write(self._claims.held()):
             inventory = self.state.inventory
             LOG.info("offered by claims: %d GPUs, %d MIG instances", len(inventory.gpus), len(inventory.slices))
 
@@ -167,15 +181,15 @@ class NodePlugin:
             self._said = fault
 
 
-def run(settings: NodeSettings, state: PluginState, api: KubeApi, metrics: tuple[str, int] | None = None) -> None:
+def run(settings: NodeSettings, api: KubeApi, metrics: tuple[str, int] | None = None) -> None:
     """Run the plugin in the foreground until SIGTERM or SIGINT."""
     import signal
 
-    plugin = NodePlugin(settings, state, api)
+    plugin = NodePlugin(settings, api)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: plugin.stop())
     if metrics is not None:
-        state.metrics.listen(*metrics)
+        plugin.state.metrics.listen(*metrics)
     if not settings.plugin_folder.is_dir():
         raise InputError("this is not the device-plugin folder of a kubelet", file=settings.plugin_folder)
     plugin.run(lambda: LOG.info("ready"))

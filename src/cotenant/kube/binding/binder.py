@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import time
 from typing import Any, Protocol
 
 import grpc
 
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, TakenNameError, WorkError
 from cotenant.kube import names
 from cotenant.kube.binding.events import PodEvents
 from cotenant.kube.binding.orders import (
@@ -26,16 +24,14 @@ from cotenant.kube.binding.orders import (
     started,
     wanted,
 )
-from cotenant.kube.client import ApiError, KubeApi
+from cotenant.kube.binding.pods import NodePods
 from cotenant.kube.dra.claims import claims_of_pod
-from cotenant.kube.dra.driver import ClaimDriver
+from cotenant.kube.dra.held import NodeClaims
 from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, error_text, open_channel, pod_resources
 from cotenant.kube.plugin.state import PluginState
-from cotenant.kube.shares import shares_of
 
 LOG = logging.getLogger(__name__)
 
-LIST_EVERY_S = 5.0  # longest interval between listings of pods: a process waits 8 s until its pod is announced
 MISSED_BEFORE_GONE = 10  # rounds without the pod, if the API server cannot tell whether it has ended
 Held = dict[tuple[str, str], dict[str, Any]]  # (pod's UID, container) -> tenant held by the agent
 
@@ -55,40 +51,15 @@ class Binder:
         self,
         agent: Agent,
         state: PluginState,
-        api: KubeApi,
+        pods: NodePods,
+        events: PodEvents,
         pod_resources_socket: str,
-        node: str,
-        list_every_s: float = LIST_EVERY_S,
-        claims: ClaimDriver | None = None,
+        claims: NodeClaims | None = None,
     ) -> None:
-        self._claims = claims
-        self._list_every_s = list_every_s
-        self._agent = agent
-        self._state = state
-        self._api = api
-        self._socket = pod_resources_socket
-        self._node = node
-        self._events = PodEvents(api, node)
-        self._pods: dict[PodKey, dict[str, Any]] = {}
-        self._listed_s = self._api_failed_s = -1e9
+        self._agent, self._state, self._pods, self._events = agent, state, pods, events
+        self._socket, self._claims = pod_resources_socket, claims
         self._missed: dict[tuple[str, str], int] = {}
         self._faults: dict[str, str] = {}
-        self._known: set[PodKey] = set()  # pods that have devices according to PodResources
-        state.pending = self.pending
-
-    def pending(self, fresh: bool) -> list[tuple[int, int]]:
-        """(share units, memory units) of containers that wait for devices. `fresh`: list the pods from the API
-        server."""
-        # skipped soon after a failure, since the kubelet waits for the answer
-        if fresh and time.monotonic() - self._api_failed_s > LIST_EVERY_S:
-            self._list_pods({}, force=True)
-        found = []
-        for key, pod in self._pods.items():
-            if key in self._known or ended(pod):
-                continue
-            with contextlib.suppress(InputError):
-                found += [(share.units, share.memory_units) for share in shares_of(pod) if not share.whole]
-        return found
 
     def round(self) -> None:
         """Read kubelet and API server, and update the agent. If one of them does not answer, nothing is changed."""
@@ -96,8 +67,8 @@ class Binder:
         if devices is None:
             return
         self._state.listed(row for pod in devices.values() for found in pod.values() for row in found.items())
-        self._known = set(devices)
-        fresh = self._list_pods(devices)
+        self._pods.with_devices = devices.keys()
+        fresh = self._pods.refresh(devices)
         try:
             held: Held = {(row["id"], row["container"]): row for row in self._agent.call("held", kind="pod")["held"]}
         except (WorkError, InputError) as error:
@@ -113,7 +84,7 @@ class Binder:
 
     def escaped(self, unseen: list[dict[str, Any]]) -> None:
         """Report processes that have not connected to the agent, as the agent found, to their pods."""
-        pods = {pod["metadata"]["uid"]: pod for pod in self._pods.values()}
+        pods = self._pods.by_uid()
         for row in unseen:
             if pod := pods.get(row["holder"]["id"]):
                 where = self._state.inventory.index_of(row["gpu"])
@@ -122,7 +93,7 @@ class Binder:
 
     def not_enforced(self, tenants: list[dict[str, Any]]) -> None:
         """Report tenants that are not limited to their share, as the agent found, to their pods."""
-        pods = {pod["metadata"]["uid"]: pod for pod in self._pods.values()}
+        pods = self._pods.by_uid()
         for row in tenants:
             pod = pods.get(row["holder"]["id"]) if row["holder"] else None
             if pod is not None:
@@ -148,24 +119,6 @@ class Binder:
         )
         return dict(devices_by_pod(rows))
 
-    def _list_pods(self, devices: dict[PodKey, Devices], *, force: bool = False) -> bool:
-        """List the node's pods if one is unknown or the list is old. Returns whether the list is fresh."""
-        known = all(key in self._pods for key in devices)
-        if known and not force and time.monotonic() - self._listed_s < self._list_every_s:
-            return False
-        try:
-            mine = {"fieldSelector": f"spec.nodeName={self._node}"}
-            # from the API server's cache, unless a pod that has just arrived must be included
-            answer = self._api.get("/api/v1/pods", **mine, **({} if force else {"resourceVersion": "0"}))
-        except ApiError as error:
-            self._api_failed_s = time.monotonic()
-            self._say_once("api", str(error))
-            return False
-        self._say_once("api", "")
-        self._listed_s = time.monotonic()
-        self._pods = {(pod["metadata"]["namespace"], pod["metadata"]["name"]): pod for pod in answer.get("items") or []}
-        return True
-
     # -- deciding --------------------------------------------------------------------------------------------------
 
     def _orders(self, devices: dict[PodKey, Devices]) -> tuple[list[Order], set[str]]:
@@ -173,7 +126,7 @@ class Binder:
         orders: list[Order] = []
         unclear: set[str] = set()
         for key, containers in devices.items():
-            pod = self._pods.get(key)
+            pod = self._pods.by_key.get(key)
             if pod is None or ended(pod):
                 continue
             found = wanted(pod, containers)
@@ -192,7 +145,8 @@ class Binder:
         unclear: set[str] = set()
         if self._claims is None:
             return found, unclear
-        theirs = {key: pod for key, pod in self._pods.items() if pod["spec"].get("resourceClaims") and not ended(pod)}
+        pods = self._pods.by_key.items()
+        theirs = {key: pod for key, pod in pods if pod["spec"].get("resourceClaims") and not ended(pod)}
         if fresh:
             self._claims.forget({(key[0], name) for key, pod in theirs.items() for name in claims_of_pod(pod).values()})
         for key, pod in theirs.items():
@@ -211,7 +165,7 @@ class Binder:
         are.
         """
         found = []
-        for pod in self._pods.values():
+        for pod in self._pods.by_key.values():
             share = None if ended(pod) else init_share(pod)
             if share is None or (pod["metadata"]["uid"], share.container) in ordered:
                 continue
@@ -230,17 +184,17 @@ class Binder:
 
     def _let_go(self, held: Held, keep: set[tuple[str, str]], unclear: set[str], fresh: bool) -> None:
         """Release the shares of containers that the kubelet no longer lists and whose pod has ended."""
-        running = {(pod["metadata"]["uid"], name) for pod in self._pods.values() for name in containers_left(pod)}
+        running = {(uid, name) for uid, pod in self._pods.by_uid().items() for name in containers_left(pod)}
         for key, row in list(held.items()):
             if key in keep or key[0] in unclear:
                 self._missed.pop(key, None)
                 continue
             missed = self._missed[key] = self._missed.get(key, 0) + 1
             if missed == 1 and not fresh:
-                self._listed_s = -1e9  # ask the API server about it in the next round
+                self._pods.expire()
             if key in running and missed < MISSED_BEFORE_GONE:
                 continue
-            if not fresh and self._faults.get("api") and missed < MISSED_BEFORE_GONE:
+            if not fresh and self._pods.fault and missed < MISSED_BEFORE_GONE:
                 continue
             self._agent.call("let_go", kind="pod", id=key[0], container=key[1], name=row["name"])
             self._missed.pop(key, None)
@@ -267,18 +221,18 @@ class Binder:
         place = {"kind": "pod", "id": order.uid, "container": order.container, "container_id": order.container_id}
         try:
             self._agent.call("hold", tenant=tenant, **place)
-        except InputError as error:
-            if "already exists" not in error.message or before is not None:
+        except TakenNameError:
+            if before is not None:
                 raise
             # a previous pod of that name still has running processes
             self._agent.call("hold", tenant=tenant | {"name": other_name(tenant["name"], order.uid)}, **place)
         where = " and ".join(self._state.inventory.index_of(uuid) for uuid in tenant["gpus"])
-        self._tell(order, "ShareBound", f"container {order.container} {described(tenant, f'{where} of {self._node}')}")
+        text = described(tenant, f"{where} of {self._pods.node}")
+        self._tell(order, "ShareBound", f"container {order.container} {text}")
 
     def _tell(self, order: Order, reason: str, message: str, *, warning: bool = False) -> None:
-        for pod in self._pods.values():
-            if pod["metadata"]["uid"] == order.uid:
-                self._events.say(pod, reason, message, warning=warning)
+        if pod := self._pods.by_uid().get(order.uid):
+            self._events.say(pod, reason, message, warning=warning)
 
     def _say_once(self, whom: str, fault: str) -> None:
         if self._faults.get(whom, "") != fault:

@@ -50,7 +50,7 @@ class PluginState:
     log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
     kick: threading.Event = field(default_factory=threading.Event)
     # (share units, memory units) of containers on this node without devices; True: ask the API server again
-    pending: Callable[[bool], list[tuple[int, int]]] = lambda fresh: []
+    waiting: Callable[[bool], list[tuple[int, int]]] = lambda fresh: []
     _half: Allocation | None = None  # the last allocation, if its container's other resource is still to come
 
     def note(self, resource: str, ids: list[str]) -> None:
@@ -94,7 +94,7 @@ class PluginState:
         """Numbers of units of the other resource, of waiting containers that take `size` units of this one."""
         mine = int(resource == names.MEMORY_RESOURCE)
         for fresh in (False, True):
-            found = {pair[1 - mine] for pair in self.pending(fresh) if pair[mine] == size}
+            found = {pair[1 - mine] for pair in self.waiting(fresh) if pair[mine] == size}
             if found:
                 break
         return found
