@@ -1,19 +1,20 @@
-/* Scheduling of copies over the link among tenants (abi/copy_page.h, copy_rule.h).
+/* Schedules the copies between host and device of several tenants on the GPU's link (abi/copy_page.h, copy_rule.h).
  *
- * A copy from or to pinned memory is split into pieces that stay in the program's own stream, each surrounded by:
+ * A copy from or to pinned memory is split into pieces that stay in the program's own stream, each as three operations:
  *
- *     write ready   the stream has arrived here: earlier pieces are done
- *     wait go       until the piece has its turn
+ *     write ready   the stream has arrived here, so earlier pieces are done
+ *     wait go       the stream waits until the piece may run
  *     copy          the piece
  *
- * Both wait flags lie in host memory that the GPU can access.  The worker thread, or the thread that waits for its copy,
- * polls them, requests turns on the copy page and grants a turn by a single store.  So an asynchronous copy costs its
- * thread only the enqueuing, the order in the stream is the program's own, and a grant depends on nothing that the GPU
- * has yet to do.  At most in_flight pieces of all tenants are on the link: enough that it does not idle between one
- * piece and the next.  The size of pieces depends on the other tenants (copy_piece): a tenant that has the GPU for
- * itself takes no turns at all.
+ * `ready` and `go` are the *wait flags*, words of host memory that the GPU can access. The worker thread, or the thread
+ * that waits for its copy, polls them. For each piece it requests a slot on the copy page, which is the piece's turn on
+ * the link, and then grants the piece by a single store to `go`. So an asynchronous copy costs its thread only the
+ * enqueuing, the order in the stream is the program's own, and a grant depends on nothing that the GPU has yet to do.
+ * At most in_flight pieces of all tenants are on the link: enough that it is not idle between two pieces. The size of
+ * pieces depends on the other tenants (copy_piece); a tenant that is alone on its GPU requests no slots at all.
  *
- * Pageable memory is copied by the driver on the calling thread, so that thread itself waits for each piece's turn. */
+ * Pageable memory is copied by the driver on the calling thread, so that thread itself waits for the turn of each
+ * piece. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <string.h>
@@ -25,12 +26,13 @@
 
 #define MOST_NAP_NS 1000000
 #define FEW_PROCESSORS 8
-#define QUICK_NS 400000     /* shorter pieces are polled without a pause */
-#define LEARNT_BYTES 65536  /* smaller pieces say little about the link's rate */
-#define STILL_NS 1000000    /* poll interval while something moves */
-#define LATE_NS 10000000    /* a piece that takes this long, and eight times as long as others, loses its slot */
-#define EARLY_NS 1000000    /* how long a copy of rank AHEAD keeps its slot before its stream reaches it */
-#define LEAD_NS 40000       /* upper estimate of the time from the request of a piece to its first byte */
+#define QUICK_NS 400000     /* pieces shorter than this are polled without a pause */
+#define LEARNT_BYTES 65536  /* pieces smaller than this say little about the link's rate */
+#define STILL_NS 1000000    /* poll interval while some copy makes progress */
+/* a piece that takes longer than this, and than eight times its expected time, loses its slot */
+#define LATE_NS 10000000
+#define EARLY_NS 1000000    /* how long a copy of rank AHEAD keeps its slot while its stream has not reached it */
+#define LEAD_NS 40000       /* upper estimate of the time from the request of a slot to the piece's first byte */
 
 pthread_mutex_t cot_copy_lock = PTHREAD_MUTEX_INITIALIZER;
 struct copy_record cot_copy_records[COPY_RECORDS];
@@ -40,16 +42,18 @@ struct copy_words *cot_copy_words;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER;
 static bool worker_runs, worker_sleeps;
 
-#define PLACES (2 * COTENANT_MAX_GPUS) /* one per direction of each GPU's link */
+#define PLACES (2 * COTENANT_MAX_GPUS) /* one entry for each direction of each GPU's link */
 static struct place {
-    struct copy_link link;            /* the link of this process's last request */
-    uint64_t mib_ns;                  /* estimated time per MiB */
-    uint64_t begun_ns;                /* start time of the piece on the link */
-    uint64_t on_link_bytes;           /* its size */
-    uint32_t flying;                  /* pieces that hold a slot */
-    uint32_t issued;                  /* pieces that may run and have not ended, whether or not they still hold a slot */
-    bool waited;                      /* this process was waiting for a turn at the previous poll */
-    /* in this poll: it requested; it waits; it will request soon; a copy waits behind another */
+    struct copy_link link;            /* this process's entry on the copy page, as of its last request */
+    uint64_t mib_ns;                  /* estimated time that the link takes for 1 MiB */
+    uint64_t begun_ns;                /* start time of the piece that is on the link */
+    uint64_t on_link_bytes;           /* size of the piece that is on the link */
+    uint32_t flying;                  /* number of pieces that hold a slot */
+    /* number of granted pieces that have not ended, also if they have lost their slot */
+    uint32_t issued;
+    bool waited;                      /* a piece of this process was waiting for a slot at the previous poll */
+    /* flags of the current poll: a piece requested a slot; a piece waits; a piece will request a slot soon; a copy
+     * waits behind another */
     bool asked, waits, soon, behind;
 } places[PLACES];
 
@@ -67,7 +71,8 @@ void cot_copies_leave(void)
     pthread_mutex_unlock(&cot_copy_lock);
 }
 
-/* With enough processors a thread keeps its own: beside another polling thread, yielding costs milliseconds. */
+/* Pauses a thread between two polls. With few processors it yields; with many it does not, since beside another polling
+ * thread a yield takes milliseconds. */
 void cot_copies_breathe(void)
 {
     static _Atomic int processors;
@@ -82,12 +87,13 @@ void cot_copies_breathe(void)
 
 /* ---- advancing: with lock ---- */
 
-static uint32_t reached(const struct copy_record *record) /* 0: the first piece is not reached; pieces + 1: all done */
+/* how far the stream has come: 0: it has not reached the first piece; pieces + 1: all are done */
+static uint32_t reached(const struct copy_record *record)
 {
     const struct copy_words *mine = &cot_copy_words[record - cot_copy_records];
     int32_t at = (int32_t)(__atomic_load_n(&mine->ready, __ATOMIC_ACQUIRE) - record->base);
     if (at <= 0)
-        return record->before && !cot_copy_follows(record); /* the previous copy ended when this one began */
+        return record->before && !cot_copy_follows(record); /* the previous copy has ended, so this one has begun */
     return (uint32_t)at > record->pieces + 1 ? record->pieces + 1 : (uint32_t)at;
 }
 
@@ -152,8 +158,8 @@ static void learn(struct place *place, const struct copy_record *record, uint32_
     place->mib_ns = place->mib_ns ? (3 * place->mib_ns + took) / 4 : took;
 }
 
-/* Returns the slots of pieces that are done or late, since a stalled copy must not block others.  Late pieces still
- * count as issued, so that no more pieces follow them. */
+/* Returns the slots of pieces that are done or late, since a stalled copy must not block other tenants. Late pieces
+ * still count as issued, so that no further pieces follow them. */
 static void settle(struct copy_record *record, uint32_t at, uint64_t now)
 {
     struct place *place = &places[place_of(record)];
@@ -172,8 +178,8 @@ static void settle(struct copy_record *record, uint32_t at, uint64_t now)
         note_issued(place, record, record->granted - record->done);
 }
 
-/* Copies of rank AHEAD hold their slot from the call on, but not for long while earlier work is before them in their
- * stream. */
+/* Advances a copy of rank AHEAD. It holds its slot from the program's call on, but not for long if its stream has not
+ * reached it. Returns true if the copy waits for a slot. */
 static bool advance_ahead(struct copy_record *record, uint32_t at, uint64_t now)
 {
     if (at == 0 && record->granted && now - record->moved_ns > EARLY_NS) {
@@ -192,18 +198,19 @@ static bool ahead_are_here(const struct cotenant_copy_page *page, uint32_t direc
     return false;
 }
 
-static uint64_t due_ns(const struct place *place) /* expected end of the piece on the link */
+static uint64_t due_ns(const struct place *place) /* when the piece on the link is expected to end */
 {
     return place->begun_ns + expected_ns(place, place->on_link_bytes);
 }
 
-/* If a copy of rank AHEAD may come, a second piece is not issued before the first is about to end. */
+/* If a copy of rank AHEAD may come, a second piece is not issued until the first is about to end. */
 static bool too_early(const struct copy_record *record, const struct place *place, uint64_t now)
 {
     return place->issued && ahead_are_here(record->link.page, record->direction) && now + LEAD_NS < due_ns(place);
 }
 
-/* Returns true if the copy waits for a turn, so that copies behind it in the same direction make no request. */
+/* Requests slots for the pieces of a copy. Returns true if the copy waits for a slot; then copies behind it in the same
+ * direction request none. */
 static bool advance(struct copy_record *record, uint32_t at, uint64_t now)
 {
     struct place *place = &places[place_of(record)];
@@ -233,9 +240,9 @@ static void retire(struct copy_record *record)
     record->taken = false;
 }
 
-/* A queue with pieces on the link and more to come will want the next turn, so it keeps counting as waiting in between;
- * otherwise weights would have no effect for programs that queue copies of few pieces.  False: nothing of this process
- * waits there. */
+/* Keeps this process's queue counted as waiting while it has pieces on the link and more to come. Otherwise weights
+ * would have no effect for programs whose copies have few pieces. False: no piece of this process waits in this
+ * direction. */
 static bool keep_place(struct place *place, uint32_t direction, uint64_t now)
 {
     bool waits = place->waits;
@@ -259,7 +266,7 @@ uint64_t cot_copy_due(const struct copy_record *record)
     return place->issued ? due_ns(place) : 0;
 }
 
-/* Polls every pending copy.  Returns the time until the next poll is needed, 0: at once; UINT64_MAX: there are no
+/* Polls all pending copies. Returns the time in ns until the next poll is needed; 0: at once; UINT64_MAX: there are no
  * copies. */
 uint64_t cot_copies_advance(void)
 {
@@ -295,7 +302,7 @@ uint64_t cot_copies_advance(void)
     if (!cot_copy_first)
         return UINT64_MAX;
     if (busy && quick && still_ns < STILL_NS)
-        return 0; /* a sleep would take longer than a piece */
+        return 0; /* a sleep would take longer than the piece */
     uint64_t nap = busy ? COPY_NAP_NS : still_ns / 8;
     return nap < COPY_NAP_NS ? COPY_NAP_NS : nap > MOST_NAP_NS ? MOST_NAP_NS : nap;
 }

@@ -1,17 +1,20 @@
-/* The rule that chooses whose chunk goes next on a link, on the shared page.  Arithmetic only, no system call, no lock.
+/* The rule that chooses the next chunk on a link, on the page that all tenants of a GPU share. Arithmetic only: no
+ * system call, no lock.
  *
- * Each tenant has a queue, whose vruntime grows by bytes over weight.  The next chunk belongs to the waiting queue with
- * the least vruntime, after queues of rank AHEAD.  A queue keeps its turn for a slice, period * weight / sum of the
- * waiting weights, at least one chunk, unless it is more than that ahead of the least vruntime.  A queue that starts to
- * wait is clamped to within COPY_CREDIT_SLICES of the link's clock: an idle tenant has a bounded credit, and one that
- * moved much while no other waited has a bounded debt.  The credit must cover what others moved between the copies of a
- * program that makes one copy after the other: their slice and what was in flight.  A test compares the rule with a
- * plain one in Python (copy_oracle.py).
+ * Each tenant has a queue. Its *vruntime* (virtual runtime) grows by the copied bytes divided by the tenant's weight.
+ * The next chunk belongs to the waiting queue with the least vruntime; queues of rank AHEAD come first. A queue may
+ * move a *slice* at a time: period * its weight / sum of the waiting weights, but at least one chunk; it loses the rest
+ * if its vruntime exceeds the least one by more than that. When an idle queue starts to wait, its vruntime is clamped
+ * to within COPY_CREDIT_SLICES slices of the link's clock. So an idle tenant has a bounded credit, and a tenant that
+ * moved much while no other waited has a bounded debt. The credit must cover what others moved between two copies of a
+ * program that makes one copy after the other: their slice, and what was in flight. A test compares this rule with one
+ * in Python (copy_oracle.py).
  *
- * A direction is the number of a link everywhere below, COTENANT_COPY_PAGEABLE more for copies of pageable memory.
+ * Everywhere below, a direction is the number of a link; links of pageable memory have numbers that are
+ * COTENANT_COPY_PAGEABLE higher.
  *
- * Reads of several fields are not atomic: two processes may decide on slightly different pages.  The cost is one chunk
- * out of order; all bytes are charged, so shares are right in the long run. */
+ * Reads of several fields are not atomic, so two processes may decide on slightly different pages. One chunk may then
+ * run out of order; all bytes are charged, so the tenants' shares are right in the long run. */
 #ifndef COTENANT_COPY_RULE_H
 #define COTENANT_COPY_RULE_H
 
@@ -26,7 +29,7 @@
 #define COPY_USUAL_CHUNK (UINT64_C(8) << 20)
 #define COPY_MOST_CHUNK (UINT64_C(1) << 40)
 #define COPY_MOST_LAPSE_NS UINT64_C(10000000000)
-#define COPY_RESCUE_NS UINT64_C(2000000000) /* a queue that has waited this long is the next of its rank */
+#define COPY_RESCUE_NS UINT64_C(2000000000) /* a queue that has waited longer than this is the next of its rank */
 #define COPY_AHEAD_BIT (UINT64_C(1) << 47)
 #define COPY_DATE_MASK (COPY_AHEAD_BIT - 1)
 
@@ -40,7 +43,7 @@ static inline void copy_store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-static inline bool copy_before(uint64_t a, uint64_t b) /* compares vruntimes, which may wrap */
+static inline bool copy_before(uint64_t a, uint64_t b) /* whether a is before b; vruntimes may wrap around */
 {
     return (int64_t)(a - b) < 0;
 }
@@ -50,8 +53,8 @@ static inline uint64_t copy_vtime(uint64_t bytes, uint32_t weight_milli)
     return bytes * COPY_SCALE * 1000 / (weight_milli ? weight_milli : 1);
 }
 
-/* Parameters and times, limited to plausible values: every tenant can write to the page, also by mistake, and must not
- * block others for ever.  The agent restores its own fields. */
+/* The functions below limit parameters and times of the page to plausible values: every tenant can write to the page,
+ * also by mistake, and must not block others for ever. The agent restores its own fields. */
 static inline uint64_t copy_chunk(const struct cotenant_copy_page *page)
 {
     uint64_t bytes = page->chunk_bytes;
@@ -84,7 +87,7 @@ static inline bool copy_slot_is_free(const struct cotenant_copy_page *page, uint
     return word == COTENANT_COPY_NOBODY || now_us > date_us + lapse_us || date_us > now_us + lapse_us;
 }
 
-/* Bytes that a queue may move in one turn while others wait. */
+/* The slice of a queue: how many bytes it may move at a time while others wait. */
 static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link,
                                   uint32_t queue, uint64_t now_ns)
 {
@@ -96,7 +99,7 @@ static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const s
     return slice > copy_chunk(page) ? slice : copy_chunk(page);
 }
 
-/* The link of the same direction for the other kind of memory. */
+/* The link in the same direction for the other kind of memory, pinned or pageable. */
 static inline const struct cotenant_copy_link *copy_twin(const struct cotenant_copy_page *page, uint32_t direction)
 {
     return &page->links[direction ^ COTENANT_COPY_PAGEABLE];
@@ -116,8 +119,8 @@ static inline bool copy_is_sole(const struct cotenant_copy_link *link, uint32_t 
     return true;
 }
 
-/* Piece size for a copy that starts now: chunks if a copy of rank AHEAD may come, or if others copy, too; otherwise
- * larger pieces, which cost less.  Copies of rank AHEAD need not be split for others. */
+/* The piece size for a copy that starts now. It is a chunk if other tenants copy, or if a copy of rank AHEAD may come;
+ * otherwise pieces are larger, which costs less. Copies of rank AHEAD are not split for others. */
 static inline uint64_t copy_piece(const struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint64_t now_ns)
 {
     const struct cotenant_copy_link *link = &page->links[direction], *twin = copy_twin(page, direction);

@@ -1,35 +1,36 @@
-/* Copies over the link, as passed by the replaced functions and by moves of memory to link.c, which splits and schedules
- * them. */
+/* Copies between host and device, as the replaced driver functions and moves of swapped memory pass them to link.c,
+ * which splits and schedules them. */
 #ifndef COTENANT_HOST_COPY_H
 #define COTENANT_HOST_COPY_H
 
 #include "shim.h"
 
-struct host_copy { /* a copy over the link, as rows of equal length, mostly a single row */
+struct host_copy { /* a copy between host and device as rows of equal length, mostly a single row */
     uint32_t direction;               /* cotenant_copy_direction */
-    uint64_t bytes;                   /* total */
-    uint64_t unit;                    /* the copy may be split at multiples of this */
-    const void *host;                 /* address of the copy's first byte in host memory, pinned or pageable */
-    /* issues [from, from + bytes) of it in the stream, asynchronously or as the program called it */
+    uint64_t bytes;                   /* size of the whole copy */
+    uint64_t unit;                    /* the copy may be split only at multiples of this size */
+    const void *host;                 /* address of the copy's first byte in host memory, which is pinned or pageable */
+    /* enqueues the bytes [from, from + bytes) of the copy in the stream, asynchronously or as the program called it */
     CUresult (*issue)(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous);
     const void *call;                 /* arguments that `issue` needs */
     CUstream stream;
-    bool host_waits;                  /* the program's call returns after the copy has ended */
+    bool host_waits;                  /* the program's call returns only when the copy has ended */
     uintptr_t key;
 };
 HIDDEN CUresult cot_copy_over_link(const struct host_copy *copy);
 HIDDEN CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy);
 HIDDEN void cot_copy_charge_whole(uint32_t direction, uint64_t bytes); /* charges the tenant for a copy that is not split */
 HIDDEN bool cot_is_on_device(word address);
-HIDDEN uint64_t cot_copy_slice_bytes(void); /* piece size of copies within the device, of the current GPU; 0: not split */
+/* piece size of copies within the current GPU; 0: such copies are not split */
+HIDDEN uint64_t cot_copy_slice_bytes(void);
 
-/* Key of a kind of work: copies of one kind and similar size (same power of two). */
+/* Key by which copies are timed: copies of one kind and similar size (the same power of two) have one key. */
 static inline uintptr_t cot_copy_key(const void *kind, uint64_t bytes)
 {
     return (uintptr_t)kind * 64 + (bytes ? (uintptr_t)(64 - __builtin_clzll(bytes)) : 0);
 }
 
-/* Whether copies on this thread's GPU may be scheduled.  True for a thread that has not used it yet. */
+/* Whether copies on this thread's GPU may be scheduled. True for a thread that has not used a GPU yet. */
 static inline bool cot_copies_perhaps_on(void)
 {
     const struct gpu *gpu = cot_thread->gpu;

@@ -1,5 +1,5 @@
-/* The copy page of each GPU, and the path of a copy over the link: unscheduled, waiting in its stream, or waiting on its
- * thread. */
+/* Attaches the copy page of each GPU, and decides how a copy between host and device runs: unscheduled, waiting in its
+ * stream (paced.c), or waiting on its thread. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
@@ -17,8 +17,8 @@
 
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct attached {
-    uint64_t connection; /* the connection that requested the page */
-    uint32_t relocations; /* relocations of the GPU at the time of the request */
+    uint64_t connection; /* the connection to the agent on which the page was requested */
+    uint32_t relocations; /* how often the process had been restored on another GPU by then */
     struct copy_link link;
 } attached[COTENANT_MAX_GPUS];
 
@@ -38,12 +38,13 @@ static struct cotenant_copy_page *map_page(int fd, const struct cotenant_copies 
     return NULL;
 }
 
-/* A page of an earlier agent stays mapped, and is used until there is a new one. */
+/* Requests the copy page from the agent, if there is a new connection or the process was restored on another GPU. The
+ * page of a previous agent stays mapped, and is used until there is a new one. */
 static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
 {
     pthread_mutex_lock(&attach_lock);
     uint32_t relocations = gpu->relocations;
-    if (mine->relocations != relocations) { /* the page belongs to another GPU */
+    if (mine->relocations != relocations) { /* the page belongs to the GPU on which the process ran before */
         __atomic_store_n(&mine->link.page, NULL, __ATOMIC_RELEASE);
         mine->connection = 0;
         __atomic_store_n(&mine->relocations, relocations, __ATOMIC_RELEASE);
@@ -70,14 +71,15 @@ static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
     pthread_mutex_unlock(&attach_lock);
 }
 
-/* Requests the copy page of a GPU.  False: copies of this process on this GPU are not scheduled. */
+/* Finds the copy page of a GPU, requesting it if necessary. False: copies of this process on this GPU are not
+ * scheduled. */
 static bool link_of(struct gpu *gpu, struct copy_link *link)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_COPIES))
         return false;
     struct attached *mine = &attached[gpu - cot_gpu_at(0)];
     struct cotenant_page *page = cot_agent_page();
-    /* until the GPU is attached to a restarted agent, its slot is on the old page */
+    /* until the GPU is attached to a restarted agent, its slot is on the page of the previous one */
     bool current = page && gpu->page_slot == &page->slots[gpu->slot];
     bool moved = __atomic_load_n(&mine->relocations, __ATOMIC_ACQUIRE) != gpu->relocations;
     if (UNLIKELY(moved || (current && __atomic_load_n(&mine->connection, __ATOMIC_ACQUIRE) != page->connection_id)) &&
@@ -148,10 +150,11 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
     return ticket;
 }
 
-/* The driver copies pageable memory on this thread, and larger copies wait in the call for earlier work.  That wait is
- * done before the first turn, so that no turn is held meanwhile.  Until its last chunk has its turn the queue counts as
- * waiting, even while a chunk is in flight: otherwise, with one chunk per thread in flight, weights would have no
- * effect.  Only others with pageable memory wait for it then. */
+/* Makes a copy on the calling thread, piece by piece. The driver copies pageable memory on this thread, and a larger
+ * copy waits in the call for earlier work. The thread waits for that before it requests the first slot, so that it
+ * holds no slot meanwhile. Until the last piece has a slot, the queue counts as waiting, even while a piece is in
+ * flight: with one piece per thread in flight, weights would have no effect otherwise. Only other tenants' copies of
+ * pageable memory wait for it then. */
 static CUresult paced_by_thread(const struct copy_link *link, const struct host_copy *copy, bool pinned)
 {
     const struct cotenant_copy_page *page = link->page;
@@ -219,7 +222,8 @@ CUresult cot_copy_over_link(const struct host_copy *copy)
         return whole(copy);
     }
     int cancel;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* a thread cancelled during the wait would keep locks */
+    /* a thread that is cancelled while it waits would keep locks */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     CUresult result = paced(&link, copy);
     pthread_setcancelstate(cancel, NULL);
     return result;
@@ -233,7 +237,8 @@ void cot_copy_charge_whole(uint32_t direction, uint64_t bytes)
         copy_charge(link.page, &link.page->links[direction], link.queue, bytes);
 }
 
-/* A copy that the shim itself makes, of pinned memory in its own stream; scheduled if copies are. */
+/* Makes a copy for the shim itself, of pinned memory in the shim's own stream. It is scheduled if the tenants' copies
+ * are. */
 CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy)
 {
     struct copy_link link;

@@ -1,5 +1,5 @@
-/* Enqueues a copy in the program's stream in pieces that wait for their turns, and waits for it if the call is
- * synchronous. */
+/* Makes a copy whose pieces wait in the program's stream until they may run (see copies.c). If the program's call is
+ * synchronous, the calling thread waits for the copy. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <time.h>
@@ -7,14 +7,16 @@
 #include "copies/copies.h"
 #include "words.h"
 
-#define SPIN_NS 500000         /* a waiting thread polls without a pause for this long: a sleep takes 60 us, as much as a piece */
-#define WAKE_NS 200000         /* resume polling this long before the expected end of a long piece */
-#define ASK_STREAM_NS 2000000  /* interval at which a waiting thread checks that its context exists */
+/* a waiting thread polls without a pause for this long, since a sleep takes 60 us, as much as a piece */
+#define SPIN_NS 500000
+#define WAKE_NS 200000         /* a thread that waits for a long piece polls again this long before its expected end */
+#define ASK_STREAM_NS 2000000  /* how often a waiting thread checks that its context still works */
 
 
-static bool no_stream_waits; /* this driver does not support waits on memory in streams */
+static bool no_stream_waits; /* this driver does not support stream operations that wait on memory */
 
-static uint64_t device_words(void) /* address of the wait flags in the current context; 0: none; the caller holds the lock */
+/* address of the wait flags in the current context; 0: not available; the caller holds the lock */
+static uint64_t device_words(void)
 {
     if (!cot_copy_words) {
         void *mapped = mmap(NULL, sizeof(struct copy_words) * COPY_RECORDS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -72,8 +74,8 @@ static bool is_ahead(const struct copy_link *link, uint32_t direction)
     return link->page->links[direction].queues[link->queue].rank == COTENANT_COPY_AHEAD;
 }
 
-/* The last enqueued copy, and the number of calls made by then: the next copy follows it directly if it is the next
- * call. */
+/* The last enqueued copy, and the number of launches and copies by then: if the next copy is the very next call,
+ * nothing lies between the two. */
 static struct {
     CUstream stream;
     uint32_t direction;
@@ -104,7 +106,8 @@ static void note_last(const struct copy_record *record, uint64_t serial, const s
     last.calls = calls_so_far();
 }
 
-/* Splits the copy, adds it to the list, and grants the pieces that may run at once.  The caller holds the lock. */
+/* Splits a copy into pieces, adds it to the list, and grants the pieces that may run at once. The caller holds the
+ * lock. */
 static void prepare(struct copy_record *record, const struct copy_link *link, const struct host_copy *copy, bool idle)
 {
     const struct cotenant_copy_page *page = link->page;
@@ -113,7 +116,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
     uint64_t at_once = copy_chunk(page) * copy_most(page);
     record->free_run = is_ahead(link, copy->direction) && copy->bytes <= (wanted > at_once ? wanted : at_once);
     if (record->free_run)
-        piece = copy->bytes; /* the copy is not split: copies of other tenants stop for it */
+        piece = copy->bytes; /* the copy is not split, because copies of other tenants wait for it */
     if (piece < unit)
         piece = unit;
     record->link = *link;
@@ -141,7 +144,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
         cot_copies_advance();
 }
 
-/* The driver refused a piece: release the pieces that wait in the stream. */
+/* Called when the driver refused a piece: grants all pieces, so that none waits in the stream for ever. */
 static void let_go(struct copy_record *record, uint64_t serial, bool ends)
 {
     cot_copies_enter();
@@ -150,7 +153,7 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
         cot_copy_give_back(record, record->granted);
         record->granted = record->returned = record->done = record->pieces;
         for (struct copy_record **link = &cot_copy_first; *link && !ends; link = &(*link)->next)
-            if (*link == record) { /* its last wait flag will not be written: do not reuse the record */
+            if (*link == record) { /* the last wait flag will not be written, so the record is not used again */
                 *link = record->next;
                 break;
             }
@@ -158,7 +161,7 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
     cot_copies_leave();
 }
 
-/* Enqueues everything at once: each piece waits in the stream for its turn, unless it already has it. */
+/* Enqueues all pieces at once; each waits in the stream until it may run, unless it is granted already. */
 static CUresult enqueue(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool begun)
 {
     CUdeviceptr ready = address + (CUdeviceptr)(record - cot_copy_records) * sizeof(struct copy_words);
@@ -184,15 +187,15 @@ static CUresult enqueue(struct copy_record *record, uint64_t serial, const struc
     return result;
 }
 
-/* Whether a thread that waits for a long piece may sleep instead of polling; it must wake up before the piece's expected
- * end. */
+/* Whether a thread that waits for a long piece may sleep instead of polling. It must wake up before the expected end of
+ * the piece. */
 static bool may_nap(uint64_t now, uint64_t moved, uint64_t due)
 {
     return now + WAKE_NS < due || (int64_t)(now - (due > moved ? due : moved)) > SPIN_NS;
 }
 
-/* The thread waits anyway, so it issues each piece when that has its turn, and nothing waits in the stream.  Meanwhile
- * it polls all copies of the process. */
+/* Makes a copy for which the thread waits anyway: the thread issues each piece when it is granted, so nothing waits in
+ * the stream. Meanwhile it polls all copies of the process. */
 static CUresult see_through(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool begun)
 {
     CUdeviceptr ready = address + (CUdeviceptr)(record - cot_copy_records) * sizeof(struct copy_words);
@@ -203,7 +206,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
         if (issued == 0)
             cot_copies_enter();
         else
-            pthread_mutex_lock(&cot_copy_lock); /* this thread polls now, so the worker does not */
+            pthread_mutex_lock(&cot_copy_lock); /* this thread now polls, too, so it does not go before other polling threads */
         if (record->serial == serial)
             cot_copies_advance();
         bool done = record->serial != serial;
@@ -223,7 +226,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
             asked = now;
             CUresult state = ask_stream(copy->stream);
             if (state != CUDA_SUCCESS && state != CUDA_ERROR_NOT_READY)
-                result = state; /* the context failed */
+                result = state; /* the context has failed */
         }
         if (may_nap(now, moved, due))
             cot_nap_for(COPY_NAP_NS);
@@ -234,7 +237,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
     return result;
 }
 
-/* Returns CUDA_ERROR_NOT_SUPPORTED if nothing was done and the thread must pace it. */
+/* Returns CUDA_ERROR_NOT_SUPPORTED if it has done nothing and the thread must make the copy piece by piece. */
 CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct host_copy *copy)
 {
     bool idle = ask_stream(copy->stream) == CUDA_SUCCESS;
@@ -251,11 +254,11 @@ CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct hos
         cot_copies_leave();
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    idle = idle && tried; /* its wait flag has just been written */
+    idle = idle && tried; /* the first flag was just written into the stream, which is therefore not idle */
     tried = true;
     const uint64_t serial = record->serial;
     prepare(record, link, copy, idle);
-    bool begun = idle || record->before; /* the begin of the piece is known without a flag */
+    bool begun = idle || record->before; /* without a flag it is known when the first piece begins */
     cot_copies_leave();
     if (copy->host_waits)
         return see_through(record, serial, copy, address, begun);

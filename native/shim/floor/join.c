@@ -109,7 +109,7 @@ static void not_joined(struct gpu *gpu)
     if (gpu->floor_patience_ns == 0) {
         gpu->floor_patience_ns = FIRST_PATIENCE_NS;
         cot_agent_warn(COTENANT_WARN_NO_FLOOR, "the agent's %s could not be joined: this program and the latency-sensitive or best-effort "
-                       "programs on its GPU do not see each other yet", COTENANT_FLOOR_SOCKET);
+                       "programs on its GPU do not know of each other yet", COTENANT_FLOOR_SOCKET);
     } else if (gpu->floor_patience_ns < MOST_PATIENCE_NS)
         gpu->floor_patience_ns *= 2;
     gpu->floor_again_ns = cot_now_ns() + gpu->floor_patience_ns;

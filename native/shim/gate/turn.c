@@ -116,7 +116,7 @@ static uint64_t advance_close(struct gpu *gpu, uint64_t now)
             pthread_mutex_lock(&cot_lock);
             report_release(gpu, false, now);
             pthread_mutex_unlock(&cot_lock);
-            cot_agent_warn(COTENANT_WARN_DRAIN_TIMEOUT, "GPU work did not end within %.1f s of the end of the turn",
+            cot_agent_warn(COTENANT_WARN_DRAIN_TIMEOUT, "GPU work of this process did not end within %.1f s after the end of its turn",
                            (double)gpu->page_slot->drain_timeout_ns / 1e9);
         }
         return HUNG_POLL_NS;
@@ -185,7 +185,7 @@ static void check_no_launch(struct gpu *gpu)
         return;
     warned_no_launch = true;
     cot_agent_warn(COTENANT_WARN_NO_LAUNCH_SEEN,
-                   "this process uses the GPU, but no launch passed the shim: its share is not enforced");
+                   "this process uses the GPU, but no launch passed the shim: the tenant's share is not enforced");
 }
 
 uint64_t cot_gates_advance(uint64_t now)

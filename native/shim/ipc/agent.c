@@ -1,9 +1,9 @@
-/* The connection to the agent and the helper thread that serves it.
+/* The connection to the agent, and the helper thread that serves it.
  *
- * One socket per process.  Any thread may send; only the helper receives, so a thread that waits for a turn does not
- * prevent another from requesting memory.  The helper also ends turns and detects idleness (gate.c).  A closed socket
- * means that the agent has ended; the shim then behaves as the agent last configured (fail_mode) and keeps trying to
- * reconnect. */
+ * Each process has one socket. Any thread may send, but only the helper thread receives, so a thread that waits for a
+ * turn does not keep another from requesting memory. The helper thread also ends turns and detects that the process is
+ * idle (gate/turn.c). A closed socket means that the agent has ended. The shim then behaves as the agent configured
+ * last (fail_mode), and tries to reconnect. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -31,7 +31,7 @@ static _Atomic int agent_fd = -1;
 static _Atomic int wake_fd = -1;
 static _Atomic bool helper_runs, exiting;
 static bool ever_connected, fork_handler_set;
-static struct cotenant_page *page; /* page of the newest connection; older pages stay mapped */
+static struct cotenant_page *page; /* the page of the newest connection; pages of earlier connections stay mapped */
 static uint32_t fail_mode = COTENANT_FAIL_CLOSED;
 static uint32_t reconnect_ms = 200;
 static bool helper_stopped, page_changed;
@@ -66,7 +66,7 @@ void cot_agent_wake_helper(void)
 {
     uint64_t one = 1;
     if (wake_fd >= 0 && write(wake_fd, &one, sizeof one) < 0)
-        return; /* the counter is full, so the helper is awake */
+        return; /* the counter of the eventfd is full, so the helper thread is awake */
 }
 
 /* ---- receiving ---- */
@@ -79,8 +79,8 @@ static struct gpu *gpu_of_slot(uint32_t slot)
     return NULL;
 }
 
-/* Sets passed_fd to -1 if it takes the descriptor. */
-static void handle(const struct cotenant_message *message, int *passed_fd) /* with cot_lock */
+/* Handles a message. Sets passed_fd to -1 if it takes the descriptor. */
+static void handle(const struct cotenant_message *message, int *passed_fd) /* the caller holds cot_lock */
 {
     struct gpu *gpu = gpu_of_slot(message->header.slot);
     switch (message->header.type) {
@@ -141,7 +141,7 @@ static void receive_all(void)
             close(passed_fd);
         passed_fd = -1;
         if (page_changed)
-            cot_gpus_follow(); /* before a turn that follows it */
+            cot_gpus_follow(); /* done before the next message, which may grant a turn */
         page_changed = false;
     }
 }
@@ -170,8 +170,8 @@ static void try_to_return(void)
     cot_say("the agent has returned");
 }
 
-/* After a reconnection the GPUs must be attached again by calls whose replies this thread receives, so a short-lived
- * thread does that. */
+/* Attaches the GPUs again after a reconnection. This runs on a short-lived thread, because its calls wait for replies
+ * that the helper thread receives. */
 static void *reattach(void *unused)
 {
     (void)unused;
@@ -196,7 +196,8 @@ static void *helper(void *unused)
 {
     (void)unused;
     pthread_setname_np(pthread_self(), "cotenant");
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* turns must end on time; the default is 50 us */
+    /* the helper thread must end turns on time; the default slack of timers is 50 us */
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     while (!exiting) {
         uint64_t now = cot_now_ns();
         uint64_t next = cot_gates_advance(now);
@@ -251,7 +252,7 @@ static void at_exit(void)
             cot_gpu_at(i)->published_ns = 0;
             cot_gpu_publish(cot_gpu_at(i), cot_now_ns());
         }
-    cot_gates_agent_lost(COTENANT_FAIL_OPEN); /* exit handlers that run later are not gated */
+    cot_gates_agent_lost(COTENANT_FAIL_OPEN); /* exit handlers that run later need no turn */
     pthread_cond_broadcast(&cot_changed);
     cot_agent_wake_helper();
     struct timespec until;
@@ -260,7 +261,7 @@ static void at_exit(void)
     while (helper_runs && !helper_stopped && pthread_cond_timedwait(&cot_changed, &cot_lock, &until) == 0)
         ;
     pthread_mutex_unlock(&cot_lock);
-    /* The socket stays open until the process has ended: only then is its memory free. */
+    /* The socket stays open until the process has ended, because only then its memory is free. */
 }
 
 static void after_fork_in_child(void)
@@ -285,8 +286,8 @@ static void after_fork_in_child(void)
     cot_swap_reset_after_fork();
 }
 
-/* Connects; retries because the agent may still be starting, or may not yet know a process that it identifies by
- * ancestors. */
+/* Connects to the agent. Retries, because the agent may still be starting, or may not know the process yet that it
+ * identifies by its ancestors. */
 static int reach_agent(struct cotenant_hello_reply *terms)
 {
     const char *socket_path = getenv(COTENANT_ENV_SOCKET), *token = getenv(COTENANT_ENV_TOKEN);
@@ -307,7 +308,7 @@ static int connect_once(void)
     int fd = reach_agent(&terms);
     if (fd < 0) {
         if (fd == -1)
-            cot_say("no agent at %s=%s; a tenant does not run without one", COTENANT_ENV_SOCKET,
+            cot_say("no agent listens at %s=%s; a tenant does not run without one", COTENANT_ENV_SOCKET,
                     getenv(COTENANT_ENV_SOCKET) ? getenv(COTENANT_ENV_SOCKET) : "(not set)");
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }

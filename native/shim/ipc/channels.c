@@ -1,7 +1,7 @@
-/* Observes the driver's objects behind contexts as libcuda creates them: libcuda calls ioctl(), and the preloaded
- * definition comes first.  Each compute channel group is sent to the agent, with the file on which its client was
- * created: a process that holds that file can set the group's time slice.  Launches make no such calls, so their path is
- * unaffected. */
+/* Finds the driver's channel groups behind contexts. libcuda creates such objects by ioctl(), and the definition here
+ * comes first because the shim is preloaded. Each compute channel group is sent to the agent together with the file on
+ * which its client was created: a process that holds this file can set the group's time slice. Launches make no
+ * ioctl(), so their path is unaffected. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,10 +23,10 @@ enum { CLASS_DEVICE = 0x80, CLASS_SUBDEVICE = 0x2080, CLASS_GROUP = 0xa06c };
 
 struct object {
     uint32_t client, handle, parent, class;
-    int fd; /* descriptor of an open device file */
+    int fd; /* descriptor of the device file on which the object was created */
 };
 
-/* Arguments of the driver's allocation call: with rights and flags, or, in older libraries, without. */
+/* Arguments of the driver's allocation call: `new` has rights and flags, `old`, of older libraries, does not. */
 struct alloc {
     uint32_t client, parent, handle, class;
     uint64_t params;
@@ -48,12 +48,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects everything 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct object objects[MOST_OBJECTS];
 static uint32_t object_count;
-static struct cotenant_channel_group told[MOST_GROUPS]; /* channels last reported to the agent */
+static struct cotenant_channel_group told[MOST_GROUPS]; /* the channel groups as last reported to the agent */
 static uint32_t told_count;
 static _Atomic bool changed;
 
 static int (*next_ioctl)(int, unsigned long, ...);
-static int (*driver_ioctl)(int, unsigned long, void *); /* ioctl of a driver outside the kernel (software GPU) */
+static int (*driver_ioctl)(int, unsigned long, void *); /* stands in for ioctl if the driver is the software GPU */
 
 void cot_channels_driver(int (*call)(int, unsigned long, void *))
 {
@@ -94,7 +94,8 @@ static void made(struct object object) /* with lock */
                    is_generation_of(object.class, ANY_COMPUTE);
     if (is_root(object.class)) {
         object.client = object.handle;
-        gone(object.client, object.handle); /* an earlier client of that name ended with its file */
+        /* the driver uses this client's name again, so the earlier client has ended with its file */
+        gone(object.client, object.handle);
     }
     if (!matters || object_count == MOST_OBJECTS)
         return;
@@ -103,7 +104,7 @@ static void made(struct object object) /* with lock */
         changed = true;
 }
 
-/* The driver frees an object's children with it. */
+/* Removes an object and its children, since the driver frees both together. */
 static void gone(uint32_t client, uint32_t handle) /* with lock */
 {
     for (uint32_t i = 0; i < object_count;) {
@@ -185,7 +186,8 @@ static bool is_compute(uint32_t class)
     return is_generation_of(class, ANY_COMPUTE);
 }
 
-/* False if not all parts exist yet.  A group with a compute object belongs to the compute engine. */
+/* Collects the parts of a channel group; false if some do not exist yet. A group with a compute object belongs to the
+ * compute engine. */
 static bool describe(const struct object *group, struct cotenant_channel_group *out)
 {
     const struct object *subdevice = child_of(group->client, group->parent, is_subdevice);

@@ -1,7 +1,8 @@
-/* Messages to the agent without reply, and calls that wait for a reply.
+/* Messages to the agent that have no reply, and calls that wait for one.
  *
- * An agent that ended is noticed by its socket, a hung one is not: a tenant that may run without an agent (fail: open)
- * treats it as ended if it stays silent for a while after being asked. */
+ * The closed socket shows that an agent has ended, but nothing shows that it hangs. A tenant that may run without an
+ * agent (fail: open) therefore queries an agent that has been silent for a while, and treats it as ended if it does not
+ * answer. */
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,20 +10,21 @@
 
 #include "shim.h"
 
-#define ASK_AFTER_NS UINT64_C(3000000000)  /* silence of the agent after which it is queried, while a thread waits for it */
+/* while a thread waits for an agent that has been silent for this long, the agent is queried */
+#define ASK_AFTER_NS UINT64_C(3000000000)
 #define HANGS_AFTER_NS UINT64_C(10000000000)
 
 struct pending {
     uint64_t sequence;
-    int outcome; /* 0: waiting, 1: reply, -1: agent lost */
+    int outcome; /* 0: waiting; 1: the reply has come; -1: the agent was lost */
     struct cotenant_message *reply;
-    int *passed_fd; /* where a descriptor that comes with the reply is stored, or NULL */
+    int *passed_fd; /* where the descriptor that comes with the reply is stored, or NULL */
     struct pending *next;
 };
 
-static struct pending *pending_calls; /* protected by cot_lock, as everything here */
+static struct pending *pending_calls; /* cot_lock protects this and the variables below */
 static uint64_t heard_ns;             /* time of the agent's last message */
-static uint64_t asked_ns;             /* time of a query to a silent agent; 0: none since its last message */
+static uint64_t asked_ns;             /* time at which a silent agent was queried; 0: it was not */
 static uint64_t question;             /* sequence number of the query to a silent agent */
 
 int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
@@ -33,7 +35,7 @@ int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
     return fd >= 0 ? cot_wire_send(fd, &message) : -1;
 }
 
-/* Sends an answer to an agent's message: with that message's sequence, and a status. */
+/* Sends an answer to a message of the agent, with that message's sequence number and a status. */
 int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t status, const void *body, size_t bytes)
 {
     struct cotenant_message message;
@@ -45,7 +47,8 @@ int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t s
     return fd >= 0 ? cot_wire_send(fd, &message) : -1;
 }
 
-/* Sends, then waits for the reply and a descriptor that may come with it (*passed_fd, else -1).  -1: the agent is lost. */
+/* Sends a message and waits for the reply, and for a descriptor that may come with it (*passed_fd; -1: none came).
+ * Returns -1 if the agent is lost. */
 int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
                       int *passed_fd)
 {
@@ -84,7 +87,7 @@ void cot_agent_warn(uint32_t code, const char *format, ...)
     cot_agent_send(COTENANT_WARNING, COTENANT_NO_SLOT, &text, sizeof text);
 }
 
-/* Whether the message is the reply to a call.  Sets passed_fd to -1 if that call takes the descriptor. */
+/* Whether a message is the reply to a waiting call. Sets passed_fd to -1 if that call takes the descriptor. */
 bool cot_rpc_reply(const struct cotenant_message *message, int *passed_fd)
 {
     for (struct pending *call = pending_calls; call; call = call->next)
@@ -107,7 +110,7 @@ void cot_rpc_heard(void)
     asked_ns = 0;
 }
 
-/* Waits for a change, at most one second; queries a silent agent. */
+/* Waits for a change for at most one second, and queries a silent agent. */
 void cot_rpc_wait(void)
 {
     struct timespec look_again;

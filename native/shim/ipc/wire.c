@@ -18,7 +18,7 @@
 
 static _Atomic uint64_t next_sequence = 1;
 
-/* Sends a message with the descriptor `passed`, or without: -1. */
+/* Sends a message, with a descriptor unless `passed` is -1. */
 int cot_wire_send_with(int fd, struct cotenant_message *message, int passed)
 {
     union {
@@ -78,7 +78,8 @@ static uint64_t own_start_time(void)
     if (length <= 0)
         return 0;
     line[length] = '\0';
-    char *field = strrchr(line, ')'); /* field 2 may contain anything; field 22 is the 20th after it */
+    /* the program's name, field 2, may contain any character; field 22 is the 20th after it */
+    char *field = strrchr(line, ')');
     for (int i = 0; field && i < 20; i++)
         field = strchr(field + 1, ' ');
     return field ? strtoull(field + 1, NULL, 10) : 0;
@@ -126,7 +127,8 @@ int cot_wire_receive_now(int fd, struct cotenant_message *message, int *passed_f
     return receive(fd, message, passed_fd, MSG_DONTWAIT);
 }
 
-/* Programs may close low file numbers that they consider their own, and expect the next one to be low: use high numbers. */
+/* Moves a descriptor to a high number. Programs may close low numbers that they consider their own, and expect the next
+ * new one to be low. */
 int cot_wire_high(int fd)
 {
     int high = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD) : -1;
@@ -146,7 +148,7 @@ static int open_socket(void)
     }
     memcpy(address.sun_path, path, strlen(path));
     int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    /* also limits the wait for room in the socket of a suspended agent */
+    /* this also limits how long a send waits for space in the socket of a suspended agent */
     struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S};
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
@@ -168,7 +170,7 @@ static bool map_page(int fd, struct cotenant_page **page)
         munmap(mapped, COTENANT_PAGE_BYTES);
         return false;
     }
-    *page = mapped; /* an older page stays mapped, since another thread may be using it */
+    *page = mapped; /* the page of a previous connection stays mapped, since another thread may be using it */
     return true;
 }
 
@@ -193,11 +195,11 @@ static void say_why(struct cotenant_message *refusal)
     } else if (refusal->header.status != COTENANT_OK)
         cot_say("the agent refused this program (status %u)", refusal->header.status);
     else
-        cot_say("the agent's page is not one of protocol version %u", COTENANT_PROTOCOL_VERSION);
+        cot_say("the page that the agent sent does not have protocol version %u", COTENANT_PROTOCOL_VERSION);
 }
 
-/* Attempts to connect once: connect, HELLO, page.  Returns the socket; -1 if no agent listens; -2 if the agent refused
- * (the reason is printed unless quiet). */
+/* Tries once to connect: sends HELLO, and maps the page that the reply carries. Returns the socket; -1 if no agent
+ * listens; -2 if the agent refused, whose reason is printed unless `quiet`. */
 int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet)
 {
     int fd = open_socket();

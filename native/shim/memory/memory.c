@@ -1,5 +1,6 @@
-/* Memory held by the process on each GPU, by family.  The agent is asked before the driver allocates, and told how much
- * was allocated.  An address that is not known here was never charged: freeing it is left to the driver. */
+/* The memory that the process holds on each GPU, by kind of allocation (family). The shim asks the agent before the
+ * driver allocates, and then reports how much was allocated. Addresses that are not known here were never charged, and
+ * freeing them is left to the driver. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +18,12 @@ struct holding {
     struct holding *next;
 };
 
-static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER; /* never held during a call of driver or agent */
+/* never held during a call of the driver or a message to the agent */
+static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct holding *buckets[BUCKETS];
 static uint64_t host_held;
-static bool host_stale; /* the agent was lost: the new one does not know the pinned host memory yet */
-static _Atomic bool unconfirmed; /* a message was sent whose effect the page may not show yet */
+static bool host_stale; /* the agent was lost, and the next agent does not know the pinned host memory yet */
+static _Atomic bool unconfirmed; /* a message was sent whose effect may not be on the page yet */
 
 static struct holding **bucket(uint64_t address)
 {
@@ -33,7 +35,7 @@ static uint32_t slot_of(const struct gpu *gpu)
     return gpu ? gpu->slot : COTENANT_NO_SLOT;
 }
 
-/* After a reconnection, waits until the GPU's slot is known. */
+/* After a reconnection, waits until the GPU is attached to the new agent. */
 static void wait_until_attached(const struct gpu *gpu)
 {
     pthread_mutex_lock(&cot_lock);
@@ -52,7 +54,8 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
         if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
             *reservation = reply.body.memory.reservation;
             return reply.header.status == COTENANT_OK       ? CUDA_SUCCESS
-                   : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY /* memory of a tenant that oversubscribes */
+                   /* the tenant oversubscribes, and other tenants occupy the memory */
+                   : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY
                                                             : CUDA_ERROR_OUT_OF_MEMORY;
         }
         pthread_mutex_lock(&cot_lock);
@@ -65,8 +68,9 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
     }
 }
 
-/* Requests permission to allocate.  Waits for a lost agent if configured so.  CUDA_ERROR_NOT_READY: granted, but other
- * tenants occupy the memory; swappable memory need not be resident yet. */
+/* Asks the agent whether memory may be allocated. If the agent has ended, waits for it if so configured.
+ * CUDA_ERROR_NOT_READY: allowed, but other tenants occupy the memory; memory that can be swapped need not be resident
+ * yet. */
 CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
 {
     int cancel;
@@ -77,7 +81,8 @@ CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, ui
                  (mode == COTENANT_OVERSUBSCRIBE_SWAP || mode == COTENANT_OVERSUBSCRIBE_MANAGED);
     if (result == CUDA_ERROR_NOT_READY && !moves) {
         result = CUDA_SUCCESS;
-        if (!cot_swap_room_now(gpu, bytes, 0) && family != COTENANT_MEMORY_CONTEXT) { /* the driver decides this */
+        /* for a context the driver itself decides whether there is enough memory */
+        if (!cot_swap_room_now(gpu, bytes, 0) && family != COTENANT_MEMORY_CONTEXT) {
             cot_memory_commit(gpu, family, *reservation, 0);
             result = CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -120,7 +125,7 @@ void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint
 {
     struct holding *holding = malloc(sizeof *holding);
     if (!holding)
-        return; /* stays charged until the process ends, so that the charge is never too low */
+        return; /* the memory stays charged until the process ends, so that the charge is never too low */
     *holding = (struct holding){.address = address, .bytes = bytes, .gpu = gpu, .family = family};
     pthread_mutex_lock(&memory_lock);
     holding->next = *bucket(address);
@@ -128,8 +133,8 @@ void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* The allocation at an address, removed from the accounts before the driver frees it, since another thread may get the
- * same address afterwards.  NULL: never charged. */
+/* Returns the allocation at an address, and removes it from the accounts before the driver frees it, since another
+ * thread may get the same address afterwards. NULL: it was never charged. */
 struct holding *cot_memory_take_out(uint64_t address, uint32_t family)
 {
     pthread_mutex_lock(&memory_lock);
@@ -145,8 +150,8 @@ struct holding *cot_memory_take_out(uint64_t address, uint32_t family)
     return found;
 }
 
-/* The driver freed the removed allocation: credit the GPU on which it was allocated.  If it refused, the allocation is
- * restored. */
+/* Called after the driver's free: credits the GPU on which the memory was allocated. If the driver refused, the
+ * allocation is entered again. */
 void cot_memory_taken_out(struct holding *holding, bool freed)
 {
     if (!holding)
@@ -162,7 +167,7 @@ void cot_memory_taken_out(struct holding *holding, bool freed)
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* The last context on the GPU is gone, with all its allocations. */
+/* Called when the last context on a GPU was destroyed together with all its allocations. */
 void cot_memory_forget_gpu(struct gpu *gpu)
 {
     cot_pools_forget_gpu(gpu);
@@ -202,15 +207,16 @@ void cot_memory_agent_lost(void)
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* Reports pinned host memory, which belongs to no GPU.  Changes during the report are reported again, as a total, so
- * nothing is counted twice. */
+/* Reports pinned host memory, which belongs to no GPU. If the amount changes meanwhile, the total is reported again, so
+ * that nothing is counted twice. */
 void cot_memory_report_host(void)
 {
     for (bool told = false; !told;) {
         pthread_mutex_lock(&memory_lock);
         struct cotenant_memory state = {.family = COTENANT_MEMORY_HOST, .bytes = host_held};
         pthread_mutex_unlock(&memory_lock);
-        told = cot_agent_send(COTENANT_MEMORY_STATE, COTENANT_NO_SLOT, &state, sizeof state) != 0; /* lost again */
+        /* the agent was lost again */
+        told = cot_agent_send(COTENANT_MEMORY_STATE, COTENANT_NO_SLOT, &state, sizeof state) != 0;
         pthread_mutex_lock(&memory_lock);
         if (!told && state.bytes == host_held) {
             host_stale = false;
@@ -220,7 +226,7 @@ void cot_memory_report_host(void)
     }
 }
 
-/* The tenant's limit and charge, from the page.  False: no limit, use the driver's numbers. */
+/* Reads the tenant's limit and charge from the page. False: there is no limit, so the driver's numbers apply. */
 bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes)
 {
     if (!gpu || !gpu->attached || gpu->page_slot->memory_limit_bytes == COTENANT_NO_LIMIT)

@@ -1,4 +1,4 @@
-/* Interface of the process's memory accounts, by family. */
+/* The interface of the accounts of the process's memory, by kind of allocation (family). */
 #ifndef COTENANT_MEMORY_ROOM_H
 #define COTENANT_MEMORY_ROOM_H
 
@@ -6,7 +6,7 @@
 
 /* ---- memory.c ---- */
 HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);
-/* the driver could not provide reserved memory: asks the agent whether it is available now */
+/* called if the driver could not provide memory that the agent had allowed: asks the agent to evict memory of others */
 HIDDEN bool cot_memory_make_room(struct gpu *gpu, uint64_t bytes);
 HIDDEN void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes);
 HIDDEN void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes);
@@ -20,7 +20,7 @@ HIDDEN void cot_memory_report_state(struct gpu *gpu);
 HIDDEN void cot_memory_report_host(void);
 HIDDEN void cot_memory_reset_after_fork(void);
 HIDDEN bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes);
-HIDDEN uint64_t cot_memory_kept(struct gpu *gpu); /* free memory of the GPU that is reserved for other tenants */
+HIDDEN uint64_t cot_memory_kept(struct gpu *gpu); /* free memory of the GPU that is kept for other tenants */
 HIDDEN void cot_pools_refresh(void);
 HIDDEN void cot_pools_forget_gpu(struct gpu *gpu);
 HIDDEN CUresult cot_graph_memory_check(word graph);

@@ -1,8 +1,8 @@
-/* Copies between pieces of device memory and their places in host memory.
+/* Copies between pieces of device memory and their places in host memory, where evicted contents are kept.
  *
- * A separate thread registers the host memory with the driver in advance, from the beginning; copies to registered
- * memory go directly and keep one copy engine busy.  Copies to unregistered memory (not yet, or not allowed by the
- * system) go through a small ring of pinned buffers. */
+ * A separate thread registers (pins) the host memory with the driver in advance, from its beginning. Copies to
+ * registered memory go directly and keep one copy engine busy. Copies to memory that is not registered, or not yet, go
+ * through a small ring of pinned buffers. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
@@ -20,7 +20,7 @@
 #define STAGE_BYTES (UINT64_C(16) << 20)
 #define POPULATORS 4
 #define REPORT_BYTES (UINT64_C(4) << 30)
-#define LEAST_LEFT (UINT64_C(512) << 20) /* memory that is left to the system and other programs */
+#define LEAST_LEFT (UINT64_C(512) << 20) /* memory that the pinning thread leaves to the system and to other programs */
 #define CU_STREAM_NON_BLOCKING 1
 #define CU_HOST_REGISTER_PORTABLE 1
 #ifndef MADV_POPULATE_WRITE
@@ -30,7 +30,8 @@
 #define MADV_COLLAPSE 25
 #endif
 #define COLLAPSE_STEP (UINT64_C(32) << 20)
-#define COLLAPSE_SLOWEST_NS UINT64_C(500000000) /* time limit of a step: if huge pages require compaction, small ones will do */
+/* longest time for one step: if huge pages would require compaction of memory, small ones are used */
+#define COLLAPSE_SLOWEST_NS UINT64_C(500000000)
 
 struct lane {
     struct gpu *gpu;
@@ -68,7 +69,8 @@ static CUresult make_lane(struct lane *lane, CUcontext context)
     return result;
 }
 
-/* Makes the GPU's context current on the calling thread, in a capture mode that does not affect the program's captures. */
+/* Makes the GPU's context current on the calling thread, in a capture mode that does not affect the program's captures,
+ * and returns the stream for copies in one direction. */
 struct lane *cot_swap_lane(struct gpu *gpu, bool out)
 {
     static __thread bool relaxed;
@@ -91,7 +93,7 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     return lane;
 }
 
-struct stretch { /* the copies of one move */
+struct stretch { /* the source and destination of one copy */
     CUdeviceptr device;
     uint8_t *host;
     bool out;
@@ -108,7 +110,7 @@ static CUresult issue_stretch(const struct host_copy *copy, uint64_t from, uint6
                                                                                                              stream);
 }
 
-/* Scheduled with the copies of other tenants, if copies are. */
+/* Enqueues a copy, scheduled with the copies of other tenants if they are scheduled. */
 static CUresult copy_now(struct lane *lane, CUdeviceptr device, uint8_t *host, uint64_t bytes)
 {
     struct stretch call = {device, host, lane->out};
@@ -146,14 +148,15 @@ static CUresult make_stages(struct lane *lane)
     return result;
 }
 
-/* The ring: while the engine fills (or empties) one buffer, this thread empties (or fills) another. */
+/* Copies through the ring of buffers: while the copy engine fills (or empties) one, this thread empties (or fills)
+ * another. */
 static CUresult copy_staged(struct lane *lane, CUdeviceptr device, uint8_t *host, uint64_t bytes)
 {
     CUresult result = make_stages(lane);
     uint64_t count = (bytes + STAGE_BYTES - 1) / STAGE_BYTES;
     for (uint64_t i = 0; i < count + STAGES && result == CUDA_SUCCESS; i++) {
         uint32_t slot = (uint32_t)(i % STAGES);
-        if (i >= STAGES) { /* copy i uses the buffer of copy i - STAGES */
+        if (i >= STAGES) { /* copy i uses the buffer of copy i - STAGES, so that one must have ended */
             uint64_t at = (i - STAGES) * STAGE_BYTES, length = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
             result = wait_event(lane->stage_done[slot]);
             if (result == CUDA_SUCCESS && lane->out)
@@ -171,8 +174,8 @@ static CUresult copy_staged(struct lane *lane, CUdeviceptr device, uint8_t *host
     return result;
 }
 
-/* Starts a copy of a piece; cot_swap_copied waits for its end.  A copy never crosses the end of a registered span,
- * because the driver treats spans separately. */
+/* Starts to copy a piece; cot_swap_copied waits for the end. A single copy never crosses the end of a registered span,
+ * because the driver treats each span separately. */
 CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket)
 {
     uint64_t backing_bytes, pinned = atomic_load(&pinned_bytes);
@@ -194,7 +197,7 @@ CUresult cot_swap_copied(struct lane *lane, uint32_t ticket)
     return wait_event(lane->events[ticket]);
 }
 
-/* Location of managed memory: the GPU's number, or -1 for the host. */
+/* Starts to move the pages of managed memory: `where` is the GPU's number, or -1 for host memory. */
 CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket)
 {
     CUresult result = REAL(cuMemPrefetchAsync)(device, bytes, where,
@@ -210,8 +213,9 @@ struct span {
     int failed;
 };
 
-/* Faults in the pages of a span with several threads: the kernel clears them, which takes most of the time of pinning. */
-/* Requests huge pages, which shared memory does not get by default. */
+/* The functions below fault in the pages of a span with several threads, because clearing the pages takes most of the
+ * time of pinning. */
+/* Asks the kernel for huge pages, which shared memory does not get by default. */
 static void collapse(const struct span *span)
 {
     static _Atomic bool useless;
@@ -219,7 +223,7 @@ static void collapse(const struct span *span)
         uint64_t began = cot_now_ns(), length = span->bytes - at < COLLAPSE_STEP ? span->bytes - at : COLLAPSE_STEP;
         int failed = madvise(span->begin + at, length, MADV_COLLAPSE) != 0 ? errno : 0;
         if ((failed && failed != EAGAIN) || cot_now_ns() - began > COLLAPSE_SLOWEST_NS)
-            atomic_store(&useless, true); /* an old kernel, a setting that forbids it, or fragmented memory */
+            atomic_store(&useless, true); /* the kernel is old, a setting forbids it, or memory is fragmented */
     }
 }
 
@@ -230,12 +234,13 @@ static void *populate(void *argument)
     while (madvise(span->begin, span->bytes, MADV_POPULATE_WRITE) != 0) {
         if (errno == EINTR || errno == EAGAIN)
             continue;
-        if (errno != EINVAL) { /* EINVAL: an old kernel, which allocates the pages when they are registered */
+        if (errno != EINVAL) { /* EINVAL: the kernel is old; it then allocates the pages when they are touched */
             span->failed = errno;
             break;
         }
         for (uint64_t at = 0; at < span->bytes; at += 4096)
-            __atomic_fetch_or(span->begin + at, 0, __ATOMIC_RELAXED); /* another process may already have contents there */
+            /* touches the page without changing it, since another process may already have contents there */
+            __atomic_fetch_or(span->begin + at, 0, __ATOMIC_RELAXED);
         break;
     }
     return NULL;
@@ -283,7 +288,7 @@ static bool can_be_spared(uint64_t bytes)
     return kilobytes << 10 > bytes + LEAST_LEFT;
 }
 
-/* Registers all of the host memory, span by span; copies use what is registered so far. */
+/* Registers all of the host memory with the driver, span by span; copies use what is registered so far. */
 void *cot_swap_pinner(void *context)
 {
     int mode = CU_CAPTURE_MODE_RELAXED;
@@ -309,7 +314,7 @@ void *cot_swap_pinner(void *context)
         cot_agent_warn(COTENANT_WARN_NOT_MOVABLE, "the system has only %.1f of %.1f GiB of host memory for swapping",
                        (double)at / (1 << 30), (double)bytes / (1 << 30));
     else if (!registered && !cot_exiting())
-        cot_say("only %.1f of %.1f GiB of host memory could be pinned: moves of the rest are slower",
+        cot_say("only %.1f of %.1f GiB of host memory could be pinned: copies to and from the rest are slower",
                 (double)cot_swap_pinned_bytes() / (1 << 30), (double)bytes / (1 << 30));
     report_all();
     return NULL;

@@ -1,9 +1,9 @@
-/* Handle transfer: passes device memory from a process that leaves the GPU to one that arrives.
+/* Handle transfer: passes device memory from a process that is evicted to one that is restored.
  *
  * The driver clears released memory with a copy engine before it can be allocated again, and the copies of the arriving
- * process need that engine at the same time.  A piece needs no clearing if returning contents overwrite every byte of
- * it: it is passed to the other process as a descriptor, over a socket that both received with their orders. Memory that
- * was not taken when the socket is closed is free. */
+ * process need that engine at the same time. Memory whose every byte will be overwritten by restored contents needs no
+ * clearing. Such a piece is passed to the other process as a descriptor, over a socket that both processes received
+ * with their orders. Memory that was not taken when the socket is closed becomes free. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>
@@ -15,7 +15,8 @@
 
 #define AS_DESCRIPTOR SWAP_SHARED_AS_DESCRIPTOR
 
-#define PROGRAMS_OWN 700 /* number of descriptors left to the program; the shim uses higher numbers (cot_wire_high) */
+/* this many descriptors are left to the program; the shim uses higher numbers (cot_wire_high) */
+#define PROGRAMS_OWN 700
 #define MOST_DESCRIPTORS 16384
 
 struct swap_hand cot_hand = {.socket = -1};
@@ -27,7 +28,7 @@ union control {
     char bytes[CMSG_SPACE(sizeof(int))];
 };
 
-/* A descriptor of the memory behind an address, or -1. */
+/* Returns a descriptor of the memory behind an address, or -1. */
 int cot_hand_open(CUdeviceptr address)
 {
     uint64_t handle;
@@ -39,11 +40,11 @@ int cot_hand_open(CUdeviceptr address)
         fd = -1;
     REAL(cuMemRelease)(handle);
     if (fd >= 0)
-        fcntl(fd, F_SETFD, FD_CLOEXEC); /* otherwise a program started now would keep the memory in use */
+        fcntl(fd, F_SETFD, FD_CLOEXEC); /* otherwise a program that is started now would keep the memory in use */
     return fd;
 }
 
-/* Sends a descriptor with a number over a socket. */
+/* Sends a descriptor and a number over a socket. */
 bool cot_hand_pass(int socket, int memory, uint64_t number, int flags)
 {
     union control control = {0};
@@ -57,7 +58,7 @@ bool cot_hand_pass(int socket, int memory, uint64_t number, int flags)
     return sendmsg(socket, &message, MSG_NOSIGNAL | flags) == (ssize_t)sizeof number;
 }
 
-/* Sends and closes `memory`; if it cannot be sent, it is free. */
+/* Sends and closes the descriptor `memory`. If it cannot be sent, the memory becomes free. */
 bool cot_hand_send(int memory, uint64_t bytes)
 {
     bool sent = cot_hand_pass(cot_hand.socket, memory, bytes, MSG_DONTWAIT);
@@ -66,7 +67,7 @@ bool cot_hand_send(int memory, uint64_t bytes)
     return sent;
 }
 
-int cot_hand_receive(int socket, uint64_t *number, int flags) /* -1: no descriptor is there */
+int cot_hand_receive(int socket, uint64_t *number, int flags) /* returns -1 if no descriptor has come */
 {
     union control control;
     struct iovec part = {.iov_base = number, .iov_len = sizeof *number};
@@ -80,7 +81,8 @@ int cot_hand_receive(int socket, uint64_t *number, int flags) /* -1: no descript
     return memory;
 }
 
-static int take_kept(uint32_t index) /* passes the kept memory to the mover */
+/* removes an entry from the list of kept memory, and makes it the mover's current descriptor */
+static int take_kept(uint32_t index)
 {
     int memory = cot_hand.memory = cot_hand.kept[index].memory;
     memmove(&cot_hand.kept[index], &cot_hand.kept[index + 1], (--cot_hand.count - index) * sizeof cot_hand.kept[0]);
@@ -99,8 +101,8 @@ static bool import(int memory, uint64_t *handle)
                                                                                       AS_DESCRIPTOR) == CUDA_SUCCESS;
 }
 
-/* Memory of exactly that size from a leaving process: its descriptor and a handle to it, or -1.  Other sizes are kept
- * for a while. */
+/* Finds memory of exactly that size that an evicted process has sent. Returns its descriptor and a handle to it, or -1.
+ * Memory of other sizes is kept for later requests. */
 int cot_hand_take(uint64_t bytes, uint64_t *handle)
 {
     uint64_t size;
@@ -123,7 +125,7 @@ int cot_hand_take(uint64_t bytes, uint64_t *handle)
     return -1;
 }
 
-/* Number of descriptors that may be kept: the usual limit of 1024 allows 324. */
+/* Returns how many descriptors may be kept: with the usual limit of 1024, 324. */
 static int most_descriptors(void)
 {
     struct rlimit limit;
@@ -132,7 +134,8 @@ static int most_descriptors(void)
     return limit.rlim_cur - PROGRAMS_OWN < MOST_DESCRIPTORS ? (int)(limit.rlim_cur - PROGRAMS_OWN) : MOST_DESCRIPTORS;
 }
 
-/* Keeps the descriptor with a piece that has memory of another process, as long as descriptors are available. */
+/* Keeps the descriptor of memory from another process with the piece that uses it, as long as there are descriptors
+ * left; otherwise closes it. */
 void cot_hand_keep(struct region_piece *piece, int memory)
 {
     if (atomic_fetch_add(&descriptors, 1) < most_descriptors()) {
@@ -144,7 +147,8 @@ void cot_hand_keep(struct region_piece *piece, int memory)
     }
 }
 
-/* -1: there was none.  The memory exists as long as any process has a descriptor of it. */
+/* Takes the kept descriptor from a piece; -1: it has none. The memory exists as long as any process has a descriptor of
+ * it. */
 int cot_hand_part_with(struct region_piece *piece)
 {
     int memory = piece->memory;
@@ -167,7 +171,7 @@ bool cot_hand_free(void)
     return any;
 }
 
-/* A child process would keep the memory in use as long as it runs. */
+/* Closes all descriptors in the child of a fork, which would otherwise keep the memory in use as long as it runs. */
 void cot_hand_reset_after_fork(void)
 {
     if (cot_hand.memory > 0)

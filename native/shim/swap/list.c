@@ -1,4 +1,5 @@
-/* The list of movable allocations: by address, by GPU, with the location of their contents. */
+/* The list of movable allocations: regions that are found by address or by GPU, and where the contents of each piece
+ * are (see swap.h). */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,7 +10,7 @@
 
 pthread_mutex_t cot_swap_lock = PTHREAD_MUTEX_INITIALIZER;
 struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
-static struct region *buckets[BUCKETS];       /* hash table by granule of the first address */
+static struct region *buckets[BUCKETS];       /* hash table, by the first address in units of SWAP_GRANULE */
 static _Atomic uint32_t region_count;
 
 bool cot_swap_any(void)
@@ -30,7 +31,7 @@ uint32_t cot_slab_class(uint64_t bytes)
     return class;
 }
 
-/* adds or subtracts the pieces' states to or from the GPU's sums; with cot_lock */
+/* Adds the sizes of a region's pieces to the GPU's sums by state, or subtracts them; the caller holds cot_lock. */
 static void account(struct region *region, bool in)
 {
     struct swap_gpu *state = cot_swap_of(region->gpu);
@@ -54,7 +55,8 @@ void cot_swap_publish(struct region *region)
 
 /* ---- finding ---- */
 
-static struct region *find(CUdeviceptr address) /* the region whose span contains the address; the caller holds cot_swap_lock */
+/* finds the region whose span contains the address; the caller holds cot_swap_lock */
+static struct region *find(CUdeviceptr address)
 {
     struct region *exact = *bucket(address);
     while (exact && address - exact->address >= exact->bytes)
@@ -66,7 +68,8 @@ static struct region *find(CUdeviceptr address) /* the region whose span contain
     return exact;
 }
 
-struct region *cot_swap_find_start(CUdeviceptr address) /* start of an allocation, or of the slab that contains it */
+/* finds the allocation that starts at the address, or the slab that contains it */
+struct region *cot_swap_find_start(CUdeviceptr address)
 {
     struct region *region = region_count ? *bucket(address) : NULL;
     while (region && address / SWAP_GRANULE != region->address / SWAP_GRANULE)
@@ -74,7 +77,7 @@ struct region *cot_swap_find_start(CUdeviceptr address) /* start of an allocatio
     return region;
 }
 
-void cot_swap_unlink(struct region *region) /* the caller holds both locks */
+void cot_swap_unlink(struct region *region) /* the caller holds cot_lock and cot_swap_lock */
 {
     for (struct region **link = bucket(region->address); *link; link = &(*link)->next)
         if (*link == region) {
@@ -92,7 +95,8 @@ void cot_swap_unlink(struct region *region) /* the caller holds both locks */
             }
 }
 
-/* Any allocation on a GPU made in a context, or in any; with cot_swap_lock. */
+/* Finds some allocation on a GPU that was made in `context`, or in any if that is NULL; the caller holds
+ * cot_swap_lock. */
 struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context)
 {
     for (uint32_t i = 0; i < BUCKETS; i++)
@@ -129,8 +133,8 @@ bool cot_swap_is_managed(CUdeviceptr address)
     return managed;
 }
 
-/* The region of an address, and the allocation in it.  The region stays on the GPU from now on.  NULL: the region is not
- * on the GPU now. */
+/* Finds the region of an address and the allocation in it, and keeps the region on the GPU from now on. NULL: the
+ * region is not on the GPU now. */
 struct region *cot_swap_keep(CUdeviceptr address, CUdeviceptr *base, size_t *bytes)
 {
     if (!cot_swap_extent(address, base, bytes) || !*bytes)
@@ -196,14 +200,14 @@ void cot_swap_list_reset(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&cot_swap_lock, &fresh, sizeof fresh);
-    for (uint32_t b = 0; b < BUCKETS; b++) /* otherwise the child would keep memory that its parent frees */
+    for (uint32_t b = 0; b < BUCKETS; b++) /* otherwise the child of a fork would keep memory that its parent frees */
         for (struct region *region = buckets[b]; region; region = region->next)
             for (uint32_t i = 0; i < region->pieces; i++) {
                 int memory = cot_hand_part_with(&region->piece[i]);
                 if (memory >= 0)
                     close(memory);
             }
-    memset(buckets, 0, sizeof buckets); /* belongs to the parent: the child has no context */
+    memset(buckets, 0, sizeof buckets); /* the list belongs to the parent: the child has no context */
     memset(cot_slabs, 0, sizeof cot_slabs);
     region_count = 0;
 }

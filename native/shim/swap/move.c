@@ -1,8 +1,9 @@
-/* The mover: a thread that moves contents off the GPU and back, one order at a time.
+/* The mover: a thread that moves contents off the GPU and back, one order of the agent at a time.
  *
- * Copies are queued a few pieces ahead, so that the copy engine never waits for the host.  A piece that has arrived in
- * host memory frees its device memory at once, and the agent is told, so that another tenant can move in.  On the way in
- * the copy in host memory stays valid until the piece is resident (PIECE_HERE), so a failing move loses nothing. */
+ * Copies are queued a few pieces ahead, so that the copy engine never waits for the host. When a piece has arrived in
+ * host memory, its device memory is freed at once and the agent is informed, so that another tenant can be restored.
+ * When a piece is restored, its copy in host memory stays valid until it is resident (PIECE_HERE), so a move that fails
+ * loses nothing. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +13,10 @@
 #include "swap/swap.h"
 
 #define TELL_BYTES (UINT64_C(64) << 20)
-#define FULL_PATIENCE_NS UINT64_C(1000000000) /* memory freed by another process may become available with a delay */
+/* memory that another process has freed may become available with a delay */
+#define FULL_PATIENCE_NS UINT64_C(1000000000)
 
-struct flight { /* a piece being copied */
+struct flight { /* a piece whose copy is under way */
     struct region *region;
     uint32_t index;
 };
@@ -23,11 +25,11 @@ struct move {
     const struct swap_order *order;
     struct lane *lane;
     struct flight flights[SWAP_TICKETS];
-    uint32_t begun, ended;    /* increase without bound */
-    uint64_t moved_bytes;     /* number of pieces that have arrived */
-    uint64_t told_bytes;      /* number of bytes reported to the agent */
+    uint32_t begun, ended;    /* numbers of copies begun and ended; they only increase */
+    uint64_t moved_bytes;     /* bytes of the pieces that have arrived */
+    uint64_t told_bytes;      /* bytes last reported to the agent */
     uint64_t started_bytes;
-    uint64_t waited_ns;       /* time waiting for MOVE_ALLOW */
+    uint64_t waited_ns;       /* time in which the move waited for MOVE_ALLOW */
     uint64_t mapping_ns, copying_ns, handed_bytes;
     CUresult result;
 };
@@ -48,7 +50,7 @@ static void change(struct flight *flight, enum piece_state to)
     pthread_mutex_unlock(&cot_lock);
 }
 
-/* Unmaps the memory of a piece, and passes it to another process if one takes it. */
+/* Unmaps the memory of a piece, and sends it to another process if one is there to take it. */
 static CUresult vacate(struct move *move, const struct flight *flight)
 {
     uint64_t bytes = cot_swap_piece_bytes(flight->region, flight->index);
@@ -67,7 +69,7 @@ static CUresult vacate(struct move *move, const struct flight *flight)
     return result;
 }
 
-/* Completes the oldest copy. */
+/* Waits for the oldest copy, and updates the state of its piece. */
 static void land(struct move *move)
 {
     uint32_t ticket = move->ended++ % SWAP_TICKETS;
@@ -85,7 +87,8 @@ static void land(struct move *move)
         if (move->result == CUDA_SUCCESS)
             move->result = result;
         if (!out && !flight->region->managed)
-            cot_swap_unmap_piece(flight->region, flight->index); /* the piece's contents are still in host memory */
+            /* the contents of the piece are still in host memory */
+            cot_swap_unmap_piece(flight->region, flight->index);
         return;
     }
     change(flight, out ? PIECE_AWAY : PIECE_HERE);
@@ -132,7 +135,7 @@ static bool push_out(struct move *move, struct region *region, uint32_t index, u
 {
     uint64_t bytes = cot_swap_piece_bytes(region, index), end = move->order->base + move->order->span_bytes;
     if (!region->managed && (*next + bytes > end || *next + bytes > cot_swap_usable_bytes()))
-        return true; /* no room for this one, but a smaller one may fit */
+        return true; /* there is no space for this piece, but a smaller one may fit */
     region->piece[index].backing = *next;
     *next += bytes;
     keep_flying(move);
@@ -158,7 +161,8 @@ static uint32_t move_out(struct move *move)
 
 /* ---- in ---- */
 
-/* Memory passed by another process, if contents will cover all of it, or new memory. */
+/* Maps memory for a piece: memory that another process passed on, if contents will overwrite all of it; otherwise new
+ * memory. */
 static CUresult supply(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t handle, bytes = cot_swap_piece_bytes(region, index);
@@ -172,12 +176,14 @@ static CUresult supply(struct move *move, struct region *region, uint32_t index)
     if (memory >= 0)
         cot_hand_let_go(memory);
     CUresult result = cot_swap_map_piece(region, index);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free()) /* freeing the kept memory makes room */
+    /* freeing the memory that was received but does not fit makes space */
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free())
         result = cot_swap_map_piece(region, index);
     return result;
 }
 
-/* Maps memory for a piece again.  Memory freed by another process may become available with a delay. */
+/* Maps memory for a piece. Retries for a while if memory is exhausted, since memory that another process has freed may
+ * become available with a delay. */
 static CUresult settle(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t began = cot_now_ns();
@@ -249,12 +255,12 @@ static uint32_t move_in(struct move *move)
         land_all(move);
         free(list);
         if (move->started_bytes == before && move->result == CUDA_SUCCESS)
-            usleep(200); /* an allocation is about to enter the list */
+            usleep(200); /* an allocation is about to be entered into the list */
     }
     if (move->result == CUDA_ERROR_OUT_OF_MEMORY)
         return COTENANT_OUT_OF_MEMORY;
     if (move->result == CUDA_ERROR_NOT_READY)
-        return COTENANT_DENIED; /* the agent allowed no more bytes */
+        return COTENANT_DENIED; /* the agent has stopped the move before it allowed enough bytes */
     return move->result == CUDA_SUCCESS ? COTENANT_OK : COTENANT_INTERNAL;
 }
 
@@ -273,10 +279,10 @@ void *cot_swap_mover(void *unused)
         if (move.lane)
             status = out ? move_out(&move) : move_in(&move);
         if (status == COTENANT_INTERNAL)
-            cot_say("a move %s the GPU failed with code %d: its contents are kept where they are", out ? "off" : "to",
+            cot_say("moving memory %s the GPU failed with code %d: the contents are kept where they are", out ? "off" : "to",
                     move.result);
         if (status != COTENANT_OK && order.sequence == 0)
-            usleep(200000); /* started without an order: retry later */
+            usleep(200000); /* the shim itself started this move, so it retries later */
         cot_hand_free();
         cot_hand.socket = -1;
         if (order.hand >= 0)

@@ -1,4 +1,5 @@
-/* Movable memory of other processes, opened by a handle (CUDA IPC): swap/share.c is the owner's side. */
+/* Movable memory of other processes that this process has opened by a handle (CUDA IPC). swap/share.c is the owner's
+ * side. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +7,7 @@
 
 #include "swap/share.h"
 
-struct opened { /* an allocation of another process: the region that it is in, mapped here */
+struct opened { /* an opened allocation of another process; the whole region that contains it is mapped */
     struct share_handle handle;
     CUcontext context;
     CUdeviceptr address;
@@ -15,8 +16,9 @@ struct opened { /* an allocation of another process: the region that it is in, m
     struct opened *next;
 };
 
-static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER; /* one opening or closing at a time; taken before `lock` */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* to change the list; never held during a driver call */
+/* only one thread at a time opens or closes memory; taken before `lock` */
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held to change the list; never held during a driver call */
 static _Atomic(struct opened *) openings;
 
 bool cot_share_is_handle(const struct cu_ipc_handle *handle)
@@ -38,7 +40,7 @@ static uint64_t piece_bytes(const struct share_offer *size, uint64_t index)
     return left < size->piece_bytes ? left : size->piece_bytes;
 }
 
-/* Unmaps the first pieces and frees the addresses. */
+/* Unmaps the first `pieces` pieces and frees the range of addresses. */
 static void unmap(const struct opened *opened, uint64_t pieces)
 {
     for (uint64_t i = 0; i < pieces; i++)
@@ -160,7 +162,7 @@ bool cot_share_close(CUdeviceptr address, CUresult *result)
     if (last)
         take_out(opened);
     pthread_mutex_unlock(&open_lock);
-    *result = last ? REAL(cuCtxSynchronize)() : CUDA_SUCCESS; /* queued work may still use it */
+    *result = last ? REAL(cuCtxSynchronize)() : CUDA_SUCCESS; /* queued work may still use the memory */
     if (last) {
         unmap(opened, opened->size.pieces);
         free(opened);

@@ -1,7 +1,7 @@
-/* Movable allocations: a reserved address range each, to which pieces of device memory are mapped.
+/* Movable allocations (regions): each is a reserved range of addresses, to which pieces of device memory are mapped.
  *
- * Small allocations share a piece of one granule (a slab of equal slots), so that programs with thousands of them use no
- * more memory.  All of a slab moves together. */
+ * Small allocations share a region of one piece, a *slab* of equal slots, so that programs with thousands of them use
+ * little more memory. A slab moves as a whole. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index)
     return region->address + (uint64_t)index * region->piece_bytes;
 }
 
-/* Maps memory at an address of the program.  The handle is released at once, since the mapping keeps the memory. */
+/* Maps memory at an address of the program. Releases the handle at once, since the mapping keeps the memory in use. */
 CUresult cot_swap_map(CUdeviceptr address, uint64_t bytes, uint64_t handle, CUdevice device)
 {
     struct cu_access access = {{CU_LOCATION_DEVICE, device}, CU_ACCESS_READ_WRITE};
@@ -52,7 +52,8 @@ CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t ha
                         region->gpu->device);
 }
 
-/* Maps new memory for a piece, which may later be passed to another process (swap/hand.c, swap/share.c). */
+/* Maps new memory for a piece. If the driver supports it, the memory can later be passed to another process
+ * (swap/hand.c, swap/share.c). */
 CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 {
     static _Atomic bool cannot_share;
@@ -64,7 +65,8 @@ CUresult cot_swap_map_piece(struct region *region, uint32_t index)
     CUresult (*create)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t) =
         REAL(cuMemCreate);
     CUresult result = create(&handle, bytes, &prop, 0);
-    if (shared && result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) { /* not supported here: use ordinary memory */
+    /* memory that can be passed on is not supported here, so ordinary memory is used */
+    if (shared && result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) {
         atomic_store(&cannot_share, true);
         prop.handle_types = 0;
         result = create(&handle, bytes, &prop, 0);
@@ -83,7 +85,7 @@ CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 
 /* ---- regions ---- */
 
-static void destroy(struct region *region) /* the region is not, or no longer, in the list */
+static void destroy(struct region *region) /* the region is not in the list, or no longer */
 {
     if (region->shared)
         cot_share_end(region);
@@ -123,8 +125,8 @@ static struct region *new_region(struct gpu *gpu, uint64_t asked)
     return NULL;
 }
 
-/* Publishes a region without memory: a process without a turn gets it together with its other contents, before its next
- * launch. */
+/* Enters a region into the list without memory, if its process has no turn: it gets the memory when its other contents
+ * are restored, before its next launch. With only_if_away: only if other memory of the process is evicted. */
 static bool publish_empty(struct region *region, bool only_if_away)
 {
     struct gpu *gpu = region->gpu;
@@ -140,7 +142,8 @@ static bool publish_empty(struct region *region, bool only_if_away)
     return done;
 }
 
-/* Maps memory for a whole new region, with the agent's help if the GPU is full. */
+/* Maps memory for a whole new region. If the GPU is full, asks the agent to evict memory of others. *empty: the region
+ * was entered without memory. */
 static CUresult fill(struct region *region, bool crowded, bool *empty)
 {
     *empty = false;
@@ -173,7 +176,7 @@ static CUresult fill(struct region *region, bool crowded, bool *empty)
                 *empty = true;
                 return CUDA_SUCCESS;
             }
-            i = 0; /* a turn has begun meanwhile: the agent can make room */
+            i = 0; /* a turn has begun meanwhile, so the agent can evict memory of others */
             continue;
         }
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -185,7 +188,7 @@ static CUresult make_region(struct gpu *gpu, uint64_t asked, struct region **out
 {
     uint64_t reservation, bytes = round_up(asked);
     CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_PLAIN, bytes, &reservation);
-    bool crowded = result == CUDA_ERROR_NOT_READY, empty = false; /* granted, but other tenants occupy the card */
+    bool crowded = result == CUDA_ERROR_NOT_READY, empty = false; /* allowed, but other tenants occupy the memory */
     if (result != CUDA_SUCCESS && !crowded)
         return result;
     struct region *region = new_region(gpu, asked);
@@ -271,7 +274,8 @@ CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes)
     return result;
 }
 
-/* Frees a slot; true if the slab is now empty and another one of its class has room, so that it can be removed. */
+/* Frees a slot of a slab. True: the slab is now empty and another slab of its size has space, so this one can be
+ * removed. */
 static bool free_slot(struct slab *slab, uint32_t index)
 {
     slab->asked[index] = 0;
@@ -284,7 +288,7 @@ static bool free_slot(struct slab *slab, uint32_t index)
     return false;
 }
 
-/* Waits as the driver's own free does, because queued work may still use the memory. */
+/* Waits for queued work that may still use the memory, as the driver's own free does. */
 static CUresult wait_for_queued(const struct gpu *gpu)
 {
     pthread_mutex_lock(&cot_lock);
@@ -293,7 +297,8 @@ static CUresult wait_for_queued(const struct gpu *gpu)
     return away ? CUDA_SUCCESS : REAL(cuCtxSynchronize)();
 }
 
-/* The region of the allocation that begins at an address, and its slot in a slab; NULL: none.  With cot_swap_lock. */
+/* Finds the region of the allocation that begins at an address, and its slot if that region is a slab; NULL: there is
+ * none. The caller holds cot_swap_lock. */
 static struct region *allocated_at(CUdeviceptr address, uint32_t *index)
 {
     struct region *region = cot_swap_find_start(address);
@@ -305,7 +310,7 @@ static struct region *allocated_at(CUdeviceptr address, uint32_t *index)
     return (address - region->address) % slab->slot_bytes == 0 && slab->asked[*index] ? region : NULL;
 }
 
-/* Waits for the mover.  False: the process is ending, and pending moves end with it. */
+/* Waits until no contents move. False: the process is ending, and the mover with it. */
 static bool nothing_moves(const struct gpu *gpu) /* with cot_lock */
 {
     while (cot_swap_of(gpu)->moving && !cot_exiting())
@@ -331,7 +336,7 @@ bool cot_swap_free(CUdeviceptr address, CUresult *result)
         return true;
     }
     pthread_mutex_lock(&cot_swap_lock);
-    region = allocated_at(address, &index); /* another thread may have freed it first */
+    region = allocated_at(address, &index); /* another thread may have freed the memory first */
     bool gone = region && (!region->slab || free_slot(region->slab, index));
     bool was_away = cot_swap_of(gpu)->away_bytes > 0;
     if (gone)
@@ -349,7 +354,7 @@ bool cot_swap_free(CUdeviceptr address, CUresult *result)
     return true;
 }
 
-/* Frees what was allocated in a context; NULL: everything on that GPU. */
+/* Frees all allocations that were made in a context; NULL: all on that GPU. */
 void cot_swap_forget_context(struct gpu *gpu, CUcontext context)
 {
     struct region *doomed = NULL, *region;

@@ -1,9 +1,11 @@
-/* Movable memory that other processes open (CUDA IPC): the process that owns it.  swap/opened.c is the other side.
+/* Movable memory that other processes open (CUDA IPC), on the side of the process that owns it. swap/opened.c is the
+ * other side.
  *
- * The driver makes IPC handles of its own allocations only, not of addresses with pieces mapped to them.  So the shim makes
- * the handle: it names this process's socket and a region, which stays on the GPU from then on.  A thread passes
- * descriptors of the region's pieces to each process that opens the handle, and that process maps the same memory.  Both
- * are under the shim; a process that is not gets the driver's error for a handle that it does not know. */
+ * The driver makes IPC handles only of its own allocations, not of addresses to which pieces are mapped. So the shim
+ * makes the handle: it names this process's socket and a region, which stays on the GPU from then on. A thread sends
+ * descriptors of the region's pieces to each process that opens the handle, and that process maps the same memory. Both
+ * processes must be under the shim; the driver of any other process returns an error, since it does not know the
+ * handle. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -16,14 +18,15 @@
 
 #include "swap/share.h"
 
-struct shared { /* a region that has a handle for other processes */
+struct shared { /* a region for which a handle was made */
     struct region *region;
     uint64_t serial;
     struct shared *next;
     int memory[]; /* descriptors of the memory of the region's pieces */
 };
 
-static pthread_mutex_t export_lock = PTHREAD_MUTEX_INITIALIZER; /* one export at a time; taken before `lock` */
+/* only one thread at a time makes a handle; taken before `lock` */
+static pthread_mutex_t export_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list; never held during a driver call */
 static struct shared *shares;
 static uint64_t own_process, last_serial;
@@ -51,7 +54,8 @@ static bool same_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && (peer.uid == geteuid() || peer.uid == 0);
 }
 
-/* Copies of a region's descriptors, which stay valid when it is freed meanwhile; NULL: there is no such region. */
+/* Duplicates the descriptors of a region's memory, so that they stay valid if the region is freed meanwhile. NULL:
+ * there is no such region. */
 static int *copies_of(uint64_t serial, struct share_offer *offer)
 {
     int *copies = NULL;
@@ -83,7 +87,7 @@ static void serve(int fd)
             going = going && cot_hand_pass(fd, copies[i], i, 0);
             close(copies[i]);
         } else
-            going = false; /* no descriptors left: the other end sees the connection close */
+            going = false; /* there are no descriptors left, so the other process sees the connection close */
     free(copies);
 }
 
@@ -97,7 +101,7 @@ static void *server(void *unused)
             serve(fd);
             close(fd);
         } else if (errno != EINTR && errno != ECONNABORTED)
-            cot_nap_for(COT_STALL_NS); /* no descriptors left */
+            cot_nap_for(COT_STALL_NS); /* there are no descriptors left */
     }
     return NULL;
 }
@@ -107,7 +111,8 @@ static bool start_server(void) /* with export_lock */
     struct sockaddr_un address;
     if (listener >= 0)
         return true;
-    if (syscall(SYS_getrandom, &own_process, sizeof own_process, 0) != (long)sizeof own_process) /* glibc has it from 2.25 */
+    /* glibc has getrandom only from 2.25 on */
+    if (syscall(SYS_getrandom, &own_process, sizeof own_process, 0) != (long)sizeof own_process)
         return false;
     socklen_t length = cot_share_name(own_process, &address);
     int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -145,7 +150,8 @@ static CUresult export(CUdeviceptr address, struct share_handle *handle, bool *i
     size_t bytes;
     struct region *region = cot_swap_keep(address, &base, &bytes);
     if (!region)
-        return CUDA_ERROR_NOT_READY; /* without a turn, because of a capture or because the process ends */
+        /* the memory is evicted, because the call did not pass the turn gate (a capture, or the end of the process) */
+        return CUDA_ERROR_NOT_READY;
     if (!region->shared) {
         struct shared *shared = start_server() ? describe(region) : NULL;
         *impossible = shared == NULL;
@@ -168,21 +174,22 @@ CUresult cot_share_export(CUdeviceptr address, void *handle)
 {
     static _Atomic bool told;
     bool impossible = false;
-    struct calls *calls = cot_gate_enter((uintptr_t)cot_share_export, NULL); /* the region is on the GPU during a turn */
+    /* during a turn the region is on the GPU */
+    struct calls *calls = cot_gate_enter((uintptr_t)cot_share_export, NULL);
     pthread_mutex_lock(&export_lock);
     CUresult result = export(address, handle, &impossible);
     pthread_mutex_unlock(&export_lock);
     struct gpu *gpu = cot_thread_gpu();
     cot_gate_exit(calls);
     if (impossible)
-        cot_swap_fix("it shares memory with other processes (cuIpcGetMemHandle), which cannot be done with memory that moves; "
-                     "start such a program without --oversubscribe swap");
+        cot_swap_fix("the program shares memory with others (cuIpcGetMemHandle), which cannot be done with memory that moves; "
+                     "start it without --oversubscribe swap");
     if (result != CUDA_SUCCESS || !gpu)
         return result;
     cot_swap_report_state(gpu);
     if (!atomic_exchange(&told, true))
         cot_agent_warn(COTENANT_WARN_NOT_MOVABLE,
-                       "memory that it shares with other processes (CUDA IPC) stays on the GPU, %llu MiB so far; the rest moves",
+                       "memory that this process shares with others (CUDA IPC) stays on the GPU, %llu MiB so far; the rest moves",
                        (unsigned long long)(cot_swap_of(gpu)->staying_bytes >> 20));
     return result;
 }
@@ -208,7 +215,7 @@ bool cot_share_is_own(const struct share_handle *handle)
     return own_process && handle->process == own_process;
 }
 
-/* A child would keep the memory in use as long as it runs, and others would wait for its answers. */
+/* In the child of a fork: it would keep the memory in use as long as it runs, and would not answer other processes. */
 void cot_share_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;

@@ -1,4 +1,5 @@
-/* Handles of shared movable memory, and what their two sides say to each other. */
+/* Handles of movable memory that is shared between processes, and the messages that the owner and the opening process
+ * exchange. */
 #ifndef COTENANT_SHARE_H
 #define COTENANT_SHARE_H
 
@@ -8,11 +9,12 @@
 
 #include "swap/swap.h"
 
-#define SHARE_PATIENCE_S 10 /* longest wait for the other process, which may be stopped */
+#define SHARE_PATIENCE_S 10 /* longest wait for the other process, which may be suspended */
 
 #define SHARE_MAGIC "cotenant-shared"
 
-struct share_handle { /* in the place of a CUipcMemHandle; equal for equal allocations, since libraries compare handles */
+/* what a program gets instead of a CUipcMemHandle; equal for the same allocation, since libraries compare handles */
+struct share_handle {
     char magic[16];
     uint64_t process; /* random number of the process that owns the memory */
     uint64_t serial;  /* serial number of the region */
@@ -20,11 +22,11 @@ struct share_handle { /* in the place of a CUipcMemHandle; equal for equal alloc
     uint64_t bytes;   /* size of the allocation */
     uint64_t zero[2];
 };
-_Static_assert(sizeof(struct share_handle) == sizeof(struct cu_ipc_handle), "one in the place of the other");
+_Static_assert(sizeof(struct share_handle) == sizeof(struct cu_ipc_handle), "a share_handle does not fit into a cu_ipc_handle");
 
-struct share_offer { /* answer of the owner, before a message with a descriptor for each piece */
+struct share_offer { /* the owner's answer; a message with a descriptor follows for each piece */
     uint64_t bytes, piece_bytes;
-    uint64_t pieces; /* 0: the memory is gone */
+    uint64_t pieces; /* 0: the memory has been freed */
 };
 
 HIDDEN socklen_t cot_share_name(uint64_t process, struct sockaddr_un *address);

@@ -1,4 +1,5 @@
-/* Swapping as agreed with the agent: configuration, locations of contents, and which order may run when. */
+/* Swapping as the agent configures and orders it: the agent's settings, the reports of where contents are, and which
+ * order may run when (see swap.h). */
 #define _GNU_SOURCE
 #include <link.h>
 #include <stdio.h>
@@ -10,9 +11,10 @@
 
 #include "swap/swap.h"
 
-/* Libraries that export the physical memory of plain allocations to other processes or the network at once: a program
- * that has loaded one keeps all its memory resident.  $COTENANT_FIXED_WITH names more, separated by commas.  Libraries
- * that PyTorch always loads (NCCL, NVSHMEM, cuFile) are not listed: their exports are detected when they happen. */
+/* Libraries that pass the physical memory of plain allocations to other processes or to the network as soon as they see
+ * it. If a program has loaded one, all its memory stays resident. $COTENANT_FIXED_WITH names further libraries,
+ * separated by commas. Libraries that PyTorch always loads (NCCL, NVSHMEM, cuFile) are not listed: the shim detects
+ * when they pass memory on. */
 static const char *const fixing_libraries[] = {"libuct_cuda", "libmpi_gtl_cuda"};
 
 #define HOST_NUMA_ID_ATTRIBUTE 134
@@ -28,7 +30,7 @@ static struct swap_gpu swap_gpus[COTENANT_MAX_GPUS];
 static struct swap_order order;
 static uint64_t allowed_bytes;
 static bool agent_is_lost, stopped;
-static pthread_cond_t order_changed = PTHREAD_COND_INITIALIZER; /* with cot_lock */
+static pthread_cond_t order_changed = PTHREAD_COND_INITIALIZER; /* used together with cot_lock */
 
 struct swap_gpu *cot_swap_of(const struct gpu *gpu)
 {
@@ -46,8 +48,8 @@ uint64_t cot_swap_piece(void)
     return piece_bytes;
 }
 
-/* Takes the agent's configuration of this tenant.  A process that reconnects to a new agent keeps its host memory, which
- * may have contents. */
+/* Stores the agent's settings for this tenant. A process that reconnects to a new agent keeps its host memory, which
+ * may hold contents. */
 void cot_swap_take_terms(const struct cotenant_hello_reply *terms)
 {
     if (!threads_started)
@@ -57,7 +59,8 @@ void cot_swap_take_terms(const struct cotenant_hello_reply *terms)
     pthread_mutex_unlock(&cot_lock);
 }
 
-/* Maps the file at an address suitable for huge pages, with which the copy engines translate fewer addresses. */
+/* Maps the file at an address that is suitable for huge pages, with which the copy engines translate fewer
+ * addresses. */
 static void *map_aligned(int fd, uint64_t bytes)
 {
     uint8_t *span = mmap(NULL, bytes + SWAP_GRANULE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -70,7 +73,7 @@ static void *map_aligned(int fd, uint64_t bytes)
     return mapped;
 }
 
-/* Prefers memory of the NUMA node to which the GPU is attached. */
+/* Prefers memory on the NUMA node to which the GPU is attached. */
 static void place_near(const struct gpu *gpu, void *mapped, uint64_t bytes)
 {
     int node = -1;
@@ -99,12 +102,13 @@ static bool map_backing(const struct gpu *gpu)
         return false;
     madvise(mapped, bytes, MADV_HUGEPAGE);
     madvise(mapped, bytes, MADV_DONTDUMP);
-    madvise(mapped, bytes, MADV_DONTFORK); /* copying this memory for child processes would be costly and useless */
+    /* child processes do not need this memory, and copying it would be expensive */
+    madvise(mapped, bytes, MADV_DONTFORK);
     place_near(gpu, mapped, bytes);
     backing = mapped;
     backing_bytes = bytes;
     if (piece >= SWAP_GRANULE && piece % SWAP_GRANULE == 0)
-        piece_bytes = piece; /* for regions created from now on */
+        piece_bytes = piece; /* applies to regions that are created from now on */
     return true;
 }
 
@@ -115,7 +119,7 @@ void cot_swap_fix(const char *why)
     if (fixed || mode == COTENANT_OVERSUBSCRIBE_NONE)
         return;
     pthread_mutex_lock(&cot_lock);
-    fixed = true; /* no order to leave is accepted from here on; a running one ends first */
+    fixed = true; /* from here on no order to evict memory is accepted; one that runs ends first */
     for (uint32_t i = 0; i < COTENANT_MAX_GPUS; i++)
         while (swap_gpus[i].moving && !cot_exiting())
             pthread_cond_wait(&cot_changed, &cot_lock);
@@ -159,7 +163,7 @@ uint32_t cot_swap_mode(void)
         looked_at_libraries = true;
         if (mode == COTENANT_OVERSUBSCRIBE_SWAP && dl_iterate_phdr(look_at_library, &library) && library) {
             char why[160];
-            snprintf(why, sizeof why, "it has loaded %.80s, which passes memory to other processes", library);
+            snprintf(why, sizeof why, "the program has loaded %.80s, which passes memory to other processes", library);
             cot_swap_fix(why);
             return COTENANT_OVERSUBSCRIBE_NONE;
         }
@@ -193,8 +197,8 @@ void cot_swap_report_state(struct gpu *gpu)
         cot_swap_report(gpu, COTENANT_MOVE_STATE, 0, COTENANT_OK, 0, NULL);
 }
 
-/* The GPU is full: asks the agent for room.  True: try again; *later: the memory need not be resident before the next
- * turn. */
+/* Called when the GPU is full: asks the agent to evict memory of others. True: the caller should try again. *later: the
+ * memory need not be resident before the next turn. */
 bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
 {
     struct cotenant_move ask = {.bytes = bytes, .resident_bytes = cot_swap_of(gpu)->here_bytes,
@@ -207,7 +211,8 @@ bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
     return reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK;
 }
 
-/* Memory that cannot be swapped is to be allocated, but other tenants occupy the card: asks the agent to evict them. */
+/* Called to allocate memory that cannot be swapped while other tenants occupy the GPU: asks the agent to evict them
+ * now. */
 bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags)
 {
     struct cotenant_move ask = {.bytes = bytes, .flags = COTENANT_MOVE_NOW | flags};
@@ -216,8 +221,8 @@ bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags)
            (reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK);
 }
 
-/* For programs that can release memory in time (hooks/sitecustomize.py): the rest of the turn, UINT64_MAX while no other
- * tenant waits. */
+/* Returns how long the current turn lasts, for programs that can release memory before its end
+ * (hooks/sitecustomize.py); UINT64_MAX while no other tenant waits. */
 EXPORT uint64_t cotenant_turn_left_ns(void)
 {
     uint64_t left = UINT64_MAX, now = cot_now_ns();
@@ -281,7 +286,8 @@ static void wait_a_while(void) /* with cot_lock */
     pthread_cond_timedwait(&order_changed, &cot_lock, &until);
 }
 
-/* Without an agent (fail open) launches continue, so the memory must be restored first. */
+/* Called without an agent, if launches may continue (fail open): orders the process's own memory to be restored
+ * first. */
 static void order_own_return(void) /* with cot_lock */
 {
     for (uint32_t i = 0; i < cot_gpu_count() && order.type == 0; i++)
@@ -350,7 +356,7 @@ void cot_swap_context_made(struct gpu *gpu)
     if (!first)
         return;
     if (mode == COTENANT_OVERSUBSCRIBE_SWAP && !map_backing(gpu)) {
-        cot_swap_fix("the agent has no host memory for the contents");
+        cot_swap_fix("the agent has no host memory for evicted contents");
         return;
     }
     if (!cot_start_thread(cot_swap_mover, NULL)) {
@@ -359,7 +365,7 @@ void cot_swap_context_made(struct gpu *gpu)
     }
     if (backing)
         cot_start_thread(cot_swap_pinner, gpu->any_context);
-    cot_swap_report_state(gpu); /* from here on the agent may give orders to this process */
+    cot_swap_report_state(gpu); /* from here on the agent may send orders to this process */
 }
 
 void cot_swap_reset_after_fork(void)
@@ -368,13 +374,13 @@ void cot_swap_reset_after_fork(void)
     memcpy(&order_changed, &fresh, sizeof fresh);
     memset(swap_gpus, 0, sizeof swap_gpus);
     if (order.type && order.hand >= 0)
-        close(order.hand); /* otherwise what is sent there would stay in use as long as the child runs */
+        close(order.hand); /* otherwise memory sent over this socket would stay in use as long as the child runs */
     cot_hand_reset_after_fork();
     cot_share_reset_after_fork();
     order.type = 0;
     threads_started = fixed = looked_at_libraries = agent_is_lost = false;
     mode = COTENANT_OVERSUBSCRIBE_NONE;
-    backing = NULL; /* not mapped here because of MADV_DONTFORK */
+    backing = NULL; /* the child does not have this mapping, because of MADV_DONTFORK */
     backing_bytes = 0;
     cot_swap_list_reset();
     cot_swap_copy_reset();

@@ -1,36 +1,39 @@
-/* Swappable memory: allocations of a tenant that oversubscribes keep their addresses while their contents are evicted.
+/* Swappable memory: allocations of a tenant that oversubscribes the GPU keep their addresses while their contents are evicted to host memory.
  *
- * swap/swap.c    configuration by the agent; locations of contents; which orders may run
+ * swap/swap.c    the agent's settings, where contents are, and which orders may run
  * swap/list.c    the list of allocations
- * swap/region.c  an allocation's life: addresses, pieces of memory mapped to them, small ones packed into one piece
- * swap/move.c    the mover thread: moves contents out and in
+ * swap/region.c  the life of an allocation: its addresses, the memory mapped to them, small allocations packed together
+ * swap/move.c    the mover thread, which moves contents out and in
  * swap/copy.c    copies between a piece and its place in host memory; pinning of that memory
  * swap/hand.c    handle transfer: passes device memory from one process to the next
- * swap/share.c   memory that other processes open (CUDA IPC): its owner
- * swap/opened.c  the processes that open it
- * wrap/swap.c    driver functions that a moved allocation would break
+ * swap/share.c   memory that other processes open (CUDA IPC), on the owner's side
+ * swap/opened.c  the same memory on the side of the processes that open it
+ * wrap/swap.c    driver functions that would not work with an allocation that moves
  *
- * A piece is HERE (resident: memory is mapped), AWAY (evicted: contents are in host memory) or EMPTY (never had memory:
- * allocated while its process was evicted).  Pieces change between HERE and the other states only on the mover thread
- * while `moving` is set, or outside of the list. */
+ * A *region* is a range of addresses for one allocation, or for a *slab* of small allocations; memory is mapped to it in
+ * *pieces*.  A piece is HERE (resident: memory is mapped), AWAY (evicted: its contents are in host memory) or EMPTY (it never
+ * had memory, because it was allocated while its process was evicted).  A piece changes between HERE and the other states
+ * only on the mover thread while `moving` is set, or while its region is not in the list. */
 #ifndef COTENANT_SWAP_H
 #define COTENANT_SWAP_H
 
 #include "shim.h"
 
 #define SWAP_GRANULE (UINT64_C(2) << 20)
-#define SWAP_PIECE (UINT64_C(256) << 20) /* largest unit of a move, unless the agent sets another */
-#define SWAP_SHARED_LEAST (UINT64_C(16) << 20) /* clearing smaller pieces costs little */
+#define SWAP_PIECE (UINT64_C(256) << 20) /* the largest piece, unless the agent sets another size */
+/* smaller pieces are not passed to other processes, since clearing them costs little */
+#define SWAP_SHARED_LEAST (UINT64_C(16) << 20)
 #define SWAP_SHARED_AS_DESCRIPTOR 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
-/* host memory is registered in spans of this length, at whose ends copies are split */
+/* host memory is registered with the driver in spans of this length; copies are split at the ends of spans */
 #define SWAP_PIN_STEP (UINT64_C(256) << 20)
 
 enum piece_state { PIECE_EMPTY, PIECE_HERE, PIECE_AWAY };
 
 struct region_piece {
     enum piece_state state;
-    uint64_t backing; /* offset of its contents in the host memory */
-    int memory;       /* descriptor of memory from another process, which can be passed on but not exported; 0: none */
+    uint64_t backing; /* offset of the piece's contents in the host memory */
+    /* descriptor of memory that came from another process: it can be passed on, but not exported again; 0: none */
+    int memory;
 };
 
 struct region {
@@ -39,64 +42,70 @@ struct region {
     uint64_t asked_bytes;
     struct gpu *gpu;
     CUcontext context;
-    struct slab *slab;    /* the small allocations inside, or NULL */
+    struct slab *slab;    /* the slab whose small allocations are in this region, or NULL */
     bool managed;
-    bool stays;             /* on the GPU for good: all pieces are HERE */
-    struct shared *shared;  /* its handle for other processes, or NULL */
+    bool stays;             /* the region stays on the GPU from now on, so all its pieces are HERE */
+    struct shared *shared;  /* data of the handle that other processes use for this region, or NULL */
     struct region *next;
-    uint64_t piece_bytes; /* the agent's setting when the region was created */
+    uint64_t piece_bytes; /* size of a piece, as the agent had set it when the region was created */
     uint32_t pieces;
     struct region_piece piece[];
 };
 
-/* One GPU's movable memory, under cot_lock. */
+/* The movable memory of one GPU; protected by cot_lock. */
 struct swap_gpu {
     uint64_t here_bytes;
     uint64_t away_bytes;  /* PIECE_AWAY and PIECE_EMPTY */
-    uint64_t staying_bytes; /* sum of the regions that stay on the GPU, which the other sums leave out */
+    uint64_t staying_bytes; /* sum of the regions that stay on the GPU, which the other sums do not include */
     bool moving;
 };
 
-/* An order to the mover, under cot_lock. */
+/* An order to the mover; protected by cot_lock. */
 struct swap_order {
-    uint16_t type;        /* 0: none */
+    uint16_t type;        /* type of the agent's message, MOVE_OUT or MOVE_IN; 0: no order */
     uint64_t sequence;
     struct gpu *gpu;
     uint64_t bytes, base, span_bytes;
-    int hand;             /* socket for a handle transfer, or -1; closed by the mover */
+    /* socket over which device memory is passed on (handle transfer), or -1; the mover closes it */
+    int hand;
 };
 
-/* Times of a move, for the agent. */
+/* The times of a move, which are reported to the agent. */
 struct swap_times {
     uint64_t elapsed_ns; /* duration of the move, without the waits for MOVE_ALLOW */
     uint64_t mapping_ns; /* part of elapsed_ns in which memory was mapped and unmapped */
     uint64_t copying_ns; /* part of elapsed_ns in which the mover waited for copies */
-    uint64_t handed_bytes; /* part of what was moved: device memory passed to or from another process */
+    uint64_t handed_bytes; /* bytes of device memory that were passed to or from another process */
 };
 
 /* ---- swap.c ---- */
-HIDDEN uint32_t cot_swap_mode(void);            /* cotenant_oversubscribe; NONE after a fallback */
+/* a cotenant_oversubscribe; NONE if the memory of this process must not move */
+HIDDEN uint32_t cot_swap_mode(void);
 HIDDEN struct swap_gpu *cot_swap_of(const struct gpu *gpu);
-HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the host memory that holds evicted contents, mapped */
-HIDDEN uint64_t cot_swap_piece(void);           /* bytes of a full piece of a new region */
+HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the mapped host memory that holds evicted contents */
+HIDDEN uint64_t cot_swap_piece(void);           /* the size of a full piece in a new region */
 HIDDEN void cot_swap_take_terms(const struct cotenant_hello_reply *terms);
-/* With cot_lock; sets passed_fd to -1 if it takes the descriptor. */
+/* The caller holds cot_lock. Sets passed_fd to -1 if it takes the descriptor. */
 HIDDEN void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message, int *passed_fd);
-HIDDEN bool cot_swap_is_away(const struct gpu *gpu); /* with cot_lock: a launch now would access unmapped memory */
+/* with cot_lock: whether a launch now would access memory that is not mapped */
+HIDDEN bool cot_swap_is_away(const struct gpu *gpu);
 HIDDEN void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
                             const struct swap_times *times);
 HIDDEN void cot_swap_report_state(struct gpu *gpu);
-HIDDEN void cot_swap_fix(const char *why);      /* this process's memory is never moved from now on */
-HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why); /* cot_swap_fix, if the address is movable */
+HIDDEN void cot_swap_fix(const char *why);      /* from now on, memory of this process never moves */
+/* calls cot_swap_fix if the address is in movable memory */
+HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why);
 HIDDEN void cot_swap_context_made(struct gpu *gpu);
-HIDDEN void cot_swap_agent_lost(void);          /* with cot_lock */
+HIDDEN void cot_swap_agent_lost(void);          /* the caller holds cot_lock */
 HIDDEN void cot_swap_reset_after_fork(void);
-HIDDEN bool cot_swap_next_order(struct swap_order *order); /* the mover waits; false: the process is ending */
+/* the mover waits for an order; false: the process is ending */
+HIDDEN bool cot_swap_next_order(struct swap_order *order);
 HIDDEN void cot_swap_order_done(const struct swap_order *order, uint32_t status, uint64_t moved_bytes,
                                 const struct swap_times *times);
-HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes); /* called by the mover; false if the agent is lost */
+/* the mover waits for MOVE_ALLOW; false: the agent allows no more, or is lost */
+HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes);
 HIDDEN bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later);
-/* evicts memory that is needed before the next turn */
+/* asks the agent to evict memory of others now, before the next turn */
 HIDDEN bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags);
 
 /* ---- swap/list.c ---- */
@@ -111,29 +120,32 @@ struct slab {
     uint32_t asked[SWAP_GRANULE / SMALLEST_SLOT]; /* requested bytes of each slot; 0: free */
 };
 
-extern HIDDEN pthread_mutex_t cot_swap_lock; /* protects the list; never held during a driver call; taken after cot_lock */
+/* protects the list; never held during a driver call; taken after cot_lock */
+extern HIDDEN pthread_mutex_t cot_swap_lock;
 extern HIDDEN struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
 HIDDEN bool cot_swap_any(void); /* whether this process has movable allocations */
 HIDDEN uint32_t cot_slab_class(uint64_t bytes);
 HIDDEN void cot_swap_publish(struct region *region); /* with cot_lock */
-HIDDEN void cot_swap_unlink(struct region *region);  /* the caller holds both locks */
+HIDDEN void cot_swap_unlink(struct region *region);  /* the caller holds cot_lock and cot_swap_lock */
 HIDDEN struct region *cot_swap_find_start(CUdeviceptr address); /* with cot_swap_lock */
 HIDDEN struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context);
-/* finds the extent of the allocation that contains the address */
+/* finds the base and size of the allocation that contains the address */
 HIDDEN bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
 HIDDEN bool cot_swap_is_managed(CUdeviceptr address);
 HIDDEN struct region *cot_swap_keep(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
-HIDDEN struct region **cot_swap_snapshot(const struct gpu *gpu, uint32_t *count); /* malloc'd, largest first */
+/* allocated with malloc; sorted, largest region first */
+HIDDEN struct region **cot_swap_snapshot(const struct gpu *gpu, uint32_t *count);
 HIDDEN void cot_swap_backing_range(uint64_t *low, uint64_t *high);
 HIDDEN void cot_swap_list_reset(void);
 
 /* ---- swap/region.c ---- */
 HIDDEN CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes);
-HIDDEN bool cot_swap_free(CUdeviceptr address, CUresult *result); /* false: not a movable allocation */
+/* false: the address is not of a movable allocation */
+HIDDEN bool cot_swap_free(CUdeviceptr address, CUresult *result);
 HIDDEN void cot_swap_forget_context(struct gpu *gpu, CUcontext context);
 HIDDEN uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index);
 HIDDEN CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index);
-/* takes ownership of the handle */
+/* takes ownership of the handle, also on failure */
 HIDDEN CUresult cot_swap_map(CUdeviceptr address, uint64_t bytes, uint64_t handle, CUdevice device);
 HIDDEN CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle);
 HIDDEN CUresult cot_swap_map_piece(struct region *region, uint32_t index);
@@ -145,15 +157,15 @@ HIDDEN void *cot_swap_mover(void *unused);
 /* ---- swap/hand.c ---- */
 #define SWAP_KEPT 32
 struct swap_hand {
-    int socket; /* -1: no process to pass memory to or take it from */
-    _Atomic int memory; /* a descriptor held by the mover; 0: none */
+    int socket; /* socket to the other process; -1: there is none */
+    _Atomic int memory; /* descriptor that the mover is handling; 0: none */
     uint32_t count;
     struct {
-        int memory; /* descriptor of the kept memory */
+        int memory; /* descriptor of memory that was received and is not yet used */
         uint64_t bytes;
     } kept[SWAP_KEPT];
 };
-extern HIDDEN struct swap_hand cot_hand; /* state of the current move */
+extern HIDDEN struct swap_hand cot_hand; /* the handle transfer of the current move */
 HIDDEN int cot_hand_open(CUdeviceptr address);
 HIDDEN void cot_hand_let_go(int memory); /* closes the descriptor, which frees the memory */
 HIDDEN bool cot_hand_pass(int socket, int memory, uint64_t number, int flags);
@@ -170,21 +182,24 @@ HIDDEN CUresult cot_share_export(CUdeviceptr address, void *handle);
 HIDDEN void cot_share_end(struct region *region);
 HIDDEN bool cot_share_is_handle(const struct cu_ipc_handle *handle);
 HIDDEN CUresult cot_share_open(CUdeviceptr *out, const struct cu_ipc_handle *given);
-HIDDEN bool cot_share_close(CUdeviceptr address, CUresult *result); /* false: it was not opened by cot_share_open */
+/* false: the address was not opened by cot_share_open */
+HIDDEN bool cot_share_close(CUdeviceptr address, CUresult *result);
 HIDDEN bool cot_share_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
 HIDDEN void cot_share_forget_context(CUcontext context);
 HIDDEN void cot_share_reset_after_fork(void);
 
 /* ---- swap/copy.c ---- */
-struct lane; /* a stream for copies, with its events */
-HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out); /* for the mover; created at the first call */
+struct lane; /* a stream for copies in one direction, and its events */
+/* called by the mover; creates the lane at the first call */
+HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out);
 HIDDEN CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket);
-HIDDEN CUresult cot_swap_copied(struct lane *lane, uint32_t ticket); /* waits */
+/* waits until the copy with this ticket has ended */
+HIDDEN CUresult cot_swap_copied(struct lane *lane, uint32_t ticket);
 HIDDEN CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket);
 HIDDEN void *cot_swap_pinner(void *context);
 HIDDEN uint64_t cot_swap_pinned_bytes(void);
-HIDDEN uint64_t cot_swap_usable_bytes(void); /* host memory that is really available */
+HIDDEN uint64_t cot_swap_usable_bytes(void); /* size of the host memory that the system can really provide */
 HIDDEN void cot_swap_copy_reset(void);
-#define SWAP_TICKETS 8 /* largest number of copies in flight on one lane */
+#define SWAP_TICKETS 8 /* largest number of copies that are in flight on one lane */
 
 #endif

@@ -1,8 +1,9 @@
-/* Copies over the link in other shapes than one range or rows: batches of many ranges, boxes, and copies to and from
- * arrays.  If copies are scheduled, so are these: a batch is split between and inside its entries, a box between its
- * layers.  Copies to and from arrays are not split, only charged.
+/* Copies between host and device in other shapes than one range or rows: batches of ranges, boxes, and copies to and
+ * from arrays. If copies are scheduled, these are, too: a batch is split between and inside its ranges, a box between
+ * its layers. Copies to and from arrays are not split, only charged.
  *
- * A batch is classified by its first entry, and split only if all entries have the same attributes. */
+ * The first range of a batch decides the direction of the whole batch, which is split only if all its ranges have the
+ * same attributes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,10 +31,10 @@ struct batch {
     size_t *sizes, count;
     void *attributes;
     size_t *first, kinds, *failed;
-    batch_fn old; /* the entry point that the program called: one of `old` and `new`, the other is NULL */
+    batch_fn old; /* `old` or `new` is the entry point that the program called; the other is NULL */
     batch_v2_fn new;
     uint64_t bytes;
-    word *part_to, *part_from; /* arrays for a part of the batch */
+    word *part_to, *part_from; /* arrays that describe a part of the batch */
     size_t *part_sizes;
     size_t entry;       /* index of the copy at which the next part begins */
     uint64_t in_entry;
@@ -48,7 +49,8 @@ static CUresult call_batch(const struct batch *batch, word *to, word *from, size
 static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous)
 {
     (void)asynchronous;
-    struct batch *batch = (struct batch *)(uintptr_t)copy->call; /* it stores where the next part begins */
+    /* cast to non-const, because the batch stores where its next part begins */
+    struct batch *batch = (struct batch *)(uintptr_t)copy->call;
     if (bytes == batch->bytes)
         return call_batch(batch, batch->to, batch->from, batch->sizes, batch->count, stream);
     if (from == 0)
@@ -72,7 +74,7 @@ static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_
     return result;
 }
 
-static bool measure(struct batch *batch) /* false: the batch contains no copy that can be split */
+static bool measure(struct batch *batch) /* false: the batch cannot be split */
 {
     batch->bytes = 0;
     if (!batch->to || !batch->from || !batch->sizes || batch->count == 0 || batch->kinds > 1)
@@ -201,7 +203,7 @@ typedef CUresult (*async_3d_fn)(const struct copy_3d *, CUstream);
 
 struct box {
     const struct copy_3d *copy;
-    sync_3d_fn plain; /* one of the two */
+    sync_3d_fn plain; /* `plain` or `in_stream` is the entry point that the program called; the other is NULL */
     async_3d_fn in_stream;
 };
 

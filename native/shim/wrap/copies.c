@@ -1,5 +1,5 @@
 /* Copies between host and device, which may be scheduled on the link, and copies within the device, which are split for
- * best-effort tenants.  Otherwise they pass the turn gate like all copies. */
+ * best-effort tenants. Otherwise they pass the turn gate like all other copies. */
 #include <string.h>
 
 #include "copies/host_copy.h"
@@ -78,7 +78,8 @@ LINK_ASYNC(cuMemcpyDtoHAsync_v2_ptsz, TO_HOST, PTSZ(stream))
 
 /* ---- on the device ---- */
 
-/* A running copy cannot be stopped: pieces let other tenants run in between, and each passes the gate. */
+/* Copies within the device. A running copy cannot be stopped, so the copy is split: other tenants can run between two
+ * pieces, and each piece passes the turn gate. */
 static __attribute__((noinline)) CUresult on_device(struct stretch call, word bytes, CUstream stream, const void *kind)
 {
     uint64_t piece = atomic_load(&cot_captures) > 0 ? 0 : cot_copy_slice_bytes();

@@ -1,12 +1,13 @@
 /* Launches: kernels, cooperative kernels, graphs, and the old interface. */
-/* The words on the stack were just written one by one: a wide load of two of them would wait for both stores. */
+/* Vector registers are not used: the arguments on the stack were just written one by one, and a wide load of two of
+ * them would wait for both stores. */
 #ifdef __GNUC__
 #pragma GCC target("general-regs-only")
 #endif
 #include "shim.h"
 
-/* The arguments that the calling convention puts on the stack after six registers.  Passed on as one value they need no
- * registers, and the hot path saves none. */
+/* The arguments that the calling convention puts on the stack, after six in registers. Passed on as one structure they
+ * need no registers, so the hot path saves none. */
 struct launch_tail {
     word bz, shared;
     CUstream stream;
@@ -22,8 +23,8 @@ typedef CUresult (*launch_ex_fn)(const struct cu_launch_config *, CUfunction, vo
 typedef CUresult (*cooperative_fn)(CUfunction, word, word, word, word, word, struct cooperative_tail);
 typedef CUresult (*graph_fn)(word, CUstream);
 
-/* Key of a kernel with one grid width.  Never 0, even without a function: 0 is the key of an empty entry, which has no
- * cost. */
+/* The key by which launches are timed: the kernel and the width of its grid. Never 0, even without a function, because
+ * 0 marks an entry of the table that is not in use and has no cost. */
 #define KERNEL_KEY(function, gx) ((uintptr_t)(function) + 1 + ((uintptr_t)(gx) << 20))
 
 #define SHAPE(f, gx, gy, gz, bx, by, bz, shared)                                               \
@@ -34,8 +35,8 @@ typedef CUresult (*graph_fn)(word, CUstream);
                             0})
 static const struct cu_launch_config no_config;
 
-/* The wrapper proper holds only the hot path; whatever else is to be done is in a function of its own with the same
- * arguments, which the compiler reaches by a jump. */
+/* The wrapper itself holds only the hot path. All else is in a second function with the same arguments, which the
+ * compiler reaches by a jump. */
 #define LAUNCH(name, type, parameters, arguments, key, effective, shape)                       \
     DECLARE_REAL(name);                                                                        \
     static __attribute__((noinline, cold)) CUresult name##_slow parameters                     \
@@ -68,7 +69,7 @@ LAUNCH_KERNEL(cuLaunchKernel_ptsz, launch_fn, struct launch_tail, PTSZ(tail.stre
 LAUNCH_KERNEL(cuLaunchCooperativeKernel, cooperative_fn, struct cooperative_tail, tail.stream)
 LAUNCH_KERNEL(cuLaunchCooperativeKernel_ptsz, cooperative_fn, struct cooperative_tail, PTSZ(tail.stream))
 
-/* Without a configuration the driver returns its error, whichever stream the gate used. */
+/* If the program gives no configuration, the driver returns its error, whichever stream the turn gate used. */
 #define EX_STREAM(config) ((config) ? (config)->stream : NULL)
 #define EX_KEY(config, f) KERNEL_KEY(f, (config) ? (config)->grid[0] : 0)
 #define EX_SHAPE(f, c) \
@@ -79,7 +80,8 @@ LAUNCH_KERNEL(cuLaunchCooperativeKernel_ptsz, cooperative_fn, struct cooperative
 LAUNCH_KERNEL_EX(cuLaunchKernelEx, EX_STREAM(config))
 LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, PTSZ(EX_STREAM(config)))
 
-/* Several devices in one call: each launch has its own stream; the gate of the current GPU stands for all. */
+/* A launch on several devices in one call. Each has its own stream; the call passes only the turn gate of the current
+ * GPU. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(word list, unsigned count, unsigned flags)
 {
     struct calls *call = cot_gate_enter((uintptr_t)cuLaunchCooperativeKernelMultiDevice, NULL);
@@ -114,7 +116,7 @@ EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream 
     return result;
 }
 
-/* A graph launch is one unit, charged with the time of its last launches. */
+/* A launch of a graph counts as one launch, whose cost is learned from earlier launches of the same graph. */
 #define GRAPH_LAUNCH(name, effective)                                     \
     DECLARE_REAL(name);                                                   \
     EXPORT CUresult name(word graph, CUstream stream)                     \

@@ -3,7 +3,8 @@
 #include "swap/swap.h"
 
 
-/* Reserve, allocate, commit; the device address or handle is what out points to afterwards. */
+/* Asks the agent, allocates, and reports what was allocated. `out` points to the device address or handle
+ * afterwards. */
 #define ALLOCATE(out, amount, family, call)                                                  \
     do {                                                                                     \
         struct gpu *gpu = cot_thread_gpu();                                                  \
@@ -39,7 +40,8 @@ static bool moves_memory(void)
 MEM_ALLOC(cuMemAlloc)
 MEM_ALLOC(cuMemAlloc_v2)
 
-/* The driver chooses the pitch: at most the next 512 bytes above the width are reserved, what it took is committed. */
+/* The driver chooses the pitch. The agent is asked for the width rounded up to 512 bytes, and what the driver took is
+ * reported. */
 #define MEM_ALLOC_PITCH(name)                                                                                \
     DECLARE_REAL(name);                                                                                      \
     EXPORT CUresult name(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)     \
@@ -222,7 +224,7 @@ HOST_FREE(cuMemHostUnregister)
         if (!cot_memory_view(gpu, &limit, &used))                                                     \
             return result;                                                                            \
         uint64_t left = used < limit ? limit - used : 0;                                              \
-        /* what others hold makes way for a tenant that oversubscribes: the driver's number is not its own */ \
+        /* memory of other tenants is evicted for a tenant that oversubscribes, so the driver's number is too low */ \
         if (free_bytes && (*free_bytes > left || moves_memory()))                                     \
             *free_bytes = (type)left;                                                                 \
         if (total_bytes && *total_bytes > limit)                                                      \
@@ -232,7 +234,7 @@ HOST_FREE(cuMemHostUnregister)
 MEM_GET_INFO(cuMemGetInfo, unsigned)
 MEM_GET_INFO(cuMemGetInfo_v2, size_t)
 
-/* Before a GPU is attached its cap is not known, and asking is not using: attach only on behalf of a context. */
+/* The limit applies once the process is connected to the agent, that is, after cuInit. */
 #define TOTAL_MEM(name, type)                                                            \
     DECLARE_REAL(name);                                                                  \
     EXPORT CUresult name(type *bytes, CUdevice device)                                   \

@@ -1,21 +1,22 @@
-/* Stream-ordered allocation and the memory nodes of graphs.  The charge is what the driver keeps reserved, not what the
- * program requested: allocating from a pool with room costs nothing, and a shrinking pool is credited. */
+/* Stream-ordered allocation, and the memory nodes of graphs. The tenant is charged for what the driver keeps reserved,
+ * not for what the program requests: an allocation from a pool with free memory costs nothing, and the charge falls
+ * when the pool shrinks. */
 #include "shim.h"
 
-#define POOLS 1024 /* further pools are refused, since they could not be charged */
+#define POOLS 1024 /* allocations from further pools are refused, since they could not be charged */
 #define GRANULE (UINT64_C(2) << 20)
 
 struct pool {
     word handle;
     struct gpu *gpu;
-    bool elsewhere; /* the pool is in host memory */
+    bool elsewhere; /* the pool's memory is in the host */
     uint64_t charged;
 };
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool pools[POOLS];
 static _Atomic uint32_t pool_count;
-static _Atomic bool graph_memory;  /* some graph of the process has memory nodes */
+static _Atomic bool graph_memory;  /* some graph of this process allocates memory */
 static uint64_t graph_charged[COTENANT_MAX_GPUS];
 
 
@@ -54,7 +55,8 @@ static bool is_pool_of(word handle, CUdevice device)
            (REAL(cuDeviceGetMemPool)(&is, device) == CUDA_SUCCESS && is == handle);
 }
 
-/* NULL: its memory is not on a GPU, or (with *refused set) it is on another tenant's GPU. */
+/* Finds the GPU of a pool's memory. NULL: the memory is not on a GPU, or, with *refused set, it is on a GPU of another
+ * tenant. */
 static struct gpu *gpu_of_pool(word handle, struct gpu *current, CUresult *refused)
 {
     *refused = CUDA_SUCCESS;
@@ -104,7 +106,7 @@ EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties
         return result;
     pthread_mutex_lock(&pool_lock);
     struct pool *pool = find_pool(*out, gpu);
-    if (pool) { /* a handle reused by the driver is another pool */
+    if (pool) { /* the driver may reuse the handle of a destroyed pool */
         pool->gpu = gpu;
         pool->elsewhere = !on_device && properties->type == POOL_OF_PINNED;
     }
@@ -112,7 +114,8 @@ EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties
     return result;
 }
 
-/* Adjusts the charge to what the driver has reserved now.  reservation: of a growth requested before. */
+/* Adjusts the charge to what the driver keeps reserved for the pool. `reservation` is that of a growth for which the
+ * agent was asked before. */
 static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool reserved_before)
 {
     pthread_mutex_lock(&pool_lock);
@@ -130,7 +133,7 @@ static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool rese
         cot_memory_release(gpu, COTENANT_MEMORY_POOL, before - now);
 }
 
-/* After a synchronisation, pools may have shrunk to their thresholds. */
+/* Adjusts the charges after a synchronisation, at which the driver may have shrunk pools to their thresholds. */
 void cot_pools_refresh(void)
 {
     for (uint32_t i = 0; i < atomic_load(&pool_count) && atomic_load(&cot_captures) == 0; i++)
@@ -234,7 +237,8 @@ EXPORT CUresult cuMemPoolDestroy(word handle)
     return result;
 }
 
-/* The last context on the GPU is gone, with its charge: later memory is charged from zero. */
+/* Called when the last context on a GPU was destroyed and its memory credited: the pools of that GPU are charged from
+ * zero. */
 void cot_pools_forget_gpu(struct gpu *gpu)
 {
     pthread_mutex_lock(&pool_lock);
@@ -260,8 +264,8 @@ static uint64_t graph_reserve(struct gpu *gpu)
     return value;
 }
 
-/* Graph memory is allocated inside the launch and can only be counted afterwards.  A tenant that exceeded its limit this
- * way is refused its next graph launch. */
+/* Memory of graphs is allocated inside the launch and can be counted only afterwards. If a tenant has exceeded its
+ * limit that way, its next graph launch is refused. */
 CUresult cot_graph_memory_check(word graph)
 {
     (void)graph;
@@ -301,7 +305,7 @@ EXPORT CUresult cuGraphAddMemAllocNode(word node, word graph, word dependencies,
                                                                                       params);
 }
 
-/* The general form names the kind of node first in its parameters. */
+/* The general function for adding a node has the kind of the node at the start of its parameters. */
 #define NODE_TYPE_MEM_ALLOC 10
 static void look_at_node(const int *params)
 {

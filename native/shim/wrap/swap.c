@@ -1,5 +1,5 @@
-/* Functions that export the memory of an address, or access it without passing the gate, and must be handled for
- * programs whose memory moves.  Without movable allocations all of them are the driver's own. */
+/* Driver functions that pass on the memory behind an address, or access it without passing the turn gate. They need
+ * care in programs whose memory moves. Without movable allocations, all of them only call the driver. */
 #include "swap/swap.h"
 
 #define CU_POINTER_ATTRIBUTE_P2P_TOKENS 5
@@ -14,8 +14,9 @@ bool cot_swap_fix_around(CUdeviceptr address, const char *why)
     return true;
 }
 
-/* Memory for another process.  The driver has handles of plain allocations only: those of movable ones are the shim's own.
- * Managed memory has none at all: the program gets the driver's error, and from here on its allocations are plain. */
+/* Makes a handle by which another process can open memory. The driver can do that for plain allocations only, so the
+ * shim makes its own handles for movable ones. Managed memory cannot be shared: the program gets the driver's error,
+ * and its later allocations are plain. */
 EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
 {
     CUdeviceptr base;
@@ -23,8 +24,8 @@ EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
     if (!handle || !cot_swap_extent(address, &base, &bytes))
         return REAL(cuIpcGetMemHandle)(handle, address);
     if (cot_swap_is_managed(address)) {
-        cot_swap_fix("it shares memory with other processes (cuIpcGetMemHandle), which managed memory cannot be; use"
-                     " --oversubscribe swap for such a program");
+        cot_swap_fix("the program shares memory with others (cuIpcGetMemHandle), which cannot be done with managed memory; start it with"
+                     " --oversubscribe swap");
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     return bytes ? cot_share_export(address, handle) : CUDA_ERROR_INVALID_VALUE;
@@ -49,14 +50,14 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address)
 
 EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, int type, uint64_t flags)
 {
-    cot_swap_fix_around(address, "it registers memory with the network (cuMemGetHandleForAddressRange)");
+    cot_swap_fix_around(address, "the program registers memory with the network (cuMemGetHandleForAddressRange)");
     return REAL(cuMemGetHandleForAddressRange)(handle, address, bytes,
                                                                                                        type, flags);
 }
 
 EXPORT CUresult cuMulticastBindAddr(uint64_t multicast, size_t offset, CUdeviceptr address, size_t bytes, uint64_t flags)
 {
-    cot_swap_fix_around(address, "it binds memory to a multicast object (cuMulticastBindAddr)");
+    cot_swap_fix_around(address, "the program binds memory to a multicast object (cuMulticastBindAddr)");
     return REAL(cuMulticastBindAddr)(multicast, offset, address,
                                                                                                     bytes, flags);
 }
@@ -64,14 +65,14 @@ EXPORT CUresult cuMulticastBindAddr(uint64_t multicast, size_t offset, CUdevicep
 EXPORT CUresult cuMulticastBindAddr_v2(uint64_t multicast, CUdevice device, size_t offset, CUdeviceptr address, size_t bytes,
                                        uint64_t flags)
 {
-    cot_swap_fix_around(address, "it binds memory to a multicast object (cuMulticastBindAddr)");
+    cot_swap_fix_around(address, "the program binds memory to a multicast object (cuMulticastBindAddr)");
     return REAL(cuMulticastBindAddr_v2)(multicast, device, offset, address, bytes, flags);
 }
 
 EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr address)
 {
     if (UNLIKELY(attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS))
-        cot_swap_fix_around(address, "it registers memory with a device (CU_POINTER_ATTRIBUTE_P2P_TOKENS)");
+        cot_swap_fix_around(address, "the program registers memory with a device (CU_POINTER_ATTRIBUTE_P2P_TOKENS)");
     return REAL(cuPointerGetAttribute)(data, attribute, address);
 }
 
@@ -93,7 +94,8 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr add
     }
 ADDRESS_RANGE(cuMemGetAddressRange_v2)
 
-/* The driver takes plain allocations here too: after what is queued, which is what our own free waits for. */
+/* The driver's cuMemFreeAsync frees plain allocations, too, after the queued work; cot_swap_free waits for that
+ * work. */
 #define FREE_ASYNC(name)                                                                       \
     DECLARE_REAL(name);                                                                        \
     EXPORT CUresult name(CUdeviceptr address, CUstream stream)                                 \
@@ -106,7 +108,7 @@ ADDRESS_RANGE(cuMemGetAddressRange_v2)
 FREE_ASYNC(cuMemFreeAsync)
 FREE_ASYNC(cuMemFreeAsync_ptsz)
 
-/* Stream writes to memory do not pass a launch: with movable memory they wait for the turn as launches do. */
+/* Writes to memory in a stream are not launches. If memory is movable, they wait for the turn like launches. */
 #define STREAM_WRITE(name, value_type, effective)                                                                      \
     DECLARE_REAL(name);                                                                                                \
     EXPORT CUresult name(CUstream stream, CUdeviceptr address, value_type value, unsigned flags)                       \

@@ -1,4 +1,4 @@
-/* Calls that synchronise, captures, and destruction of streams: bookkeeping only. */
+/* Calls that synchronise, captures, and the destruction of streams: these wrappers only keep records up to date. */
 #include "shim.h"
 
 #define HOST_WAITS(name)                                    \
@@ -17,7 +17,7 @@ HOST_WAITS(cuStreamSynchronize_ptsz)
 HOST_WAITS(cuEventSynchronize)
 HOST_WAITS(cuCtxSynchronize_v2)
 
-/* Programs that poll instead of waiting. */
+/* Functions by which programs poll instead of waiting. */
 #define HOST_ASKS(name)                                     \
     DECLARE_REAL(name);                                     \
     EXPORT CUresult name(word what)                         \
@@ -105,7 +105,8 @@ EXPORT CUresult cuStreamEndCaptureToCig(CUstream stream)
     return result;
 }
 
-/* A wait on a captured event adds the waiting stream to the capture: not while the helper queries streams. */
+/* A wait for a captured event makes the waiting stream part of the capture. The lock keeps that from happening while
+ * the helper thread queries streams. */
 #define WAIT_EVENT(name)                                                                                   \
     DECLARE_REAL(name);                                                                                    \
     EXPORT CUresult name(CUstream stream, CUevent event, unsigned flags)                                   \

@@ -1,5 +1,5 @@
-/* Virtual memory management: a handle is charged when it is created on a device and credited when its last reference and
- * mapping is gone. */
+/* Virtual memory management: a handle is charged when it is created on a device, and credited when its last reference
+ * and its last mapping are gone. */
 #include <stdlib.h>
 
 #include "shim.h"
@@ -46,7 +46,8 @@ static void put_in(struct handle *handle)
     *handle_bucket(handle->value) = handle;
 }
 
-/* Unlinks and returns the handle if it has no references; the caller credits and frees it without the lock. */
+/* Removes the handle from the table if it has no references and mappings left. The caller credits and frees it without
+ * holding the lock. */
 static struct handle *take_if_dead(struct handle *handle)
 {
     if (!handle || handle->references || handle->mappings)
@@ -74,7 +75,7 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
     if (on_device && !gpu && cot_gpu_is_denied(prop->location.id))
         return CUDA_ERROR_NOT_PERMITTED;
     if (!gpu)
-        return call(out, bytes, prop, flags); /* host memory, or the driver's own error */
+        return call(out, bytes, prop, flags); /* the handle is in host memory, or the driver returns its own error */
     uint64_t reservation;
     CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_VMM, bytes, &reservation);
     if (result != CUDA_SUCCESS)
@@ -95,7 +96,8 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
 
 EXPORT CUresult cuMemRelease(uint64_t value)
 {
-    pthread_mutex_lock(&vmm_lock); /* before the driver call, after which another thread may get the same value */
+    /* counted before the driver call, after which another thread may get the same value */
+    pthread_mutex_lock(&vmm_lock);
     struct handle *handle = find(value);
     bool counted = handle && handle->references;
     if (counted)
@@ -180,7 +182,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 
 EXPORT CUresult cuMemRetainAllocationHandle(uint64_t *out, void *address)
 {
-    cot_swap_fix_around((CUdeviceptr)(uintptr_t)address, "it takes the memory behind an allocation (cuMemRetainAllocationHandle)");
+    cot_swap_fix_around((CUdeviceptr)(uintptr_t)address, "the program takes the memory behind an allocation (cuMemRetainAllocationHandle)");
     CUresult result = REAL(cuMemRetainAllocationHandle)(out, address);
     if (result != CUDA_SUCCESS)
         return result;
