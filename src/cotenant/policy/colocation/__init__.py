@@ -1,5 +1,5 @@
-"""Latency-sensitive (LS) and best-effort (BE) work on one GPU: schemes, the rule for BE launches, the in-flight
-budget.
+"""Decides how latency-sensitive (LS) and best-effort (BE) work share one GPU: the co-location schemes, the rule for BE
+launches, and the budget of BE work in flight.
 """
 
 from cotenant.policy.colocation.budget import CurvePoint, choose_budget

@@ -1,4 +1,6 @@
-"""Chooses how much best-effort work LS tolerates at the same time, from a measured curve."""
+"""Chooses how much best-effort (BE) work may run at the same time as latency-sensitive (LS) work, from a measured
+curve.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A measurement: LS took `slowdown` times its time alone while BE ran for the fraction `overlap` of the time on
-    `be_sms` of the SMs, with `gb_per_s` of memory bandwidth.
+    """A measurement: an LS request took `slowdown` times as long as alone, while BE work ran on `be_sms` of the SMs for
+    the fraction `overlap` of the time, with `gb_per_s` of memory bandwidth.
     """
 
     overlap: float
@@ -19,10 +21,12 @@ class CurvePoint:
 
 
 def choose_budget(curve: Sequence[CurvePoint], tolerated: float) -> CurvePoint:
-    """The point with the most BE work at which LS stays within `tolerated` (1.05: 5 % slower).
+    """Return the point of the curve with the most BE work at which LS requests take at most `tolerated` times as long
+    as alone (1.05: 5 % longer).
 
     Points between two measured ones of the same SMs are interpolated along `overlap`. A curve that crosses the limit
-    several times is cut at the first crossing, since what follows is noise. If no point qualifies: no overlap.
+    several times is cut at the first crossing, since what follows is noise. If no point qualifies, the result has no
+    overlap.
     """
     best = CurvePoint(0.0, 1.0)
     for be_sms in sorted({point.be_sms for point in curve}):

@@ -1,4 +1,4 @@
-"""Splits a GPU's in-flight budget among the best-effort processes that were recently active."""
+"""Divides a GPU's budget of work in flight among the best-effort processes that have launched recently."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from fractions import Fraction
 from typing import TypeVar
 
 QUIET_NS = 50_000_000  # a process without a launch for this long is idle
-LOOK_NS = 10_000_000  # interval between two splits; work in flight under the previous one has ended by then
-APART = 0xFFFFFFFF  # shares of a process that is not counted: one launch at a time
+LOOK_NS = 10_000_000  # time between two updates; work that was launched under the previous division has ended by then
+APART = 0xFFFFFFFF  # stands for a process that gets no part of the budget: it may only launch one kernel at a time
 
 Key = TypeVar("Key")
 
 
 def share_ns(budget_ns: int, parts: int) -> int:
-    """In-flight budget of a process with one of `parts` shares of `budget_ns`; floor_rule.h is the same in C. At least
-    1 ns: a launch with nothing in front of it may always go.
+    """Return the in-flight budget of a process that gets one of `parts` equal parts of `budget_ns`; floor_rule.h has
+    the same in C. At least 1 ns, because a launch that finds nothing in flight may always go.
     """
     return max(1, budget_ns // max(1, parts))
 
 
 def next_parts(before: Mapping[Key, int], worked: Collection[Key]) -> dict[Key, int]:
-    """Each process's shares after an update, from what it had `before` (APART: new) and which processes have `worked`
-    recently.
+    """Return for each process the number of parts into which the budget is divided for it: it may have 1 / parts of the
+    budget in flight. `before`: the previous numbers (APART for a new process); `worked`: the processes that have
+    launched recently.
 
-    Active processes split the budget and idle ones get none; if all are idle, all split it. A process uses the number
-    that it last read, old or new, and work launched under the old number may be in flight until the next update. So a
-    share grows only if the larger of the old and new shares of all processes fit into the budget together; otherwise
-    this update only shrinks shares, and the next one lets others grow.
+    Active processes divide the budget and idle ones get none; if all are idle, all divide it. A process uses the number
+    that it read last, old or new, and work launched under the old number may be in flight until the next update. So a
+    process's part grows only if the larger of the old and the new parts of all processes fit into the budget together.
+    Otherwise this update only reduces parts, and the next one lets others grow.
     """
     busy = set(worked) & before.keys()
     of_all = len(busy) if busy else len(before)
@@ -39,6 +40,6 @@ def next_parts(before: Mapping[Key, int], worked: Collection[Key]) -> dict[Key, 
 
 
 def taken(parts: Iterable[int]) -> Fraction:
-    """The fraction of the budget that these processes may have in flight together."""
+    """Return the fraction of the budget that processes with these numbers may have in flight together."""
     counts = Counter(parts)
     return sum((Fraction(n, one) for one, n in counts.items() if one != APART), Fraction(0))

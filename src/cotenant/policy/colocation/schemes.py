@@ -1,4 +1,6 @@
-"""The registry of co-location schemes: what each does with processes, SMs and best-effort launches."""
+"""The registry of co-location schemes. A scheme says how latency-sensitive (LS) and best-effort (BE) processes share a
+GPU's time and SMs, and when a BE process may launch.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ RUN_AHEAD = tuple(way.name.lower() for way in RunAhead)
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to let LS and BE share a GPU. `together`: processes run concurrently (MPS); otherwise by the driver's time
-    slices.
+    """A way to let LS and BE processes share a GPU. `together`: they run concurrently (MPS); otherwise the driver
+    switches between them by time slices.
 
-    `ls_sms`, `be_sms`: fraction of the SMs that each may use. `be_below`: BE has the lower client priority.
+    `ls_sms`, `be_sms`: fractions of the SMs that each may use. `be_below`: BE processes have the lower client priority
+    of MPS. `in_flight_us`: default budget of BE work in flight.
     """
 
     name: str
@@ -33,22 +36,22 @@ class Scheme:
 SCHEMES: tuple[Scheme, ...] = (
     Scheme(
         "temporal",
-        "one at a time: a BE kernel only while LS is idle, none beside it, none queued",
+        "BE launches one kernel at a time, and only while LS is idle",
         RuleKind.TEMPORAL,
         together=False,
     ),
     Scheme(
         "orion",
-        "beside LS by class and SMs; BE in batches of DUR_THRESHOLD, each drained; LS has priority",
+        "BE runs beside LS if kernel class and SMs permit, in batches of DUR_THRESHOLD; LS has priority",
         RuleKind.ORION,
         be_below=True,
         in_flight_us=160,
     ),
-    Scheme("mps-plus", "all at once, copies in fair queues", RuleKind.FREE),
-    Scheme("static", "all at once, each on its own part of the SMs", RuleKind.FREE, ls_sms=0.25, be_sms=0.75),
+    Scheme("mps-plus", "concurrent processes; fair queues schedule their copies", RuleKind.FREE),
+    Scheme("static", "concurrent processes; LS and BE have separate SMs", RuleKind.FREE, ls_sms=0.25, be_sms=0.75),
     Scheme(
         "tidal",
-        "BE has the whole GPU until LS work arrives, and gives it back within its time in flight",
+        "BE has the whole GPU until LS work arrives, and returns it when its work in flight has ended",
         RuleKind.TIDAL,
         be_below=True,
     ),
@@ -59,12 +62,13 @@ SCHEMES: tuple[Scheme, ...] = (
 class ColocationSettings:
     """Settings that keep best-effort (BE) work from delaying latency-sensitive (LS) work on a GPU.
 
-    `in_flight_us`: budget of BE work in flight (orion: DUR_THRESHOLD). `overlap`: fraction of the time in which BE may
-    run together with LS, from a measured budget. `heartbeat_timeout_ms`: an LS-activity flag that is neither set again
-    nor cleared for this long no longer counts. `sm_threshold`: orion's, 0: all SMs. `run_ahead`: which BE programs
-    launch early, gated on the device (tidal). `duty_cycle`: fraction of LS-idle time in which tidal lets BE keep the
-    GPU busy; on a card at its power limit the rest keeps the clock up for LS. `clock`: the duty cycle applies only
-    while the card's SM clock is below this fraction of its highest (0: always, also if the clock cannot be read).
+    `in_flight_us`: budget of BE work in flight (the DUR_THRESHOLD of orion). `overlap`: fraction of the time in which
+    BE work may run together with LS work, chosen from a measured curve. `heartbeat_timeout_ms`: an LS-activity flag
+    that is neither set again nor cleared for this long no longer counts. `sm_threshold`: SMs that BE kernels may fill
+    beside LS work under orion; 0: all. `run_ahead`: which BE programs launch early, so that their work waits on the
+    device (tidal). `duty_cycle`: fraction of the time without LS work in which tidal lets BE work keep the GPU busy; on
+    a card at its power limit, idle time keeps the clock up for LS work. `clock`: the duty cycle applies only while the
+    card's SM clock is below this fraction of its highest (0: always, also if the clock cannot be read).
     """
 
     scheme: str = "tidal"
@@ -87,22 +91,22 @@ class ColocationSettings:
         if not 0 <= self.sm_threshold <= 1024:
             raise InputError("the SM threshold must be 0 (all SMs of the GPU) to 1024", field="sm_threshold")
         if self.run_ahead not in RUN_AHEAD:
-            raise InputError(f"running ahead is {', '.join(RUN_AHEAD)}, not {self.run_ahead!r}", field="run_ahead")
+            raise InputError(f"run_ahead must be {', '.join(RUN_AHEAD)}, not {self.run_ahead!r}", field="run_ahead")
         if not 0.1 <= self.duty_cycle <= 1.0:
             raise InputError("the duty cycle of best-effort work must be 10 % to 100 %", field="duty_cycle")
         if not 0.0 <= self.clock <= 1.0:
             raise InputError("the clock to keep must be 0 % to 100 % of the card's highest", field="clock")
         if self.clock and self.duty_cycle == 1.0:
-            raise InputError("a clock to keep needs a duty_cycle below 100 %, its lowest value", field="clock")
+            raise InputError("a clock to keep needs a duty_cycle below 100 %, to which it may fall", field="clock")
 
     @property
     def first_duty_cycle(self) -> float:
-        """The initial duty cycle, while the card's clock is unknown."""
+        """The initial duty cycle, which applies until the card's clock is known."""
         return 1.0 if self.clock else self.duty_cycle
 
     def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> FloorRule:
-        """The rule for a BE process with one of `tenants` shares of the budget (division.next_parts), whose kernels are
-        of that class and fill that many SMs.
+        """Return the rule for a BE process that gets one of `tenants` equal parts of the budget (see
+        division.next_parts), and whose kernels are of that class and fill that many SMs.
         """
         return FloorRule(
             scheme=scheme_named(self.scheme).rule,
@@ -118,7 +122,7 @@ class ColocationSettings:
 
 
 def scheme_named(name: str) -> Scheme:
-    """The scheme of that name. InputError lists them all."""
+    """Return the scheme of that name. The InputError for an unknown name lists all schemes."""
     for scheme in SCHEMES:
         if scheme.name == name:
             return scheme
@@ -127,7 +131,7 @@ def scheme_named(name: str) -> Scheme:
 
 
 def settings_for(name: str, **changes: object) -> ColocationSettings:
-    """The scheme's own settings; `changes` are fields of ColocationSettings."""
+    """Return the default settings of a scheme, with some fields of ColocationSettings changed."""
     scheme = scheme_named(name)
     values: dict[str, object] = {"in_flight_us": scheme.in_flight_us} | changes
     return ColocationSettings(name, **values)  # type: ignore[arg-type]

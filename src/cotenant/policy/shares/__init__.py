@@ -1,4 +1,6 @@
-"""GPU time shares: turns of the token broker and hardware time slices. Pure; times are nanoseconds, passed in."""
+"""Decides how tenants share the time of a GPU: by turns, which are time slices that the agent grants, or by the
+hardware's own time slices. Pure functions and state machines; the caller passes times in nanoseconds.
+"""
 
 from cotenant.policy.shares.account import MS_NS, SECOND_NS, Account, Crowd, Share, Window
 from cotenant.policy.shares.disciplines import DISCIPLINES, Discipline, QuotaSettings, discipline

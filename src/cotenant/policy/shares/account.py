@@ -1,4 +1,6 @@
-"""Account of one tenant on one GPU: its share, its sliding window, its rank in line."""
+"""The account of one tenant on one GPU: its share of the time, its use in a sliding window, and from both its rank
+among the tenants that wait for a *turn*, a time slice that the agent grants.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ MS_NS = 1_000_000
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one GPU's time promised to a tenant.
+    """The share of one GPU's time that a tenant is entitled to.
 
-    `request` and `limit` are fractions 0..1 of the window; `priority` (larger first) and `weight` are used by some
-    disciplines. `gang` names all GPUs that must be granted together, or is empty.
+    `request` (what it gets at least) and `limit` are fractions 0..1 of the window. `priority` (larger first) and
+    `weight` are used by some disciplines. `gang` names all GPUs that the tenant must get at the same time, or is empty.
     """
 
     request: float = 0.0
@@ -25,11 +27,11 @@ class Share:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.request <= 1.0:
-            raise ValueError(f"request {self.request} is not between 0 and 1")
+            raise ValueError(f"request {self.request} must be between 0 and 1")
         if not 0.0 < self.limit <= 1.0:
-            raise ValueError(f"limit {self.limit} is not over 0 and at most 1")
+            raise ValueError(f"limit {self.limit} must be above 0 and at most 1")
         if self.request > self.limit:
-            raise ValueError(f"request {self.request} is over the limit {self.limit}")
+            raise ValueError(f"request {self.request} is above the limit {self.limit}")
         if self.weight < 0.0:
             raise ValueError(f"weight {self.weight} is negative")
 
@@ -38,8 +40,8 @@ HELD, FREE, IDLE = 0, 1, 2  # kinds of spans
 
 
 class Window:
-    """Exact sums over a sliding window of `window_ns`: time held while others waited, time held without waiters, and
-    idle time.
+    """Exact sums over a sliding window of `window_ns`: time in which a tenant held the GPU while others waited, time in
+    which it held it while none waited, and time in which it was idle.
 
     Spans are appended in order of time and do not overlap. Trimming cuts the oldest span at the window's edge, so the
     sums are exact at any instant and cost O(1) amortised. Times passed in must not decrease.
@@ -54,11 +56,13 @@ class Window:
 
     @property
     def held_ns(self) -> int:
-        """Time held, contended or not."""
+        """Time in which the tenant held the GPU, whether others waited or not."""
         return self.sums[HELD] + self.sums[FREE]
 
     def add(self, start_ns: int, end_ns: int, kind: int = HELD) -> None:
-        """Append a span of kind HELD, FREE (held without waiters) or IDLE (not requested, gives no claim)."""
+        """Append a span: HELD, FREE (the tenant held the GPU while none waited) or IDLE (it did not want the GPU, which
+        gives no claim).
+        """
         if end_ns <= start_ns:
             return
         spans = self.spans
@@ -69,7 +73,7 @@ class Window:
         self.sums[kind] += end_ns - start_ns
 
     def trim(self, now_ns: int) -> None:
-        """Drop what lies before now - window."""
+        """Remove what lies before the window that ends now."""
         edge = now_ns - self.window_ns
         spans = self.spans
         while spans and spans[0][0] < edge:
@@ -82,7 +86,9 @@ class Window:
                 break
 
     def shed_at(self, excess_ns: float, idle_rate: float, now_ns: int) -> int:
-        """First instant at which the window's sum (held + idle_rate * idle) has fallen by more than `excess_ns`."""
+        """Return the first instant at which the window's sum (held + idle_rate * idle) has fallen by more than
+        `excess_ns`.
+        """
         if excess_ns < 0:
             return now_ns
         for start, end, kind in self.spans:
@@ -95,7 +101,7 @@ class Window:
 
 
 class Crowd:
-    """Number of tenants of one GPU that hold it or wait for it, and the last time it was more than one."""
+    """How many tenants hold one GPU or wait for it, and when it was last more than one."""
 
     __slots__ = ("_shared_ns", "active")
 
@@ -104,9 +110,9 @@ class Crowd:
         self._shared_ns: int | None = None
 
     def enter(self, now_ns: int) -> None:
-        """One more tenant holds the GPU or waits for it."""
+        """Another tenant holds the GPU or waits for it."""
         self.active += 1
-        if self.active > 1 or self._shared_ns is None:  # nothing is known about the time before the first
+        if self.active > 1 or self._shared_ns is None:  # before the first tenant nothing was known
             self._shared_ns = now_ns
 
     def leave(self, now_ns: int) -> None:
@@ -116,13 +122,13 @@ class Crowd:
         self.active -= 1
 
     def is_alone(self, now_ns: int, for_ns: int) -> bool:
-        """Whether the holder has been the only tenant that wanted the GPU for so long."""
+        """Whether one tenant has been the only one that wanted the GPU for at least `for_ns`."""
         return self.active == 1 and self._shared_ns is not None and now_ns - self._shared_ns >= for_ns
 
 
 @dataclass(eq=False)
 class Account:
-    """One tenant on one GPU: promise, use so far, and whether it waits. Times in nanoseconds of one clock."""
+    """One tenant on one GPU: its share, its use so far, and whether it waits. Times are nanoseconds of one clock."""
 
     name: str
     share: Share
@@ -133,11 +139,11 @@ class Account:
     ticket: int = 0
     burst_ns: int = 0
     quota_ns: int = 0
-    served: float = 0.0  # time held while others waited, over weight: the credit of weighted round robin
+    served: float = 0.0  # used time while others waited, divided by weight; weighted round robin ranks by it
     idle_since_ns: int | None = None
-    gap_ns: int = 0  # duration of its last idle period
-    turn_start_ns: int | None = None  # set while it holds the GPU
-    contended_ns: int | None = None  # time since which others wait for the current turn
+    gap_ns: int = 0  # duration of the tenant's last idle time
+    turn_start_ns: int | None = None  # start of the current turn; None: the tenant does not hold the GPU
+    contended_ns: int | None = None  # time since which others have been waiting for the end of the current turn
     turns: int = 0
     held_ns: int = 0
     waited_ns: int = 0
@@ -145,29 +151,32 @@ class Account:
 
     @property
     def weight(self) -> float:
-        """Weight of weighted round robin: as given, else the request, else 1."""
+        """Weight for weighted round robin: the weight if given, otherwise the request, otherwise 1."""
         return self.share.weight or self.share.request or 1.0
 
     def turn_ns(self, now_ns: int) -> int:
-        """Length so far of the current turn within the window; 0 without one."""
+        """Return how long the current turn has lasted, counted from the window's start at the earliest; 0 without a
+        turn.
+        """
         if self.turn_start_ns is None:
             return 0
         return now_ns - max(self.turn_start_ns, now_ns - self.window.window_ns)
 
     def contended_so_far_ns(self, now_ns: int) -> int:
-        """Time of the current turn during which others waited."""
+        """Return the time in the current turn during which others waited."""
         return 0 if self.contended_ns is None else max(0, now_ns - self.contended_ns)
 
     def held_so_far_ns(self, now_ns: int) -> int:
-        """Total time held, including the current turn."""
+        """Return the total time that the tenant has held the GPU, including the current turn."""
         return self.held_ns + (now_ns - self.turn_start_ns if self.turn_start_ns is not None else 0)
 
     def used_ns(self, now_ns: int, rate: float) -> float:
-        """Time that counts for ranking: held while others waited, plus `rate` of the rest of the window.
+        """Return the time that counts for the rank: time held while others waited, plus `rate` of the rest of the
+        window.
 
-        Time held without waiters took nothing from others, and idle time gives no claim: both count as if the tenant
-        had had exactly its share. So a tenant that arrives or returns starts level, and no other is delayed to make up
-        for it.
+        Time held while none waited took nothing from others, and idle time gives no claim. Both count as if the tenant
+        had had exactly its share. So a tenant that arrives or returns has neither a claim nor a debt, and no other is
+        delayed to make up for it.
         """
         window = self.window
         window.trim(now_ns)
@@ -179,7 +188,7 @@ class Account:
         return held + rate * (free + idle)
 
     def budget_ns(self, now_ns: int) -> float:
-        """Remainder of the limit in the window that ends now; negative if exceeded."""
+        """Return how much of the limit is left in the window that ends now; negative if it is exceeded."""
         window = self.window
         window.trim(now_ns)
         limit = self.share.limit
@@ -188,7 +197,7 @@ class Account:
         return limit * (window.window_ns - window.sums[IDLE]) - window.held_ns - self.turn_ns(now_ns)
 
     def eligible_at_ns(self, now_ns: int) -> int:
-        """First instant at which the limit lets this tenant start a turn (now, if it already does)."""
+        """Return the first instant at which the limit lets this tenant start a turn; now, if it already does."""
         budget = self.budget_ns(now_ns)
         if budget > 0:
             return now_ns

@@ -1,7 +1,8 @@
-"""The registry of turn disciplines: which tenant is next on a GPU, and for how long.
+"""The registry of disciplines. A discipline decides which tenant gets the next turn on a GPU, and for how long. A
+*turn* is a time slice that the agent grants.
 
-A tenant's limit holds under every discipline (the turn state machine enforces it); a discipline only ranks the waiting
-tenants and sizes their turns. A new one is one entry in DISCIPLINES.
+A tenant's limit holds under every discipline, since GpuTurns enforces it; a discipline only ranks the waiting tenants
+and sets the length of their turns. A new discipline is one entry in DISCIPLINES.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from cotenant.policy.shares.account import MS_NS, SECOND_NS, Account
 
 @dataclass(frozen=True)
 class QuotaSettings:
-    """Settings of the token broker in nanoseconds.
+    """Settings of turns, in nanoseconds; a *quota* is the length of a turn.
 
-    With turns of at most 100 ms, shares hold in windows of 10 s within about a point; with Gemini's own (250 ms at
-    first, at least 100) and up to 1 s, two tenants of 30 and 70 % were off by 10.
+    With turns of at most 100 ms, tenants get their shares in windows of 10 s within about a point. With Gemini's
+    lengths (250 ms at first, at least 100) and up to 1 s, two tenants of 30 and 70 % were off by 10 points.
     """
 
     discipline: str = "request-limit"
@@ -25,11 +26,12 @@ class QuotaSettings:
     min_quota_ns: int = 20 * MS_NS
     max_quota_ns: int = 100 * MS_NS
     window_ns: int = 10 * SECOND_NS
-    idle_credit_ns: int = 250 * MS_NS  # idle time that a tenant may catch up on later
-    alone_ns: int = 2 * SECOND_NS  # time without other tenants after which a turn becomes unbounded
-    grace_ns: int = 20 * MS_NS  # time from a turn's deadline until the policy revokes the turn
-    stuck_ns: int = 5 * SECOND_NS  # further time until the GPU is granted to others although the holder has not drained
-    exclusive_ns: int = 30 * SECOND_NS  # turn length of exclusive-turns
+    idle_credit_ns: int = 250 * MS_NS  # how much idle time a tenant may make up for later
+    alone_ns: int = 2 * SECOND_NS  # after this time without other tenants a turn becomes unbounded
+    grace_ns: int = 20 * MS_NS  # time from the deadline of a turn until it is revoked
+    # further time until the GPU is granted to others although the holder's work has not ended
+    stuck_ns: int = 5 * SECOND_NS
+    exclusive_ns: int = 30 * SECOND_NS  # length of a turn under exclusive-turns
 
     def __post_init__(self) -> None:
         if not 0 < self.min_quota_ns <= self.quota_ns <= self.max_quota_ns:
@@ -42,11 +44,11 @@ class QuotaSettings:
 
 
 def _rank_request_limit(account: Account, now_ns: int) -> tuple[float, float]:
-    """Gemini's order: largest relative deficit first, then least used time.
+    """Rank in Gemini's order: the largest relative deficit first, then the least used time.
 
-    deficit = (request * W - used) / (request * W), so a smaller used / (request * W) goes first; tenants at or above
-    their request (and those without one) follow, by used time. (Spec of gem-schd, "Selection"; used time is narrower
-    here, see Account.used_ns.)
+    deficit = (request * W - used) / (request * W), so a smaller used / (request * W) goes first. Tenants at or above
+    their request, and those without one, follow by used time. (Source: gem-schd, "Selection"; here less counts as used
+    time, see Account.used_ns.)
     """
     request = account.share.request
     if request > 0.0:
@@ -65,7 +67,8 @@ def _owed_nothing(account: Account, now_ns: int) -> bool:
 
 
 def _quota_adaptive(account: Account, settings: QuotaSettings) -> int:
-    """Half the burst estimate plus half the last quota, clamped; the base quota while there is no estimate."""
+    """Return half of the burst estimate plus half of the last quota, within bounds; without an estimate the base quota.
+    """
     most_ns = max(settings.min_quota_ns, min(settings.max_quota_ns, int(account.share.limit * settings.window_ns)))
     if account.burst_ns <= 0:
         return min(settings.quota_ns, most_ns)
@@ -98,9 +101,9 @@ def _keep_quota(holder: Account, challenger: Account, quota_ns: int, settings: Q
 
 
 def _keep_unless_owed(holder: Account, challenger: Account, quota_ns: int, settings: QuotaSettings, now_ns: int) -> int:
-    """A holder that has its request keeps only the minimum turn when a tenant below its request arrives.
+    """A holder that has got its request keeps only a minimum turn once a tenant arrives that has not.
 
-    Otherwise a tenant that pauses briefly within each step would lose a whole turn to another tenant for every pause.
+    Otherwise a tenant that pauses briefly in each step would lose a whole turn to another tenant at every pause.
     """
     takes_over = _owed_request(challenger, now_ns) and not _owed_request(holder, now_ns)
     return min(quota_ns, settings.min_quota_ns) if takes_over else quota_ns
@@ -114,8 +117,8 @@ def _keep_unless_outranked(
 
 @dataclass(frozen=True)
 class Discipline:
-    """Smaller `rank` goes first; `quota`: length of a turn; `keeps`: what the holder keeps of it once another tenant
-    waits; `owed`: whether a tenant has had less than promised.
+    """A discipline. The tenant with the smallest `rank` goes first; `quota`: length of its turn; `keeps`: how much of
+    it the holder keeps once another tenant waits; `owed`: whether a tenant has got less than its request.
     """
 
     name: str
@@ -129,8 +132,8 @@ class Discipline:
 DISCIPLINES: tuple[Discipline, ...] = (
     Discipline(
         "request-limit",
-        "At least the request, at most the limit, over a sliding window; largest relative deficit first; turns follow"
-        " the tenant's bursts (Gemini).",
+        "Each tenant gets at least its request and at most its limit over a sliding window; the largest relative"
+        " deficit goes first; the length of turns follows the tenant's bursts (Gemini).",
         _rank_request_limit,
         _quota_adaptive,
         _keep_unless_owed,
@@ -138,29 +141,29 @@ DISCIPLINES: tuple[Discipline, ...] = (
     ),
     Discipline(
         "temporal",
-        "Equal turns in the order of asking (first come, first served at turn ends).",
+        "All turns are equally long, and are granted in the order of the requests.",
         _rank_arrival,
         _quota_base,
     ),
     Discipline(
         "weighted-round-robin",
-        "Turns by credit: time held while others waited, divided by weight, least first (gpulet's pull rule, in time"
-        " instead of batches).",
+        "The tenant with the least used time divided by its weight is next; only time while others waited counts"
+        " (gpulet's pull rule, in time instead of batches).",
         _rank_credit,
         _quota_base,
     ),
     Discipline(
         "priority",
-        "Highest priority first, and a higher one ends a lower one's turn at the next kernel boundary (Missile's"
-        " temporal rule); equals take turns.",
+        "The tenant with the highest priority is next, and ends the turn of a tenant with a lower one at the next"
+        " kernel boundary (Missile's temporal rule); tenants with equal priority take turns.",
         _rank_priority,
         _quota_base,
         _keep_unless_outranked,
     ),
     Discipline(
         "exclusive-turns",
-        "The whole GPU for N seconds, first come, first served; given up early only when idle or while another "
-        "tenant waits (nvshare).",
+        "A tenant has the whole GPU for N seconds, in the order of the requests; it gives the GPU up early only when "
+        "it is idle while another tenant waits (nvshare).",
         _rank_arrival,
         _quota_exclusive,
     ),
@@ -168,7 +171,7 @@ DISCIPLINES: tuple[Discipline, ...] = (
 
 
 def discipline(name: str) -> Discipline:
-    """The discipline of that name. KeyError with the known names when there is none."""
+    """Return the discipline of that name. The KeyError for an unknown name lists the known ones."""
     for entry in DISCIPLINES:
         if entry.name == name:
             return entry

@@ -1,4 +1,6 @@
-"""Instructions of the token broker to its driver: plain data, one type per instruction."""
+"""The instructions of the policy of turns to the agent, as plain data. A *turn* is a time slice on a GPU that the agent
+grants to a tenant, the *holder*; `epoch` is the number of the turn.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import NamedTuple
 
 
 class Grant(NamedTuple):
-    """The tenant may launch until `deadline_ns`."""
+    """The tenant may launch work until `deadline_ns`."""
 
     gpu: str
     tenant: str
@@ -15,7 +17,7 @@ class Grant(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The holder's deadline is now `deadline_ns` (later: no tenant waits; earlier: one does)."""
+    """The holder's deadline changes to `deadline_ns`: later if no other tenant waits, earlier if one does."""
 
     gpu: str
     tenant: str
@@ -24,7 +26,7 @@ class Move(NamedTuple):
 
 
 class Revoke(NamedTuple):
-    """The holder must stop launching now and release the GPU once its work in flight has ended."""
+    """The holder must stop launching now, and release the GPU once its work in flight has ended."""
 
     gpu: str
     tenant: str
@@ -33,14 +35,16 @@ class Revoke(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The next in line is a gang, whose GPUs must be gathered (handled by NodeTurns)."""
+    """The next tenant is a gang, which needs several GPUs at the same time: they must be collected (NodeTurns does
+    that).
+    """
 
     gpu: str
     tenant: str
 
 
 class Stuck(NamedTuple):
-    """The holder did not drain in time; other tenants run concurrently until it does."""
+    """The holder's work did not end in time. Other tenants run concurrently with it until it has ended."""
 
     gpu: str
     tenant: str
@@ -49,7 +53,7 @@ class Stuck(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A turn has ended, as recorded in the trace. `reason`: released, idle, expired, revoked, gone, stuck."""
+    """A turn has ended; the trace records it. `reason`: released, idle, expired, revoked, gone, stuck, undrained."""
 
     gpu: str
     tenant: str

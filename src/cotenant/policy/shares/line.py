@@ -1,4 +1,6 @@
-"""Ranked queue of the tenants that wait for one GPU: those that may run now, and those held back by their limit."""
+"""The queue of the tenants that wait for one GPU, in the order of their rank: those that may run now, and those that
+have reached their limit.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,15 @@ from cotenant.policy.shares.disciplines import Discipline
 
 
 class Line:
-    """Waiting tenants by rank. An entry is valid while its ticket is the account's: a newer ticket replaces it, ticket
-    0 removes the tenant. Times in nanoseconds.
+    """The waiting tenants by rank. An entry is valid while its ticket is that of the account: a newer ticket replaces
+    the entry, and ticket 0 removes the tenant. Times are in nanoseconds.
     """
 
     def __init__(self, rule: Discipline) -> None:
         self._rule = rule
         self._ready: list[tuple[tuple[float, float], int, Account]] = []
-        self._blocked: list[tuple[int, int, Account]] = []  # (time from which its limit lets it run, ticket, account)
+        # (time from which the limit lets the tenant run, ticket, account)
+        self._blocked: list[tuple[int, int, Account]] = []
         self._ranked_ns = -1
         self._tickets = 0
 
@@ -32,7 +35,7 @@ class Line:
             heapq.heappush(self._ready, (self._rule.rank(account, now_ns), account.ticket, account))
 
     def rank_again(self, accounts: Iterable[Account], rule: Discipline) -> None:
-        """Forget every cached rank and eligibility (shares or settings changed)."""
+        """Compute all ranks again, because shares or settings have changed."""
         self._rule = rule
         self._ready.clear()
         self._blocked.clear()
@@ -45,8 +48,8 @@ class Line:
     def best(
         self, now_ns: int, busy: Collection[str] = frozenset(), skip: Collection[str] = frozenset()
     ) -> Account | None:
-        """Best waiting tenant that may run now and is in neither collection. Ranks are at most 0.1 ms per waiting
-        tenant old.
+        """Return the waiting tenant of the best rank that may run now and is in neither collection; None if there is
+        none. Ranks are not computed anew for each call: they are at most 0.1 ms old per waiting tenant.
         """
         blocked, ready = self._blocked, self._ready
         while blocked and blocked[0][0] <= now_ns:
@@ -70,11 +73,11 @@ class Line:
         return None
 
     def has_ready(self, busy: Collection[str]) -> bool:
-        """Whether a tenant waits that was found able to run, and is not named."""
+        """Whether some tenant waits that its limit lets run, and that is not in `busy`."""
         return any(account.name not in busy for _, ticket, account in self._ready if ticket == account.ticket)
 
     def wake_ns(self) -> int | None:
-        """When the next tenant is no longer held back by its limit. None: none is."""
+        """Return when the next waiting tenant falls below its limit; None if no tenant has reached its limit."""
         while self._blocked and self._blocked[0][1] != self._blocked[0][2].ticket:
             heapq.heappop(self._blocked)
         return self._blocked[0][0] if self._blocked else None

@@ -1,10 +1,12 @@
-"""Turns on all GPUs of a node: a state machine per GPU, and gangs that hold several GPUs together or none.
+"""Turns on all GPUs of a node: a state machine per GPU, and gangs, tenants that hold several GPUs at the same time or
+none.
 
-Ranks of one collective spin on the GPU until their peers run, so a gang with only some of its GPUs would block itself
-and the tenants of the others. A gang that is first in line on one of its GPUs claims all of them: no new turn starts
-there, current turns end at their quota, and once all are free the gang gets them in one step. Claims of two gangs never
-overlap, so there is no deadlock. A claimed GPU that is already free is lent until its neighbour's turn ends, if that is
-at least a minimum quota away; otherwise it stays idle.
+A *turn* is a time slice on a GPU that the agent grants to a tenant, its *holder*. Ranks of one collective spin on the
+GPU until their peers run, so a gang with only some of its GPUs would block itself and the other tenants there. A gang
+that is first in line on one of its GPUs *claims* all of them: no new turn starts there, current turns end at their
+regular length, and once all are free, the gang gets them in one step. No two gangs claim the same GPU, so there is no
+deadlock. A claimed GPU that is already free is lent to another tenant until the last turn on the gang's other GPUs
+ends, if that is at least a minimum turn away; otherwise it stays idle.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from cotenant.policy.shares.turns import GpuTurns
 
 
 class NodeTurns:
-    """Token broker of a node. Events name the GPU; instructions may concern any GPU of the same gang."""
+    """The turns of all GPUs of a node. Events name the GPU; the returned instructions may concern any GPU of the same
+    gang.
+    """
 
     def __init__(self, gpus: Iterable[str], settings: QuotaSettings) -> None:
         self.settings = settings
@@ -26,7 +30,7 @@ class NodeTurns:
         self._gangs: dict[str, tuple[str, ...]] = {}
 
     def configure(self, settings: QuotaSettings, now_ns: int) -> list[Instruction]:
-        """Take new settings on every GPU."""
+        """Apply new settings on every GPU."""
         self.settings = settings
         out: list[Instruction] = []
         for machine in self.gpus.values():
@@ -35,17 +39,17 @@ class NodeTurns:
         return self._finish(out, now_ns)
 
     def join(self, gpu: str, name: str, share: Share, now_ns: int) -> list[Instruction]:
-        """Give a tenant an account on one GPU (again: change its share)."""
+        """Give a tenant an account on one GPU, or change its share there."""
         if share.gang:
             if gpu not in share.gang or any(member not in self.gpus for member in share.gang):
-                raise ValueError(f"the gang of {name} names GPUs that are not here or leaves out {gpu}")
+                raise ValueError(f"the gang of {name} names GPUs that are not on this node, or does not include {gpu}")
             self._gangs[name] = share.gang
         else:
             self._gangs.pop(name, None)
         return self._finish(self.gpus[gpu].join(name, share, now_ns), now_ns)
 
     def leave(self, gpu: str, name: str, now_ns: int) -> list[Instruction]:
-        """Take a tenant off one GPU, or off all GPUs of its gang."""
+        """Remove a tenant from one GPU, or from all GPUs of its gang."""
         members = self._gangs.pop(name, (gpu,))
         out: list[Instruction] = []
         for member in members:
@@ -53,7 +57,7 @@ class NodeTurns:
         return self._finish(out, now_ns)
 
     def request(self, gpu: str, name: str, now_ns: int, burst_ns: int = 0) -> list[Instruction]:
-        """A tenant wants this GPU; a gang then wants all of its own."""
+        """A tenant wants this GPU. A gang then requests all of its GPUs."""
         members = self._gangs.get(name)
         if members is None:
             out = self.gpus[gpu].request(name, now_ns, burst_ns)
@@ -66,7 +70,7 @@ class NodeTurns:
         return self._finish(out, now_ns)
 
     def withdraw(self, gpu: str, name: str, now_ns: int) -> list[Instruction]:
-        """Drop a tenant's pending request."""
+        """Cancel a tenant's pending request."""
         out: list[Instruction] = []
         for member in self._gangs.get(name, (gpu,)):
             out += self.gpus[member].withdraw(name, now_ns)
@@ -92,28 +96,29 @@ class NodeTurns:
         return self._finish(out, now_ns) if self._gangs else out
 
     def advance(self, gpu: str, now_ns: int) -> list[Instruction]:
-        """Let time pass on one GPU."""
+        """Update the turns on one GPU to the present time."""
         out = self.gpus[gpu].advance(now_ns)
         return self._finish(out, now_ns) if self._gangs else out
 
     def wake_ns(self, gpu: str) -> int | None:
-        """When `advance` of that GPU is due."""
+        """Return when `advance` must be called for that GPU; None: not before another event."""
         return self.gpus[gpu].wake_ns()
 
     def line(self, gpu: str, now_ns: int) -> list[str]:
-        """Tenants that wait for a GPU, in the order in which they would be chosen now."""
+        """Return the tenants that wait for a GPU, in the order in which they would be chosen now."""
         rank = discipline(self.settings.discipline).rank
         waiting = [account for account in self.gpus[gpu].accounts.values() if account.waiting]
         return [account.name for account in sorted(waiting, key=lambda a: (rank(a, now_ns), a.ticket))]
 
     def holders(self) -> dict[str, str]:
-        """GPU -> tenant that holds it now."""
+        """Return for each GPU the tenant that holds it now."""
         return {gpu: m.turn.account.name for gpu, m in self.gpus.items() if m.turn is not None}
 
     # -- gangs -----------------------------------------------------------------------------------------------------
 
     def _finish(self, out: list[Instruction], now_ns: int) -> list[Instruction]:
-        """Apply instructions about gangs to their other GPUs, and gather gangs that are next in line."""
+        """Apply instructions about a gang to its other GPUs, too, and collect the GPUs of gangs that are next in line.
+        """
         if not self._gangs and not any(isinstance(step, Claim) for step in out):
             return out
         done: list[Instruction] = []

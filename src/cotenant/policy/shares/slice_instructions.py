@@ -1,4 +1,6 @@
-"""What a GPU's slices need done to channel groups, as the policy orders it."""
+"""Instructions of the policy of hardware time slices, which the agent applies to the channel groups of a tenant's
+processes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import NamedTuple
 
 
 class SetSlice(NamedTuple):
-    """All groups of the tenant get this slice."""
+    """All channel groups of the tenant get this time slice."""
 
     gpu: str
     tenant: str
@@ -14,14 +16,14 @@ class SetSlice(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Take the tenant's channels off the GPU, preempting running work."""
+    """Take the tenant's channels off the GPU, which preempts running work."""
 
     gpu: str
     tenant: str
 
 
 class Go(NamedTuple):
-    """Allow the tenant's channels on the GPU again."""
+    """Let the tenant's channels run on the GPU again."""
 
     gpu: str
     tenant: str

@@ -1,4 +1,6 @@
-"""One tenant of a GPU under hardware time slices: its promise, its slice, and its usage. Times in nanoseconds."""
+"""One tenant of a GPU under hardware time slices: its share, its time slice, and its measured usage. A *run* is a time
+in which the GPU runs the tenant without a switch to another one. Times are in nanoseconds.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from cotenant.policy.shares.account import Share
 
 
 class Usage(NamedTuple):
-    """Usage since it joined: GPU time, number of runs, and number of runs that ended for lack of work (not at the end
-    of a slice).
+    """Usage since the tenant joined: GPU time, number of runs, and how many runs ended because the tenant had no more
+    work queued, not because its time slice ended.
     """
 
     busy_ns: int = 0
@@ -19,11 +21,13 @@ class Usage(NamedTuple):
     yields: int = 0
 
 
-IDLE_STEPS = 5  # number of steps without GPU time after which a tenant gets no turns
+IDLE_STEPS = 5  # after this many steps without GPU time a tenant counts as idle
 
 
 class Had(NamedTuple):
-    """Usage in an interval: its length, the time on the GPU's list, and the usage."""
+    """Usage in an interval: the length of the interval, the part of it in which the tenant's channels were enabled, and
+    the usage.
+    """
 
     span_ns: int = 0
     on_ns: int = 0
@@ -31,7 +35,7 @@ class Had(NamedTuple):
 
     @property
     def part(self) -> float:
-        """Fraction of the interval in which the tenant used the GPU."""
+        """The fraction of the interval in which the tenant used the GPU."""
         return self.usage.busy_ns / self.span_ns if self.span_ns else 0.0
 
 
@@ -42,46 +46,47 @@ class SliceTenant:
     name: str
     share: Share
     work_class: str
-    groups: int = 0  # compute groups that it has there
-    slice_us: int = 0  # as set; 0: never
+    groups: int = 0  # number of the tenant's compute channel groups on this GPU
+    slice_us: int = 0  # the time slice that was set; 0: none yet
     on: bool = True
-    correction: float = 1.0  # factor on its slice that corrects measured deviations
-    duty: float = 1.0  # fraction of a period in which it may run
-    density: float = 1.0  # used fraction of the time in which it alone may run
-    brief: bool = False  # its work in flight is bounded while a latency-sensitive tenant works
-    settled_ns: int = 0  # not stopped before
-    idle_steps: int = 0  # the tenant is not stopped before this time
-    debt_ns: float = 0.0  # time above its limit that is still to be compensated
+    correction: float = 1.0  # factor on the time slice that corrects measured deviations from the share
+    duty: float = 1.0  # fraction of a period in which the tenant may run
+    density: float = 1.0  # how much of the time that it has alone the tenant uses
+    brief: bool = False  # little of its work is in flight while a latency-sensitive tenant works
+    settled_ns: int = 0  # the tenant is not stopped before this time
+    idle_steps: int = 0  # number of steps in a row without GPU time
+    debt_ns: float = 0.0  # GPU time above the limit that the tenant must still make up for
     total: Usage = field(default_factory=Usage)
-    history: deque[tuple[int, int, Usage]] = field(default_factory=deque)  # (when, time on the list, usage so far)
+    # (time, time with enabled channels so far, usage so far)
+    history: deque[tuple[int, int, Usage]] = field(default_factory=deque)
     _on_ns: int = 0
     _since_ns: int = 0
 
     @property
     def competes(self) -> bool:
-        """Whether it has work, as far as known: it had the GPU recently, or has just joined."""
+        """Whether the tenant has work, as far as known: it used the GPU recently, or has just joined."""
         return self.groups > 0 and self.idle_steps < IDLE_STEPS
 
     def put(self, on: bool, now_ns: int) -> None:
-        """Count the tenant as on the GPU's list, or as off it, from now on."""
+        """Record that the tenant's channels are enabled, or disabled, from now on."""
         if self.on:
             self._on_ns += now_ns - self._since_ns
         self.on, self._since_ns = on, now_ns
 
     def forget(self, now_ns: int) -> None:
-        """Discard past measurements; `begin` is then called with the usage so far."""
+        """Discard past measurements; the caller then calls `begin` with the usage so far."""
         self.history.clear()
         if self.total == Usage():
             self.begin(Usage(), now_ns)
 
     def begin(self, total: Usage, now_ns: int) -> None:
-        """Start measuring from this usage, unless already started."""
+        """Start to measure from this usage, unless measuring has begun."""
         self.put(self.on, now_ns)
         if not self.history:
             self.history.append((now_ns, self._on_ns, total))
 
     def had(self, now_ns: int, total: Usage, window_ns: int) -> Had:
-        """Update with the usage since it joined; returns the usage since the last update."""
+        """Record the tenant's usage since it joined; return its usage since the previous call."""
         self.put(self.on, now_ns)
         self.total = total
         self.history.append((now_ns, self._on_ns, total))
@@ -90,11 +95,11 @@ class SliceTenant:
         return self._since(-2) if len(self.history) > 1 else Had()
 
     def window(self) -> Had:
-        """Usage in the window, as far as known."""
+        """Return the usage in the window, or since measuring began."""
         return self._since(0) if self.history else Had()
 
     def since(self, then_ns: int) -> Had:
-        """Usage since that time, as far as the window reaches."""
+        """Return the usage since that time, or since the window began."""
         index = next((i for i, (at_ns, *_) in enumerate(self.history) if at_ns >= then_ns), len(self.history))
         return self._since(index) if index < len(self.history) else Had()
 
@@ -104,6 +109,6 @@ class SliceTenant:
         return Had(now_ns - then_ns, on_ns - then_on_ns, more)
 
     def has_gaps(self) -> bool:
-        """Whether most of its runs ended for lack of work."""
+        """Whether most of the tenant's runs ended because it had no more work queued."""
         usage = self.window().usage
         return usage.runs > 0 and usage.yields > 0.5 * usage.runs

@@ -1,14 +1,14 @@
-"""Hardware time slices of one GPU as a pure state machine: input is the tenants and their measured usage, output is
-slices.
+"""Hardware time slices of one GPU as a pure state machine: from measured usage to slices.
 
-The GPU itself schedules channel groups: each with work runs for its slice and is then preempted, even within a kernel;
-one without work is skipped. If all tenants always have work queued, shares are ratios of slices. A program whose queue
-runs empty for a moment loses the rest of its slice, and a switch takes longer than a short kernel: then tenants run one
-at a time, by taking the others' channels off the GPU on a timetable. The same applies to tenants of several GPUs, and
-to all other tenants of a GPU with a latency-sensitive one; a limit is a timetable of one tenant. Periods begin at
-multiples of their length on the clock, so GPUs with the same tenants run the same one.
+The GPU itself schedules channel groups: a group with work runs for its slice and is then preempted, even within a
+kernel; a group without work is skipped. If all tenants always have work queued, their shares are the ratios of their
+slices. But a program whose queue runs empty for a moment loses the rest of its slice, and a switch takes longer than a
+short kernel. Then the tenants run one at a time by a *timetable*: within each period, the channels of all but one are
+disabled. The same applies to tenants of several GPUs (gangs), and to all other tenants of a GPU with a
+latency-sensitive one; a limit is a timetable of one tenant. Periods begin at multiples of their length on the clock, so
+GPUs with the same tenants run the same tenant at a time.
 
-Times are nanoseconds, passed in; slices are microseconds, the unit of the hardware.
+The caller passes times in nanoseconds; slices are in microseconds, the unit of the hardware.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from cotenant.policy.shares.slice_tenant import Had, SliceTenant, Usage
 
 @dataclass(frozen=True)
 class SliceSettings:
-    """Properties of the hardware, and bounds on overheads. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
+    """Properties of the hardware, and limits of overheads. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
 
     switch_ns: int = 220_000
-    longest_ns: int = 100 * MS_NS  # slices up to here are exact
+    longest_ns: int = 100 * MS_NS  # slices up to this length are exact
     shortest_ns: int = 200_000
     switching: float = 0.01  # largest fraction of the time lost to switches between tenants that always have work
-    window_ns: int = 2 * SECOND_NS  # length of the window in which a share is kept
-    edge: float = 0.006  # largest fraction of a share lost where a window cuts a period
-    step_ns: int = 200 * MS_NS  # between two corrections
-    settle_ns: int = SECOND_NS  # no turns for a gang whose groups have changed: it may be making contexts
-    # length of a timetable's period; with a latency-sensitive tenant, for each of the others
+    window_ns: int = 2 * SECOND_NS  # length of the window in which a tenant gets its share
+    edge: float = 0.006  # largest fraction of a share that is lost where the window cuts a period
+    step_ns: int = 200 * MS_NS  # time between two corrections
+    settle_ns: int = SECOND_NS  # a gang is not stopped this long after its groups changed: it may create contexts
+    # length of a timetable's period; beside a latency-sensitive tenant, of each other tenant's part of it
     period_ns: int = 100 * MS_NS
-    turn_ns: int = 5 * MS_NS  # shortest turn of a timetable
-    yields_per_s: float = 5.0  # runs per second that end for lack of work, above which slices do not keep a share
+    turn_ns: int = 5 * MS_NS  # shortest time that a timetable gives a tenant
+    yields_per_s: float = 5.0  # with more runs per second that end for lack of work, slices do not give the share
 
 
 CLASSES = ("normal", "latency-sensitive", "best-effort")
-TINY_US = 1  # slice of tenants that must yield at once
-BRIEF_US = 2000  # of those whose work in flight is bounded: they yield when it has ended, sooner than by a switch
+TINY_US = 1  # slice of best-effort tenants, which must yield at once to a latency-sensitive one
+BRIEF_US = 2000  # slice of tenants with little work in flight, which yield when that has ended, sooner than by a switch
 TURNS_AGAIN_STEPS = 40
-NO_REQUEST = 0.005  # share of tenants without a request where requests leave nothing
+NO_REQUEST = 0.005  # share of each tenant without a request, if requests take the whole GPU
 
 
 class GpuSlices:
-    """Slices of one GPU. Every event method returns instructions; `wake_ns` says when `advance` is due next."""
+    """The time slices of one GPU. Event methods return instructions; `wake_ns` says when `advance` is due."""
 
     def __init__(self, gpu: str, settings: SliceSettings | None = None) -> None:
         self.gpu = gpu
         self.settings = settings or SliceSettings()
         self.tenants: dict[str, SliceTenant] = {}
-        self.one_at_a_time = False  # tenants run one at a time because one of them has gaps
-        self.hogged = False  # a latency-sensitive tenant takes what others were promised: it has no precedence now
-        self._turns_again = 0  # steps until tenants may be run one at a time again
+        self.one_at_a_time = False  # tenants run one at a time because the queue of one of them runs empty
+        self.hogged = False  # a latency-sensitive tenant uses the shares of others, so it has no precedence now
+        self._turns_again = 0  # number of steps until tenants may be run one at a time again
         self._next_step_ns = 0
-        self._alike_ns = 0  # since then the same tenants have had work, with the same behaviour
+        self._alike_ns = 0  # time since which the same tenants have had work, with the same behaviour
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def join(self, name: str, share: Share, work_class: str, now_ns: int) -> list[SliceInstruction]:
-        """Add a tenant, or change its share."""
+        """Add a tenant, or change its share or work class."""
         if work_class not in CLASSES:
             raise ValueError(f"{work_class!r} is not a class of work; known: {', '.join(CLASSES)}")
         known = self.tenants.get(name)
@@ -73,28 +73,29 @@ class GpuSlices:
         return self._changed(now_ns)
 
     def leave(self, name: str, now_ns: int) -> list[SliceInstruction]:
-        """Forget a tenant."""
+        """Remove a tenant."""
         if self.tenants.pop(name, None) is None:
             return []
         return self._changed(now_ns)
 
     def groups(self, name: str, count: int, now_ns: int) -> list[SliceInstruction]:
-        """The number of the tenant's compute groups on this GPU. All of them are set again: a new one has no slice."""
+        """Set the number of the tenant's groups on this GPU. All get a slice again: a new one has the driver's."""
         tenant = self.tenants[name]
         came = tenant.groups == 0 and count > 0
         tenant.groups, tenant.slice_us = count, 0
         tenant.settled_ns = now_ns + self.settings.settle_ns
-        tenant.put(True, now_ns)  # as the hardware has a new group; where it may not run, all are stopped again below
+        # the hardware enables a new group; if the tenant may not run now, all its groups are disabled again below
+        tenant.put(True, now_ns)
         return self._changed(now_ns) if came or not count else self._apply(now_ns)
 
     def brief(self, names: Collection[str], now_ns: int) -> list[SliceInstruction]:
-        """Which tenants hold back launches while latency-sensitive ones work, and have only short kernels in flight."""
+        """Set which tenants hold back launches beside latency-sensitive work, so that little is in flight."""
         for tenant in self.tenants.values():
             tenant.brief = tenant.name in names
         return self._apply(now_ns)
 
     def used(self, usage: Mapping[str, Usage], now_ns: int) -> list[SliceInstruction]:
-        """Update tenants' usage, counted since they joined. Evaluated every `step_ns`."""
+        """Record the tenants' usage since they joined. The slices are corrected every `step_ns`."""
         known = {name: total for name, total in usage.items() if name in self.tenants and self.tenants[name].groups}
         for name, total in known.items():
             self.tenants[name].begin(total, now_ns)
@@ -104,20 +105,21 @@ class GpuSlices:
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
         for name, step in had.items():
             tenant = self.tenants[name]
-            # two tenants that wait for each other with the shortest slices have runs but no GPU time
+            # two tenants that wait for each other with the shortest slices have runs, but no measured GPU time
             works = bool(step.usage.busy_ns or step.usage.runs) or not step.on_ns
-            if works and tenant.idle_steps:  # time that others used while the tenant was idle is not owed to it
+            # a tenant that was idle gets no compensation for the time that others used meanwhile
+            if works and tenant.idle_steps:
                 self._begin(now_ns)
             tenant.idle_steps = 0 if works else tenant.idle_steps + 1
         self._correct({name: step for name, step in had.items() if step.span_ns > 0}, now_ns)
         return self._apply(now_ns)
 
     def advance(self, now_ns: int) -> list[SliceInstruction]:
-        """Let time pass."""
+        """Enable and disable channels as the timetable says for the present time."""
         return self._switch(now_ns)
 
     def wake_ns(self, now_ns: int) -> int | None:
-        """When `advance` is due: the next time at which a tenant is taken off or put back. None: never."""
+        """Return when `advance` is due: the next time at which the timetable changes. None: there is no timetable."""
         plan, period_ns = self._plan()
         edges = sorted({edge for begin, end in plan.values() for edge in (begin, end)} - {period_ns} | {0})
         if not plan:
@@ -126,7 +128,7 @@ class GpuSlices:
         return next((start_ns + edge for edge in edges if edge > phase), start_ns + period_ns)
 
     def run_us(self, name: str) -> int:
-        """Length of a run of a tenant that always has work, microseconds; 0 where runs end for other reasons."""
+        """Return how many microseconds a tenant with endless work runs at a time; 0 if other causes end its runs."""
         background, guarded = self.background()
         turns = guarded or self._takes_turns(background, guarded) or len(self.present()) < 2
         return 0 if turns else self.tenants[name].slice_us
@@ -134,13 +136,11 @@ class GpuSlices:
     # -- shares ----------------------------------------------------------------------------------------------------
 
     def present(self) -> list[SliceTenant]:
-        """Tenants that have groups here."""
+        """Return the tenants that have channel groups on this GPU."""
         return [tenant for tenant in self.tenants.values() if tenant.groups > 0]
 
     def shares(self, tenants: list[SliceTenant] | None = None) -> dict[str, float]:
-        """Fraction of the GPU for each of these tenants (all that compete) while all have work: by request, at most the
-        limit.
-        """
+        """Return each tenant's fraction of the GPU (default: all that compete) while all have work."""
         here = tenants if tenants is not None else [t for t in self.present() if t.competes]
         left = max(0.0, 1.0 - sum(t.share.request for t in here))
         without = [t for t in here if not t.share.request]
@@ -150,7 +150,7 @@ class GpuSlices:
         return _divide(weights, limits)
 
     def shortest_period_ns(self, shares: Mapping[str, float]) -> float:
-        """Sum of all slices: long enough for the switches, short enough for the window and the hardware."""
+        """Return the sum of all slices: long enough that switches cost little, short enough for window and hardware."""
         settings = self.settings
         if len(shares) < 2:
             return float(settings.longest_ns)
@@ -161,7 +161,7 @@ class GpuSlices:
         return min(period_ns, settings.longest_ns / max(shares.values()))
 
     def _slices(self) -> dict[str, int]:
-        """The slice of each present tenant in microseconds."""
+        """Return the slice of each tenant with groups, in microseconds."""
         here, settings = self.present(), self.settings
         background, guarded = self.background()
         longest_us = settings.longest_ns // 1000
@@ -179,7 +179,7 @@ class GpuSlices:
         return out
 
     def background(self) -> tuple[list[SliceTenant], bool]:
-        """Tenants that yield to latency-sensitive ones, and whether there are such."""
+        """Return the tenants that yield to latency-sensitive ones, and whether there is a latency-sensitive one."""
         here = self.present()
         rest = [t for t in here if t.work_class != "latency-sensitive"]
         if self.hogged:
@@ -189,18 +189,18 @@ class GpuSlices:
     # -- the schedule over a period --------------------------------------------------------------------------------
 
     def _takes_turns(self, background: list[SliceTenant], guarded: bool) -> bool:
-        """Whether tenants run one at a time."""
+        """Whether the tenants run one at a time, by a timetable."""
         competing = [t for t in background if t.competes]
         return len(competing) > 1 and (guarded or self.one_at_a_time or any(t.share.gang for t in competing))
 
     def _plan(self) -> tuple[dict[str, tuple[int, int]], int]:
-        """Start and end within a period for each tenant that may not always run; length of the period."""
+        """Return the timetable: begin and end in its period for each tenant that may not always run; its length."""
         period_ns = self.settings.period_ns
         background, guarded = self.background()
         if not self._takes_turns(background, guarded):
             limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
             return limited, period_ns
-        # tenants that do not compete may run at any time: they run when the GPU is free
+        # tenants that do not compete may run at any time, since they have hardly any work
         competing = sorted((t for t in background if t.competes), key=lambda t: t.name)
         parts = self._turns(competing)
         wanted_ns = period_ns * len(parts) if guarded else max(period_ns, self.settings.turn_ns / min(parts.values()))
@@ -214,8 +214,9 @@ class GpuSlices:
         return plan, period_ns
 
     def _turns(self, competing: list[SliceTenant]) -> dict[str, float]:
-        """Fraction of a period that each tenant has alone. A tenant with gaps needs more than its request to get its
-        request; what requests leave is used for that first. A gang has the same on all its GPUs.
+        """Return the fraction of a period that each tenant has for itself. A tenant whose queue runs empty at times
+        needs more than its request to use its request. The time that no tenant requests is used for that first. A gang
+        gets the same fraction on all its GPUs.
         """
         whole = self.shares()
         parts = _divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
@@ -229,7 +230,7 @@ class GpuSlices:
         return {name: owed[name] + rest * part for name, part in parts.items()}
 
     def _switch(self, now_ns: int) -> list[SliceInstruction]:
-        """Changes of which tenants may run now: first those that may, so that the GPU is never without work."""
+        """Enable and disable tenants for the present time: enable first, so that the GPU always has work."""
         plan, period_ns = self._plan()
         phase = now_ns % period_ns
         stops: list[SliceInstruction] = []
@@ -252,7 +253,7 @@ class GpuSlices:
         return out + self._switch(now_ns)
 
     def _changed(self, now_ns: int) -> list[SliceInstruction]:
-        """A tenant joined, left, or has another promise: discard measurements."""
+        """Discard measurements, because a tenant joined, left or has another share."""
         self.one_at_a_time = self.hogged = False
         self._turns_again = 0
         self._begin(now_ns)
@@ -266,7 +267,7 @@ class GpuSlices:
     # -- corrections -----------------------------------------------------------------------------------------------
 
     def _begin(self, now_ns: int) -> None:
-        """Restart measurements, since the way tenants run has changed."""
+        """Restart measurements, because tenants now run in another way."""
         self._alike_ns = now_ns
         for tenant in self.tenants.values():
             tenant.correction = tenant.density = 1.0
@@ -296,8 +297,8 @@ class GpuSlices:
         self._correct_busy([t for t in here if not t.has_gaps() and t.window().usage.busy_ns > 0], shares)
 
     def _hogs(self, here: list[SliceTenant]) -> bool:
-        """Whether a latency-sensitive tenant takes more than its share while one that is not best-effort lacks its own.
-        Without precedence it is limited to its share; if it uses less it gets its precedence back.
+        """Whether a latency-sensitive tenant uses more than its share while a normal tenant gets less than its own. A
+        latency-sensitive tenant then loses its precedence and gets its share; it gets it back when it uses less.
         """
         first = [t for t in here if t.work_class == "latency-sensitive"]
         others = [t for t in here if t.work_class == "normal"]
@@ -310,8 +311,9 @@ class GpuSlices:
         return over and any(t.window().part < shares[t.name] - 0.02 for t in others)
 
     def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
-        """Part of a period in which it may run: its limit, less what it had too much, over how much of the GPU it gets
-        while it may."""
+        """Correct the fraction of a period in which a tenant may run: its limit, less what it used above the limit,
+        divided by how much of the GPU it uses while it may run.
+        """
         limit, settings = tenant.share.limit, self.settings
         if limit >= 1.0:
             return
@@ -328,7 +330,7 @@ class GpuSlices:
         tenant.duty = max(limit / 4, min(wanted, 1.0))
 
     def _correct_busy(self, busy: list[SliceTenant], shares: Mapping[str, float]) -> None:
-        """Ratios among tenants that always have work: what one got over another is taken out of its slice."""
+        """Correct slices among tenants that always have work: a tenant that got more than its share gets less."""
         lately = {t.name: t.since(self._alike_ns) for t in busy}
         had = {name: one.part for name, one in lately.items()}
         together, promised = sum(had.values()), sum(shares[t.name] for t in busy)
@@ -342,14 +344,15 @@ class GpuSlices:
                 tenant.correction = max(0.5, min(tenant.correction * factor, 2.0))
 
     def _lacks_time(self, steps: Mapping[str, Had], shares: Mapping[str, float]) -> bool:
-        """Whether a tenant has less than its share because its queue runs empty.
+        """Whether a tenant uses less than its share because its queue runs empty.
 
-        Its cycle is a run and a rest. If the rest is much longer than a round of the others, the gaps are its own, and
-        running one at a time would not shorten them.
+        The tenant alternates between a run and a pause. If the pause is much longer than a round of the other tenants,
+        the program itself causes it, and running tenants one at a time would not shorten it.
         """
         together = sum(step.part for step in steps.values())
         switching = sum(step.usage.runs * self.settings.switch_ns / step.span_ns for step in steps.values())
-        together = min(1.0, together + (switching if switching > 0.1 else 0.0))  # what they would have without
+        # the time lost to switches would be available without them
+        together = min(1.0, together + (switching if switching > 0.1 else 0.0))
         for name, step in steps.items():
             usage = step.usage
             often = usage.yields * SECOND_NS > self.settings.yields_per_s * step.span_ns
@@ -363,8 +366,8 @@ class GpuSlices:
         return False
 
     def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
-        """Return to slices for a while if a tenant uses little of its turn: the hardware then skips it. One that has
-        stopped working soon has no turns.
+        """Return to slices for a while if a tenant uses little of its part of the timetable, because with slices the
+        hardware skips it. A tenant that has stopped working is soon removed from the timetable.
         """
         lately = {t.name: t.since(self._alike_ns) for t in here}
         known = all(one.span_ns >= self.settings.window_ns / 2 for one in lately.values())
@@ -379,8 +382,8 @@ class GpuSlices:
 
 
 def _divide(weights: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, float]:
-    """Divide a whole by weight, with each part at most its limit; what limits leave goes to the others. A rest may
-    remain.
+    """Divide a whole by weight, so that each part is at most its limit; what limits leave is divided among the others.
+    Some may remain.
     """
     parts = dict.fromkeys(weights, 0.0)
     left, open_ = 1.0, dict(weights)

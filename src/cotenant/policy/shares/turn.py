@@ -1,4 +1,6 @@
-"""One turn on a GPU: its holder, start, deadline, and the time of it spent on moving memory."""
+"""One turn on a GPU, a time slice that the agent grants to a tenant, its *holder*: start, deadline, and the time in it
+that was spent on moving memory. If a tenant's memory was evicted, its turn is *paused* until the memory is resident.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,16 @@ from dataclasses import dataclass
 
 from cotenant.policy.shares.account import Account
 
-LONG_WINDOW = 10  # number of turns that pay for a move: shares then hold over a window of as many turns
-MARGIN_NS = 20_000_000  # how long before a deadline its extension is decided
+LONG_WINDOW = 10  # number of turns over which moving memory must pay: shares then hold over a window of as many turns
+MARGIN_NS = 20_000_000  # how long before a deadline it is decided whether to extend it
 ENDLESS_NS = 2**64 - 1  # the deadline of an unbounded turn, which lasts until another tenant arrives
-GANG_DRAIN_NS = 50_000_000  # time after which unfinished work is assumed to wait for the gang's other GPUs
-UNDRAINED = "undrained"  # reason of the end of such a gang's turn
+GANG_DRAIN_NS = 50_000_000  # after this time, unfinished work of a gang is assumed to wait for the gang's other GPUs
+UNDRAINED = "undrained"  # reason for the end of a turn whose work, of a gang, has not ended
 
 
 @dataclass(eq=False)
 class Turn:
-    """Holder, start and deadline of a turn."""
+    """The holder, start and deadline of a turn."""
 
     account: Account
     epoch: int
@@ -25,10 +27,11 @@ class Turn:
     waited_ns: int
     revoked_ns: int | None = None
     reason: str = ""
-    final: bool = False  # decided: this deadline is not extended
-    paused_ns: int | None = None  # start of its wait for the tenant's memory
-    moved_ns: int = 0  # duration of that wait
-    floor_ns: int = 0  # minimum after a move, even if others wait: otherwise the next move would come too soon
+    final: bool = False  # it was decided that this deadline is not extended
+    paused_ns: int | None = None  # time at which the turn began to wait for the tenant's memory; None: it does not wait
+    moved_ns: int = 0  # duration of the wait for the tenant's memory
+    # minimum length after memory was moved, also if others wait, since otherwise it would soon be moved again
+    floor_ns: int = 0
 
     @property
     def endless(self) -> bool:
@@ -37,36 +40,43 @@ class Turn:
 
     @property
     def margin_ns(self) -> int:
-        """How long before its deadline the turn is reconsidered."""
+        """How long before its deadline it is decided whether to extend the turn."""
         return min(self.quota_ns // 5, MARGIN_NS)
 
     def given_up_ns(self, stuck_ns: int) -> int | None:
-        """When the GPU of a revoked turn goes to others although its work has not ended. None: not revoked.
+        """Return when the GPU of a revoked turn is granted to others although its work has not ended. None: the turn
+        was not revoked.
 
-        A gang's work may wait for launches that its other GPUs hold back since the turn ended: waiting would not help.
+        A gang's work may wait for launches that are held back on its other GPUs since the turn ended, so a longer wait
+        would not help.
         """
         if self.revoked_ns is None:
             return None
         return self.revoked_ns + (min(stuck_ns, GANG_DRAIN_NS) if self.account.share.gang else stuck_ns)
 
     def may_be_endless(self, now_ns: int, alone_ns: int) -> bool:
-        """Whether the turn may become unbounded: alone for long, without a limit and not of a gang."""
+        """Whether the turn may become unbounded: no other tenant has wanted the GPU for long, and the holder has no
+        limit and is not a gang.
+        """
         share = self.account.share
         return share.limit >= 1.0 and not share.gang and self.account.crowd.is_alone(now_ns, alone_ns)
 
     def next_deadline_ns(self, now_ns: int, alone_ns: int) -> int | None:
-        """The extended deadline while no better tenant waits. None: unchanged."""
+        """Return the extended deadline, for a turn for which no other tenant waits. None: the deadline is not changed.
+        """
         if self.may_be_endless(now_ns, alone_ns):
             return ENDLESS_NS
         deadline_ns = now_ns + int(min(float(self.quota_ns), self.account.budget_ns(now_ns)))
         if self.endless:
             return deadline_ns
-        # a limit's budget shrinks as it is used: steps ever smaller would be messages without end
+        # the budget under a limit shrinks as it is used, so ever smaller extensions would cause messages without end
         worth_it = deadline_ns >= self.deadline_ns + self.margin_ns
         return deadline_ns if worth_it and not self.account.share.gang else None
 
     def resume(self, now_ns: int, floor_ns: int, window_ns: int) -> None:
-        """Continue after a pause: the deadline is moved by it, and leaves `floor_ns` as far as the limit allows."""
+        """Continue after a pause. The deadline moves by the length of the pause; the turn then lasts at least
+        `floor_ns`, as far as the limit allows.
+        """
         assert self.paused_ns is not None, "a turn was resumed that was not paused"
         self.moved_ns += now_ns - self.paused_ns
         limit = self.account.share.limit

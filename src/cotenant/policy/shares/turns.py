@@ -1,11 +1,12 @@
-"""The token broker of one GPU as a pure state machine: from events and time to instructions.
+"""Turns on one GPU as a pure state machine: events and time are its input, instructions its output. A *turn* is a time
+slice that the agent grants to a tenant, its *holder*.
 
 At most one tenant holds the GPU. Its turn has a deadline, at which the shim stops launching, waits until the work in
-flight has ended and releases. While no other tenant may run, the deadline is extended before it passes, so a tenant
-alone never stops; after `alone_ns` without other tenants the turn is unbounded until one arrives (the shim then fences
-rarely). If a holder has not released the GPU `grace_ns` after its deadline, its turn is revoked (Revoke). After another
-`stuck_ns` the GPU goes to other tenants although the holder's kernels still run: user space cannot stop a running
-kernel, but other tenants need not wait for it. Overruns are charged to the holder.
+flight has ended, and releases the GPU. While no other tenant may run, the deadline is extended before it passes, so a
+tenant that is alone never stops. After `alone_ns` without other tenants the turn is unbounded until another tenant
+arrives. If a holder has not released the GPU `grace_ns` after its deadline, its turn is revoked (Revoke). After another
+`stuck_ns` the GPU is granted to other tenants although the holder's kernels still run: user space cannot stop a running
+kernel, but other tenants need not wait for it. The time that a holder uses after its deadline is charged to it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from cotenant.policy.shares.instructions import Claim, Ended, Grant, Instruction
 from cotenant.policy.shares.line import Line
 from cotenant.policy.shares.turn import LONG_WINDOW, UNDRAINED, Turn
 
-PAUSE_SEEN_NS = 2_000_000  # part of a pause that may precede its detection
+PAUSE_SEEN_NS = 2_000_000  # a pause is detected up to this much after it began
 
 
 class GpuTurns:
-    """Broker of one GPU. Every event method returns instructions; `wake_ns` says when `advance` is due next."""
+    """The turns of one GPU. Every event method returns instructions; `wake_ns` says when `advance` is due next."""
 
     def __init__(self, gpu: str, settings: QuotaSettings) -> None:
         self.gpu = gpu
@@ -35,7 +36,7 @@ class GpuTurns:
         self.configure(settings)
 
     def configure(self, settings: QuotaSettings) -> None:
-        """Apply new settings; the current turn keeps its deadline."""
+        """Apply new settings. The current turn keeps its deadline."""
         self.settings = settings
         self._rule = discipline(settings.discipline)
         self._set_window(settings.window_ns)
@@ -49,7 +50,9 @@ class GpuTurns:
     # -- membership ------------------------------------------------------------------------------------------------
 
     def join(self, name: str, share: Share, now_ns: int) -> list[Instruction]:
-        """Add a tenant. It starts level with the others: time before it joined counts as had."""
+        """Add a tenant. It counts as if it had had exactly its share before it joined, so it has no claim to more and
+        no debt.
+        """
         if name in self.accounts:
             return self.resize(name, share, now_ns)
         account = Account(name, share, Window(self.window_ns), self.crowd)
@@ -58,7 +61,7 @@ class GpuTurns:
         return []
 
     def resize(self, name: str, share: Share, now_ns: int) -> list[Instruction]:
-        """Change a tenant's share; holds from this instant on, over the window that already lies behind it."""
+        """Change a tenant's share. It applies at once to the whole sliding window, which lies in the past."""
         self.accounts[name].share = share
         self._line.rank_again(self.accounts.values(), self._rule)
         turn = self.turn
@@ -69,7 +72,7 @@ class GpuTurns:
         return self._settle(now_ns, out)
 
     def leave(self, name: str, now_ns: int) -> list[Instruction]:
-        """Remove a tenant in any state; its turn ends here."""
+        """Remove a tenant in any state, and end its turn."""
         account, out = self.accounts.pop(name, None), list[Instruction]()
         if account is None:
             return out
@@ -90,7 +93,7 @@ class GpuTurns:
     # -- requests and releases -------------------------------------------------------------------------------------
 
     def request(self, name: str, now_ns: int, burst_ns: int = 0) -> list[Instruction]:
-        """A tenant wants to launch. Answered by a Grant now or later; idempotent."""
+        """A tenant wants to launch. A Grant answers it now or later. A repeated request has no effect."""
         account = self.accounts[name]
         if burst_ns > 0:
             account.burst_ns = burst_ns
@@ -103,7 +106,7 @@ class GpuTurns:
         return self._settle(now_ns, [])
 
     def withdraw(self, name: str, now_ns: int) -> list[Instruction]:
-        """Drop a pending request."""
+        """Cancel a pending request."""
         account = self.accounts.get(name)
         if account is None or not account.waiting:
             return []
@@ -124,10 +127,11 @@ class GpuTurns:
         reason: str = "released",
         again: bool = False,
     ) -> list[Instruction]:
-        """The holder's work has ended. Releases of another epoch (late, repeated) are ignored.
+        """The holder's work has ended. Calls for another epoch than the current one (late or repeated ones) are
+        ignored.
 
-        `drained_ns`: when its work ended, as reported by the holder; time until then is charged, within the turn's
-        bounds. `again`: it already wants its next turn, and competes in this decision.
+        `drained_ns`: when the work ended, as the holder reports; time until then is charged, within the bounds of the
+        turn. `again`: the tenant already wants its next turn, and competes for it in this decision.
         """
         turn = self.turn
         if turn is None or turn.account.name != name or turn.epoch != epoch:
@@ -146,11 +150,11 @@ class GpuTurns:
         return self._settle(now_ns, out)
 
     def advance(self, now_ns: int) -> list[Instruction]:
-        """Let time pass."""
+        """Update the turn to the present time."""
         return self._settle(now_ns, [])
 
     def grant_gang(self, name: str, now_ns: int, deadline_ns: int) -> list[Instruction]:
-        """Grant this GPU to the gang that claimed it; the caller has checked that all its GPUs are free."""
+        """Grant this GPU to the gang that claimed it. The caller has checked that all GPUs of the gang are free."""
         self.claim = None
         out: list[Instruction] = []
         self._end_undrained(now_ns, out)
@@ -158,13 +162,15 @@ class GpuTurns:
         return out
 
     def grant_next(self, now_ns: int, skip: frozenset[str] = frozenset()) -> list[Instruction]:
-        """Grant a free GPU to the best waiting tenant that is not in `skip` (gangs that cannot be gathered now)."""
+        """Grant a free GPU to the best waiting tenant that is not in `skip`, the gangs whose GPUs cannot be collected
+        now.
+        """
         out: list[Instruction] = []
         self._grant_next(now_ns, out, skip)
         return out
 
     def grant_until(self, now_ns: int, until_ns: int, skip: frozenset[str]) -> list[Instruction]:
-        """Fill the time until a gang gets this claimed GPU with a turn that ends by then, if it is long enough."""
+        """Use the time until a gang gets this GPU: grant a turn that ends by then, if the time suffices for a turn."""
         out: list[Instruction] = []
         if self.turn is None and until_ns - now_ns >= self.settings.min_quota_ns:
             account = self._line.best(now_ns, self.overrun, skip)
@@ -173,8 +179,8 @@ class GpuTurns:
         return out
 
     def stop_turn(self, name: str, now_ns: int, reason: str, began_ns: int | None = None) -> list[Instruction]:
-        """End a tenant's turn early (its gang lost another GPU, or the tenant is being stopped). `began_ns`: only if it
-        did not begin later.
+        """End a tenant's turn early, because its gang lost another GPU or the tenant is being stopped. `began_ns`: only
+        if the turn did not begin later than this.
         """
         out: list[Instruction] = []
         turn = self.turn
@@ -185,12 +191,12 @@ class GpuTurns:
         return out
 
     def pause(self, name: str, epoch: int, now_ns: int) -> None:
-        """The turn just granted waits for its tenant's memory; its time is stopped until `resume`."""
+        """The turn that was just granted waits for its tenant's memory. Its time does not run until `resume`."""
         if self.turn is not None and self.turn.account.name == name and self.turn.epoch == epoch:
             self.turn.paused_ns = now_ns
 
     def resume(self, name: str, epoch: int, now_ns: int, floor_ns: int) -> list[Instruction]:
-        """The memory is resident: returns the grant with its deadline moved, at least `floor_ns` from now."""
+        """The memory is resident. Return the grant with a later deadline, at least `floor_ns` from now."""
         turn = self.turn
         if turn is None or turn.account.name != name or turn.epoch != epoch or turn.revoked_ns is not None:
             return []
@@ -199,14 +205,16 @@ class GpuTurns:
         return [Grant(self.gpu, name, epoch, turn.deadline_ns)]
 
     def quota_ns(self, name: str) -> int:
-        """Length of the next turn of a tenant."""
+        """Return the length of a tenant's next turn."""
         return self._rule.quota(self.accounts[name], self.settings)
 
     def patience_ns(self, name: str, now_ns: int) -> int:
-        """How long an idle holder should keep its turn for what it is owed; 0: no longer than any other.
+        """Return how long a holder that is idle should keep its turn because it has used less than its request; 0: no
+        longer than other holders.
 
-        A tenant that pauses briefly in each step would lose a whole turn to another tenant for every pause, and thereby
-        its request. One that is owed its request keeps the GPU through pauses like its last one, if they are short.
+        A tenant that pauses briefly in each step would lose a whole turn to another tenant at every pause, and so would
+        not get its request. A tenant below its request therefore keeps the GPU through pauses as long as its last one,
+        if they are short.
         """
         account = self.accounts[name]
         patience_ns = account.gap_ns + account.gap_ns // 2
@@ -214,7 +222,7 @@ class GpuTurns:
         return patience_ns + PAUSE_SEEN_NS if short and self._rule.owed(account, now_ns) else 0
 
     def wake_ns(self) -> int | None:
-        """When `advance` must be called next; None while only events can change anything."""
+        """Return when `advance` must be called next; None: only an event can change anything."""
         times: list[int] = []
         turn = self.turn
         if turn is not None:
@@ -236,7 +244,7 @@ class GpuTurns:
 
     @property
     def contended(self) -> bool:
-        """Whether a tenant waits that may run."""
+        """Whether a tenant waits that its limit lets run."""
         return bool(self._line)
 
     # -- the machine -----------------------------------------------------------------------------------------------
@@ -253,7 +261,7 @@ class GpuTurns:
         challenger = self._line.best(now_ns, self.overrun)
         waited_for = challenger is not None or self.claim is not None
         if waited_for and turn.account.contended_ns is None:
-            # short pauses of others give no discount: only a longer time alone counts as free
+            # short pauses of other tenants do not make the holder's time free of charge; only a longer time alone does
             alone = now_ns - turn.start_ns > self.settings.idle_credit_ns
             turn.account.contended_ns = now_ns if alone else turn.start_ns
         given_up_ns = turn.given_up_ns(self.settings.stuck_ns)
@@ -272,11 +280,11 @@ class GpuTurns:
         keeps_ns = turn.quota_ns
         if challenger is not None:
             keeps_ns = self._rule.keeps(turn.account, challenger, turn.quota_ns, self.settings, now_ns)
-        if keeps_ns:  # 0: a tenant of higher priority does not wait, whatever a move costs
+        if keeps_ns:  # 0: a tenant of higher priority does not wait, even if memory must be moved
             keeps_ns = max(keeps_ns, turn.floor_ns)
         due_ns = turn.start_ns + turn.moved_ns + keeps_ns
         if yields and turn.deadline_ns > max(due_ns, now_ns):
-            # a tenant that precedes the holder waits, or the deadline was extended while none waited
+            # a tenant that precedes the holder waits, or the deadline was extended while no tenant waited
             if due_ns <= now_ns:
                 self._revoke(turn, now_ns, "contended" if keeps_ns else "preempted", out)
             else:
@@ -285,19 +293,21 @@ class GpuTurns:
         elif turn.endless and not turn.may_be_endless(now_ns, self.settings.alone_ns):
             self._end_or_extend(turn, yields, now_ns, out)
         elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
-            # also if this call is late: a holder that no tenant waits for must not be charged for that
+            # also if this call comes late: a holder for which no tenant waits must not be charged for that
             self._end_or_extend(turn, yields, now_ns, out)
         elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
             self._revoke(turn, now_ns, "expired", out)
 
     def _outranks(self, turn: Turn, challenger: Account, now_ns: int) -> bool:
-        """Whether the holder, if it asked again now, would rank before the best waiting tenant."""
+        """Whether the holder, if it requested a turn now, would rank before the best waiting tenant."""
         holder = turn.account
         holder.requested_ns = now_ns
         return self._rule.rank(holder, now_ns) < self._rule.rank(challenger, now_ns)
 
     def _end_or_extend(self, turn: Turn, yields: bool, now_ns: int, out: list[Instruction]) -> None:
-        """Shortly before a deadline, or when an unbounded turn needs one: extend it if holder and limit allow."""
+        """Called shortly before a deadline, or when an unbounded turn needs a deadline: extend the turn if no other
+        tenant precedes the holder and its limit allows it.
+        """
         turn.final = True
         deadline_ns = None if yields else turn.next_deadline_ns(now_ns, self.settings.alone_ns)
         if deadline_ns is not None:
@@ -339,7 +349,9 @@ class GpuTurns:
         out.append(Grant(self.gpu, account.name, self._epoch, now_ns + quota_ns))
 
     def _end_undrained(self, now_ns: int, out: list[Instruction]) -> None:
-        """End a gang's turn whose work has not ended: it ends in a later turn, concurrently with others until then."""
+        """End a gang's turn although its work has not ended. The work ends in a later turn, and runs concurrently with
+        others until then.
+        """
         turn, self.turn = self.turn, None
         if turn is not None:
             out.append(self._ended(turn, now_ns, UNDRAINED))
@@ -348,7 +360,8 @@ class GpuTurns:
         account = turn.account
         held_ns = end_ns - turn.start_ns
         contended_ns = end_ns if account.contended_ns is None else min(account.contended_ns, end_ns)
-        # time alone is not counted, since otherwise a tenant that arrives minutes later would get those as credit
+        # time in which no other tenant waited is not counted, since otherwise a tenant that arrives minutes later would
+        # be compensated for it
         account.served += (end_ns - contended_ns) / account.weight
         account.window.add(turn.start_ns, contended_ns, FREE)
         account.window.add(contended_ns, end_ns, HELD)
@@ -368,8 +381,8 @@ class GpuTurns:
         account.waiting = True
         account.requested_ns = now_ns
         if account.idle_since_ns is not None:
-            # idle time beyond the credit counts as had: tenants must not save up a claim by sleeping and then delay the
-            # rest
+            # idle time beyond the credit counts as used, so that a tenant cannot collect a claim by sleeping and then
+            # delay the others
             account.window.add(account.idle_since_ns, now_ns - self.settings.idle_credit_ns, IDLE)
             account.gap_ns = now_ns - account.idle_since_ns
             account.idle_since_ns = None
