@@ -1,1 +1,1 @@
-"""Pure decisions: no clock, no I/O, no random source."""
+"""Decisions as pure functions and state machines: no clock, no input or output, no randomness."""

@@ -20,7 +20,7 @@ from cotenant.core.extras import needs
 with needs("sim"):
     import numba
 
-# in addition to every file with "njit" or "compiled": constants that numba compiles into code
+# in addition to the files that contain "njit" or "policy.compiled", since numba compiles their constants into code
 _CONSTANTS = ("policy/jobs/arrays.py", "sim/jobs/state.py")
 FORGET_AFTER_S = 30 * 86400  # delete code of versions unused for a month
 
@@ -39,7 +39,7 @@ def source_hash() -> str:
 
 
 def cache_folder() -> Path:
-    """The folder for this version of the kernels."""
+    """Return the folder in which the machine code of this version of the kernels is cached."""
     return folders.cache_folder() / "kernels" / source_hash()
 
 
@@ -49,7 +49,7 @@ def _use_cache() -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".used").touch()
     except (OSError, WorkError):
-        return False  # no writable home: compile in memory each time
+        return False  # there is no writable home folder, so kernels are compiled in memory by each process
     for old in folder.parent.iterdir():
         used = old / ".used"
         if used.exists() and time.time() - used.stat().st_mtime > FORGET_AFTER_S:
@@ -74,8 +74,9 @@ jit: Any = numba.njit(cache=CACHED, nogil=True)
 _BARE: Any = {"cache": CACHED, "nogil": True, "no_cfunc_wrapper": True, "_nrt": False}
 # functions that Python calls
 bare: Any = numba.njit(**_BARE)
-# functions that only kernels call: without the wrapper that unpacks Python's arguments, which is most of their code.
-# Calling them from Python crashes; tests call them from a function under `bare`.
+# Functions that only other kernels call. They are compiled without the wrapper that unpacks Python's arguments, which
+# is most of a small function's code. Calling one from Python crashes, so tests call them through a function under
+# `bare`.
 inner: Any = numba.njit(**_BARE, no_cpython_wrapper=True)
-# for small functions on the hot path, whose call overhead (passing every array of the tuples) exceeds their work
+# small functions that run often: passing the arrays of their tuples would take longer than their work
 inlined: Any = numba.njit(**_BARE, no_cpython_wrapper=True, inline="always")

@@ -1,19 +1,21 @@
-"""Fair queueing of copies on a GPU's link: one weighted queue per tenant and direction; parameters and rule.
+"""Fair queueing of copies on a GPU's link to the host: each tenant has a weighted queue in each direction. This module
+has the parameters.
 
-native/shim/copies/copy_rule.h implements the rule on a shared page. A queue's vruntime grows by bytes over weight, as
-in Linux's completely fair scheduler. The next chunk is that of the waiting queue with the least vruntime, queues of
-rank AHEAD before all others; the queue that has the slice continues until the slice is used up, or until it is a slice
-ahead of the least vruntime. Formulas (B bytes, w weight, P period, C chunk, sums over waiting queues):
+native/shim/copies/copy_rule.h implements the rule on a page that the tenants share. A queue's vruntime (virtual
+runtime) grows by the copied bytes divided by the weight, as in Linux's completely fair scheduler. The next chunk is
+that of the waiting queue with the least vruntime; queues of rank AHEAD come before all others. A queue may copy a slice
+at a time; it loses the rest if its vruntime exceeds the least one by a slice. A queue that starts to wait is clamped to
+within three slices of the link's clock. Formulas (B bytes, w weight, P period, C chunk; sums are over waiting queues):
 
     vruntime += 16 B / w        slice = max(C, P w / sum of w)        on waking: |vruntime - clock| <= 3 * 16 slice / w
 
-Pinned and pageable memory have separate links: copies of pageable memory run at the processor's pace, a tenth of the
-link's, and would slow down copies of pinned memory. Rank AHEAD has precedence on both.
+Pinned and pageable memory have separate links: copies of pageable memory run at the speed of the processor, a tenth of
+the link's, and would slow down copies of pinned memory. Rank AHEAD has precedence on both.
 
-The clock is the vruntime of the queue that had the last turn, and never decreases; rank AHEAD has its own. A program
-that makes one copy after the other is not waiting while its last pieces are on the link, nor until its thread has
-returned: meanwhile others use up their slice and the slots. The credit on waking limits what it may catch up with to
-three slices; one slice was measured to be too little (0.728 of the link for weight 3 of 4).
+The clock is the vruntime of the queue that copied last, and never decreases; rank AHEAD has a clock of its own. A
+program that makes one copy after the other does not wait while its last pieces are on the link, nor until its thread
+has returned; meanwhile others use their slices and the slots. The clamp limits what it may make up for to three slices.
+One slice was measured to be too little: a tenant of weight 3 of 4 got 0.728 of the link.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from cotenant.abi.copy_page import COPY_SLOTS
 
 @dataclass(frozen=True)
 class CopySettings:
-    """Parameters of the link's queues. Sizes in bytes, times in nanoseconds.
+    """Parameters of the link's queues. Sizes are in bytes, times in nanoseconds.
 
-    `always`: copies are scheduled on every GPU; otherwise only where a tenant has a copy weight or rank AHEAD.
-    `alone_chunks`: chunks per piece while no other tenant copies and none has rank AHEAD. `wait_lapse_ns`,
-    `slot_lapse_ns`: older claims are ignored, so an ended process delays others no longer than that; a tenant without a
-    copy for `slot_lapse_ns` counts as not copying.
+    `always`: copies are scheduled on every GPU; otherwise only on GPUs where a tenant has a copy weight or rank AHEAD.
+    `alone_chunks`: number of chunks in a piece while no other tenant copies and none has rank AHEAD. `wait_lapse_ns`,
+    `slot_lapse_ns`: older claims are ignored, so a process that has ended delays others no longer than that; a tenant
+    without a copy for `slot_lapse_ns` counts as not copying.
     """
 
     always: bool = False
@@ -43,18 +45,20 @@ class CopySettings:
 
     def __post_init__(self) -> None:
         if not 4096 <= self.chunk_bytes <= 1 << 32:
-            raise ValueError(f"a chunk of {self.chunk_bytes} bytes: write 4 KiB to 4 GiB")
+            raise ValueError(f"a chunk must have 4 KiB to 4 GiB, not {self.chunk_bytes} bytes")
         if not 4096 <= self.period_bytes <= 1 << 40:
-            raise ValueError(f"a period of {self.period_bytes} bytes: write 4 KiB to 1 TiB")
+            raise ValueError(f"a period must have 4 KiB to 1 TiB, not {self.period_bytes} bytes")
         if not 1 <= self.in_flight <= COPY_SLOTS:
-            raise ValueError(f"{self.in_flight} chunks in flight: write 1 to {COPY_SLOTS}")
+            raise ValueError(f"chunks in flight must be 1 to {COPY_SLOTS}, not {self.in_flight}")
 
     @property
     def alone_bytes(self) -> int:
-        """Piece size while no other tenant copies."""
+        """Size of a piece while no other tenant copies."""
         return self.alone_chunks * self.chunk_bytes
 
     @property
     def slice_bytes(self) -> int:
-        """Piece size of copies within the device by a best-effort tenant: 256 MiB with the usual chunk, 0.2 ms."""
+        """Size into which copies within the device are split for a best-effort tenant: with the usual chunk 256 MiB, or
+        0.2 ms.
+        """
         return 32 * self.chunk_bytes

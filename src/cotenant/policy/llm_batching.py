@@ -1,9 +1,9 @@
-"""Iteration-level batching of one language model, as a pure state machine: from requests to the work of each step.
+"""Batching of the requests of one language model, decided anew for each step (iteration), as a pure state machine.
 
-In every step each running request whose prompt is in the cache decodes one token; the rest of the step's budget goes to
-prompts, first come, first served, long ones in chunks. A request is admitted when its prompt fits into the cache in
-addition to all others. When the cache has no room for the next tokens, the request admitted last is preempted; later
-its prompt and its tokens so far are computed again.
+In every step each running request whose prompt is in the KV cache decodes one token. The rest of the step's token
+budget goes to prompts, first come, first served; long prompts are computed in chunks. A request is admitted when its
+prompt fits into the cache in addition to all others. When the cache has no space for the next tokens, the request
+admitted last is preempted; later its prompt and the tokens that it has produced are computed again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cotenant.profiles.llm.profile import LlmProfile, Step, pairs_of
 
 @dataclass
 class Sequence:
-    """A request: `total` tokens (prompt and produced), of which `computed` are in the cache."""
+    """A request with `total` tokens (prompt and produced ones), of which `computed` are in the cache."""
 
     id: int
     total: int
@@ -26,7 +26,7 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether its prompt is in the cache, all but the token produced last."""
+        """Whether all tokens but the one produced last are in the cache, so that the request decodes."""
         return self.computed > 0 and self.total - self.computed == 1
 
 
@@ -39,13 +39,13 @@ class Token:
 
 
 class Batcher:
-    """One model's requests. Call `begin` for the next step and `end` when it is done; None: nothing to do."""
+    """The requests of one model. Call `begin` for the work of the next step and `end` when the step is done."""
 
     def __init__(self, profile: LlmProfile) -> None:
         self._limits = profile
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.held = 0  # tokens of all running requests, which the cache must hold
+        self.held = 0  # tokens of all running requests, for which the cache needs space
         self.preempted = 0
         self._chunks: list[tuple[Sequence, int]] = []
         self._gone: set[int] = set()
@@ -55,8 +55,8 @@ class Batcher:
         return len(self.waiting) + len(self.running)
 
     def add(self, id_: int, prompt: int, output: int, cached: int = 0) -> None:
-        """Add a request of `prompt` tokens, `cached` of which need no computing, for `output` tokens. Raises InputError
-        if it can never run.
+        """Add a request of `prompt` tokens, of which `cached` need not be computed, for `output` tokens. Raises
+        InputError if it can never run.
         """
         limits = self._limits
         most = min(limits.max_context, limits.kv_tokens)
@@ -67,14 +67,14 @@ class Batcher:
         self.waiting.append(Sequence(id_, prompt, output, min(cached, prompt - 1)))
 
     def cancel(self, id_: int) -> None:
-        """The client has disconnected; a running step is not interrupted."""
+        """Called when the client has disconnected. A running step is not interrupted."""
         if self._stepping:
             self._gone.add(id_)
             return
         self._drop({id_})
 
     def begin(self) -> Step | None:
-        """The work of the next step."""
+        """Return the work of the next step; None: there is nothing to do."""
         assert not self._stepping
         self._make_room()
         decoding = [one for one in self.running if one.decodes]
@@ -100,7 +100,7 @@ class Batcher:
         return Step(tokens, pairs, len(decoding), context)
 
     def end(self) -> list[Token]:
-        """The step is done: its tokens, in the order of admission."""
+        """Called when the step is done. Returns the tokens that it produced, in the order of admission."""
         assert self._stepping
         self._stepping = False
         produced, ended = [], set()
@@ -122,7 +122,7 @@ class Batcher:
         return produced
 
     def _admit(self) -> Sequence | None:
-        """The first waiting request, if cache and step have room for it."""
+        """Admit the first waiting request if cache and step have space for it, and return it; otherwise None."""
         if not self.waiting or len(self.running) >= self._limits.max_sequences:
             return None
         one = self.waiting[0]
@@ -134,7 +134,7 @@ class Batcher:
         return one
 
     def _make_room(self) -> None:
-        """Preempt the requests admitted last until the cache holds the others."""
+        """Preempt the requests admitted last until the cache has space for the others."""
         while self.held > self._limits.kv_tokens and len(self.running) > 1:
             one = self.running.pop()
             self.held -= one.total

@@ -1,5 +1,5 @@
-"""Chooses what enforces memory limits on a GPU: the kernel, else the driver, else the shim. Pure: from the findings on
-a machine to the choice with its reasons.
+"""Chooses what enforces a tenant's memory limit on a GPU: the kernel if it can, otherwise the driver, otherwise the
+shim. Pure: it takes what was found on the machine, and returns the choice with its reasons.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FIRST_KERNEL = "6.14"  # first Linux release with the dmem controller
 
 @dataclass(frozen=True)
 class Detected:
-    """What a machine offers for memory limits on one GPU, as far as found without lasting changes."""
+    """What a machine offers for memory limits on one GPU, as far as this can be found without lasting changes."""
 
     release: str = ""  # release of the driver; empty: not known
     call: bool = False  # NVML has calls that set memory limits
@@ -22,18 +22,19 @@ class Detected:
     dmem: bool = False  # the kernel accounts this GPU's memory
     root: bool = False  # this process may set limits
     mig: bool = False
-    trial: str = ""  # why a limit on a trial group could not be set and read back; empty: it could
-    foreign: tuple[str, ...] = ()  # groups that another program limits to less than the GPU: "PATH: 4.0 GiB"
+    trial: str = ""  # why a limit that was tried on a control group could not be set and read back; empty: it worked
+    # control groups to which another program gives less than the GPU's memory: "PATH: 4.0 GiB"
+    foreign: tuple[str, ...] = ()
 
 
 def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
-    """What would enforce a tenant's memory limit on that GPU. `swaps`: its contents are moved to host memory and
-    back.
+    """Return what would enforce a tenant's memory limit on that GPU. `swaps`: the tenant's memory is swapped to the
+    host and back.
     """
     missing = _missing(found)
     foreign = tuple(
         f"another program limits GPU memory of a control group: {text}; programs below it get no "
-        "more, whatever they were promised; remove that limit, or let the program and the tenants "
+        "more, whatever their own limits are; remove that limit, or let the program and the tenants "
         "use different GPUs"
         for text in found.foreign
     )
@@ -60,7 +61,8 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
 
 
 def _missing(found: Detected) -> list[tuple[str, str]]:
-    """Reasons against a limit by kernel or driver, each with a remedy; the most basic first."""
+    """Return the reasons why neither kernel nor driver can enforce a limit, each with a remedy; the most basic first.
+    """
     missing = []
     if not found.call:
         release = f"driver {found.release}" if found.release else "the driver here"
@@ -73,7 +75,7 @@ def _missing(found: Detected) -> list[tuple[str, str]]:
             else "this system has no control groups"
         )
         text = f"{what}, and the driver's limits need version 2 alone (not the hybrid of both)"
-        missing.append((text, "boot with systemd.unified_cgroup_hierarchy=1, or let the agent see /sys/fs/cgroup"))
+        missing.append((text, "boot with systemd.unified_cgroup_hierarchy=1, or show /sys/fs/cgroup to the agent"))
     if found.mig:
         text = "MIG is on, and the driver has no memory limits for its instances"
         missing.append((text, "switch it off (nvidia-smi -mig 0), or give tenants whole instances"))

@@ -1,4 +1,4 @@
-"""The only module that uses the MILP solver (HiGHS)."""
+"""Solves mixed-integer and linear programs. No other module uses the solver HiGHS."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ Rows = tuple[NDArray[np.int32], NDArray[np.int32], Floats]
 
 @dataclass(frozen=True)
 class Solution:
-    """`x[n]`: the best point found, None if there is none; `status`: optimal | feasible | infeasible | unbounded |
-    unknown; `objective` of x; `bound`: no solution is better; `gap`: |bound - objective| / |objective|."""
+    """A solution. `x[n]`: the best point found, None if there is none; `status`: optimal | feasible | infeasible |
+    unbounded | unknown; `objective`: value of x; `bound`: no solution is better than this; `gap`: |bound - objective| /
+    |objective|.
+    """
 
     x: Floats | None
     status: str
@@ -31,7 +33,7 @@ class Solution:
 
 
 def compressed(matrix: Floats) -> Rows:
-    """A dense matrix by rows without its zeros, as `solve_milp` takes it."""
+    """Return a dense matrix row by row without its zeros, as `solve_milp` takes it."""
     rows, columns = np.nonzero(matrix)
     starts = np.searchsorted(rows, np.arange(len(matrix) + 1))
     return starts.astype(np.int32), columns.astype(np.int32), matrix[rows, columns]
@@ -51,10 +53,11 @@ def solve_milp(
     gap: float = 1e-6,
     start: Floats | None = None,
 ) -> Solution:
-    """Optimise cost @ x subject to row_lower <= A x <= row_upper, lower <= x <= upper, x[integer] whole.
+    """Optimise cost @ x subject to row_lower <= A x <= row_upper and lower <= x <= upper, with x[integer] whole.
 
-    `rows`: A by rows, compressed: starts[m+1], columns[nnz], values[nnz]. Use np.inf for no bound. `start`: a point to
-    begin from. One thread and a fixed seed, so that the same problem gives the same answer (unless the time runs out).
+    `rows`: A row by row, compressed: starts[m+1], columns[nnz], values[nnz]. Use np.inf for no bound. `start`: a point
+    to begin from. The solver uses one thread and a fixed seed, so the same problem gives the same answer unless the
+    time runs out.
     """
     import highspy
 
@@ -91,7 +94,9 @@ def solve_milp(
 
 
 def _quiet_solver() -> Any:
-    """A solver whose constructor does not print its banner on standard output, which may be a JSON object's."""
+    """Create a solver. Its constructor would print a banner on standard output, which may belong to a JSON object, so
+    that output is suppressed.
+    """
     import highspy
 
     sys.stdout.flush()
@@ -118,7 +123,7 @@ def _read(model: object, mixed_integer: bool) -> Solution:
         highspy.HighsModelStatus.kUnbounded: "unbounded",
         highspy.HighsModelStatus.kUnboundedOrInfeasible: "infeasible",
     }
-    found = info.primal_solution_status == 2  # 2: HiGHS has a feasible point
+    found = info.primal_solution_status == 2  # 2: the solver has found a feasible point
     name = names.get(status, "feasible" if found else "unknown")
     if not found:
         return Solution(None, name, np.nan, np.nan, np.inf)

@@ -1,7 +1,9 @@
-"""Gavel (OSDI 2020): fairness, makespan or cost over GPU models by a linear program, realised in rounds.
+"""Gavel (OSDI 2020): a linear program decides how jobs share the GPU models (for fairness, makespan or cost), and
+rounds approximate its solution.
 
-The program gives each job the fraction X of its time to spend on each GPU model; each round then serves first the jobs
-that received least relative to X. Jobs of one kind are equal, so the program has a column per kind and model.
+The program gives each job the fraction X of its time to spend on each GPU model. Each round then serves first the jobs
+that have received least in relation to X. Jobs of one kind are equal, so the program has one variable for each kind and
+model.
 """
 
 from __future__ import annotations
@@ -15,31 +17,33 @@ from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rig
 from cotenant.policy.solver import compressed, solve_milp
 
 GOALS = ("fairness", "makespan", "cost", "agnostic")
-SECOND = 1e-3  #: weight of the mean over jobs, added to the minimum so that the rest is not left idle
-UNSERVED = 1e9  #: factor of the priority per unit of X for a job that has not run on the model
-RESET_S = 1000.0  #: least time between resets of the time that jobs spent on models (the public code's)
+# weight of the mean over jobs in the objective; without it, GPUs that do not help the worst job could stay idle
+SECOND = 1e-3
+UNSERVED = 1e9  # factor on X in the priority of a job that has not run on the model
+RESET_S = 1000.0  # least time between two resets of the time that jobs have spent on models, as in the public code
 
 
 @dataclass
 class Gavel:
-    """Objectives: `fairness` (maximise the smallest normalised throughput), `makespan` (minimise the time of the last
-    end), `cost` (most work per price), `agnostic` (fairness that treats all GPU models as equal: the paper's
-    baseline)."""
+    """The policy with one of its objectives: `fairness` maximises the smallest normalised throughput, `makespan`
+    minimises the time at which the last job ends, `cost` maximises work per price, and `agnostic` is fairness that
+    treats all GPU models as equal, the paper's baseline.
+    """
 
     goal: str = "fairness"
     known: dict[bytes, Floats] = field(default_factory=dict, repr=False)
-    #: job -> (its age and time received, at the last reset)
+    # job -> (age of the job, time received on each model) at the last reset
     since: dict[int, tuple[float, Floats]] = field(default_factory=dict, repr=False)
     solves: int = 0
 
     def decide(self, view: View) -> Decision:
-        """Which jobs run on which GPU model in the next round."""
+        """Decide which jobs run on which GPU model in the next round."""
         choices = rigid(view)
         shares = self._shares(view, choices)
         return Decision(serve_round(view, choices, shares, self._spent(view)))
 
     def _spent(self, view: View) -> Floats:
-        """[J, G]: fraction of the time since the last reset that each job spent on each model."""
+        """Return [J, G]: the fraction of the time since the last reset that each job spent on each model."""
         jobs = view.job.tolist()
         old = [self.since.get(job) for job in jobs]
         counted = np.array([age if then is None else age - then[0] for age, then in zip(view.age_s, old, strict=True)])
@@ -51,13 +55,13 @@ class Gavel:
         return np.asarray((view.received_s - before) / np.maximum(counted, 1e-9)[:, None])
 
     def summary(self) -> dict[str, Any]:
-        """Number of programs solved, all to optimality."""
+        """Return the number of solved programs; each was solved to optimality."""
         return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0}
 
     def _shares(self, view: View, choices: Ints) -> Floats:
-        """X[J, G]."""
+        """Return X[J, G], the fraction of its time that each job should spend on each GPU model."""
         key_of = np.column_stack([view.kind, view.priority])
-        # remaining work changes for all jobs; the program is kept until jobs arrive or leave
+        # remaining work changes for all jobs all the time, so the solution is kept until jobs arrive or leave
         if self.goal == "makespan":
             key_of = np.column_stack([key_of, view.job])
         _, first, group, size = np.unique(key_of, axis=0, return_index=True, return_inverse=True, return_counts=True)
@@ -73,18 +77,18 @@ class Gavel:
 
 
 def rates_by_model(view: View, choices: Ints) -> Floats:
-    """Work per second [J, G] with the GPUs that the job asked for."""
+    """Return [J, G]: work per second on each model with as many GPUs as the job requests."""
     picked = np.take_along_axis(view.rate, np.maximum(choices, 0), axis=1)
     return np.asarray(np.where(choices == NONE, 0.0, picked))
 
 
 def allocate(goal: str, rate: Floats, wants: Ints, size: Ints, view: View, priority: Ints, left: Floats) -> Floats:
-    """X[R, G] for R groups of `size` equal jobs: the linear program of the goal.
+    """Solve the linear program of the goal: X[R, G] for R groups of `size` equal jobs.
 
-    Rows: sum over models of X <= 1 for each group; sum over groups of size x wants x X <= capacity for each model;
-    X = 0 where the rate is 0. Fairness: maximise the least of wants x throughput / (weight x throughput on an equal
-    share of all models), weight = 1 + priority. Makespan: the least of throughput / work left. Cost: the sum of
-    throughput / price, each job's against its best.
+    Rows: sum over models of X <= 1 for each group; sum over groups of size x wants x X <= capacity for each model; X =
+    0 where the rate is 0. Fairness: maximise the least of wants x throughput / (weight x throughput on an equal share
+    of all models), weight = 1 + priority. Makespan: maximise the least of throughput / remaining work. Cost: maximise
+    the sum of throughput / price, each job's relative to its best.
     """
     capacity, price = view.options.capacity.astype(np.float64), view.options.price
     r = len(rate)
@@ -104,7 +108,7 @@ def allocate(goal: str, rate: Floats, wants: Ints, size: Ints, view: View, prior
 
 
 def _solve(value: Floats, least: Floats, rate: Floats, wants: Ints, size: Ints, capacity: Floats) -> Floats:
-    """Maximise value @ X + t subject to least @ X >= t for each group (no t where `least` has no columns)."""
+    """Maximise value @ X + t subject to least @ X >= t for each group; without columns in `least` there is no t."""
     r, g = rate.shape
     floors = least.shape[1] > 0
     n = r * g + floors
@@ -132,8 +136,10 @@ def _solve(value: Floats, least: Floats, rate: Floats, wants: Ints, size: Ints, 
 
 
 def serve_round(view: View, choices: Ints, shares: Floats, spent: Floats) -> Ints:
-    """One round of Gavel's mechanism: pairs of job and model by X / (part of the time `spent` on the model), largest
-    first; each job takes the first model of its pairs that has its GPUs free. Pairs with X = 0 come last."""
+    """Choose the jobs of one round by Gavel's mechanism. Pairs of job and model are ordered by X / (fraction of the
+    time `spent` on the model), largest first; each job takes the first model of its pairs that has enough free GPUs.
+    Pairs with X = 0 come last.
+    """
     priority = np.where(spent > 0, shares / np.maximum(spent, 1e-300), shares * UNSERVED)
     jobs, models = np.nonzero(choices != NONE)
     keys = priority[jobs, models]

@@ -1,8 +1,8 @@
-"""Pollux (OSDI 2021) on one GPU model: chooses the GPU counts of all jobs that optimise the power mean of their
-speedups.
+"""Pollux (OSDI 2021) on one GPU model: chooses how many GPUs each job gets so that the power mean of all speedups is
+best.
 
-The paper searches placements with a genetic algorithm. Here every job gets its GPUs on as few nodes as possible, so
-that its speedup depends on the count alone and a dynamic program finds the best counts.
+The paper searches placements with a genetic algorithm. Here every job gets its GPUs on as few nodes as possible, so its
+speedup depends on their number alone, and a dynamic program finds the best numbers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from cotenant.core.errors import InputError
 from cotenant.policy.elastic.sia import allowed, restart_factor
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
 
-POWER = -1.0  #: p of the paper's fitness
-WAITING = 1e4  #: cost of a waiting job in the sum of speedup^p: more than all others together
+POWER = -1.0  # exponent p of the paper's fitness function
+WAITING = 1e4  # cost of a waiting job in the sum of speedup^p; more than all running jobs together
 
 
 @dataclass
 class Pollux:
-    """Minimises the sum over jobs of speedup^-1; the exact optimum for the goodputs of the profile."""
+    """Minimises the sum over jobs of 1 / speedup, exactly, for the goodputs in the profile."""
 
     solves: int = 0
 
     def decide(self, view: View) -> Decision:
-        """The GPU count of every job. Raises InputError if the cluster has several GPU models."""
+        """Decide the number of GPUs of every job. Raises InputError if the cluster has several GPU models."""
         if len(view.options.capacity) != 1:
             what = "policy pollux is for clusters of one GPU model; sia chooses among several"
             raise InputError(what, field="cluster")
@@ -35,15 +35,16 @@ class Pollux:
         return Decision(best_counts(costs(view), view.options.count, int(view.options.capacity[0])))
 
     def summary(self) -> dict[str, Any]:
-        """Number of decisions, all optimal."""
+        """Return the number of decisions; all of them were optimal."""
         return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0}
 
 
 def costs(view: View) -> Floats:
-    """speedup^-1 [J, C], infinite where the job may not have the configuration.
+    """Return [J, C]: 1 / speedup, infinite for configurations that the job may not have.
 
-    speedup: goodput against that on an equal share of the GPUs, between measured counts by interpolation and below the
-    least in proportion; times the restart factor for other counts than the present one.
+    The speedup is the goodput relative to that on an equal share of the GPUs, interpolated between measured counts and
+    proportional below the least one. For a configuration other than the present one, it is multiplied by the restart
+    factor.
     """
     count, may = view.options.count, allowed(view)
     share = float(view.options.capacity[0]) / max(1, len(view))
@@ -58,9 +59,10 @@ def costs(view: View) -> Floats:
 
 
 def best_counts(cost: Floats, count: Ints, capacity: int) -> Ints:
-    """At most one column per row, with the least sum of costs within capacity; a row without a column costs WAITING.
+    """Choose at most one column per row so that the sum of costs is least and all fit into the capacity; a row without
+    a column costs WAITING.
 
-    least[g] after job j: the least sum over jobs up to j with at most g GPUs.
+    least[g] after job j: the least sum over the jobs up to j with at most g GPUs.
     """
     jobs = len(cost)
     least = np.zeros(capacity + 1)

@@ -16,9 +16,10 @@ from cotenant.policy.elastic.view import ElasticPolicy
 
 @dataclass(frozen=True)
 class Entry:
-    """One policy: `make(limit_s)` builds it with a time limit per program in seconds; `round_s`: the round of its
-    paper; `profiles`: its default built-in elastic profiles; `rigid`: jobs run only on as many GPUs as they request;
-    `needs_price`: it needs the price of every GPU model; `packs`: two jobs may share a GPU.
+    """One elastic policy. `make(limit_s)` creates it, with a time limit in seconds for each program that it solves;
+    `round_s`: length of a round in its paper; `profiles`: the built-in elastic profiles that it uses by default;
+    `rigid`: jobs run only on as many GPUs as they request; `needs_price`: it needs the price of every GPU model;
+    `packs`: two jobs may share a GPU.
     """
 
     summary: str
@@ -33,7 +34,7 @@ class Entry:
 ELASTIC: dict[str, Entry] = {
     "gavel": Entry("max-min fairness over GPU models (Gavel)", lambda _: Gavel(), 360.0, "gavel", True),
     "gavel-makespan": Entry(
-        "the last job ends soonest, over GPU models (Gavel)", lambda _: Gavel("makespan"), 360.0, "gavel", True
+        "least time until the last job ends, over GPU models (Gavel)", lambda _: Gavel("makespan"), 360.0, "gavel", True
     ),
     "gavel-cost": Entry(
         "most work per price, over GPU models (Gavel)", lambda _: Gavel("cost"), 360.0, "gavel", True, True
@@ -55,22 +56,22 @@ ELASTIC: dict[str, Entry] = {
         lambda _: Tesserae(), 360.0, "gavel", True, packs=True,
     ),
     "tesserae-alone": Entry(
-        "the same order without packing: the baseline of tesserae",
+        "least attained service without sharing GPUs: the baseline of tesserae",
         lambda _: Tesserae(packs=False), 360.0, "gavel", True,
     ),
     "spot": Entry(
-        "guaranteed jobs, and spot jobs on what they are predicted to leave (GFS)",
+        "guaranteed jobs first, spot jobs on the GPUs that these are predicted to leave (GFS)",
         lambda _: Spot(), 300.0, "gavel", True,
     ),
     "spot-greedy": Entry(
-        "guaranteed jobs, and spot jobs on all that is free: the baseline of spot",
+        "guaranteed jobs first, spot jobs on all free GPUs: the baseline of spot",
         lambda _: Spot(predicts=False), 300.0, "gavel", True,
     ),
 }  # fmt: skip
 
 
 def find_elastic(name: str) -> Entry:
-    """The entry; InputError names the known ones."""
+    """Return the entry of that name; the InputError for an unknown name lists the known ones."""
     if name not in ELASTIC:
         raise InputError(f"unknown policy {name!r}; known: {', '.join(ELASTIC)}", field="policy")
     return ELASTIC[name]

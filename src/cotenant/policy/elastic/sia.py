@@ -1,7 +1,8 @@
-"""Sia (SOSP 2023): chooses one configuration per job that optimises the sum of powers of normalised goodput.
+"""Sia (SOSP 2023): chooses one configuration (GPU model and number of GPUs) for each job, optimising the sum of powers
+of normalised goodputs.
 
-Two solvers for the same objective: a mixed-integer program, and prices on the GPU models (Lagrangian relaxation), whose
-bound limits the distance from the optimum.
+There are two solvers for this objective: a mixed-integer program, and prices on the GPU models (Lagrangian relaxation),
+which also give a bound on the distance from the optimum.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from numpy.typing import NDArray
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
 from cotenant.policy.solver import solve_milp
 
-POWER = -0.5  #: p of the paper: below 0 the worst jobs count most
+POWER = -0.5  # exponent p of the paper; below 0, so the slowest jobs count most
 WAITING = 1.1  #: lambda: cost of a waiting job; a job in its slowest configuration costs 1
 GROWTH = 2  #: factor by which a job's largest GPU count may grow
-STEPS = 48  #: steps of the prices
-LOOKS = 8  #: steps of the prices between two attempts to build a feasible choice
+STEPS = 48  # number of steps in which prices are adjusted
+LOOKS = 8  # number of these steps between two attempts to build a feasible choice
 
 
 def values(view: View) -> Floats:
-    """Value of each configuration [J, C]: lambda - (r x G)^p, 0 or less if waiting is as good.
+    """Return the value of each configuration [J, C]: lambda - (r x G)^p; 0 or less if waiting is as good.
 
-    G: goodput relative to the job's least over its allowed configurations; r: `restart_factor`.
+    G is the goodput relative to the job's least over its allowed configurations; r is `restart_factor`.
     """
     may = allowed(view)
     slowest = np.where(may, view.rate, np.inf).min(axis=1, initial=np.inf)
@@ -35,15 +36,19 @@ def values(view: View) -> Floats:
 
 
 def allowed(view: View) -> NDArray[np.bool_]:
-    """[J, C]: allowed configurations: up to twice the most GPUs that the job ever had; initially the least measured."""
+    """Return [J, C], the allowed configurations: up to twice as many GPUs as the job ever had; for a new job the least
+    measured number.
+    """
     count = view.options.count
     least = np.where(view.rate > 0, count, np.iinfo(np.int64).max).min(axis=1)
     return np.asarray((view.rate > 0) & (count <= np.maximum(GROWTH * view.most, least)[:, None]))
 
 
 def restart_factor(view: View) -> Floats:
-    """r [J, C], of Pollux: the part of its life that is left for work if the job restarts once more, (age - restarts x
-    cost) / (age + cost); 1 for the configuration that it holds, for a job that waits, and one younger than the cost."""
+    """Return r [J, C], as in Pollux: the fraction of its life that remains for work if the job restarts once more, (age
+    - restarts x cost) / (age + cost). It is 1 for the present configuration, for a waiting job, and for a job younger
+    than the cost.
+    """
     kept = np.maximum(view.age_s - view.restarts * view.restart_s, 0.0) / np.maximum(view.age_s + view.restart_s, 1e-9)
     factor = np.where((view.age_s <= view.restart_s) | (view.held == NONE), 1.0, kept)
     here = np.arange(len(view.options.count)) == view.held[:, None]
@@ -52,7 +57,9 @@ def restart_factor(view: View) -> Floats:
 
 @dataclass
 class Sia:
-    """`exact`: by the mixed-integer program, with the time limit `limit_s` per decision; else by prices."""
+    """The policy. `exact`: solve the mixed-integer program, with the time limit `limit_s` for each decision; otherwise
+    use prices only.
+    """
 
     exact: bool = True
     limit_s: float = 1.0
@@ -61,7 +68,7 @@ class Sia:
     worst_gap: float = 0.0
 
     def decide(self, view: View) -> Decision:
-        """The configuration of every job."""
+        """Choose the configuration of every job."""
         value = values(view)
         by_prices, bound = choose_by_prices(value, view.options.gpu, view.options.count, view.options.capacity)
         config, reached = by_prices, worth(value, by_prices)
@@ -77,19 +84,20 @@ class Sia:
         return Decision(config)
 
     def summary(self) -> dict[str, Any]:
-        """Number of decisions, of timeouts, and the largest relative distance from the optimum."""
+        """Return the number of decisions, the number of timeouts, and the largest relative distance from the optimum.
+        """
         return {"solves": self.solves, "reused": 0, "timed_out": self.timed_out, "worst_gap": self.worst_gap}
 
 
 def worth(value: Floats, config: Ints) -> float:
-    """The objective value of a choice."""
+    """Return the objective value of a choice."""
     rows = np.flatnonzero(config != NONE)
     return float(value[rows, config[rows]].sum())
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A solution of the program, the bound on any solution, and whether it is proven optimal."""
+    """A solution of the program, a bound on all solutions, and whether the solution is proven optimal."""
 
     config: Ints
     bound: float
@@ -97,7 +105,7 @@ class Solved:
 
 
 def choose_exactly(value: Floats, view: View, start: Ints, limit_s: float) -> Solved:
-    """Maximise the sum of value over one configuration at most for each job, within the capacity of each GPU model."""
+    """Maximise the sum of values over at most one configuration for each job, within the capacity of each GPU model."""
     gpu, count, capacity = view.options.gpu, view.options.count, view.options.capacity
     rows, columns = np.nonzero(value > 0)
     jobs, g, n = len(view), len(capacity), len(rows)
@@ -124,11 +132,11 @@ def choose_exactly(value: Floats, view: View, start: Ints, limit_s: float) -> So
 
 
 def choose_by_prices(value: Floats, gpu: Ints, count: Ints, capacity: Ints) -> tuple[Ints, float]:
-    """A choice and a bound on every choice, by Lagrangian relaxation of the capacities.
+    """Return a choice and a bound on every choice, by Lagrangian relaxation of the capacities.
 
-    At prices m per GPU each job takes the configuration with the largest value - m x count; the sum of these and of m x
-    capacity bounds the optimum. Prices follow the excess demand; each demand is reduced to fit and then filled up, and
-    the best result is kept.
+    At prices m per GPU each job takes the configuration with the largest value - m x count. The sum of these and of m x
+    capacity bounds the optimum. Prices follow the excess demand. At times the demand is reduced to fit the capacity and
+    then filled up; the best result is kept.
     """
     jobs = len(value)
     config, bound = np.full(jobs, NONE), np.inf
@@ -160,7 +168,7 @@ def choose_by_prices(value: Floats, gpu: Ints, count: Ints, capacity: Ints) -> t
 
 
 def _fit(value: Floats, gpu: Ints, count: Ints, capacity: Ints, wanted: Ints) -> Ints:
-    """Drop what exceeds the capacity: by value per GPU, least first."""
+    """Drop configurations until the rest fits the capacity: those with the least value per GPU first."""
     rows = np.flatnonzero(wanted != NONE)
     density = value[rows, wanted[rows]] / count[wanted[rows]]
     order = rows[np.argsort(-density, kind="stable")]
@@ -173,7 +181,9 @@ def _fit(value: Floats, gpu: Ints, count: Ints, capacity: Ints, wanted: Ints) ->
 
 
 def _fill(value: Floats, gpu: Ints, count: Ints, config: Ints, capacity: Ints) -> Ints:
-    """Assign remaining GPUs: repeatedly the step up with the most value per additional GPU of its model."""
+    """Assign the remaining GPUs: repeatedly take the step to a larger configuration with the most value per additional
+    GPU.
+    """
     config = config.copy()
     taken = config[config != NONE]
     free = capacity - np.bincount(gpu[taken], weights=count[taken], minlength=len(capacity)).astype(np.int64)
@@ -188,7 +198,8 @@ def _fill(value: Floats, gpu: Ints, count: Ints, config: Ints, capacity: Ints) -
         if not open_.any():
             break
         ratio = np.where(open_, gain / np.maximum(more, 0.5), -np.inf)
-        # all jobs that want this step at once, as far as they fit: one pass per job would be quadratic
+        # all jobs that want this step take it at once, as far as they fit, since one pass for each job would take
+        # quadratic time
         column = np.argmax(ratio, axis=1)
         rows = np.flatnonzero(open_[np.arange(len(config)), column])
         rows = rows[np.argsort(-ratio[rows, column[rows]], kind="stable")]

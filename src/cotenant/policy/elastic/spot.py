@@ -1,7 +1,8 @@
-"""Spot and guaranteed jobs: spot jobs get what guaranteed jobs are predicted to leave (after GFS, ASPLOS 2026).
+"""Spot and guaranteed jobs (after GFS, ASPLOS 2026): spot jobs get the GPUs that guaranteed jobs are predicted to
+leave.
 
-Jobs with priority above 0 are guaranteed, the others spot. Guaranteed jobs go first and preempt spot jobs; a reserve
-for predicted guaranteed jobs prevents spot jobs from starting where they would soon be preempted.
+Jobs with a priority above 0 are guaranteed, the others are spot jobs. Guaranteed jobs go first and preempt spot jobs.
+GPUs are reserved for predicted guaranteed jobs, so that spot jobs do not start where they would soon be preempted.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ import numpy as np
 
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 
-HORIZON = 12  #: rounds of the prediction
-MEMORY = 2016  #: rounds of demand that are stored: a week at 5 minutes
+HORIZON = 12  # number of rounds that are predicted
+MEMORY = 2016  # number of past rounds whose demand is stored: a week at 5 minutes
 QUANTILE = 0.9
 
 
 @dataclass
 class Spot:
-    """`predicts`: whether GPUs are reserved for predicted guaranteed jobs; otherwise spot jobs may take all.
+    """The policy. `predicts`: GPUs are reserved for predicted guaranteed jobs; otherwise spot jobs may take all.
 
-    It stores the guaranteed demand of past rounds, [rounds, G], which together with the view determines the decision.
+    It stores the guaranteed jobs' demand in past rounds, [rounds, G], which together with the view determines the
+    decision.
     """
 
     predicts: bool = True
     demand: deque[Floats] = field(default_factory=lambda: deque(maxlen=MEMORY), repr=False)
 
     def decide(self, view: View) -> Decision:
-        """Guaranteed jobs by arrival, then spot jobs: those that run, oldest first, then those that wait."""
+        """Place guaranteed jobs by arrival, then running spot jobs, oldest first, then waiting spot jobs."""
         choices = rigid(view)
         guaranteed = view.priority > 0
         capacity = view.options.capacity.astype(np.float64)
@@ -39,7 +41,8 @@ class Spot:
         place(view, choices, np.flatnonzero(guaranteed), config, free, np.zeros(len(free)))
         self.demand.append(capacity - free)
         reserve = predicted_rise(np.array(self.demand)) if self.predicts else np.zeros(len(free))
-        # a running spot job is preempted only by existing guaranteed jobs; the reserve applies to new ones
+        # a running spot job is preempted only for guaranteed jobs that exist; the reserve keeps only new spot jobs from
+        # starting
         spot = np.flatnonzero(~guaranteed)
         runs = spot[view.held[spot] != NONE]
         oldest = runs[np.argsort(-view.received_s[runs].sum(axis=1), kind="stable")]
@@ -48,13 +51,13 @@ class Spot:
         return Decision(config)
 
     def summary(self) -> dict[str, Any]:
-        """Figures about solved programs: none, since this policy solves none."""
+        """Return figures about solved programs: none, since this policy solves no program."""
         return {}
 
 
 def place(view: View, choices: Ints, rows: Ints, config: Ints, free: Floats, reserve: Floats) -> None:
-    """Give each row in order its GPUs on its present model, else on the fastest, as long as `reserve` GPUs stay
-    free.
+    """Give each job in `rows`, in that order, the GPUs that it requests, on its present GPU model if possible,
+    otherwise on the fastest, as long as `reserve` GPUs stay free.
     """
     for row in rows.tolist():
         gpus = view.options.gpu
@@ -66,10 +69,10 @@ def place(view: View, choices: Ints, rows: Ints, config: Ints, free: Floats, res
 
 
 def predicted_rise(demand: Floats) -> Floats:
-    """GPUs by which the demand is predicted to rise within the horizon, by GPU model.
+    """Return by how many GPUs of each model the guaranteed demand is predicted to rise within the next HORIZON rounds.
 
-    The quantile, over past rounds t with a whole horizon behind them, of the largest demand of rounds t + 1 .. t +
-    HORIZON less that of t; 0 until there are HORIZON such rounds.
+    For every past round t that HORIZON rounds have followed, take the largest demand of the rounds t + 1 .. t + HORIZON
+    less that of t. The result is the QUANTILE of these values; 0 until there are HORIZON of them.
     """
     rounds, models = demand.shape
     known = rounds - HORIZON

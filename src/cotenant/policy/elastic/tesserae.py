@@ -14,19 +14,19 @@ import numpy as np
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 from cotenant.policy.solver import compressed, solve_milp
 
-QUEUE_GPU_S = 3600.0  #: attained GPU-seconds at which a job falls to the second queue (Tiresias, NSDI'19)
+QUEUE_GPU_S = 3600.0  # attained GPU-seconds at which a job moves to the second queue (Tiresias, NSDI'19)
 
 
 @dataclass
 class Tesserae:
-    """`packs`: whether two jobs may share a GPU."""
+    """The policy. `packs`: two jobs may share a GPU."""
 
     packs: bool = True
     solves: int = 0
     pairs: int = 0
 
     def decide(self, view: View) -> Decision:
-        """The jobs that have GPUs of their own, and the pairs that share one."""
+        """Decide which jobs have GPUs of their own, and which pairs share one."""
         choices = rigid(view)
         order = by_attained_service(view)
         config = in_order(view, choices, order)
@@ -40,18 +40,20 @@ class Tesserae:
         return Decision(config, host)
 
     def summary(self) -> dict[str, Any]:
-        """Number of matchings, all optimal, and the pairs in all of them."""
+        """Return the number of matchings, all optimal, and the number of pairs in all of them."""
         return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0, "pairs": self.pairs}
 
 
 def by_attained_service(view: View) -> Ints:
-    """Rows by priority, then queue, then arrival."""
+    """Return the rows ordered by priority, then queue, then arrival."""
     queue = view.received_s.sum(axis=1) * view.wants >= QUEUE_GPU_S
     return np.lexsort((np.arange(len(view)), queue, -view.priority))
 
 
 def in_order(view: View, choices: Ints, order: Ints) -> Ints:
-    """Each job in order on its present GPU model if that has room, else on the fastest that has."""
+    """Place each job in that order: on its present GPU model if enough GPUs are free there, otherwise on the fastest
+    model where they are.
+    """
     free = view.options.capacity.tolist()
     config = np.full(len(view), NONE)
     wants = view.wants.tolist()
@@ -67,11 +69,12 @@ def in_order(view: View, choices: Ints, order: Ints) -> Ints:
 
 
 def pack(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
-    """`host[J]`: the best matching of waiting with running single-GPU jobs; NONE if a job is not the second on a GPU.
+    """Return `host[J]`: the best matching of waiting single-GPU jobs (guests) with running ones (hosts); NONE for a job
+    that is not a guest.
 
-    The weight of a pair is the sum of the fractions of their speeds alone that both keep, counted only above 1, where
-    the GPU does more than with either job alone. Jobs of one kind are equal: the matching is between kinds, existing
-    pairs stay together, and of the others the first in order are taken.
+    The weight of a pair is the sum of the fractions of their full speeds that both keep. It counts only above 1, where
+    the GPU does more work than with either job alone. Jobs of one kind are equal, so the matching is between kinds;
+    existing pairs stay together, and of the other jobs those first in order are taken.
     """
     host = np.full(len(view), NONE)
     single = view.wants == 1
@@ -101,7 +104,9 @@ def pack(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
 
 
 def weights(beside: Floats, kind: Ints, gpu: Ints, guest: Ints) -> Floats:
-    """[hosts, guests]: sum of the parts of their speeds alone; 0 where it is not above 1 or was not measured."""
+    """Return [hosts, guests]: the sum of the fractions of their full speeds that both jobs keep; 0 if it is not above 1
+    or was not measured.
+    """
     one = beside[kind[:, None], guest[None, :], gpu[:, None]]
     other = beside[guest[None, :], kind[:, None], gpu[:, None]]
     total = np.where((one > 0) & (other > 0), one + other, 0.0)
@@ -109,10 +114,11 @@ def weights(beside: Floats, kind: Ints, gpu: Ints, guest: Ints) -> Floats:
 
 
 def match(weight: Floats, hosts: Ints, guests: Ints) -> Ints:
-    """Number of pairs of each two groups: the maximum-weight matching between `hosts[R]` and `guests[S]` jobs.
+    """Return how many jobs of each two groups are paired: the maximum-weight matching between `hosts[R]` and
+    `guests[S]` jobs.
 
-    Its linear program has integral vertices (rows and columns of a bipartite graph), and the simplex method ends in
-    one.
+    The vertices of its linear program are integral, since its rows and columns are those of a bipartite graph, and the
+    simplex method ends in a vertex.
     """
     r, s = weight.shape
     matrix = np.zeros((r + s, r * s))

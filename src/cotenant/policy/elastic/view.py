@@ -1,4 +1,6 @@
-"""Input and output of an elastic policy. J unfinished jobs, C configurations, G GPU models."""
+"""The input and output of an elastic policy. There are J unfinished jobs, C configurations (GPU model and number of
+GPUs) and G GPU models.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Configurations:
-    """The possible configurations: `gpu[C]` model (an index) and `count[C]` GPUs; of each model there are `capacity[G]`
-    GPUs, at a price of `price[G]` per hour.
+    """The possible configurations: `gpu[C]`, the index of a GPU model, and `count[C]`, a number of GPUs. Of each model
+    there are `capacity[G]` GPUs, at a price of `price[G]` per hour.
     """
 
     gpu: Ints
@@ -27,15 +29,16 @@ class Configurations:
 
 @dataclass(frozen=True)
 class View:
-    """The unfinished jobs at one moment, by arrival.
+    """The unfinished jobs at one moment, ordered by arrival.
 
-    `rate[J, C]`: work per second, 0 if the job cannot run so; `wants[J]`: GPUs requested by its user; `held[J]`: its
-    present configuration, NONE if waiting; `most[J]`: the most GPUs that it ever had; `left[J]`: work left; `age_s[J]`
-    since its arrival; `restarts[J]`; `restart_s[J]`: cost of a restart; `received_s[J, G]`: seconds run by GPU model;
-    `priority[J]`: larger is more important; `kind[J]`: jobs of one kind have equal rates and wants; `job[J]`: its
-    number, the same in every view; `host[J]`: the row of the job whose GPU it shares as the second, NONE if it has its
-    own; `beside[K, K, G]`: the fraction of its speed that a job of the first kind keeps on one GPU with one of the
-    second, 0 if not measured.
+    `rate[J, C]`: work per second, 0 if the job cannot run in that configuration; `wants[J]`: number of GPUs that the
+    user requested; `held[J]`: present configuration, NONE if the job waits; `most[J]`: largest number of GPUs that the
+    job ever had; `left[J]`: remaining work; `age_s[J]`: time since its arrival; `restarts[J]`: number of restarts;
+    `restart_s[J]`: duration of a restart; `received_s[J, G]`: seconds that it ran on each GPU model; `priority[J]`:
+    larger is more important; `kind[J]`: jobs of one kind have equal rates and wants; `job[J]`: number of the job, the
+    same in every view; `host[J]`: row of the job whose GPU it shares as the second one, NONE if it has its own;
+    `beside[K, K, G]`: the fraction of its speed that a job of the first kind keeps on a GPU with a job of the second
+    kind, 0 if not measured.
     """
 
     options: Configurations
@@ -60,8 +63,8 @@ class View:
 
 @dataclass(frozen=True)
 class Decision:
-    """`config[J]`: the configuration of each job from now on, NONE if it waits; `host[J]`: the job whose GPU it shares
-    as the second, NONE if it has its own; None: no job shares.
+    """The decision. `config[J]`: the configuration of each job from now on, NONE if it waits; `host[J]`: the job whose
+    GPU it shares as the second one, NONE if it has its own. If `host` is None, no job shares a GPU.
     """
 
     config: Ints
@@ -76,13 +79,14 @@ class ElasticPolicy(Protocol):
         ...
 
     def summary(self) -> dict[str, Any]:
-        """Statistics of its solver; empty if it has none."""
+        """Return statistics of the policy's solver; empty if it has none."""
         ...
 
 
 def rigid(view: View) -> Ints:
-    """`config[J, G]`: per job and GPU model the configuration with just the GPUs that it asked for, NONE if there is
-    none on which it can run."""
+    """Return `config[J, G]`: for each job and GPU model the configuration with exactly the number of GPUs that the job
+    requests; NONE if it cannot run on that model.
+    """
     found = np.full((len(view), len(view.options.capacity)), NONE)
     for c in range(len(view.options.gpu)):
         rows = (view.wants == view.options.count[c]) & (view.rate[:, c] > 0)

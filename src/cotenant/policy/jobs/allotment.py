@@ -1,8 +1,10 @@
-"""Allotment: the CPU and memory given with a job's GPUs. Compiled; registry ALLOTMENTS.
+"""The allotment: how much CPU and memory a job gets together with its GPUs. Compiled; registry ALLOTMENTS.
 
-`tune` follows Synergy (OSDI'22, section 4): a job gets its ideal demand if it fits, otherwise its proportional share;
-if even that does not fit, jobs that hold more than theirs return the excess. So no GPU is idle for lack of CPU or
-memory, and no job runs slower than at its proportional share.
+A job's *level* selects its amounts from a table: PROPORTIONAL to its GPUs, IDEAL (its profile's demand), DOWN (the
+smaller of both on each axis), or a point of the optimal allotment. `tune` follows Synergy (OSDI'22, section 4): a job
+gets its ideal demand if it fits, otherwise its proportional share. If even that does not fit, jobs that hold more than
+theirs return the excess. So no GPU is idle for lack of CPU or memory, and no job runs slower than at its proportional
+share.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from cotenant.policy.jobs.placement import lower_pointers, place, place_inlined
 
 ALLOTMENTS: dict[str, tuple[int, str]] = {
     "proportional": (0, "CPU and memory in proportion to GPUs"),
-    "greedy": (1, "ideal CPU and memory, or the job waits this round"),
+    "greedy": (1, "ideal CPU and memory; if that does not fit, the job waits for the next round"),
     "tune": (2, "ideal CPU and memory, reduced to proportional where needed; GPUs are never idle for lack of them"),
     "optimal": (3, "CPU and memory by a mixed-integer program that maximises total throughput each round"),
 }
 A_PROPORTIONAL, A_GREEDY, A_TUNE, A_OPTIMAL = 0, 1, 2, 3
-A_ELASTIC = 4  #: elastic policies choose type and level of every job themselves
+A_ELASTIC = 4  # elastic policies choose demand type and level of every job themselves
 
 
 @inner
 def _victim_servers(alloc: Allocation, demand: Demand, nodes: Array, typ: int, servers: Any, shares: Any) -> int:
-    """Nodes from which the type's GPUs will be taken, and how many on each; returns the number of nodes (0: too few
-    GPUs).
+    """Choose the nodes from which a job of the type will take its GPUs, and how many on each. Returns the number of
+    nodes; 0: there are too few free GPUs.
     """
     g = demand.type[typ].gpus
     n = len(nodes)
@@ -68,7 +70,7 @@ def _entry_amount(demand: Demand, nodes: Array, typ: int, level: int, node: int,
 
 @inner
 def _shrink(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int) -> None:
-    """Cut a running job to DOWN on the GPUs it has."""
+    """Reduce a running job to level DOWN, on the GPUs that it has."""
     old = alloc.job[job].level
     for e in range(alloc.job[job].first, alloc.job[job].first + alloc.job[job].count):
         node = alloc.entry[e].node
@@ -82,7 +84,9 @@ def _shrink(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int)
 
 @inner
 def _before(alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: int, a: int, b: int) -> bool:
-    """Whether entry a is shrunk before entry b: fewest nodes spanned, then most CPU and memory per GPU, then oldest."""
+    """Whether entry a of a node is reduced before entry b: the job on fewest nodes first, then the one with most CPU,
+    then most memory per GPU, then the oldest.
+    """
     ja, jb = alloc.entry[a].job, alloc.entry[b].job
     if alloc.job[ja].count != alloc.job[jb].count:
         return alloc.job[ja].count < alloc.job[jb].count
@@ -119,7 +123,7 @@ def _can_give(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: in
 def _reclaim(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: int, need_cpu: int, need_memory: int
 ) -> None:
-    """Shrink jobs on the node that hold more than DOWN until the need is met or none has excess."""
+    """Reduce jobs on the node to level DOWN until enough CPU and memory is free, or no job has more than DOWN."""
     while need_cpu > 0 or need_memory > 0:
         best = -1
         e = alloc.node[node].head
@@ -159,7 +163,7 @@ def _give_less(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Array, placement: int, job: int, tried: int, servers: Any,
     shares: Any,
 ) -> bool:  # fmt: skip
-    """Place at DOWN a job that found no room at level `tried`, shrinking others if necessary."""
+    """Place a job at level DOWN that did not fit at level `tried`, reducing others if necessary."""
     typ = jobs[job].type
     if (tried != IDEAL or demand.type[typ].can_shrink) and place(alloc, demand, nodes, placement, job, typ, DOWN):
         return True
@@ -176,9 +180,9 @@ def allot(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Array, allotment: int, placement: int, job: int,
     servers: Any, shares: Any,
 ) -> bool:  # fmt: skip
-    """Place a job with the CPU and memory that the allotment gives it; False leaves it waiting.
+    """Place a job with the CPU and memory that the allotment gives it. False: the job must wait.
 
-    `servers`, `shares`: scratch of length N.
+    `servers`, `shares`: working arrays of length N.
     """
     level = IDEAL
     if allotment == A_PROPORTIONAL:
@@ -193,7 +197,8 @@ def allot(
 
 @inner
 def relevel(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> None:
-    """Change a running job to another level on the GPUs it has, if all its nodes have the CPU and memory."""
+    """Change a running job to another level on the GPUs that it has, if all its nodes have the CPU and memory for it.
+    """
     old = alloc.job[job].level
     if old == level:
         return

@@ -1,11 +1,11 @@
-"""The arrays that compiled policies read and write: a snapshot in the form of kernels' arguments.
+"""The arrays that compiled policies read and write: a snapshot of jobs and cluster in the form that kernels take.
 
-Amounts are integers so that decisions are equal on every machine: CPU in thousandths of a core, memory in 10^6 bytes,
-fractions of a GPU in thousandths. J jobs, T demand types (jobs with the same needs share one), L levels of allotment, K
-kinds of node, N nodes.
+Amounts are integers, so that decisions are equal on every machine: CPU in thousandths of a core, memory in 10^6 bytes,
+fractions of a GPU in thousandths. There are J jobs, T demand types (jobs with the same needs share one), L levels of
+allotment (amounts of CPU and memory), K kinds of node and N nodes.
 
-Arrays hold records (one dtype per noun), so that kernels have few arguments: the time to compile a kernel grows with
-the number of arrays that pass through its calls.
+The arrays hold records, so that kernels have few arguments: the time to compile a kernel grows with the number of
+arrays that pass through its calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 ONE: Any = np.int64(1)
 NONE: Any = np.int64(-1)
 
-# levels of allotment; from GRID on: the points that the optimal allotment chooses among
+# the levels of allotment; levels from GRID on are the points among which the optimal allotment chooses
 PROPORTIONAL: Any = np.int64(0)
 IDEAL: Any = np.int64(1)
 DOWN: Any = np.int64(2)
@@ -30,82 +30,83 @@ GRID: Any = np.int64(3)
 # a job's level while it does not run
 NOT_RUNNING: Any = np.int64(-1)
 
-# what a job of a demand type needs, independent of its grant
+# what a job of a demand type needs, apart from CPU and memory
 TYPE = np.dtype([
-    ("gpus", "i8"),  # whole GPUs (1 for a job on part of a GPU)
-    ("part_milli", "i8"),  # thousandths of one GPU; 0: whole GPUs
-    ("multi_node_factor", "f8"),  # speed kept when spread over nodes
+    ("gpus", "i8"),  # number of whole GPUs; 1 for a job on a fraction of a GPU
+    ("part_milli", "i8"),  # thousandths of one GPU; 0: the job needs whole GPUs
+    ("multi_node_factor", "f8"),  # fraction of its speed that a job keeps when it runs on several nodes
     ("key_s", "f8"),  # seconds per iteration that the ordering assumes
-    ("isolated_s", "f8"),  # seconds per iteration alone at the proportional share on the reference GPU
-    ("dominant", "f8"),  # largest share of the cluster over GPU, CPU and memory, at ideal demand
-    ("size", "f8"),  # sum of those shares
-    ("can_shrink", "?"),  # its ideal demand exceeds DOWN on some axis of some kind of node
+    # seconds per iteration if the job runs alone with its proportional share, on the reference GPU
+    ("isolated_s", "f8"),
+    ("dominant", "f8"),  # largest share of the cluster's GPUs, CPU or memory that the ideal demand takes
+    ("size", "f8"),  # sum of the shares of GPUs, CPU and memory
+    ("can_shrink", "?"),  # the ideal demand exceeds level DOWN in CPU or memory on some kind of node
 ])  # fmt: skip
 
-# amounts at one level on one kind of node: per GPU (for a job on a fraction of a GPU: in total)
+# amounts at one level on one kind of node; per GPU, or in total for a job on a fraction of a GPU
 AMOUNT = np.dtype([("cpu", "i8"), ("memory", "i8"), ("iteration_s", "f8")])
 
 NODE = np.dtype([("gpus", "i8"), ("cpu", "i8"), ("memory", "i8"), ("kind", "i8")])
 
-# per-job state that orderings read and decisions write
+# what orderings read and decisions write, for each job
 JOB = np.dtype([
     ("type", "i8"),
     ("priority", "i8"),
     ("arrival_s", "f8"),
-    ("total", "f8"),  # iterations in all
+    ("total", "f8"),  # iterations of the whole job
     ("done", "f8"),  # iterations done
-    ("attained_s", "f8"),  # seconds that it has run
+    ("attained_s", "f8"),  # seconds for which the job has run
     ("last_run_s", "f8"),  # end of its last lease, or its arrival if it has not run
-    ("rank", "i8"),  # its key when the jobs were last ordered
+    ("rank", "i8"),  # rank of the job when the jobs were last ordered
     ("key", "f8"),
-    ("dirty", "?"),  # whether its key may have changed since
-    ("reserved", "?"),  # it started by a reservation and keeps its GPUs until it ends
+    ("dirty", "?"),  # the key may have changed since the jobs were last ordered
+    ("reserved", "?"),  # the job started by a reservation, and keeps its GPUs until it ends
     ("wanted", "i8"),  # level that the optimal allotment chose
-    ("reason", "i8"),  # why it got no share in the last decision (core.events.Reason)
+    ("reason", "i8"),  # why the job got no GPUs in the last decision (core.events.Reason)
 ])  # fmt: skip
 
-# where a job runs: its entries are contiguous from `first`
+# where a job runs: `count` entries in a row, from `first` on
 GRANT = np.dtype([("first", "i8"), ("count", "i8"), ("level", "i8")])
 
 FREE = np.dtype([
     ("free_gpus", "i8"),  # number of GPUs of which no job holds any part
     ("free_cpu", "i8"),
     ("free_memory", "i8"),
-    ("head", "i8"),  # newest entry on the node, -1 none
+    ("head", "i8"),  # newest entry of the node; -1: none
 ])  # fmt: skip
 
 ENTRY = np.dtype([
     ("node", "i8"),
     ("gpus", "i8"),
     ("job", "i8"),
-    ("next", "i8"),  # next older entry on the same node
-    ("slot", "i8"),  # slot of a part of a GPU, -1 for whole GPUs
+    ("next", "i8"),  # the next older entry of the node
+    ("slot", "i8"),  # index of the GPU, for a job on a fraction of one; -1 for whole GPUs
 ])  # fmt: skip
 
 
 class Demand(NamedTuple):
-    """What each demand type takes and how fast it goes."""
+    """What each demand type needs, and how fast it runs at each level."""
 
     type: Array  #: TYPE[T]
-    allowed: Array  #: bool[T, K] kinds of node whose GPUs it accepts
+    allowed: Array  # bool[T, K]: the type accepts the GPUs of this kind of node
     amount: Array  #: AMOUNT[L, T, K]
 
 
 class Allocation(NamedTuple):
-    """The grants of all jobs."""
+    """Where all jobs run, and what is free."""
 
     node: Array  #: FREE[N]
     entry: Array  #: ENTRY[E]
     job: Array  #: GRANT[J]
-    slots: Array  #: i8[N, S] free thousandths of GPUs held in parts; -1: slot not in use
-    used: Array  #: i8[2] entries used; GPUs free over all nodes
-    free_kind: Array  #: i8[K] GPUs free by kind of node
-    pointer: Array  #: i8[L, T] no node before this one fits (level, type); valid while nothing is released
-    bucket: Array  #: u8[max GPUs + 1, words] for each number of free GPUs a bit set of nodes
+    slots: Array  # i8[N, S]: free thousandths of GPUs that are used in fractions; -1: slot not in use
+    used: Array  # i8[2]: number of entries in use; number of free GPUs on all nodes
+    free_kind: Array  # i8[K]: number of free GPUs on each kind of node
+    pointer: Array  # i8[L, T]: no node before this one fits (level, type); valid while no job releases anything
+    bucket: Array  # u8[max GPUs + 1, words]: for each number of free GPUs, the nodes that have it, as bits
 
 
 def make_allocation(demand: Demand, nodes: Array, jobs: int) -> Allocation:
-    """An empty allocation sized for the cluster; filled by `placement.clear`."""
+    """Return an empty allocation of the right size for the cluster; `placement.clear` initialises it."""
     parts = demand.type["part_milli"][demand.type["part_milli"] > 0]
     tenants_per_gpu = max(1, 1000 // int(parts.min())) if len(parts) else 1
     n, most = len(nodes), int(nodes["gpus"].max())

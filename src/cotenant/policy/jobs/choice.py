@@ -1,4 +1,4 @@
-"""A job policy as named by a user: ordering + allotment + placement, and their options."""
+"""A job policy as users name it: an ordering, an allotment and a placement, with their options."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from cotenant.policy.jobs.ordering import ORDERINGS, Context, gittins_table
 from cotenant.policy.jobs.placement import PLACEMENTS
 from cotenant.policy.jobs.rounds import Choice
 
-# GPU-seconds at which a job drops to the next queue: Tiresias (NSDI'19) uses two queues split at one GPU-hour for
-# its testbed; three queues, an hour and ten hours apart, suit traces with jobs of days
+# GPU-seconds at which a job moves to the next queue. Tiresias (NSDI'19) uses two queues, separated at one GPU-hour, for
+# its testbed. Three queues, separated at one and ten hours, suit traces with jobs of days.
 DEFAULT_QUEUES_GPU_S = (3600.0, 36000.0)
 
 
 @dataclass(frozen=True)
 class JobPolicy:
-    """Ordering + allotment + placement by name (see `cotenant policies`); InputError names the known ones."""
+    """An ordering, an allotment and a placement by name (see `cotenant policies`). The InputError for an unknown name
+    lists the known ones.
+    """
 
     ordering: str = "fifo"
     allotment: str = "tune"
     placement: str = "first-fit"
-    sticky: bool = False  #: running jobs that continue keep their GPUs
-    reserve_after_s: float = math.inf  #: a job that waited longer goes first, and runs to its end
-    solver_limit_s: float = 1.0  #: per decision of allotment optimal
+    sticky: bool = False  # running jobs that continue keep their GPUs
+    reserve_after_s: float = math.inf  # a job that has waited longer than this goes first, and runs to its end
+    solver_limit_s: float = 1.0  # time limit for each decision of the allotment `optimal`
     queue_limits_gpu_s: tuple[float, ...] = DEFAULT_QUEUES_GPU_S
-    gittins_sample_gpu_s: tuple[float, ...] = field(default=(), repr=False)  #: empty: the trace's own jobs
+    # empty: the jobs of the trace itself are the sample
+    gittins_sample_gpu_s: tuple[float, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for kind, name, known in (
@@ -44,12 +47,12 @@ class JobPolicy:
             raise InputError("queue limits must increase", field="queues")
 
     def label(self) -> str:
-        """Short name for tables: fifo + tune, with the placement unless it is first-fit."""
+        """Return a short name for tables, such as fifo + tune; the placement is included unless it is first-fit."""
         extra = "" if self.placement == "first-fit" else f" + {self.placement}"
         return f"{self.ordering} + {self.allotment}{extra}{' (sticky)' if self.sticky else ''}"
 
     def choice(self) -> Choice:
-        """The codes of the policy for compiled functions."""
+        """Return the codes of the policy that compiled functions take."""
         return Choice(
             ORDERINGS[self.ordering].code,
             ALLOTMENTS[self.allotment][0],
@@ -59,7 +62,9 @@ class JobPolicy:
         )
 
     def context(self, gpu_seconds: NDArray[np.float64], cluster_gpus: float) -> Context:
-        """Data for ordering keys. `gpu_seconds[J]`: GPU time of each job, the sample for the Gittins index."""
+        """Return what the keys of the ordering need. `gpu_seconds[J]`: GPU time of each job, the sample for the Gittins
+        index.
+        """
         attained, index = np.zeros(1), np.zeros(1)
         if self.ordering == "gittins":
             sample = np.array(self.gittins_sample_gpu_s) if self.gittins_sample_gpu_s else gpu_seconds

@@ -21,7 +21,7 @@ MB = 10**6
 
 @dataclass(frozen=True)
 class Workload:
-    """Jobs as kernels see them: `type[J]` into `demand`, `iterations[J]` of work."""
+    """Jobs as kernels see them: `type[J]`, an index into `demand`, and `iterations[J]`, the amount of work."""
 
     demand: Demand
     nodes: Array
@@ -31,7 +31,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Need:
-    """One demand type before it becomes table rows. CPU in cores, memory in bytes, for the whole job; NaN: profile."""
+    """The needs of one demand type before they become rows of a table: CPU in cores and memory in bytes for the whole
+    job; NaN: the profile decides.
+    """
 
     profile: ModelProfile
     gpus: float
@@ -41,7 +43,7 @@ class Need:
 
 
 def build_nodes(cluster: Cluster) -> tuple[Array, list[NodeGroup]]:
-    """Nodes as NODE[N], and the distinct kinds of node that have GPUs (nodes without any take no part)."""
+    """Return the nodes as NODE[N], and the distinct kinds of node that have GPUs. Nodes without GPUs are left out."""
     kinds: dict[tuple[str, int, float, int], int] = {}
     groups: list[NodeGroup] = []
     columns: list[tuple[int, int, int, int, int]] = []
@@ -61,7 +63,9 @@ def build_nodes(cluster: Cluster) -> tuple[Array, list[NodeGroup]]:
 
 
 def _share(group: NodeGroup) -> tuple[int, int]:
-    """CPU milli and MB per GPU that are a GPU's proportional share on such a node."""
+    """Return the CPU in thousandths of a core and the memory in MB that are the proportional share of one GPU on such a
+    node.
+    """
     return int(group.cpus * 1000) // group.gpus, group.memory_bytes // MB // group.gpus
 
 
@@ -78,15 +82,16 @@ def build_workload(
     trace_gpu: str | None = None,
     trace: work.Trace | None = None,
 ) -> Workload:
-    """Demand tables for the jobs on the cluster.
+    """Build the demand tables for the jobs on the cluster.
 
-    `two_speed`: only two speeds, proportional and ideal, as the public Synergy simulator knows them; else the whole
-    table by interpolation. `proportional_keys`: orderings assume the proportional speed (else the ideal one). `grid`:
-    add the levels that the optimal allotment chooses among. `trace_gpu`: the GPU model on which the trace's run times
-    and the profiles' iteration times hold (default: that of the cluster's first node). `trace`: where the jobs come
-    from, for error messages.
+    `two_speed`: use only two speeds, proportional and ideal, as the public Synergy simulator does; otherwise
+    interpolate the whole table. `proportional_keys`: orderings assume the proportional speed, otherwise the ideal one.
+    `grid`: add the levels among which the optimal allotment chooses. `trace_gpu`: the GPU model to which the trace's
+    run times and the profiles' iteration times refer (default: that of the cluster's first node). `trace`: the source
+    of the jobs, for error messages.
+
     Errors (InputError): a model without a profile, a job larger than the cluster, a GPU model that is unknown, a job
-    left with no CPU.
+    that would get no CPU.
     """
     trace = trace or work.Trace(jobs, "")
     nodes, kinds = build_nodes(cluster)
@@ -127,7 +132,7 @@ def _needs(
         np.unique(np.nan_to_num(c, nan=-1.0), return_inverse=True) for c in (jobs.gpus, jobs.cpus, jobs.memory_bytes)
     ]
     columns = [(np.arange(len(models)), model_of), *known, (np.arange(len(accepts)), accepts_of)]
-    # a number per combination, by which combinations sort as by their columns from the first on
+    # each combination gets a number; combinations are ordered by these numbers as by their columns from the first on
     code = np.zeros(len(jobs), np.int64)
     for values, which in columns:
         if int(code.max(initial=0)) >= 2**62 // max(len(values), 1):
@@ -152,7 +157,7 @@ def _needs(
 
 
 def _distinct_texts(texts: work.Names) -> tuple[list[str], Ints]:
-    """The distinct texts, sorted, and which of them each is. Texts of a trace are few and repeat."""
+    """Return the distinct texts, sorted, and for each text its index among them. A trace has few distinct texts."""
     listed = texts.tolist()
     names = sorted(set(listed))
     code = {name: i for i, name in enumerate(names)}
@@ -186,25 +191,25 @@ def _check_sizes(
 
 
 def _check_paces(jobs: work.Jobs, demand: Demand, types: NDArray[np.int32], trace: work.Trace) -> None:
-    """Check that no job's amount rounds down to 0: amounts are whole thousandths of a core, and such a job would never
-    end.
+    """Check that no job's amount of CPU rounds down to 0: amounts are whole thousandths of a core, and such a job would
+    never end.
     """
     stuck = (np.isinf(demand.amount["iteration_s"]).any(axis=0) & demand.allowed).any(axis=1)
     if stuck.any():
         job = jobs.id[int(np.flatnonzero(stuck[types])[0])]
         raise trace.wrong(
-            job, "cpus", f"job {job} would get less than 0.001 CPU cores per GPU; it needs more, or the nodes do"
+            job, "cpus", f"job {job} would get less than 0.001 CPU cores per GPU; request more, or use nodes with more"
         )
 
 
 def _per_gpu(group: NodeGroup) -> tuple[float, float]:
-    """Cores and GB that are a GPU's proportional share on such a node."""
+    """Return the cores and GB that are the proportional share of one GPU on such a node."""
     cpu, memory = _share(group)
     return cpu / 1000, memory / 1000
 
 
 def runnable_jobs(jobs: work.Jobs, cluster: Cluster) -> NDArray[np.bool_]:
-    """Mask of the jobs whose gangs the cluster could hold, were it empty (by GPU count and GPU model)."""
+    """Return which jobs the cluster could hold if it were empty, by number of GPUs and GPU model."""
     have: dict[str, int] = {}
     for group in cluster.groups:
         have[group.gpu.name] = have.get(group.gpu.name, 0) + group.count * group.gpus
@@ -216,7 +221,7 @@ def runnable_jobs(jobs: work.Jobs, cluster: Cluster) -> NDArray[np.bool_]:
 
 
 class _Tables:
-    """Rows of the demand tables, one type at a time."""
+    """Builds the rows of the demand tables, one demand type at a time."""
 
     def __init__(
         self, nodes: Array, kinds: list[NodeGroup], two_speed: bool, grid: bool, trace_gpu: Gpu | None
@@ -244,7 +249,9 @@ class _Tables:
         self.ideal_totals.append((need.gpus, cpu * gpus, memory * gpus))
 
     def _ideal(self, need: Need, gpus: int, part: int, allowed: NDArray[np.bool_]) -> tuple[int, int, float]:
-        """Ideal CPU milli and MB per GPU, clipped to one node; and how much of the ideal speedup the clip leaves."""
+        """Return the ideal CPU (thousandths of a core) and MB per GPU, limited to one node; and the fraction of the
+        ideal speedup that remains under that limit.
+        """
         on = [k for k in range(len(self.kinds)) if allowed[k]]
         big = max(on, key=lambda k: (self.kinds[k].gpus, self.kinds[k].cpus))
         most_cpu = max(int(self.kinds[k].cpus * 1000) for k in on)
@@ -267,7 +274,7 @@ class _Tables:
         share = share_cpu * gpus if not part else share_cpu * part // 1000
         full = profile_cpu * 1000 * need.gpus
         if not clipped and share < full and clipped_cpu < full:
-            # linear in CPU between the proportional and the ideal point (Synergy's re-estimate after clipping)
+            # Synergy estimates the speed after limiting as linear in CPU between the proportional and the ideal point
             fraction = max(0.0, (clipped_cpu - share) / (full - share))
         return clipped_cpu // gpus, clipped_memory // gpus, fraction
 
@@ -279,7 +286,7 @@ class _Tables:
     def _level(
         self, need: Need, part: int, kind: int, cpu: int, memory: int, fraction: float
     ) -> tuple[list[int], list[int], list[float]]:
-        """CPU, memory and seconds per iteration of every level on one kind of node."""
+        """Return CPU, memory and seconds per iteration of every level on one kind of node."""
         share_cpu, share_memory = _share(self.kinds[kind])
         if part:
             share_cpu, share_memory = share_cpu * part // 1000, share_memory * part // 1000
@@ -299,7 +306,9 @@ class _Tables:
         return cpus, memories, [need.profile.iteration_s / s / factor if s > 0 else np.inf for s in speeds]
 
     def _gpu_factor(self, profile: ModelProfile, kind: int) -> float:
-        """Speed of the kind's GPU relative to the trace's, by default the cluster's first."""
+        """Return the speed of the kind's GPU relative to the GPU to which the trace refers, by default the cluster's
+        first.
+        """
         own, reference = self.kinds[kind].gpu, self.trace_gpu or self.kinds[0].gpu
         if own.name == reference.name:
             return 1.0
@@ -329,14 +338,16 @@ class _Tables:
 
 
 def _pad(table: NDArray[np.generic], levels: int) -> NDArray[np.generic]:
-    """Repeat the DOWN level so that every type has the same number of levels."""
+    """Append copies of level DOWN, so that every type has the same number of levels."""
     if table.shape[0] == levels:
         return table
     return np.concatenate([table, np.repeat(table[DOWN : DOWN + 1], levels - table.shape[0], axis=0)])
 
 
 def _grid(profile: ModelProfile, cpu: int, memory: int, part: int) -> list[tuple[int, int]]:
-    """Points (CPU milli, MB) per GPU below the ideal demand that the optimal allotment may choose."""
+    """Return the points (thousandths of a core, MB) per GPU, at most the ideal demand, among which the optimal
+    allotment chooses.
+    """
     scale = part / 1000 if part else 1.0
     cpus = {min(cpu, round(c * 1000 * scale)) for c in profile.cpus_per_gpu} | {cpu}
     memories = {min(memory, round(m * 1000 * scale)) for m in profile.memory_gb_per_gpu} | {memory}

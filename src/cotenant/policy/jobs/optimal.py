@@ -2,8 +2,8 @@
 
 After Synergy (OSDI'22, section 4.1): maximise the sum of normalised throughputs over the jobs that the ordering
 selects, limited only by the cluster's total CPU and memory, with no job below its proportional speed. Jobs of one
-demand type are equal, so the program decides how many of a type get each point: tens of integer variables, whatever the
-number of jobs. Placement follows, as for tune: jobs that cannot be packed are shrunk.
+demand type are equal, so the program decides how many jobs of a type get each point: it has tens of integer variables,
+whatever the number of jobs. Then jobs are placed as under `tune`: those that do not fit are reduced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cotenant.policy.solver import solve_milp
 
 
 class LevelChooser:
-    """Chooses levels for the jobs of a round; caches solutions, since rounds repeat."""
+    """Chooses the levels of the jobs of a round. It caches solutions, since rounds repeat."""
 
     def __init__(self, demand: Demand, nodes: Array, time_limit_s: float) -> None:
         self.demand = demand
@@ -35,7 +35,7 @@ class LevelChooser:
         return int(np.argmax(self.demand.allowed[typ]))
 
     def _pareto(self, typ: int) -> Array:
-        """Levels that are not slower than proportional and not dominated by a cheaper one."""
+        """Return the levels that are not slower than the proportional one, and not dominated by a cheaper one."""
         kind = self._reference(typ)
         speed = 1.0 / self.demand.amount["iteration_s"][:, typ, kind]
         cpu, memory = self.demand.amount["cpu"][:, typ, kind], self.demand.amount["memory"][:, typ, kind]
@@ -45,11 +45,11 @@ class LevelChooser:
             if not any(cpu[y] <= cpu[x] and memory[y] <= memory[x] for y in kept):
                 kept.append(x)
         if DOWN not in kept and not any(cpu[y] <= cpu[DOWN] and memory[y] <= memory[DOWN] for y in kept):
-            kept.append(DOWN)  # always feasible: proportional shares fit together
+            kept.append(DOWN)  # always feasible, since the proportional shares of all jobs fit together
         return np.array(kept)
 
     def choose(self, selected: Array, jobs: Array) -> None:
-        """Set `wanted` of the selected jobs; the first in order of a type get its faster levels."""
+        """Set `wanted` of the selected jobs. Among jobs of one type, the first in order get the faster levels."""
         counts = np.bincount(jobs["type"][selected], minlength=len(self.demand.type))
         key = counts.astype(np.int32).tobytes()
         if key in self.known:
@@ -86,7 +86,7 @@ class LevelChooser:
         self.solves += 1
         levels: list[Array] = [np.zeros(0, np.int16) for _ in range(len(counts))]
         if solution.x is None:
-            self.timeouts += 1  # no solution within the time limit: proportional shares for all jobs
+            self.timeouts += 1  # no solution was found within the time limit, so all jobs get proportional shares
             for t in present:
                 levels[t] = np.full(counts[t], DOWN, np.int16)
             return levels
@@ -102,7 +102,9 @@ class LevelChooser:
         return levels
 
     def summary(self) -> dict[str, Any]:
-        """Statistics of the solver: programs solved, solutions reused, timeouts, the largest gap."""
+        """Return statistics of the solver: the number of solved programs, reused solutions and timeouts, and the
+        largest gap.
+        """
         return {"solves": self.solves, "reused": self.hits, "timed_out": self.timeouts, "worst_gap": self.worst_gap}
 
 

@@ -1,6 +1,7 @@
-"""Orderings: which job goes first. Compiled keys; registry ORDERINGS. Smaller keys go first.
+"""Orderings: which job goes first. An ordering computes a *key* for each job, in compiled code; smaller keys go first.
+Registry ORDERINGS.
 
-Before the key comes the job's priority (larger first); after it the arrival, then the row.
+The job's priority comes before the key (larger first); after the key come the arrival and the number of the job.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cotenant.policy.jobs.arrays import Array, Demand
 
 
 class Ordering(NamedTuple):
-    """One ordering: its code in kernels, and its description."""
+    """One ordering: its code for kernels, and its description."""
 
     code: int
     summary: str
@@ -35,16 +36,17 @@ ORDERINGS: dict[str, Ordering] = {
     "smallest-gang": Ordering(11, "fewest GPUs first; needs no run times"),
 }
 FIFO, SJF, SRTF, SRSF, LAS, LAS_QUEUES, GITTINS, FTF, FTF_PUBLIC, DRF, TETRIS, SMALLEST_GANG = range(12)
-HELD_PRIORITY = np.iinfo(np.int64).max  #: rank of a job that runs by a reservation
+HELD_PRIORITY = np.iinfo(np.int64).max  # rank of a job that runs by a reservation and keeps its GPUs
 RESERVED_PRIORITY = HELD_PRIORITY - 1  #: rank of a job that waits with a reservation
 
 
 class Context(NamedTuple):
-    """What keys need beside the job: thresholds, the Gittins table, the cluster's GPUs."""
+    """What the keys need besides the jobs: limits of queues, the Gittins table, and the number of GPUs in the cluster.
+    """
 
-    queue_limits_gpu_s: Array  #: f8[Q] rising; attained GPU-seconds at which a job drops a queue
-    gittins_gpu_s: Array  #: f8[S] rising; attained GPU-seconds from which an index applies
-    gittins_index: Array  #: f8[S] Gittins index from that attained service on
+    queue_limits_gpu_s: Array  # f8[Q], increasing: attained GPU-seconds at which a job moves to the next queue
+    gittins_gpu_s: Array  # f8[S], increasing: attained GPU-seconds from which an index applies
+    gittins_index: Array  # f8[S]: Gittins index from that attained service on
     cluster_gpus: float
     reserve_after_s: float  #: a job that has not run for longer than this gets a reservation; infinity: never
 
@@ -90,9 +92,10 @@ def key(code: int, now: float, active: int, job: int, jobs: Array, demand: Deman
 
 @inner
 def rank(now: float, job: int, jobs: Array, context: Context) -> int:
-    """What precedes the key: the job's priority, or the highest once it has waited for the reservation time.
+    """Return what precedes the key: the job's priority, or the highest one once it has waited for longer than the
+    reservation time.
 
-    A job that runs by its reservation ranks above those that wait for theirs.
+    A job that runs by its reservation ranks above those that still wait.
     """
     if jobs[job].reserved:
         return int(HELD_PRIORITY)
@@ -147,10 +150,10 @@ def sort_jobs(order: Any, n: int, jobs: Array, scratch: Any) -> None:
 def order_jobs(
     code: int, now: float, order: Any, n: int, jobs: Array, demand: Demand, context: Context, scratch: Any
 ) -> None:  # fmt: skip
-    """Bring order[:n] into order at time `now`.
+    """Sort order[:n] for time `now`.
 
-    `dirty` marks jobs whose key may have changed since the last call; it is cleared. order[:n] is in the order of the
-    last call with new jobs at its end. Changed jobs are sorted separately and merged in, since most jobs are unchanged.
+    order[:n] has the order of the last call, with new jobs at its end. `dirty` marks jobs whose key may have changed
+    since; it is cleared. Changed jobs are sorted separately and merged in, since most jobs have not changed.
     """
     still = 0
     moved = 0
@@ -177,7 +180,7 @@ def order_jobs(
     fresh = scratch[half : half + moved]
     sort_jobs(fresh, moved, jobs, scratch[:half])
     i, k, out = still - 1, moved - 1, n - 1
-    while k >= 0:  # merge from the back, into the room that the moved jobs left
+    while k >= 0:  # merged from the back, into the places that changed jobs have left
         if i >= 0 and _goes_first(fresh[k], order[i], jobs):
             order[out] = order[i]
             i -= 1
@@ -188,13 +191,14 @@ def order_jobs(
 
 
 def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
-    """Attained GPU-seconds a[S] and Gittins index[S] for jobs whose total GPU-time has this distribution.
+    """Return attained GPU-seconds a[S] and the Gittins index[S] there, for jobs whose total GPU time has the
+    distribution of the sample.
 
-    index(a) = max over D of P(X - a <= D | X > a) / E[min(X - a, D) | X > a] (Gittins 1979; Tiresias, NSDI'19), with
-    X over the sample `gpu_seconds` and D over the sample's later values.
+    index(a) = max over D of P(X - a <= D | X > a) / E[min(X - a, D) | X > a] (Gittins 1979; Tiresias, NSDI'19), with X
+    over the sample `gpu_seconds` and D over the sample's later values.
     """
     sample = np.sort(np.asarray(gpu_seconds, dtype=np.float64))
-    # values of the sample, not between them: next to one, the index is a quotient of two roundings
+    # only values of the sample are used: just before one, the index would be a quotient of two rounding errors
     ends = np.unique(np.quantile(sample, np.linspace(0, 1, points), method="lower"))
     attained = np.unique(np.concatenate([[0.0], ends]))
     index = np.zeros(len(attained))
@@ -203,7 +207,7 @@ def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
     for i, a in enumerate(attained):
         first = int(np.searchsorted(sample, a, side="right"))
         alive = len(sample) - first
-        if alive == 0:  # older than the whole sample: the job goes last
+        if alive == 0:  # no job of the sample ran for so long, so the job goes last
             continue
         later = ends > a
         served = below_end[later] - first

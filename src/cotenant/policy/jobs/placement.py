@@ -1,6 +1,6 @@
-"""Placement: chooses the GPUs and nodes of a job. Compiled; registry PLACEMENTS.
+"""Placement: chooses the nodes and GPUs of a job. Compiled; registry PLACEMENTS.
 
-Every function works on an Allocation (policy.arrays) and leaves it unchanged if it returns False.
+Every function works on an Allocation (policy.jobs.arrays), and leaves it unchanged if it returns False.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from cotenant.policy.compiled import inlined, inner
 from cotenant.policy.jobs.arrays import NONE, ONE, Allocation, Array, Demand
 
 PLACEMENTS: dict[str, tuple[int, str]] = {
-    "first-fit": (0, "GPUs in node order, wherever one fits; a gang may span nodes"),
-    "consolidate": (1, "a gang on the one fullest node that holds all of it, else the fullest nodes first"),
+    "first-fit": (0, "the first nodes with free GPUs; a gang may span nodes"),
+    "consolidate": (1, "the fullest node that has enough GPUs for the whole gang, otherwise the fullest nodes first"),
     "spread": (2, "one GPU at a time on the emptiest node that fits"),
 }
 FIRST_FIT, CONSOLIDATE, SPREAD = 0, 1, 2
-FEWEST_NODES: Any = np.int64(3)  #: elastic policies: as consolidate, but a gang that no node holds takes whole nodes
+# used by elastic policies: like consolidate, but a gang that fits on no single node takes whole nodes
+FEWEST_NODES: Any = np.int64(3)
 
 
 @inner
 def clear(alloc: Allocation, nodes: Array) -> None:
-    """Every GPU free, no entries. Job arrays (first, count, level) are the caller's."""
+    """Free all GPUs and remove all entries. The caller resets the arrays of jobs (first, count, level)."""
     n = len(nodes)
     alloc.free_kind[:] = 0
     alloc.bucket[:] = 0
@@ -35,7 +36,8 @@ def clear(alloc: Allocation, nodes: Array) -> None:
         alloc.free_kind[nodes[i].kind] += nodes[i].gpus
         alloc.bucket[nodes[i].gpus, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     for i in range(n, 64 * alloc.bucket.shape[1]):
-        alloc.bucket[0, i >> 6] |= np.uint64(1) << np.uint64(i & 63)  # no such node: a value that excludes all nodes
+        # there is no such node; these bits exclude it from every search
+        alloc.bucket[0, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     alloc.slots[:] = -1
     alloc.used[0] = 0
     alloc.used[1] = alloc.free_kind.sum()
@@ -44,7 +46,7 @@ def clear(alloc: Allocation, nodes: Array) -> None:
 
 @inner
 def lower_pointers(alloc: Allocation, node: int) -> None:
-    """Called when a node gets free resources: types that found no place may fit there again."""
+    """Called when a node gets free resources: types that did not fit may fit there again."""
     for level in range(alloc.pointer.shape[0]):
         for typ in range(alloc.pointer.shape[1]):
             if alloc.pointer[level, typ] > node:
@@ -89,7 +91,7 @@ def lowest_bit(word: int) -> int:
 
 @inlined
 def fits(alloc: Allocation, demand: Demand, nodes: Array, node: int, typ: int, level: int) -> int:
-    """How many of the type's GPUs the node can take now (0 or 1 for a part of a GPU)."""
+    """Return how many GPUs of one job of the type the node can take now; 0 or 1 for a fraction of a GPU."""
     kind = nodes[node].kind
     if not demand.allowed[typ, kind]:
         return 0
@@ -122,7 +124,7 @@ def fits(alloc: Allocation, demand: Demand, nodes: Array, node: int, typ: int, l
 def _enter(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int, slot: int
 ) -> None:
-    """Charge the CPU and memory and write the entry; the GPUs are taken already."""
+    """Take CPU and memory and write the entry. The caller has already taken the GPUs."""
     kind = nodes[node].kind
     alloc.node[node].free_cpu -= demand.amount[level, typ, kind].cpu * gpus
     alloc.node[node].free_memory -= demand.amount[level, typ, kind].memory * gpus
@@ -140,11 +142,11 @@ def _enter(
 def _take(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int
 ) -> None:
-    """Give the job `gpus` of the node's GPUs (or its part of one), as a new entry."""
+    """Give the job `gpus` of the node's GPUs, or its fraction of one, as a new entry."""
     slot = NONE
     part = demand.type[typ].part_milli
     if part > 0:
-        best = 2000  # the tightest GPU already in parts that has room, else a free one
+        best = 2000  # the GPU already in use by fractions with the least sufficient space, otherwise a free GPU
         unused = NONE
         for s in range(alloc.slots.shape[1]):
             room = alloc.slots[node, s]
@@ -172,8 +174,9 @@ take_inlined: Any = inlined(_take)
 def retake(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int, slot: int
 ) -> None:
-    """Like `take`, with exactly the GPUs that the job had before. A part of a GPU stays in the same slot. A job that
-    now has a part of a GPU instead of a whole one opens a slot; one that now has the whole GPU closes its slot."""
+    """Give a job exactly the GPUs that it had before. A job on a fraction of a GPU stays in its slot. A job that now
+    has a fraction instead of a whole GPU opens a slot, and one that now has the whole GPU closes its slot.
+    """
     if demand.type[typ].part_milli == 0:
         take(alloc, demand, nodes, job, typ, level, node, gpus)
         return
@@ -190,7 +193,9 @@ def retake(
 
 @inner
 def join(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, host: int) -> bool:
-    """Give the job its part of the GPU on which `host` has a part; False where that is not placed or has no room."""
+    """Give the job a fraction of the GPU of which `host` has a fraction. False: `host` is not placed, or there is not
+    enough space.
+    """
     alloc.job[job].first = alloc.used[0]
     alloc.job[job].count = 0
     if alloc.job[host].level < 0:
@@ -210,7 +215,7 @@ def join(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, le
 
 @inner
 def undo(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> None:
-    """Take back the entries that the job just got; they are the newest of all."""
+    """Take back the entries that the job has just got; they are the newest of all."""
     for e in range(alloc.used[0] - 1, alloc.job[job].first - 1, -1):
         node = alloc.entry[e].node
         kind = nodes[node].kind
@@ -232,7 +237,7 @@ def undo(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, le
 
 @inner
 def _first_fit_part(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
-    """First fit for a part of a GPU, which may go where no GPU is free."""
+    """First fit for a fraction of a GPU, which may share a GPU that is in use."""
     for node in range(alloc.pointer[level, typ], len(nodes)):
         alloc.pointer[level, typ] = node
         if fits(alloc, demand, nodes, node, typ, level) > 0:
@@ -245,10 +250,10 @@ def _first_fit_part(alloc: Allocation, demand: Demand, nodes: Array, job: int, t
 @inlined
 def _first_fit(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
     left = demand.type[typ].gpus
-    leading = True  # no node before this one fits even one GPU of the type, so the next job of this type starts here
+    leading = True  # no node before this one has a GPU for this type, so the next job of this type starts here
     start = alloc.pointer[level, typ]
     w = start >> 6
-    # nodes without a free GPU are skipped 64 at a time: bucket 0 is their bit set
+    # 64 nodes at a time are skipped if none has a free GPU: bucket 0 is the bit set of nodes without one
     word = ~alloc.bucket[0, w] & (~np.uint64(0) << np.uint64(start & 63))
     while left > 0:
         while word == np.uint64(0):
@@ -277,7 +282,9 @@ def _first_fit(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: i
 def _nth_bucket(
     alloc: Allocation, demand: Demand, nodes: Array, typ: int, level: int, free: int, need: int, skip: int
 ) -> int:
-    """Lowest node id above `skip` with exactly `free` GPUs free that can take `need` of the type's GPUs, or -1."""
+    """Return the lowest node after `skip` that has exactly `free` free GPUs and can take `need` of the type's GPUs; -1:
+    none.
+    """
     start = skip + 1
     for w in range(start >> 6, alloc.bucket.shape[1]):
         word = alloc.bucket[free, w]
@@ -285,7 +292,7 @@ def _nth_bucket(
             word &= ~np.uint64(0) << np.uint64(start & 63)
         while word != np.uint64(0):
             node = (w << 6) + lowest_bit(word)
-            # bits after the last node are not nodes
+            # bits after the last node stand for no node
             if node < len(nodes) and fits(alloc, demand, nodes, node, typ, level) >= need:
                 return node
             word &= word - np.uint64(1)
@@ -351,8 +358,8 @@ def _spread(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int,
 
 
 def _place(alloc: Allocation, demand: Demand, nodes: Array, code: int, job: int, typ: int, level: int) -> bool:
-    """Place the whole gang at the level by placement `code`. Returns False, with nothing changed, if it does not
-    fit."""
+    """Place the whole gang at that level by placement `code`. Returns False, with nothing changed, if it does not fit.
+    """
     alloc.job[job].first = alloc.used[0]
     alloc.job[job].count = 0
     if code == FIRST_FIT and demand.type[typ].part_milli > 0:

@@ -1,6 +1,6 @@
-"""A job policy as a pure function on plain data: from Snapshot and time to Plan.
+"""A job policy as a pure function on plain data: from a Snapshot and the time to a Plan.
 
-It fills the arrays of the compiled kernels and calls the same functions as the simulator; used by live controllers.
+It fills the arrays of the compiled kernels and calls the same functions as the simulator. Live controllers use it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def plan_jobs(
     two_speed: bool = False,
     default_profile: str | None = None,
 ) -> Plan:
-    """The jobs that run from `now_s` on (seconds, on the clock of the jobs' arrivals), with nodes, CPU and memory.
+    """Decide which jobs run from `now_s` on (seconds, on the clock of the jobs' arrivals), and their nodes, CPU and
+    memory.
 
-    Raises InputError as `demand.build_workload` does. The same snapshot gives the same plan.
+    Raises InputError as `demand.build_workload` does. The same snapshot always gives the same plan.
     """
     work = build_workload(
         snapshot.jobs,
@@ -83,7 +84,7 @@ def _job_array(snapshot: Snapshot, work: Workload) -> Array:
 
 
 def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
-    """Enter the running grants as the last decision, whose GPUs a policy may keep."""
+    """Enter the running grants as the last decision, so that the policy may keep their GPUs."""
     used = 0
     for grant in snapshot.running:
         row = rows[grant.job]
@@ -99,17 +100,21 @@ def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
 
 
 def _slot(alloc: Allocation, node: int, part_milli: int) -> int:
-    """A slot of the node for an adopted part of a GPU, the first with room; ValueError if there is none."""
+    """Return a slot of the node for a running job on a fraction of a GPU: the first with enough space. ValueError if
+    there is none.
+    """
     for slot in range(alloc.slots.shape[1]):
         room = alloc.slots[node, slot]
         if room < 0 or room >= part_milli:
             alloc.slots[node, slot] = (1000 if room < 0 else room) - part_milli
             return slot
-    raise ValueError(f"the running grants hold more parts of GPUs on node {node} than it has GPUs")
+    raise ValueError(f"the running jobs use larger fractions of GPUs on node {node} than it has")
 
 
 def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, rows: Array) -> tuple[Grant, ...]:
-    """Grants of the jobs in `rows`, in that order. They are converted together, because there may be thousands."""
+    """Return the grants of the jobs in `rows`, in that order. They are converted together, because there may be
+    thousands.
+    """
     if len(rows) == 0:
         return ()
     held, types = alloc.job[rows], work.type[rows]

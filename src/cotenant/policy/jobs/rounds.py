@@ -1,4 +1,4 @@
-"""One decision of a job policy: from ordered jobs to grants. Compiled.
+"""One decision of a job policy: from ordered jobs to the GPUs that they get. Compiled.
 
 The simulator and the live controller call the same `decide`.
 """
@@ -16,7 +16,7 @@ from cotenant.policy.jobs.arrays import ENTRY, IDEAL, NONE, NOT_RUNNING, Allocat
 from cotenant.policy.jobs.ordering import HELD_PRIORITY, RESERVED_PRIORITY, Context, order_jobs
 from cotenant.policy.jobs.placement import clear, join, retake
 
-# numba reads enum members as their values only through plain integers
+# compiled code cannot use members of an enum, so plain integers hold their values
 GPUS_FULL = int(Reason.GPUS_FULL)
 GANG_TOO_LARGE = int(Reason.GANG_TOO_LARGE_NOW)
 NO_CPU_OR_MEMORY = int(Reason.NO_CPU_OR_MEMORY)
@@ -25,13 +25,14 @@ NOT_CHOSEN = int(Reason.NOT_CHOSEN)
 
 
 class Choice(NamedTuple):
-    """The codes of a job policy (policy.ordering, policy.allotment, policy.placement) and its options."""
+    """The codes of a job policy (see ordering, allotment and placement), and its options."""
 
     ordering: int
     allotment: int
     placement: int
-    sticky: bool  #: running jobs that still run keep their GPUs
-    asks: bool  #: a decision first needs Python: levels of the optimal allotment, or all of an elastic policy
+    sticky: bool  # running jobs that continue keep their GPUs
+    # a decision first needs Python code: for the levels of the optimal allotment, or for all of an elastic policy
+    asks: bool
 
 
 class Scratch(NamedTuple):
@@ -39,14 +40,14 @@ class Scratch(NamedTuple):
 
     servers: Array  #: i8[N]
     shares: Array  #: i8[N]
-    failed: Array  #: bool[T] the type found no room this round
+    failed: Array  # bool[T]: no place was found for the type in this round
     kept: Array  #: ENTRY[E]
     selected: Array  #: i8[J]
-    host: Array  #: i8[J] the job whose GPU this one shares as the second, -1: none; for elastic policies
+    host: Array  # i8[J]: the job whose GPU this one shares as the second one, -1: none; used by elastic policies
 
 
 def make_scratch(alloc: Allocation) -> Scratch:
-    """Working arrays for decisions on the allocation."""
+    """Create the working arrays for decisions on an allocation."""
     n, entries = len(alloc.node), len(alloc.entry)
     return Scratch(
         servers=np.zeros(n, np.int64),
@@ -60,9 +61,11 @@ def make_scratch(alloc: Allocation) -> Scratch:
 
 @inlined
 def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
-    """0 if free GPUs (of models it accepts) could hold the gang, else the reason why not."""
+    """Return 0 if the free GPUs of models that the type accepts could hold the gang; otherwise the reason why they
+    cannot.
+    """
     if demand.type[typ].part_milli > 0:
-        return 0  # a fraction may fit on a GPU that is already shared
+        return 0  # a fraction may fit on a GPU that is already in use by fractions
     g = demand.type[typ].gpus
     if alloc.used[1] < g:
         return GPUS_FULL if alloc.used[1] == 0 else GANG_TOO_LARGE
@@ -75,7 +78,9 @@ def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
 
 @bare
 def gang_prefix(order: Any, n: int, jobs: Any, demand: Demand, gpus: int, selected: Any) -> int:
-    """Jobs in order whose gangs fit the cluster by GPU count alone, skipping those that do not; returns how many."""
+    """Select the jobs, in order, whose gangs fit into the cluster by number of GPUs alone, skipping those that do not.
+    Returns how many there are.
+    """
     milli = gpus * 1000
     found = 0
     for i in range(n):
@@ -96,7 +101,7 @@ def _keep(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch, chosen: Any,
     count: int,
 ) -> None:  # fmt: skip
-    """Empty the cluster, then give those of chosen[:count] that ran before exactly the GPUs they had."""
+    """Empty the cluster, then give the jobs among chosen[:count] that ran before exactly the GPUs that they had."""
     if count > 0:
         for e in range(alloc.used[0]):
             scratch.kept[e] = alloc.entry[e]
@@ -112,7 +117,7 @@ def _keep(
         for e in range(begin, begin + entries):
             had = scratch.kept[e]
             retake(alloc, demand, nodes, job, jobs[job].type, level, had.node, had.gpus, had.slot)
-        jobs[job].reason = -1  # marks the job as kept, until the jobs are placed below
+        jobs[job].reason = -1  # marks the job as kept, until the jobs are placed
     for i in range(n):
         job = order[i]
         if jobs[job].reason != -1:
@@ -124,7 +129,9 @@ def _keep(
 def _keep_running(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
 ) -> int:
-    """`_keep` for the jobs that the order selects by GPU count; returns how many (scratch.selected)."""
+    """Call `_keep` for the jobs that the order selects by number of GPUs (scratch.selected). Returns how many there
+    are.
+    """
     total = 0
     for i in range(len(nodes)):
         total += nodes[i].gpus
@@ -137,7 +144,7 @@ def _keep_running(
 def _keep_reserved(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
 ) -> None:
-    """`_keep` for the jobs that run by a reservation; they are the first of the order."""
+    """Call `_keep` for the jobs that run by a reservation, which are the first in the order."""
     held = 0
     while held < n and jobs[order[held]].rank == HELD_PRIORITY:
         held += 1
@@ -146,7 +153,7 @@ def _keep_reserved(
 
 @inner
 def _reserved_waits(alloc: Allocation, jobs: Any, selected: Any, count: int) -> bool:
-    """Whether a job with a reservation found no room although enough GPUs are free in total."""
+    """Whether a job with a reservation did not fit although enough GPUs are free in total."""
     for i in range(count):
         job = selected[i]
         if jobs[job].rank < RESERVED_PRIORITY:
@@ -158,7 +165,7 @@ def _reserved_waits(alloc: Allocation, jobs: Any, selected: Any, count: int) -> 
 
 @inner
 def _chosen_waits(alloc: Allocation, jobs: Any, order: Any, n: int) -> bool:
-    """Whether a job to which an elastic policy gave GPUs found none, because kept jobs are badly spread."""
+    """Whether a job that an elastic policy chose did not fit, because the kept jobs occupy the wrong nodes."""
     waits = False
     for i in range(n):
         waits = waits or (jobs[order[i]].wanted != NOT_RUNNING and alloc.job[order[i]].level == NOT_RUNNING)
@@ -170,7 +177,7 @@ def _walk(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Place the jobs that do not run yet, in order; returns how many run."""
+    """Place the jobs that do not run yet, in order. Returns how many jobs run."""
     scratch.failed[:] = False
     running = 0
     for i in range(n):
@@ -216,11 +223,11 @@ def _place(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Place order[:n]; returns how many run."""
+    """Place the jobs order[:n]. Returns how many run."""
     if choice.sticky:
         selected = _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
         running = _walk(order, n, jobs, alloc, demand, nodes, choice, scratch)
-        # kept jobs may for ever occupy the only GPUs that a reserved job can use
+        # kept jobs could occupy the only GPUs that a job with a reservation can use for ever
         again = _reserved_waits(alloc, jobs, scratch.selected, selected)
         if choice.allotment == A_ELASTIC:
             again = _chosen_waits(alloc, jobs, order, n)
@@ -235,11 +242,11 @@ def decide(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Place the jobs order[:n] for the next round. Returns the number of jobs that run.
+    """Decide where the jobs order[:n] run in the next round. Returns the number of jobs that run.
 
     Reads the last allocation of jobs that run by a reservation, and of all jobs if the choice is sticky. Afterwards
     alloc.job[job].level is set for jobs that run, jobs[job].reason for those that do not, and jobs[job].reserved for
-    those that run by a reservation. `jobs[job].wanted`: level chosen by the optimal allotment.
+    those that run by a reservation. `jobs[job].wanted`: level that the optimal allotment has chosen.
     """
     running = _place(order, n, jobs, alloc, demand, nodes, choice, scratch)
     for i in range(n):
@@ -250,7 +257,8 @@ def decide(
     return int(running)
 
 
-# The two steps of `decide` for callers in Python, which may set the optimal allotment's levels in between.
+# These are the two steps of `decide`, for callers in Python, which may set the levels of the optimal allotment in
+# between.
 
 
 @bare

@@ -1,4 +1,6 @@
-"""Decisions of the partition policies: which GPU a job goes to, and whether a GPU's layout should change. All pure."""
+"""The decisions of partition policies: which GPU a job goes to, and whether the MIG layout of a GPU should change. Pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ POLICIES: dict[str, str] = {
     "static": "one job per instance of a fixed MIG layout (--layout)",
     "mps": "up to 3 jobs per GPU under MPS, each limited to its share of the SMs",
     "miso": "MIG layouts chosen from speeds predicted by a measurement under MPS",
-    "miso-perfect": "as miso, with exact predictions",
+    "miso-perfect": "like miso, with exact predictions",
     "oracle": "MIG layouts chosen from the true speeds, without measurement",
 }
 PLACEMENTS = ("least-loaded", "best-fit")
@@ -26,15 +28,15 @@ PLACEMENTS = ("least-loaded", "best-fit")
 
 @dataclass(frozen=True)
 class PartitionRules:
-    """Parameters of a partition policy; the costs are those of the public controller on A100s.
+    """Parameters of a partition policy. The default durations are those of the public controller on A100s.
 
-    `reconfigure_s`: time to change instances or to switch to MPS; `profile_s`: the MPS measurement (30 s, or 3 x 10 s);
-    `checkpoint_s`: time to save a job before it moves; launch times belong to the jobs. `horizon_s`: expected life of a
-    layout, within which a move must pay off. `profile_after_s`: a job is measured when it has run that long and its GPU
-    gets another job anyway, so short jobs are never measured; 0 measures every job that arrives at a shared GPU.
-    `profile_sole`: also measure a job alone. `disturb`: `moved` restarts only jobs whose instance changes, `all` every
-    job on the GPU, as the public controller does. `mps_jobs`: jobs per GPU under policy mps. `overheads=False`: all
-    costs are 0.
+    `reconfigure_s`: time to change instances or to switch to MPS; `profile_s`: duration of the MPS measurement (30 s,
+    or 3 x 10 s); `checkpoint_s`: time to save a job before it moves; launch times belong to the jobs. `horizon_s`:
+    expected life of a layout, within which a move must pay off. `profile_after_s`: a job is measured when it has run
+    that long and its GPU gets another job anyway, so short jobs are never measured; 0 measures every job that arrives
+    at a shared GPU. `profile_sole`: also measure a job that is alone. `disturb`: `moved` restarts only jobs whose
+    instance changes, `all` every job on the GPU, as the public controller does. `mps_jobs`: jobs per GPU under policy
+    mps. `overheads=False`: all durations are 0.
     """
 
     policy: str
@@ -59,14 +61,14 @@ class PartitionRules:
         if self.objective not in OBJECTIVES:
             raise InputError(f"unknown objective {self.objective!r}; known: {', '.join(OBJECTIVES)}", field="objective")
         if self.disturb not in ("moved", "all"):
-            raise InputError(f"unknown disturb {self.disturb!r}; there are moved, all", field="disturb")
+            raise InputError(f"unknown disturb {self.disturb!r}; known: moved, all", field="disturb")
         if self.policy == "static" and self.layout is None:
             raise InputError("policy static needs --layout, for example 3,2,2, or --layout best", field="layout")
         for name in ("reconfigure_s", "profile_s", "checkpoint_s", "horizon_s", "profile_after_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"must be a number of at least 0, not {getattr(self, name)}", field=name)
         if self.horizon_s == 0:
-            raise InputError("must be above 0: within no time no move could pay off", field="horizon")
+            raise InputError("must be above 0, since no move could pay off within 0 s", field="horizon")
 
     @property
     def profiles(self) -> bool:
@@ -80,7 +82,9 @@ class PartitionRules:
 
 @dataclass(frozen=True)
 class Tenancy:
-    """A GPU in a decision: rows of its jobs in the speed table, and their instances (None: none now)."""
+    """A GPU in a decision: the rows of its jobs in the table of speeds, and their instances (None: the job has none
+    now).
+    """
 
     jobs: tuple[int, ...]
     placements: tuple[Placement | None, ...]
@@ -89,9 +93,10 @@ class Tenancy:
 def replan(
     geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
 ) -> PartitionPlan | None:
-    """Best layout for a GPU's jobs given their instances; a move must repay its downtime within the horizon.
+    """Choose the best layout for a GPU's jobs, given their present instances; a move must make up for its downtime
+    within the horizon.
 
-    speeds: (all jobs, kinds) as estimated; downtime_s: (all jobs,). None: the jobs do not fit together.
+    speeds: estimates (all jobs, kinds of instance); downtime_s: (all jobs,). None: the jobs do not fit together.
     """
     rows = list(gpu.jobs)
     if rules.disturb == "all" and rules.overheads:
@@ -109,8 +114,9 @@ def replan(
 def _all_or_nothing(
     geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
 ) -> PartitionPlan | None:
-    """Under `disturb=all` any change restarts all jobs of the GPU, so the optimum without costs is compared with no
-    change."""
+    """Choose the layout under `disturb=all`, where any change restarts all jobs of the GPU: the optimum without costs
+    is compared with no change.
+    """
     free = best_partition(geo, speeds, rules.objective, gpu.placements)
     if free is None or any(p is None for p in gpu.placements):
         return free
@@ -124,12 +130,12 @@ def _all_or_nothing(
 
 
 def cost_table(geo: Geometry, rules: PartitionRules, speeds: np.ndarray) -> np.ndarray:
-    """Cost of each job on each instance, (jobs, placements); the caller updates it when speeds change."""
+    """Return the cost of each job on each instance, (jobs, placements). The caller updates it when speeds change."""
     return np.ascontiguousarray(costs(speeds, rules.objective)[:, lattice(geo).kind])
 
 
 def fit_mask(speeds: np.ndarray) -> list[int]:
-    """Per job the kinds it may run on as a bit mask: (jobs, kinds) -> n integers."""
+    """Return for each job the kinds of instance on which it may run, as a bit mask: (jobs, kinds) -> n integers."""
     return [int(m) for m in ((speeds > 0) * (1 << np.arange(speeds.shape[1]))).sum(axis=1)]
 
 
@@ -143,13 +149,13 @@ def warm_up(geo: Geometry) -> None:
 
 @cache
 def fit_together(geo: Geometry, masks: tuple[int, ...]) -> bool:
-    """Whether jobs with these masks (sorted) can each have an instance at the same time."""
+    """Whether the jobs with these masks (sorted) can each have an instance at the same time."""
     table = np.array([[float(m >> k & 1) for k in range(len(geo.kinds))] for m in masks])
     return best_partition(geo, table) is not None
 
 
 def admits(geo: Geometry, masks: Sequence[int], gpu: Sequence[int], job: int) -> bool:
-    """Whether a GPU can hold its jobs and one more, each on a slice it may have."""
+    """Whether a GPU can hold its jobs and one more, each on an instance on which it may run."""
     if len(gpu) >= geo.compute_slices:
         return False
     return fit_together(geo, tuple(sorted(masks[j] for j in (*gpu, job))))
@@ -163,11 +169,12 @@ def choose_gpu(
     gpus: Sequence[tuple[int, Sequence[int]]],
     job: int,
 ) -> int | None:
-    """The GPU for a job among `(gpu, its jobs)`, or None if none admits it.
+    """Choose the GPU for a job among `(gpu, its jobs)`; None if no GPU can take it.
 
     cost: (all jobs, placements), see `cost_table`; `masks`: `fit_mask` of all jobs.
 
-    least-loaded: fewest jobs, then lowest index. best-fit: the GPU whose objective decreases least.
+    least-loaded: the GPU with fewest jobs, then the lowest index. best-fit: the GPU whose objective gets worse by
+    least.
     """
     if not gpus:
         return None

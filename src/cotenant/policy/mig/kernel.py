@@ -1,9 +1,9 @@
-"""Compiled core of the MIG optimizer: the exact best assignment of up to seven jobs to instances.
+"""The compiled core of the MIG optimizer: the exact best assignment of up to seven jobs to instances.
 
-The legal sets of instances form a lattice: a set of n instances is a set of n-1 plus one more. Giving the jobs their
-instances one after the other therefore walks that lattice, and `best[set] = min over p in set of
-best[set - p] + cost[n-1, p]` is exact: job n-1 is the one that got p. A seven-slice GPU has 298 sets (723 with the
-double-memory 1g), so seven jobs take a few thousand steps, where trying every permutation takes hundreds of thousands.
+The legal sets of instances form a lattice: a set of n instances is a set of n-1 instances plus one. Giving the jobs
+their instances one after the other therefore walks that lattice, and `best[set] = min over p in set of best[set - p] +
+cost[n-1, p]` is exact: job n-1 is the one that got p. A GPU of seven slices has 298 sets (723 with the 1g instance of
+double memory), so seven jobs take a few thousand steps; trying every permutation would take hundreds of thousands.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Lattice(NamedTuple):
 
 @cache
 def lattice(geo: Geometry) -> Lattice:
-    """The lattice of a GPU model, built once."""
+    """Return the lattice of a GPU model; it is built once."""
     placements = geo.placements()
     sets = legal_layouts(geo)
     position = {s: i for i, s in enumerate(sets)}
@@ -56,10 +56,10 @@ def lattice(geo: Geometry) -> Lattice:
 
 @jit
 def charge_moves(cost: np.ndarray, sits: np.ndarray, stop: np.ndarray, throughput: bool) -> None:
-    """Charge every placement except a job's present one (-1: none) with the downtime of a move.
+    """Add the downtime of a move to the cost of every placement except a job's present one (-1: none).
 
-    stop: fraction of the horizon that a move takes, by job. A negative cost (speed) shrinks by it, a positive one
-    (1/speed) grows.
+    stop: fraction of the horizon that a move takes, by job. A negative cost (speed) becomes smaller by it, a positive
+    one (1/speed) larger.
     """
     for j in range(cost.shape[0]):
         if sits[j] < 0:
@@ -72,9 +72,9 @@ def charge_moves(cost: np.ndarray, sits: np.ndarray, stop: np.ndarray, throughpu
 
 @jit
 def assign(cost: np.ndarray, level: np.ndarray, parent: np.ndarray, place: np.ndarray, out: np.ndarray) -> float:
-    """Fill `out[job]` with the placement of the cheapest assignment and return its cost; inf when there is none.
+    """Fill `out[job]` with the placements of the cheapest assignment and return its cost; inf if there is none.
 
-    cost: (jobs, placements) float64, inf where the job may not go. Equal costs keep the first found.
+    cost: (jobs, placements) float64, inf where the job may not run. Among equal costs the first found is kept.
     """
     jobs = cost.shape[0]
     if jobs == 0:
@@ -117,10 +117,11 @@ def harm_of_joining(
     parent: np.ndarray,
     place: np.ndarray,
 ) -> np.ndarray:
-    """Per GPU, by how much the best total cost grows when `job` joins its tenants; inf where it does not fit.
+    """Return for each GPU by how much the best total cost grows when `job` is added to its jobs; inf if it does not
+    fit.
 
     cost: (all jobs, placements); tenants: (GPUs, 7) rows of cost, of which the first `counts` are used. One walk gives
-    both totals, because the newcomer comes last: the sets one smaller hold the best without it.
+    both totals, because the new job comes last: the sets with one instance less give the best cost without it.
     """
     gpus = tenants.shape[0]
     out = np.full(gpus, np.inf)

@@ -14,16 +14,17 @@ from cotenant.policy.mig.kernel import assign, charge_moves, lattice
 
 Objective = Literal["throughput", "slowdown"]
 OBJECTIVES: tuple[str, ...] = ("throughput", "slowdown")
-TIE = 1e-9  # per memory slot: of equally good answers take the one that leaves most of the GPU free
+TIE = 1e-9  # cost per memory slot: among equally good answers, the one that leaves most of the GPU free is chosen
 
 
 @dataclass(frozen=True)
 class PartitionJob:
     """A job as the optimizer sees it.
 
-    `speed`: kind (or full profile name) -> speed relative to the whole GPU; a kind that is missing, zero or negative
-    does not fit (out of memory). The double-memory 1g counts as fast as 1g when only 1g is known. Speeds need not be
-    monotone. `min_slice`: no instance with fewer compute slices or less memory. `qos_floor`: least speed, 0..1.
+    `speed`: kind of instance (or full profile name) -> speed relative to the whole GPU; on a kind that is missing, zero
+    or negative the job does not fit (out of memory). The 1g instance of double memory counts as fast as 1g if only 1g
+    is known. Speeds need not be monotone. `min_slice`: the job gets no instance with fewer compute slices or less
+    memory than this. `qos_floor`: the job gets no instance on which its speed is below this, 0..1.
     """
 
     name: str
@@ -35,7 +36,9 @@ class PartitionJob:
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """Best instance of each job. `objective` is the sum of speeds, or the mean of 1/speed, without migration costs."""
+    """The best instance of each job. `objective` is the sum of speeds, or the mean of 1/speed, without the cost of
+    moves.
+    """
 
     placements: tuple[Placement, ...]
     objective: float
@@ -48,7 +51,7 @@ class PartitionPlan:
 
 
 def speed_row(geo: Geometry, job: PartitionJob) -> np.ndarray:
-    """Speed of a job on every kind of `geo.kinds`, float64; 0 where it may not run."""
+    """Return the speed of a job on every kind in `geo.kinds`, float64; 0 where it may not run."""
     known = {kind_of(geo, k): float(v) for k, v in job.speed.items() if _offered(geo, k)}
     for kind, value in known.items():
         if not np.isfinite(value):
@@ -77,7 +80,7 @@ def _offered(geo: Geometry, kind: str) -> bool:
 
 
 def costs(speeds: np.ndarray, objective: Objective) -> np.ndarray:
-    """Cost to minimise per job and kind: -speed or 1/speed; inf where the speed is 0."""
+    """Return the cost to minimise for each job and kind: -speed or 1/speed; inf where the speed is 0."""
     fits = speeds > 0
     value = -speeds if objective == "throughput" else 1.0 / np.where(fits, speeds, 1.0)
     return np.where(fits, value, np.inf)
@@ -91,11 +94,11 @@ def best_partition(
     downtime_s: Sequence[float] | np.ndarray | float | None = None,
     horizon_s: float = np.inf,
 ) -> PartitionPlan | None:
-    """The cheapest legal assignment of jobs to instances, or None if they do not fit together.
+    """Return the cheapest legal assignment of jobs to instances; None if the jobs do not fit together.
 
-    speeds: (jobs, kinds of geo), 0 where a job may not run. A job whose instance differs from `current` is stopped for
-    `downtime_s` of the next `horizon_s`, which scales its speed by 1 - downtime/horizon; a job without a current
-    instance has no such cost. Idle instances are left out of the layout.
+    speeds: (jobs, kinds of geo), 0 where a job may not run. A job whose instance differs from `current` stops for
+    `downtime_s` of the next `horizon_s`, which scales its speed by 1 - downtime/horizon; a job without a present
+    instance has no such cost. The layout contains no idle instances.
     """
     lat = lattice(geo)
     cost = costs(speeds, objective)[:, lat.kind] + TIE * lat.slots
@@ -120,9 +123,10 @@ def best_partition(
 
 
 def plan_jobs(geo: Geometry, jobs: Sequence[PartitionJob], objective: Objective) -> PartitionPlan:
-    """`best_partition` for named jobs; InputError when a job fits no slice or all do not fit together."""
+    """Call `best_partition` for named jobs. InputError if a job fits on no instance, or the jobs do not fit together.
+    """
     if not jobs:
-        raise InputError("no jobs to plan for", field="jobs")
+        raise InputError("there are no jobs to plan for", field="jobs")
     if len({job.name for job in jobs}) != len(jobs):
         twice = sorted({j.name for j in jobs if sum(k.name == j.name for k in jobs) > 1})
         raise InputError(f"two jobs are named {twice[0]!r}; names must differ", field="name")

@@ -1,5 +1,5 @@
-"""Swapping decisions for GPUs whose tenants need more memory than they have: residents, victims and turn lengths.
-Pure.
+"""Decides about swapping on GPUs whose tenants need more memory than the GPU has: which tenants are resident, which are
+evicted, and how long turns last. Pure.
 """
 
 from cotenant.policy.residency.gpu import GpuResidency, Occupant, ResidencySettings, Switch, Victim

@@ -1,14 +1,16 @@
-"""Memory residency on one GPU as a pure state machine: from sizes to switches (which tenants move out, which moves in).
+"""Which tenants' memory is resident on one GPU, as a pure state machine: from sizes to *switches*, which say which
+tenants are evicted so that another one can run. A *turn* is a time slice that the agent grants to a tenant.
 
 Three rules:
 
-1. Only what the next tenant lacks is moved, not everything its predecessor has: of two tenants of 70 % each, 40 % of
-   the GPU's memory is moved at a switch.
+1. Only what the next tenant lacks is moved, not everything that its predecessor has: of two tenants of 70 % each, 40 %
+   of the GPU's memory is moved at a switch.
 2. The tenant that will run last is evicted first. Tenants that do not wait for a turn go before those that do, the
-   longest unused first; among waiting tenants, the last in line. In a round of more tenants than fit, that is the one
-   that has just run (the optimum for a cycle, in which least recently used would move every tenant every time).
-3. Turns repay their moves: a turn whose tenant had to be brought in for t seconds lasts at least t (1 - f) / f, so
-   moves take at most the fraction f of the time, however often turns change.
+   longest unused first; among waiting tenants, the last in line. In a round of more tenants than fit, that is the
+   tenant that has just run. This is optimal for a cycle, in which evicting the least recently used would move every
+   tenant every time.
+3. Turns last long enough for their moves: a turn whose tenant took t seconds to restore lasts at least t (1 - f) / f,
+   so moves take at most the fraction f of the time, however often turns change.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ MOST_MARGIN_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class ResidencySettings:
-    """`most_moving`: the largest fraction of time that may go to moves (0..1)."""
+    """Settings. `most_moving`: the largest fraction of the time that moves of memory may take (0..1)."""
 
     most_moving: float = 0.05
 
@@ -37,7 +39,8 @@ class ResidencySettings:
 
 @dataclass
 class Occupant:
-    """One tenant on one GPU, in bytes: movable memory, the resident part of it, and memory that always stays."""
+    """One tenant on one GPU, in bytes: its movable memory, the resident part of that, and the memory that always stays.
+    """
 
     name: str
     movable_bytes: int = 0
@@ -48,7 +51,7 @@ class Occupant:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that must be brought in before it can run."""
+        """Bytes that must be restored before the tenant can run."""
         return self.movable_bytes - self.resident_bytes
 
     @property
@@ -66,7 +69,9 @@ class Victim(NamedTuple):
 
 @dataclass(frozen=True)
 class Switch:
-    """The moves needed so that `tenant` can run (or allocate `in_bytes` more). `short_bytes` above 0: impossible."""
+    """The moves needed so that `tenant` can run, or allocate `in_bytes` more. If `short_bytes` is above 0, that is
+    impossible.
+    """
 
     tenant: str
     in_bytes: int
@@ -81,14 +86,18 @@ class Switch:
 
 @dataclass
 class GpuResidency:
-    """Sizes of all tenants on one GPU, and decisions about them. The caller keeps sizes current and executes moves."""
+    """The sizes of all tenants on one GPU, and decisions about them. The caller keeps the sizes current and executes
+    the moves.
+    """
 
     capacity_bytes: int
     settings: ResidencySettings = field(default_factory=ResidencySettings)
     rates: MoveRates = field(default_factory=MoveRates)
     occupants: dict[str, Occupant] = field(default_factory=dict)
-    overhead_bytes: int = 0  # learned: bytes that were missing although the accounts had enough free memory
-    margin_bytes: int = 0  # learned, part of the former: bytes that the driver reports as free but does not allocate
+    # learned: number of bytes that were missing although by the accounts enough memory was free
+    overhead_bytes: int = 0
+    # learned, part of overhead_bytes: number of bytes that the driver reports as free but does not allocate
+    margin_bytes: int = 0
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
@@ -106,13 +115,13 @@ class GpuResidency:
         self.occupants.pop(name, None)
 
     def used(self, name: str, now_ns: int) -> None:
-        """Note that the tenant has a turn."""
+        """Record that the tenant has a turn now."""
         if name in self.occupants:
             self.occupants[name].used_ns = now_ns
 
     @property
     def free_bytes(self) -> int:
-        """Unaccounted bytes; below zero if the accounts exceed the GPU's size."""
+        """Bytes that no account contains; below zero if the accounts exceed the GPU's size."""
         held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values())
         return self.capacity_bytes - self.overhead_bytes - held
 
@@ -123,26 +132,26 @@ class GpuResidency:
         return wanted <= self.capacity_bytes - self.overhead_bytes
 
     def ran_short(self, short_bytes: int) -> None:
-        """The GPU had less free memory than accounted, by at least that much."""
+        """Called when the GPU had less free memory than the accounts say, by at least that much."""
         self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes)
 
     def driver_says(self, free_bytes: int, not_taken: int = 0) -> None:
-        """The driver's free memory, while the accounts are `not_taken` bytes too high: the rest belongs to others, and
-        may change.
+        """Update the overhead from the free memory that the driver reports, while the accounts are `not_taken` bytes
+        too high. The memory that is in no account belongs to others, and may change.
         """
         held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values()) - not_taken
         others = max(0, self.capacity_bytes - held - free_bytes)
         self.overhead_bytes = min(others + self.margin_bytes, self.capacity_bytes)
 
     def need_margin(self) -> None:
-        """The driver refused an allocation smaller than its free memory: keep a larger margin."""
+        """Called when the driver refused an allocation smaller than its free memory: increases the margin."""
         self.margin_bytes = min(self.margin_bytes + MARGIN_STEP_BYTES, MOST_MARGIN_BYTES)
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def switch(self, name: str, *, more_bytes: int = 0, line: Sequence[str] = (), stay: Iterable[str] = ()) -> Switch:
-        """The moves needed so that `name` can run, or allocate `more_bytes`. `line`: the next tenants, soonest first;
-        `stay`: tenants that cannot be moved now (running or draining).
+        """Return the moves needed so that `name` can run, or allocate `more_bytes`. `line`: the next tenants, soonest
+        first; `stay`: tenants that cannot be moved now, because they run or still have work in flight.
         """
         me = self.occupants.get(name) or Occupant(name)
         need = me.missing_bytes + more_bytes
@@ -167,12 +176,12 @@ class GpuResidency:
         return sorted(candidates, key=key)
 
     def seconds(self, switch: Switch) -> float:
-        """Estimated duration of a switch."""
+        """Return the estimated duration of a switch."""
         return self.rates.seconds(switch.out_bytes, switch.in_bytes)
 
     def floor_ns(self, moved_ns: int) -> int:
-        """Minimum length of a turn after a move of `moved_ns`: moved (1 - f) / f; 0 if no tenant has to be moved
-        again.
+        """Return the minimum length of a turn after moves that took `moved_ns`: moved (1 - f) / f; 0 if no tenant has
+        to be moved again.
         """
         if self.everybody_fits:
             return 0
@@ -180,7 +189,7 @@ class GpuResidency:
         return int(moved_ns * (1.0 - most) / most)
 
     def idle_patience_ns(self, name: str, line: Sequence[str]) -> int:
-        """How long an idle holder keeps its turn: as long as bringing in the next tenant would take.
+        """Return how long an idle holder keeps its turn: as long as restoring the next tenant would take.
 
         Waiting costs at most as much again as the move that it may save (the rent-or-buy bound). 0 if the next tenant
         is resident.

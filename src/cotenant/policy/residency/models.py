@@ -1,17 +1,17 @@
-"""Residency of models on GPUs that cannot hold all of them: a pure state machine with an explicit clock (seconds).
+"""Decides which models are resident on GPUs that cannot hold all of them: a pure state machine; times are seconds.
 
-Input: requests and results of actions (`arrived`, `began`, `ended`, `settled`, `failed`, `died`). Output of `decide`:
-actions to start a program, evict it to host memory, bring it back, or stop it. Rules:
+Its input is requests and results of actions (`arrived`, `began`, `ended`, `settled`, `failed`, `died`). `decide`
+returns actions that start a model's program, evict it to host memory, restore it, or stop it. Rules:
 
 1. Waiting models are served by rank (class, then priority), then by the time at which the first queued request is late.
-2. A model with an open stream is never evicted. An idle one is evicted when it has been idle for longer than bringing
-   it back takes (at most `most_patience_s`): waiting costs at most as much again as the move that it may save. For a
-   model of lower rank it is evicted after `idle_s`.
-3. Of the idle ones, those of the lowest rank are evicted first, then those with the smallest expected cost: seconds to
-   bring back over seconds idle, since the longer a model is idle the less likely its next request is now.
-4. A busy model is evicted for one of higher rank, or for an equal one once it has had its stay, `back (1 - f) / f`
-   seconds after `back` seconds of coming back, so that at most the fraction f of the time goes to moves: it gets
-   no more requests ("draining"), its streams end, and it is evicted.
+2. A model is not evicted while a stream is open. An idle one is evicted when it has been idle for longer than restoring
+   it takes (at most `most_patience_s`): waiting costs at most as much again as the move that it may save. For a model
+   of lower rank it is evicted after `idle_s`.
+3. Of the idle models, those of the lowest rank are evicted first, then those with the smallest expected cost: seconds
+   to restore over seconds idle, since the longer a model is idle, the less likely its next request is now.
+4. A busy model is evicted for one of higher rank, or for an equal one once it has been resident for `back (1 - f) / f`
+   seconds, if restoring it takes `back` seconds; so at most the fraction f of the time goes to moves. It gets no more
+   requests ("draining"), its streams end, and it is evicted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLEND = 0.3  # weight of a new measurement
 
 
 class Place(enum.Enum):
-    """Location and state of a model."""
+    """Where a model is, and what is being done with it."""
 
     COLD = "cold"
     STARTING = "starting"
@@ -43,7 +43,7 @@ AWAY = frozenset({Place.COLD, Place.EVICTED})
 
 
 class Do(enum.Enum):
-    """Actions on a model's program."""
+    """The actions on a model's program."""
 
     START = "start"
     EVICT = "evict"
@@ -52,7 +52,7 @@ class Do(enum.Enum):
 
 
 class Action(NamedTuple):
-    """One action; its end is reported by `settled` or `failed`."""
+    """One action. The caller reports its end by `settled` or `failed`."""
 
     do: Do
     model: str
@@ -61,8 +61,8 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Properties of a model. `late_s`: how long its first request may wait (its TTFT target); `start_s`: estimated time
-    of a cold start, until measured. `kept` models are started at once and never evicted.
+    """Properties of a model. `late_s`: how long its first request may wait; `start_s`: estimated time of a cold start,
+    until one is measured. Models that are `kept` are started at once and never evicted.
     """
 
     name: str
@@ -81,8 +81,9 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """`most_moving`: largest fraction of a busy model's time for moves, when models of equal rank alternate. `idle_s`:
-    how long a model must be idle before one of lower rank gets its memory."""
+    """Settings. `most_moving`: largest fraction of a busy model's time that moves may take, when models of equal rank
+    alternate. `idle_s`: how long a model must be idle before one of lower rank gets its memory.
+    """
 
     most_moving: float = 0.2
     most_patience_s: float = 2.0
@@ -91,7 +92,9 @@ class ModelSettings:
 
 @dataclass
 class ModelRow:
-    """The state of a model. `since_s`: time of its last change of place; `used_s`: time of its last request."""
+    """The state of a model. `since_s`: time at which its place last changed; `used_s`: time at which it last got or
+    ended a request.
+    """
 
     facts: ModelFacts
     place: Place = Place.COLD
@@ -101,9 +104,9 @@ class ModelRow:
     first_s: float = math.inf  # arrival of the first waiting request
     used_s: float = -math.inf
     since_s: float = -math.inf
-    not_before_s: float = -math.inf  # after a failure: no earlier action
+    not_before_s: float = -math.inf  # after a failed action, no other is started before this time
     draining: bool = False
-    stopping: bool = False  # the model is being stopped, not evicted
+    stopping: bool = False  # the program will be stopped, not evicted
     start_s: float = 0.0
     starts: int = 0
     evictions: int = 0
@@ -111,7 +114,7 @@ class ModelRow:
 
     @property
     def idle(self) -> bool:
-        """Whether it has neither waiting nor open requests."""
+        """Whether the model has neither waiting nor open requests."""
         return not self.open and not self.waiting
 
     @property
@@ -122,15 +125,16 @@ class ModelRow:
 
 @dataclass
 class _Plan:
-    """How memory is freed on a GPU: models in `out` are evicted now, those in `drain` once their streams have ended.
-    The memory stays reserved for the waiting model, so that smaller models cannot take it for ever."""
+    """How memory becomes free on a GPU: the models in `out` are evicted now, those in `drain` once their streams have
+    ended. The memory stays reserved for the waiting model, so that smaller models cannot take it again and again.
+    """
 
     gpu: int
     fits: bool
     out: list[ModelRow] = field(default_factory=list)
     drain: list[ModelRow] = field(default_factory=list)
     cost: float = 0.0
-    later: bool = False  # memory will become free without further action
+    later: bool = False  # memory becomes free later without further action
 
     @property
     def order(self) -> tuple[int, float]:
@@ -138,8 +142,8 @@ class _Plan:
 
 
 class ModelResidency:
-    """All models of one server on its GPUs. `host_bytes`: memory for evicted models, None for unlimited; 0 if programs
-    cannot be moved, so that they are stopped instead.
+    """All models of one server on its GPUs. `host_bytes`: host memory for evicted models; None: unlimited; 0: programs
+    cannot be moved, so they are stopped instead.
     """
 
     def __init__(
@@ -154,7 +158,7 @@ class ModelResidency:
         self.settings, self.rates = settings or ModelSettings(), rates or MoveRates()
         self.rows = {facts.name: ModelRow(facts, start_s=facts.start_s) for facts in models}
         self.wake_s = math.inf  # time at which `decide` must be called even without an event
-        # names of models that should, or may, be on a GPU
+        # names of models that should be on a GPU, or may have to be
         self._away = {name for name, row in self.rows.items() if row.facts.kept}
         self._on: list[dict[str, ModelRow]] = [{} for _ in self.gpu_bytes]
         self._host_used = 0
@@ -162,7 +166,7 @@ class ModelResidency:
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def arrived(self, name: str, now_s: float) -> None:
-        """A request waits."""
+        """A request has arrived and waits."""
         row = self.rows[name]
         row.waiting += 1
         row.used_s = now_s
@@ -192,7 +196,7 @@ class ModelResidency:
         row.used_s = now_s
 
     def settled(self, name: str, now_s: float, seconds: float | None = None) -> None:
-        """The current action is done; `seconds`: its duration, if measured."""
+        """The current action has succeeded. `seconds`: its duration, if measured."""
         row = self.rows[name]
         if row.place is Place.LEAVING:
             row.evictions += 1
@@ -210,7 +214,7 @@ class ModelResidency:
             self._away.discard(name)
 
     def failed(self, name: str, now_s: float, again_s: float) -> None:
-        """The current action failed and nothing has changed; it is retried after `again_s` seconds."""
+        """The current action has failed and nothing has changed. It may be retried after `again_s` seconds."""
         row = self.rows[name]
         row.not_before_s = now_s + again_s
         if row.place is Place.STARTING:
@@ -221,7 +225,7 @@ class ModelResidency:
             row.place, row.stopping = Place.RESIDENT, False
 
     def died(self, name: str, now_s: float, again_s: float = 0.0) -> None:
-        """The program has ended in any state; its open requests are reported individually."""
+        """The program has ended, in whatever state it was. The caller reports the end of each open request."""
         row = self.rows[name]
         row.not_before_s = now_s + again_s
         self._off(row, now_s, Place.COLD)
@@ -242,12 +246,12 @@ class ModelResidency:
 
     @property
     def wanting(self) -> bool:
-        """Whether a model should be on a GPU but is not; otherwise `decide` has nothing to do."""
+        """Whether some model should be on a GPU but is not. If not, `decide` has nothing to do."""
         return bool(self._away)
 
     @property
     def resident(self) -> list[str]:
-        """Models that are on a GPU or on their way."""
+        """The models that are on a GPU, or on their way to or from one."""
         return [name for on in self._on for name in on]
 
     # -- what is to be done ----------------------------------------------------------------------------------------
@@ -258,13 +262,13 @@ class ModelResidency:
         return row.place is Place.RESIDENT and not row.draining
 
     def back_s(self, row: ModelRow) -> float:
-        """Estimated time to bring the model back after an eviction."""
+        """Return the estimated time to restore the model after an eviction."""
         held = row.facts.memory_bytes
         stays = self.host_bytes is None or self._host_used + held <= self.host_bytes
         return self.rates.seconds(0, held) if stays else row.start_s
 
     def wait_s(self, name: str, now_s: float) -> float:
-        """Estimated time until a request that arrives now is sent to the program."""
+        """Return the estimated time until a request that arrives now is sent to the program."""
         row = self.rows[name]
         if row.place is Place.RESIDENT:
             return 0.0
@@ -274,7 +278,7 @@ class ModelResidency:
         return max(full - spent, row.not_before_s - now_s, 0.0)
 
     def decide(self, now_s: float) -> list[Action]:
-        """The actions to start now. Called after every event, and at `wake_s`."""
+        """Return the actions to start now. Called after every event, and at `wake_s`."""
         self.wake_s = math.inf
         actions: list[Action] = []
         promised = [0] * len(self.gpu_bytes)
@@ -300,7 +304,7 @@ class ModelResidency:
         return actions
 
     def _line(self, now_s: float) -> list[ModelRow]:
-        """Models that should be brought to a GPU, the most urgent first."""
+        """Return the models that should be brought to a GPU, the most urgent first."""
         found = []
         for name in list(self._away):
             row = self.rows[name]
@@ -313,7 +317,7 @@ class ModelResidency:
         return sorted(found, key=lambda r: (-r.facts.rank[0], -r.facts.rank[1], r.first_s + r.facts.late_s))
 
     def _best(self, row: ModelRow, promised: list[int], now_s: float) -> _Plan | None:
-        """The GPU on which the model can be resident first: the one that it was evicted from, if any."""
+        """Return the plan by which the model is resident soonest; a model that was evicted returns to its GPU."""
         gpus = [row.gpu] if row.gpu >= 0 else range(len(self.gpu_bytes))
         plans = [plan for gpu in gpus if (plan := self._plan(row, gpu, promised[gpu], now_s)) is not None]
         return min(plans, key=lambda plan: plan.order, default=None)
@@ -349,7 +353,7 @@ class ModelResidency:
         if lacking > 0:
             return _Plan(gpu, False, later=True) if lacking <= soon else None
         for chosen in (plan.drain, plan.out):
-            for other in reversed(list(chosen)):  # later choices may have made earlier ones unnecessary
+            for other in reversed(list(chosen)):  # a model chosen later may have made an earlier one unnecessary
                 if lacking + other.facts.memory_bytes <= 0:
                     chosen.remove(other)
                     lacking += other.facts.memory_bytes
@@ -357,7 +361,7 @@ class ModelResidency:
         return plan
 
     def _leaves_at(self, other: ModelRow, row: ModelRow, now_s: float) -> float:
-        """Time from which on a resident model may be evicted for another one."""
+        """Return the time from which on a resident model may be evicted for another one."""
         back_s, f = self.back_s(other), self.settings.most_moving
         higher = other.facts.rank > row.facts.rank
         if other.draining and not higher:

@@ -1,16 +1,17 @@
-"""Transfer rates between a GPU and host memory: assumed at first, then measured."""
+"""Rates of copies between a GPU and host memory: assumed at first, then measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 BLEND = 0.3  # weight of a new measurement
-LEAST_BYTES = 64 << 20  # smaller moves measure their fixed cost, not the link
+LEAST_BYTES = 64 << 20  # the time of smaller moves is mostly their fixed cost, so it says nothing about the link
 
 
 @dataclass
 class MoveRates:
-    """Bytes per second out and in alone, and in each direction while both run; fixed time of a move in seconds.
+    """Bytes per second out of the GPU and into it, alone and in each direction while both run; and the fixed time of a
+    move in seconds.
 
     The defaults are those of one H100 (PCIe 5.0 x16, pinned host memory).
     """
@@ -22,7 +23,9 @@ class MoveRates:
     seen: set[str] = field(default_factory=set)
 
     def seconds(self, out_bytes: int, in_bytes: int) -> float:
-        """Time of a switch whose two directions overlap: min(out, in) at `both_bps`, the rest at its own rate."""
+        """Return the time of a switch whose two directions overlap: min(out, in) at `both_bps`, the rest at its own
+        rate.
+        """
         if not out_bytes and not in_bytes:
             return 0.0
         together = min(out_bytes, in_bytes)
@@ -41,7 +44,7 @@ class MoveRates:
             self.both_bps = self._blend("both", self.both_bps, max(out_bytes, in_bytes) / seconds)
 
     def _blend(self, way: str, before: float, measured: float) -> float:
-        """The first measurement replaces the assumed value."""
+        """Combine a measurement with the present value; the first measurement replaces the assumed value."""
         if way not in self.seen:
             self.seen.add(way)
             return measured
