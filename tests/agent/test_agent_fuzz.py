@@ -63,4 +63,4 @@ def test_odd_messages_hurt_nobody_else(agent: AgentProcess, seed: int, mode: str
         share = agent.tenant("odd")["gpus"][0]
         assert (share["memory_used_bytes"], share["holding"]) == (0, False)
         assert agent.tenant("good")["gpus"][0]["memory_used_bytes"] == GIB
-        assert "failed on its message" not in agent.said(), agent.said()[-2000:]
+        assert "failed on a message of the process" not in agent.said(), agent.said()[-2000:]

@@ -51,7 +51,7 @@ def test_a_class_that_changes_under_a_running_program_is_said(
     declare(tmp_path, text % "latency_sensitive")
     wait_for(lambda: agent.tenant("t")["class"] == "latency-sensitive")
     (said,) = agent.tenant("t")["warnings"]
-    assert said == "it is latency-sensitive from its next start on: its running processes stay best-effort"
+    assert said == "the tenant is latency-sensitive from its next start on: its running processes stay best-effort"
     shim.close()
 
 

@@ -130,7 +130,7 @@ def test_a_request_is_sms_of_its_own_read_back_in_chunks(node: Callable[..., Nod
     wait_for(lambda: ONE.uuid in here.order("client", "list"), 60)
     late = here.mps.grant(TenantSpec("b", request=0.3, limit=0.5), (ONE,))
     assert late.sms == {ONE.uuid: Sms(reserved=0, at_most=95)}
-    assert late.remarks[0].startswith("its request of 30% is not enforced, no SMs are reserved:")
+    assert late.remarks[0].startswith("the tenant's request of 30% is not enforced, no SMs are reserved:")
     assert "the device has active clients" in late.remarks[0]
     other = here.mps.grant(TenantSpec("c", request=0.25), (TWO,))
     assert other.sms == {TWO.uuid: Sms(48, 48)}
@@ -221,8 +221,8 @@ def test_limits_that_others_change_are_set_again_and_named(node: Callable[..., N
     look = here.mps.look()
     assert look is not None
     assert look.put_right == {
-        "a": "its namespace a of server agent had 100.00 % of the SMs and 1024M of memory: it was restored",
-        "b": "its namespace b of server agent was gone: it was restored",
+        "a": "the tenant's namespace a of server agent had 100.00 % of the SMs and 1024M of memory: it was restored",
+        "b": "the tenant's namespace b of server agent was gone: it was restored",
     }
     assert (Program(a.environment).sms, Program(b.environment).sms) == (94, 94)
     server = here.mps.server(ONE.uuid)

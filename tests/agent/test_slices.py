@@ -245,7 +245,7 @@ def test_a_slice_that_a_tenant_sets_itself_is_set_back_and_reported(node: Node) 
     )
     spec = TenantSpec("hostile", mechanism="slices", best_effort=True)
     node.tenant("hostile", spec, program=["hostile"]).wait_ready()
-    wait_for(lambda: any("sets its own time slice" in text for text in node.warnings("hostile")))
+    wait_for(lambda: any("changes its time slice" in text for text in node.warnings("hostile")))
     del service
 
 
@@ -370,7 +370,7 @@ def test_a_driver_that_does_not_take_the_controls_means_turns(agent: AgentProces
         assert page.epoch != 0  # no launch goes by what was open before
         row = agent.tenant("first")
         assert row["mechanism"] == "time"
-        assert any("takes turns of the agent" in text for text in row["warnings"])
+        assert any("takes turns instead of hardware time slices" in text for text in row["warnings"])
         assert shim.take(slot)["epoch"] != 0
         with pytest.raises(InputError, match="cannot be combined with slices"):
             register(client, "second", mechanism="slices")

@@ -178,7 +178,7 @@ def test_stop_releases_a_job_that_is_over_and_says_why_it_does_not(agent: HeldAg
     assert agent.call("stop", name="slurm-4711", grace_s=0)["held"] == ""
     assert tenants(agent) == {}
     agent.call("hold", kind="pod", id="uid-1", tenant={"name": "pod-a"})
-    assert "pod uid-1 until that is deleted" in agent.call("stop", name="pod-a", grace_s=0)["held"]
+    assert "pod uid-1 until the pod is deleted" in agent.call("stop", name="pod-a", grace_s=0)["held"]
 
 
 @pytest.mark.parametrize(

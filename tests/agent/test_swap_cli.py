@@ -62,7 +62,7 @@ def test_a_tenant_is_parked_before_it_comes_to_its_gpu(agent: AgentProcess, call
         (["--oversubscribe", "swap", "--mechanism", "whole"], "only between turns"),
         (["--oversubscribe", "swap", "--memory", "900GiB"], "to promise"),
         (["--oversubscribe", "swap", "--empty-cache", "often"], "not turn, iteration or off"),
-        (["--empty-cache", "turn"], "--empty-cache: the memory of this tenant is never moved"),
+        (["--empty-cache", "turn"], "--empty-cache: the memory of this tenant is never evicted"),
     ],
 )
 def test_wrong_wishes_are_one_sentence(agent: AgentProcess, call: Any, options: list[str], why: str) -> None:

@@ -1,3 +1,4 @@
-"""The agent of a node: token broker, memory ledger, mechanisms, launcher. Imports only the standard library at
-start-up.
+"""The agent of a node: it starts tenants, grants them turns on GPUs, and limits their shares and memory.
+
+At start-up it imports only the standard library.
 """

@@ -1,5 +1,5 @@
-"""`python -m cotenant.agent`: the agent without the command line's libraries, for benchmarks and minimal
-installations.
+"""`python -m cotenant.agent` starts the agent without the libraries that the command `cotenant` needs, for benchmarks
+and minimal installations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def serve(options: AgentOptions) -> None:
 
 
 def main() -> int:
-    """Parse arguments, run, print errors as one sentence."""
+    """Parse arguments, run the agent, and print an error as one sentence."""
     parser = argparse.ArgumentParser(prog="python -m cotenant.agent")
     parser.add_argument("--dir", type=Path, default=own_agent_folder())
     parser.add_argument("--gpus", help="soft, all, or UUIDs")

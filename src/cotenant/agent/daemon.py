@@ -72,12 +72,13 @@ LOG = logging.getLogger(__name__)
 WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
 AGENT_NICE = -10
+NOT_SLICED = "tenants of GPU %s take turns that the agent grants, instead of hardware time slices: %s"
 TENANT_SOCKET_MODE = 0o666  # any user may connect, because a process is identified by its cgroup
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentOptions:
-    """Options of a run: folder, config, overrides."""
+    """Options of one run of the agent."""
 
     folder: Path
     source: str | None = None  # FILE.yaml or gemini:FILE
@@ -93,8 +94,8 @@ class AgentOptions:
 
 
 class Agent:
-    """A run of the agent. `await run()` returns when the agent was stopped. The only class that knows all parts: each
-    part gets its dependencies as constructor arguments."""
+    """A run of the agent. `await run()` returns when the agent was stopped. Only this class knows all parts of the
+    agent: each part gets its dependencies as constructor arguments."""
 
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
@@ -105,7 +106,7 @@ class Agent:
         self.mechanisms = mechanisms.make(self.folder, Use.TENANT, self.gpus)
         self.parked = ParkedTable()
         self.host = host_memory(config.swap_memory_bytes)
-        # other disciplines exist for turns only
+        # hardware time slices can enforce only the default discipline
         by_request = config.quota.discipline == QuotaSettings.discipline
         self.registry = Registry(self.gpus, self.mechanisms, self.host, self.parked, slices_first=by_request)
         self.ledger = Ledger()
@@ -149,7 +150,7 @@ class Agent:
             await self._serve(ready)
 
     def stop(self) -> None:
-        """End the run. Tenants then behave according to the setting `fail`."""
+        """Stop the agent. Tenants then wait or continue without limits, according to the setting `fail`."""
         self._stop.set()
 
     async def _serve(self, ready: Callable[[], None]) -> None:
@@ -164,7 +165,7 @@ class Agent:
         assert isinstance(slices, Slices)
         for gpu in self.gpus:
             if why := slices.refusal(gpu):
-                LOG.warning("GPU %s is shared by turns of the agent, not by hardware time slices: %s", gpu.uuid, why)
+                LOG.warning(NOT_SLICED, gpu.uuid, why)
         mode = TENANT_SOCKET_MODE if options.tenant_socket else options.socket_mode
         self.server.listen(mode)
         self.floors.listen(mode)
@@ -186,13 +187,13 @@ class Agent:
         await self.live.close()
 
     def _take_folder(self, closing: contextlib.ExitStack) -> None:
-        """Create and lock the folder. A held lock means a running agent; a socket file without one was left by a dead
-        agent.
+        """Create and lock the agent's folder. A held lock means that another agent runs there; without one, existing
+        socket files were left by an agent that died.
         """
         try:
             if not self.folder.exists():
                 self.folder.mkdir(parents=True)
-                self.folder.chmod(0o755)  # despite the umask: permissions are those of the sockets
+                self.folder.chmod(0o755)  # whatever the umask is: the modes of the sockets restrict access
             lock = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise WorkError(f"{self.folder}: cannot be used: {error.strerror}") from None
@@ -202,7 +203,7 @@ class Agent:
         except OSError:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown pid"
             raise WorkError(f"an agent ({holder}) already runs in {self.folder}; stop it, or choose --dir") from None
-        with contextlib.suppress(OSError):  # on a full disk the lock is held without its label
+        with contextlib.suppress(OSError):  # on a full disk the lock file cannot name the pid
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"pid {os.getpid()}".encode(), 0)
 
@@ -351,17 +352,17 @@ class Agent:
             if watch.changed():
                 try:
                     self.reconfigure.reload()
-                except Exception as error:  # an exception must not end the watch, or later versions would be missed
+                except Exception as error:  # an exception must not end the loop: a later version may be valid
                     self.in_force.fault = f"{path}: cannot be used: {error!r}"
                     LOG.exception("the new configuration was rejected")
 
     def _not_sliced(self, uuid: str, why: str) -> None:
-        """The driver rejects the controls on channel groups: tenants of that GPU take turns from now on."""
+        """Let a GPU's tenants take turns from now on, because the driver rejects control of its time slices."""
         self.lives.take_turns(uuid, why)
-        LOG.warning("GPU %s is shared by turns of the agent, not by hardware time slices: %s", uuid, why)
+        LOG.warning(NOT_SLICED, uuid, why)
 
     def _gpu_lost(self, uuid: str, text: str) -> None:
-        """The tenants of a GPU have lost it."""
+        """Log, and tell a GPU's tenants, that they have lost the GPU."""
         LOG.error(text)
         for tenant in self.registry.on_gpu(uuid):
             tenant.warn(text)
@@ -385,10 +386,10 @@ class Agent:
             if fault:
                 LOG.warning(fault)
             for gpu in self.copies.put_right():
-                LOG.warning(f"{gpu}: a process had overwritten the page of copy scheduling; it was restored")
+                LOG.warning(f"{gpu}: a process had overwritten the shared memory of copy scheduling; it was restored")
             now_ns = time.monotonic_ns()
             for tenant in list(self.registry.tenants.values()):
-                # the launcher enforces the timeout; this is for a launcher that was killed
+                # the launcher enforces the timeout; the agent does so only after the launcher was killed
                 late = tenant.timeout_s is not None and now_ns - tenant.created_ns > (tenant.timeout_s + 5) * 1e9
                 if late and tenant.root is not None:
                     tenant.timeout_s = None

@@ -1,5 +1,6 @@
-"""Facts about processes: peer credentials, start times, ancestry, pidfds. Pids are reused, so start times complete
-them.
+"""Facts about processes: peer credentials, start times, ancestry, pidfds.
+
+The kernel reuses pids, so a process is identified by its pid and its start time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class ProcessKey(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a unix socket, by the kernel. pid 0: not visible in this PID namespace."""
+    """The process at the other end of a unix socket, as the kernel reports it. `pid` is 0 if the process is not visible
+    in this PID namespace.
+    """
 
     pid: int
     uid: int
@@ -28,7 +31,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """SO_PEERCRED of a unix socket."""
+    """Read the credentials of the process at the other end of a unix socket (SO_PEERCRED)."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return Peer(*struct.unpack("3i", raw))
 
@@ -43,7 +46,7 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, or None if there is no such process."""
+    """Start time of a process in clock ticks since boot (/proc/PID/stat), or None if there is no such process."""
     fields = _stat_fields(pid)
     return int(fields[19]) if fields else None
 
@@ -93,12 +96,12 @@ def descendants(roots: set[ProcessKey]) -> set[ProcessKey]:
 
 
 def key_of(pid: int) -> ProcessKey:
-    """Key of a live process; start 0 if it cannot be read."""
+    """Key of a process; its start time is 0 if it cannot be read."""
     return ProcessKey(pid, start_ticks(pid) or 0)
 
 
 def alive(key: ProcessKey) -> bool:
-    """Whether exactly that process still runs."""
+    """Whether this process still runs; a later process with the same pid does not count."""
     return key.pid > 0 and start_ticks(key.pid) == key.start_ticks and not is_zombie(key.pid)
 
 

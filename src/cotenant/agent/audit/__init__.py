@@ -1,1 +1,2 @@
-"""Checks that tenants have the share they were given, and detects processes that use the agent's GPUs without it."""
+"""Checks that each tenant has its share, and detects processes that use the GPUs without being connected to the agent.
+"""

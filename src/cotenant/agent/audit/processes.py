@@ -1,8 +1,7 @@
-"""Detects processes that use the agent's GPUs without having connected to it: of tenants, without the shim, or of no
-tenant.
+"""Detects processes that use the agent's GPUs without being connected to the agent.
 
-No share limits them. A tenant's processes are identified by their cgroup, their parents, or the token in their
-environment.
+Such a process runs without the shim, so no share limits it. It may belong to a tenant: the tenant is found by the
+process's cgroup, its parents, or the token in its environment.
 """
 
 from __future__ import annotations
@@ -28,13 +27,15 @@ from cotenant.devices.registry import device
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 LOOK_AGAIN_S = 0.5  # interval after a scan that found a new process: it is reported within 2 s of its first use
-# prefix of MPS processes, which use the GPU for their clients; /proc truncates their names to it
+# MPS processes, which use the GPU for their clients, have names that begin like this; /proc truncates longer names
 MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="
 
 
 class Unseen(NamedTuple):
-    """A process that uses a GPU. `tenant`: empty if it belongs to none. `place`: its pod or job."""
+    """A process that uses a GPU without being connected. `tenant`: name of its tenant; empty if it has none. `place`:
+    its pod or job.
+    """
 
     process: ProcessKey
     gpu: str
@@ -44,7 +45,7 @@ class Unseen(NamedTuple):
     place: Place | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The process as the `list` order reports it, in JSON types."""
+        """The process in JSON types, as the operation `list` of the control socket reports it."""
         return {
             "pid": self.process.pid, "gpu": self.gpu, "program": self.program, "uid": self.uid,
             "tenant": self.tenant or None,
@@ -53,7 +54,7 @@ class Unseen(NamedTuple):
 
 
 def using(gpus: Iterable[Gpu]) -> dict[str, list[int]]:
-    """Processes on each GPU, as listed by its device."""
+    """Pids of the processes on each GPU, keyed by the GPU's UUID, as the driver lists them."""
     by_kind: dict[str, list[str]] = {}
     for gpu in gpus:
         by_kind.setdefault(gpu.kind, []).append(gpu.uuid)
@@ -73,7 +74,8 @@ def end(found: Unseen) -> None:
 
 
 class UnseenWatch:
-    """Unconnected processes by the last two checks, since a process that has just started may still be connecting."""
+    """Reports a process that two checks in a row find unconnected: one that has just started may still be connecting.
+    """
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class UnseenWatch:
         proc: Path = Path("/proc"),
         in_group: Callable[[int], Tenant | None] = lambda pid: None,
     ) -> None:
-        """`in_group`: the tenant whose control group, limited by kernel or driver, contains a process."""
+        """`in_group` returns the tenant in whose control group a process is, if the group has a memory limit."""
         self._in_group = in_group
         self._registry, self._owners, self._proc = registry, owners, proc
         self._before: set[tuple[str, ProcessKey]] = set()
@@ -91,11 +93,13 @@ class UnseenWatch:
         self.now: list[Unseen] = []
 
     def expect(self, known: Iterable[ProcessKey]) -> None:
-        """Processes known to the previous agent: they have the shim, and an idle one reconnects when it is used."""
+        """Do not report these processes, which were connected to the previous agent: they have the shim, and an idle
+        one reconnects when it uses the GPU again.
+        """
         self._returning = frozenset(known)
 
     async def run(self, warned: Callable[[Tenant, str], None], *, strict: bool) -> None:
-        """Report processes that use the GPUs unconnected, and with `strict` kill them, as long as the agent runs."""
+        """Report unconnected processes that use the GPUs, and with `strict` kill them, as long as the agent runs."""
         while True:
             await asyncio.sleep(self.next_look_s)
             for row in self.look(await asyncio.to_thread(using, list(self._registry.gpus.values()))):
@@ -112,7 +116,7 @@ class UnseenWatch:
                 end(row)
 
     def look(self, running: Mapping[str, Iterable[int]]) -> list[Unseen]:
-        """Process the devices' lists; returns the newly found ones."""
+        """Find the unconnected ones among `running`, the pids on each GPU; returns those not reported before."""
         seen = {session.peer.pid for tenant in self._registry.tenants.values() for session in tenant.sessions}
         mine = {os.getpid(), *seen}
         there = {

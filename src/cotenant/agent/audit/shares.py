@@ -1,5 +1,5 @@
-"""Proves that tenants have the share they were given: their processes are clients where they belong, and see no more
-SMs.
+"""Checks that each tenant has its share: its processes are clients of the right MPS server and see no more SMs than the
+share allows.
 
 A program that leaves its MPS server has the whole GPU without any error; such deviations are detected here.
 """
@@ -23,25 +23,26 @@ from cotenant.core.errors import WorkError
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
-# checks in which a process may be on a GPU without being a client, before it is reported: it may still be connecting
+# a process on a GPU that is no MPS client is reported after this many checks: before, it may still be connecting
 LOOKS = 2
-# limit for processes that only the shim reports: it announces a context before a starting server accepts the client
+# number of checks for a process that only the shim reports: the shim announces a context before the MPS server, which
+# may still be starting, accepts the client
 LOOKS_BY_SHIM = 10
-NAMED_S = 30.0  # a restored deviation is reported for this long, so that metrics record it
+NAMED_S = 30.0  # a deviation that the agent has corrected is still reported for this long, so that metrics record it
 AGAIN = "start it again with the environment that cotenant run gives"
 
 
 class ShareProof:
-    """Checks the servers of all mechanisms that have some, and maintains each tenant's `not_enforced`."""
+    """Checks the servers of mechanisms that use MPS, and records deviations in each tenant's `not_enforced`."""
 
     def __init__(self, registry: Registry, tenant_of: Callable[[int], Tenant | None]) -> None:
-        """`tenant_of`: the tenant of a process, whether connected to the agent or not."""
+        """`tenant_of` returns the tenant of a process, whether it is connected to the agent or not."""
         self._registry, self._tenant_of = registry, tenant_of
-        self._outside: dict[tuple[str, ProcessKey], int] = {}  # number of checks so far
+        self._outside: dict[tuple[str, ProcessKey], int] = {}  # number of checks in a row that found it
         self._put_right: dict[tuple[str, str], float] = {}
 
     async def run(self, warned: Callable[[Tenant, str], None]) -> None:
-        """Run as long as the agent."""
+        """Check as long as the agent runs; `warned` is called with each new deviation."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             found: dict[str, list[str]] = defaultdict(list)
@@ -133,7 +134,7 @@ class ShareProof:
 
 
 def _sms_seen(tenant: Tenant) -> list[str]:
-    """Programs that see more SMs than the tenant may have, or fewer than are reserved for it."""
+    """A sentence for each process that sees more SMs than its tenant may have, or fewer than are reserved for it."""
     texts = []
     for session in tenant.sessions:
         for slot, sms in session.sms.items():

@@ -1,7 +1,6 @@
-"""Ranges in declared tenants from which a launcher may choose: `request: 10%..50%` allows every value from 10 % to 50
-%.
+"""Ranges in declared tenants: with `request: 10%..50%` a launcher may choose any value from 10 % to 50 %.
 
-Without a choice, and while nothing of the tenant runs, each range counts as its lower bound.
+Without a choice, and while the tenant does not run, each range counts as its lower bound.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def _percent(value: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """Names and formatting of one field with a range."""
+    """How messages name and format a field that may be a range."""
 
     word: str
     option: str
@@ -39,7 +38,7 @@ FIELDS = {
 
 
 def one_or_range(parse: Callable[[Any], N]) -> Callable[[Any], N | tuple[N, N]]:
-    """A parser for one value, or for a range `LOW..HIGH`."""
+    """Returns a parser for one value, or for a range `LOW..HIGH`."""
 
     def read(given: Any) -> N | tuple[N, N]:
         if not isinstance(given, str) or SEPARATOR not in given:
@@ -58,7 +57,9 @@ def one_or_range(parse: Callable[[Any], N]) -> Callable[[Any], N | tuple[N, N]]:
 
 
 def split_ranges(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a TenantSpec from those of an entry: the lower bound of every range, and all ranges as `choices`."""
+    """Convert fields of a config entry to fields of a TenantSpec: a range becomes its lower bound, and `choices` holds
+    all ranges.
+    """
     ranges = {name: value for name, value in values.items() if name in FIELDS and isinstance(value, tuple)}
     if not ranges:
         return dict(values)
@@ -71,20 +72,24 @@ def least(spec: TenantSpec) -> TenantSpec:
 
 
 def keep_choice(spec: TenantSpec, now: TenantSpec) -> TenantSpec:
-    """A declaration with the tenant's current values where its ranges allow them: it runs with an earlier choice."""
+    """The new declaration `spec` of a running tenant, with the current values (`now`) where the new ranges allow them,
+    since the tenant's launcher chose them.
+    """
     kept = {name: getattr(now, name) for name in _ranges(spec)}
     return dataclasses.replace(spec, **{n: v for n, v in kept.items() if v is not None and _permits(spec, n, v)})
 
 
 def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
-    """The tenant with a launcher's choice. InputError names the range, or the option that must be left out."""
+    """The tenant with the values that its launcher chose. Raises InputError that names the range, or the option that
+    must be left out.
+    """
     chosen = {}
     for name, field in FIELDS.items():
         value = given.get(name)
         if value is None or (name == "request" and not value):
             continue
         if name not in _ranges(spec):
-            # the declared value is allowed: a form that offers the same to all users states it, too
+            # stating the declared value is allowed: a form may send the same options for all tenants
             if value == getattr(spec, name):
                 continue
             raise InputError(
@@ -102,8 +107,8 @@ def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
 
 
 def differs(now: TenantSpec, given: Mapping[str, Any]) -> str:
-    """The first of a launcher's choices that differs from the running tenant's value, as a clause with the actual
-    value; empty if none differs.
+    """The running tenant's first value that differs from a launcher's choice, as text such as "a request of 30 %".
+    Empty if none differs.
     """
     for name, field in FIELDS.items():
         if given.get(name) and given[name] != (has := getattr(now, name)):

@@ -14,7 +14,7 @@ from cotenant.core.units import parse_fraction
 from cotenant.policy.colocation import ColocationSettings, settings_for
 from cotenant.profiles.kernels.profile import CLASS_NAMES, read_kernel_rows
 
-# float: a fraction; int: a count; str: one of a list
+# type of each setting: float for a fraction, int for a count, str for one of a list of names
 _KEYS = {each.name: str(each.type) for each in fields(ColocationSettings)}
 _KEPT = ("overlap", "heartbeat_timeout_ms", "sm_threshold")  # settings that a change of the scheme keeps
 _RENAMED = {
@@ -56,7 +56,7 @@ def _check_key(key: str) -> None:
 
 
 def whole(value: Any, field: str) -> int:
-    """An integer, also as JSON may have written it: 200000.0."""
+    """Convert to an integer; JSON may have written it as 200000.0. Raises InputError."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -65,8 +65,8 @@ def whole(value: Any, field: str) -> int:
 
 
 def changed(settings: ColocationSettings, order: Mapping[str, Any]) -> ColocationSettings:
-    """Settings after an order of the control socket with fields of ColocationSettings. A new scheme brings its own
-    in-flight budget. Raises InputError.
+    """Settings changed by an order from the control socket, whose keys are fields of ColocationSettings. A new scheme
+    sets its own in-flight budget. Raises InputError.
     """
     changes: dict[str, Any] = {}
     for key, value in order.items():
@@ -85,11 +85,11 @@ def changed(settings: ColocationSettings, order: Mapping[str, Any]) -> Colocatio
 def known_kernels(
     profile: Any, work_class: Any, *, latency_sensitive: bool, folder: Path, field: str = "kernel_profile"
 ) -> dict[str, str]:
-    """Kernel classes of a tenant: from `profile`, a file relative to `folder`, and from `work_class`, which applies to
-    launches of more than one kernel.
+    """A tenant's kernel classes, as the fields `kernels` and `work_class` of its TenantSpec.
 
-    Without `work_class`, an LS tenant counts as the class with most of the profile's time; for BE tenants, copies and
-    graphs are unknown and always pass. InputError names `field`.
+    `profile` is a file relative to `folder`. `work_class` applies to launches that are not in the profile: copies and
+    CUDA graphs. By default it is the class with most of the profile's time for a latency-sensitive tenant, otherwise
+    unknown, which is always let through. Raises InputError that names `field`.
     """
     if profile is None:
         return {"work_class": "unknown" if work_class is None else str(work_class)}
@@ -105,7 +105,7 @@ def known_kernels(
 
 
 def check_work(work_class: str, work_sms: int, in_flight_us: int, **where: Any) -> None:
-    """Check what a best-effort tenant states about its kernels."""
+    """Check what a best-effort tenant declares about its kernels. Raises InputError."""
     if work_class not in _CLASSES:
         raise InputError(f"unknown class of work {work_class!r}; known: {', '.join(_CLASSES)}", **where)
     if not 0 <= work_sms <= 1 << 20:

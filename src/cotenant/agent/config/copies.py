@@ -14,9 +14,9 @@ _GONE = ("alone", "small", "slice", "in_flight", "lead_us", "paced")
 
 
 def parse_copies(data: Any) -> CopySettings:
-    """`copies: true`, or a mapping of period_bytes and chunk_bytes.
+    """Parse `copies`: true, false (the default), or a mapping of period_bytes and chunk_bytes.
 
-    With the setting, copies are scheduled on every GPU; `copies: false` is the default.
+    With true or a mapping, copies are scheduled on every GPU.
     """
     if isinstance(data, bool):
         return CopySettings(always=data)

@@ -37,9 +37,8 @@ class Choices:
 
 @dataclass(frozen=True)
 class TenantSpec:
-    """The promise to a tenant. `memory_bytes` None: no limit. `gpus` empty: the agent chooses one.
-
-    `uid`: the user who may run it, None for the agent's own.
+    """A tenant's share, memory and GPUs, as declared or requested. `memory_bytes` None: no limit. `gpus` empty: the
+    agent chooses a GPU. `uid`: the user who may run the tenant; None: the agent's own user.
     """
 
     name: str
@@ -55,13 +54,13 @@ class TenantSpec:
     best_effort: bool = False
     work_class: str = "unknown"  # the resource that limits its kernels: unknown, memory, compute; used by scheme orion
     work_sms: int = 0  # number of SMs that the tenant's kernels use; 0: unknown
-    kernels: str = ""  # kernel classes per kernel: a table of kernel_table.py
-    in_flight_us: int = 0  # limit on a best-effort tenant's work in flight; 0: the limit of the scheme
+    kernels: str = ""  # class of each kernel, as a table of kernel_table.py
+    in_flight_us: int = 0  # limit on a best-effort tenant's work in flight; 0: the co-location scheme's limit
     oversubscribe: str = "none"  # how the tenant's memory leaves the GPU for others: swap, managed, park
-    # weight on the link; None: not requested, which counts as 1 if copies are scheduled
+    # weight of the tenant's copies on the PCIe link; None: not given, which counts as 1 if copies are scheduled
     copy_weight: float | None = None
     latency_sensitive: bool = False  # the tenant's copies precede all others
-    choices: Choices | None = None  # user who may run a declared tenant
+    choices: Choices | None = None  # ranges from which the launcher of a declared tenant may choose
     # the tenant is refused unless its memory limit is enforced at least this strongly
     enforce_memory: Strength = Strength.NOTHING
 
@@ -76,15 +75,17 @@ class AgentConfig:
     tenants: tuple[TenantSpec, ...] = ()
     idle_release_ns: int = 2_000_000
     inflight_ns: int = 4_000_000
-    context_reserve_bytes: int | None = None  # per context; None: 640 MiB on a real GPU, 0 on the software GPU
+    # memory charged for each CUDA context; None: 640 MiB on a real GPU, 0 on the software GPU
+    context_reserve_bytes: int | None = None
     reconnect_ms: int = 100
     colocation: ColocationSettings = field(default_factory=ColocationSettings)
     copies: CopySettings = field(default_factory=CopySettings)
     swap_memory_bytes: int | None = None  # host memory for swapped contents; None: half of what is available
     gpu_memory_bytes: int | None = None  # memory of each GPU that is available to tenants; None: all of it
-    most_moving: float = 0.05  # largest fraction of time spent on moving memory
-    swap_piece_bytes: int = 256 << 20  # largest unit of a move
-    swap_hand: bool = True  # device memory passes from leaving to arriving tenants by handle, without being cleared
+    most_moving: float = 0.05  # largest fraction of time that a GPU spends on swapping memory
+    swap_piece_bytes: int = 256 << 20  # memory is swapped in pieces of at most this size
+    # an evicted tenant's device memory may be passed by handle to the tenant restored next, without being cleared
+    swap_hand: bool = True
 
 
 def check_name(name: object, **where: Any) -> str:
@@ -99,7 +100,7 @@ def check_name(name: object, **where: Any) -> str:
 
 
 def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
-    """Check the relations between a tenant's values."""
+    """Check that a tenant's values are allowed and fit together. Raises InputError."""
     check_name(spec.name, **where)
     if not 0.0 < spec.limit <= 1.0:
         raise InputError(f"{spec.name} has a limit of {spec.limit:.0%}; it must be over 0 % and at most 100 %", **where)
@@ -108,7 +109,7 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
     if spec.request > spec.limit:
         raise InputError(f"{spec.name} asks for {spec.request:.0%}, over its own limit of {spec.limit:.0%}", **where)
     if spec.memory_bytes is not None and not 0 < spec.memory_bytes < 1 << 62:
-        raise InputError(f"the memory of {spec.name} must be over 0 bytes and fit a machine", **where)
+        raise InputError(f"the memory of {spec.name} must be over 0 bytes and under 4 EiB", **where)
     if spec.memory_bytes is None and spec.enforce_memory is not Strength.NOTHING:
         raise InputError(f"{spec.name} demands enforcement of a memory limit but has none: add one", **where)
     if spec.oversubscribe not in OVERSUBSCRIBE:
@@ -154,7 +155,9 @@ def read_text(path: Path) -> str:
 
 
 def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None = None) -> QuotaSettings:
-    """QuotaSettings from the given times; of quota, minimum and maximum, those not given follow those that are."""
+    """QuotaSettings from the given times. If only some of quota, minimum, maximum and window are given, the others are
+    adapted so that minimum <= quota <= maximum and quota <= window. Raises InputError.
+    """
     values = dict(times)
     most_ns = values.get("max_quota_ns", QuotaSettings.quota_ns)
     base = values.setdefault("quota_ns", max(min(QuotaSettings.quota_ns, most_ns), values.get("min_quota_ns", 0)))
@@ -168,7 +171,7 @@ def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None 
 
 
 def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:
-    """Gemini's resource-config: a count, then that many lines `ID REQUEST LIMIT MEM_BYTES`. # starts a comment."""
+    """Parse Gemini's resource-config: a count, then as many lines `ID REQUEST LIMIT MEM_BYTES`. # starts a comment."""
     rows = [(n, line.split("#")[0].split()) for n, line in enumerate(text.splitlines(), 1)]
     rows = [(n, words) for n, words in rows if words]
     if not rows:

@@ -1,4 +1,4 @@
-"""Holder of the configuration in effect."""
+"""The object that holds the configuration in effect."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from cotenant.agent.config.files import AgentConfig
 
 @dataclass
 class InForce:
-    """From this, parts read their settings while they run: a new version of the file replaces `config`."""
+    """The configuration from which all parts of the agent read their settings. A new version of the file replaces
+    `config`.
+    """
 
     config: AgentConfig
-    fault: str = ""  # why the newest version of the file, or part of it, is not in force
-    left_out: dict[str, str] = field(default_factory=dict)  # declared tenant that does not fit -> why
+    fault: str = ""  # why the newest version of the file, or part of it, is not in effect
+    left_out: dict[str, str] = field(default_factory=dict)  # declared tenant that does not fit on the GPUs -> reason

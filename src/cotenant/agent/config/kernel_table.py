@@ -1,8 +1,8 @@
-"""Table of a tenant's kernels, in which its processes look up their launches.
+"""Table of a tenant's kernels (class, duration, SMs), in which the shim looks up each launch.
 
-Rows of `cotenant profile kernels`, keyed by a hash (FNV-1a, 64 bits) of name, grid and block, and by a hash of the name
-alone for launches of other shapes, with the values that all rows of that name share. The table is part of the tenant's
-description as text; processes get it from the agent as a sealed memfd.
+The rows are those of `cotenant profile kernels`. A row's key is a hash (FNV-1a, 64 bits) of the kernel's name, grid and
+block. Launches with another grid or block use a row for the name alone, which has the values that all rows of that name
+share. The table is part of the tenant's description as text; processes get it from the agent as a sealed memfd.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cotenant.abi.floor import KERNEL, KERNEL_NAME, WorkClass
 from cotenant.core.errors import InputError
 from cotenant.profiles.kernels.profile import CLASS_NAMES, KernelRow
 
-MOST = 2048  # entries, so that a description fits into one order of the control socket
+MOST = 2048  # most entries of a table: a tenant's description must fit into one message to the control socket
 _SHAPE = struct.Struct("=6I")
 _LONGEST_NS, _MOST_SMS = (1 << 32) - 1, (1 << 16) - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -33,7 +33,7 @@ def hashed(data: bytes) -> int:
 
 
 def most_class(rows: Iterable[KernelRow]) -> str:
-    """The class with most of the time; used for launches of many kernels at once (CUDA graphs)."""
+    """The class whose kernels take most of the time; used for launches of many kernels at once (CUDA graphs)."""
     times = dict.fromkeys(range(1, len(CLASS_NAMES)), 0)
     for row in rows:
         times[row.work_class] += row.total_ns
@@ -41,7 +41,7 @@ def most_class(rows: Iterable[KernelRow]) -> str:
 
 
 def compiled(rows: Sequence[KernelRow]) -> str:
-    """The table as text. If there are too many kernels, those with most of the time are kept."""
+    """The table as text. If there are too many kernels, those that take most of the time are kept."""
     weighed: dict[int, tuple[int, KernelRow]] = {}
     by_name: dict[bytes, list[KernelRow]] = {}
     for row in sorted(rows, key=lambda row: -row.total_ns):
@@ -85,7 +85,7 @@ def entries_of(text: str) -> bytes:
 
 
 def shared(data: bytes) -> int:
-    """A memfd, sealed, that contains the entries; the caller closes it."""
+    """Returns a sealed memfd that contains the entries; the caller closes it."""
     fd = os.memfd_create("cotenant-kernels", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, data)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)

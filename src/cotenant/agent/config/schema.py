@@ -34,7 +34,7 @@ from cotenant.policy.colocation import SCHEMES, ColocationSettings
 from cotenant.policy.copies import CopySettings
 from cotenant.policy.shares import DISCIPLINES, QuotaSettings
 
-# a range, 10%..50%: a launcher chooses
+# JSON schemas of values that may also be a range such as 10%..50%, from which a launcher chooses
 A_SHARE = WithJsonSchema({"type": ["number", "string"], "title": "share", "examples": ["30%", "10%..50%"]})
 A_SIZE = WithJsonSchema({"type": ["integer", "string"], "title": "size", "examples": ["8GiB", "2GiB..16GiB"]})
 STRENGTHS = {"enum": [strength.value for strength in Strength if strength is not Strength.NOTHING]}
@@ -64,7 +64,7 @@ ON_OR_SIZES = WithJsonSchema(
 )
 Share = Annotated[float | tuple[float, float], parsed(one_or_range(parse_fraction)), A_SHARE]
 Size = Annotated[int | tuple[int, int], parsed(one_or_range(parse_memory)), A_SIZE]
-UNSET: Any = None  # stands for the default of the class that takes the setting
+UNSET: Any = None  # the setting was not given: TenantSpec, AgentConfig or QuotaSettings has the default
 
 
 def _gpus(given: Any) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def _discipline(name: Any) -> Any:
 
 
 class MemoryLimit(Strict):
-    """`memory: {bytes: 8GiB, enforce: driver}`."""
+    """A memory limit with a demanded enforcement: `memory: {bytes: 8GiB, enforce: driver}`."""
 
     size: Size = Field(alias="bytes")
     """The limit."""
@@ -122,37 +122,37 @@ class TenantEntry(Strict):
     request: Share = 0.0
     """Share of its GPU while others compete. A range (10%..50%) lets the launcher choose."""
     limit: Share = 1.0
-    """Share that it never exceeds, even alone. May be a range, too."""
+    """Share that the tenant never exceeds, even if it is alone on the GPU. May be a range, too."""
     memory_bytes: Annotated[int | tuple[int, int] | MemoryLimit, parsed(_memory), A_LIMIT] = Field(
         default=UNSET, alias="memory"
     )
-    """GPU memory of all its processes together; a range, or a limit with the weakest enforcement that is accepted."""
+    """GPU memory of all its processes together: a size, a range, or a mapping with the weakest accepted enforcement."""
     priority: int = 0
-    """For the discipline `priority`: the larger goes first."""
+    """For the discipline `priority`: tenants with a larger number go first."""
     weight: float = 0.0
-    """For `weighted-round-robin` and under MPS; by default the request."""
+    """Weight in the discipline `weighted-round-robin` and under MPS; by default the request."""
     gpus: Annotated[tuple[str, ...], parsed(_gpus), SOME_GPUS] = ()
-    """Indices or UUIDs of its GPUs; by default the agent chooses one."""
+    """Indices or UUIDs of the tenant's GPUs; by default the agent chooses one."""
     mechanism: str = mechanisms.AUTO
-    """How its share is enforced; auto: slices where the driver takes them, else time."""
+    """How the share is enforced; auto: `slices` (hardware time slices) if the driver accepts them, otherwise `time`."""
     uid: Annotated[int, parsed(_user)] = Field(default=UNSET, alias="user")
-    """User who may run it; by default that of the agent."""
+    """User who may run the tenant; by default the agent's user."""
     best_effort: StrictBool = False
-    """Keep its work out of the way of latency-sensitive tenants."""
+    """Hold the tenant's work back while latency-sensitive tenants of its GPU have work."""
     work_class: str | None = None
     """Resource that limits its kernels, for the scheme orion: memory, compute, unknown."""
     work_sms: int = 0
-    """SMs that its kernels fill; 0: not known."""
+    """Number of SMs that the tenant's kernels fill; 0: not known."""
     kernel_profile: Annotated[Any, WithJsonSchema({"type": "string"})] = None
-    """File of `cotenant profile kernels`, relative to this one."""
+    """File written by `cotenant profile kernels`; its path is relative to this file."""
     in_flight_us: Annotated[int, parsed(lambda value: whole(value, ""))] = 0
     """GPU time that a best-effort tenant may have in flight; 0: the scheme's value."""
     copy_weight: float = Field(default=UNSET)
     """Weight of its copies over the PCIe link."""
     latency_sensitive: StrictBool = False
-    """Best-effort tenants keep off its GPU while it has work there, and its copies go first."""
+    """Best-effort tenants of its GPU are held back while the tenant has work there, and its copies go first."""
     oversubscribe: str = "none"
-    """How its memory leaves the GPU for others: none, swap, managed, park."""
+    """How the tenant's memory leaves the GPU to make space for others: none, swap, managed, park."""
 
 
 class AgentFile(Strict):
@@ -163,49 +163,49 @@ class AgentFile(Strict):
     fail: Literal["open", "closed"] = "closed"
     """What tenants do without the agent: wait (closed), or continue without limits (open)."""
     discipline: Annotated[str, parsed(_discipline)] = "request-limit"
-    """Order of time slices under the mechanism `time`."""
+    """Order in which tenants get time slices under the mechanism `time`."""
     quota_ns: Nanoseconds = Field(default=UNSET, alias="quota")
-    """Length of a slice while a tenant's bursts are not known."""
+    """Length of a time slice until the length of the tenant's bursts is known."""
     min_quota_ns: Nanoseconds = Field(default=UNSET, alias="min_quota")
     """Shortest slice."""
     max_quota_ns: Nanoseconds = Field(default=UNSET, alias="max_quota")
     """Longest slice."""
     window_ns: Nanoseconds = Field(default=UNSET, alias="window")
-    """Time window over which requests and limits are kept."""
+    """Time window in which each tenant gets its request and does not exceed its limit."""
     idle_credit_ns: Nanoseconds = Field(default=UNSET, alias="idle_credit")
-    """Idle time that a tenant may make up for later."""
+    """Most idle time for which a tenant may get GPU time later."""
     alone_ns: Nanoseconds = Field(default=UNSET, alias="alone_after")
-    """Time without another tenant on the GPU after which a slice gets no end."""
+    """A tenant that has been alone on its GPU for this time gets a time slice without an end."""
     exclusive_ns: Nanoseconds = Field(default=UNSET, alias="exclusive_turn")
-    """Length of a slice of the discipline `exclusive-turns`."""
+    """Length of a time slice in the discipline `exclusive-turns`."""
     grace_ns: Nanoseconds = Field(default=UNSET, alias="revoke_grace")
-    """Time from the end of a slice until it is revoked from a tenant that still runs."""
+    """Time from the end of a time slice until it is revoked from a tenant that still runs."""
     stuck_ns: Nanoseconds = Field(default=UNSET, alias="stuck_after")
     """Time from the revocation until other tenants get the GPU although the tenant's kernels still run."""
     idle_release_ns: Nanoseconds = Field(default=UNSET, alias="idle_release")
-    """Time without a launch after which a tenant returns its slice."""
+    """Time without a launch after which a tenant returns its time slice."""
     inflight_ns: Nanoseconds = Field(default=UNSET, alias="work_in_flight")
-    """GPU time that a tenant may have queued ahead."""
+    """Most GPU time of launched but unfinished work of a tenant."""
     reconnect_ms: Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e3)), TIME] = Field(
         default=UNSET, alias="reconnect"
     )
     """Interval at which a tenant tries to reconnect to the agent."""
     context_reserve_bytes: MemoryOrZero = Field(default=UNSET, alias="context_reserve")
-    """Memory counted for the context of a process; by default 640 MiB, 0 on the software GPU."""
+    """Memory charged for the CUDA context of a process; by default 640 MiB, 0 on the software GPU."""
     gpu_memory_bytes: Memory = Field(default=UNSET, alias="gpu_memory")
     """Memory of each GPU that tenants share; by default all."""
     swap_memory_bytes: MemoryOrZero = Field(default=UNSET, alias="swap_memory")
     """Host memory for swapped contents; by default half of the available memory."""
     most_moving: Annotated[float, parsed(parse_moving), PART] = Field(default=UNSET)
-    """Largest fraction of time for moving memory."""
+    """Largest fraction of time that a GPU spends on swapping memory."""
     swap_piece_bytes: Annotated[int, parsed(parse_piece), SIZE] = Field(default=UNSET, alias="swap_piece")
-    """Largest unit of a move."""
+    """Memory is swapped in pieces of at most this size."""
     swap_hand: StrictBool = True
-    """Whether device memory is handed from one tenant of a user to another without being cleared."""
+    """Whether memory of an evicted tenant may be passed to another tenant of its user without being cleared."""
     colocation: Annotated[ColocationSettings, parsed(parse_colocation), SCHEME_OR_SETTINGS] = Field(default=UNSET)
-    """A scheme of co-location by name, or its settings."""
+    """Name of a co-location scheme, or a mapping of its settings."""
     copies: Annotated[CopySettings, parsed(parse_copies), ON_OR_SIZES] = Field(default=UNSET)
-    """Whether copies over the PCIe link are scheduled, or the sizes for that."""
+    """Whether copies over the PCIe link are scheduled; a mapping schedules them and sets sizes."""
     tenants: list[TenantEntry] = Field(default_factory=list)
     """Tenants that are declared here rather than by the command that starts them."""
 

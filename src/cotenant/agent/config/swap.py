@@ -12,7 +12,7 @@ LARGEST_PIECE = 16 << 30
 
 
 def parse_moving(value: Any, name: str | None = None) -> float:
-    """The fraction of time that moves may take: 0.1 % to 90 %."""
+    """Parse the fraction of time that a GPU may spend on swapping memory: 0.1 % to 90 %."""
     fraction = parse_fraction(value, name)
     if not 0.001 <= fraction <= 0.9:
         raise InputError("write 0.1 % to 90 %", field=name)
@@ -20,7 +20,7 @@ def parse_moving(value: Any, name: str | None = None) -> float:
 
 
 def parse_piece(value: Any, name: str | None = None) -> int:
-    """The largest unit of a move, a multiple of the driver's granularity."""
+    """Parse the largest piece in which memory is swapped: a multiple of the driver's granularity."""
     size = parse_bytes(value, name)
     if not GRANULE <= size <= LARGEST_PIECE or size % GRANULE:
         raise InputError("must be a multiple of 2 MiB, up to 16 GiB", field=name)

@@ -1,1 +1,1 @@
-"""The agent's external interfaces: orders of the control socket, the live page, metrics."""
+"""The agent's external interfaces: the control socket, whose requests are called orders, the live page, and metrics."""

@@ -1,4 +1,4 @@
-"""The agent's rows of the live page, and its metrics."""
+"""The live page (HTML) and the metrics of the agent, served over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_TENANTS = 2000  # number of tenants that are exported individually
 
 
 class LivePage:
-    """The HTTP port of page and metrics."""
+    """Serves the live page and the metrics at one HTTP port."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class LivePage:
             await self._port.close()
 
     async def rows(self) -> AsyncIterator[Row]:
-        """Rows of the live page. Yields to the event loop between tenants, since the same thread grants turns."""
+        """Rows of the live page. An asynchronous iterator, so that the agent can grant turns between two tenants."""
         agent = {"name": self.node_name, "kind": "agent", "address": str(self._rows.folder)}
         yield "sources", "agent", agent | {"ok": True, "note": self._in_force.fault}
         for uuid in self._registry.gpus:
@@ -80,7 +80,8 @@ class LivePage:
             row = self._rows.tenant(tenant)
             for share in row["gpus"]:
                 yield "shares", f"{row['name']} {share['uuid']}", _share(row, share)
-                if share["hour"]:  # in a separate row, because the row of the share changes at every reading
+                # a row of its own, which changes once a minute; the row of the share changes at every reading
+                if share["hour"]:
                     yield "hours", f"{row['name']} {share['uuid']}", {"minutes": share["hour"]}
             for number, text in enumerate(row["warnings"]):
                 about = {"source": self.node_name, "about": row["name"], "text": text}

@@ -1,4 +1,7 @@
-"""Orders of the control socket about memory: park, resume, preempt, and moves for benchmarks."""
+"""Orders of the control socket about memory: park and resume tenants, preempt them, and swap them for benchmarks.
+
+A parked tenant is suspended, and its GPU memory is in host memory.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ MOST_S = 3600.0
 
 
 class MemoryOrders:
-    """Handlers: each takes the caller and a JSON object and returns one."""
+    """Handlers of the orders about memory: each takes the caller and a JSON object, and returns a JSON object."""
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class MemoryOrders:
         self._registry, self._broker = registry, broker
 
     def table(self) -> dict[str, Handler]:
-        """op -> handler."""
+        """Handlers, by the orders' names."""
         return {
             "park": self.park,
             "resume": self.resume,
@@ -46,12 +49,12 @@ class MemoryOrders:
         }
 
     async def park(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Park a tenant, or pid:N."""
+        """Park a tenant, or the process that the name `pid:N` means."""
         name = self._mine(caller, order.get("name"))
         return await self._parking.park(name, _timeout_s(order, 10.0))
 
     async def resume(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Resume a tenant, or pid:N."""
+        """Resume a parked tenant, or the process that the name `pid:N` means."""
         name = self._mine(caller, order.get("name"))
         gpu = order.get("gpu")
         return await self._parking.resume(name, None if gpu is None else str(gpu), _timeout_s(order, 60.0))
@@ -70,13 +73,11 @@ class MemoryOrders:
         return await self._parking.preempt([str(name) for name in names], gpu, free)
 
     async def parked(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """List what is parked."""
+        """List the parked tenants and processes."""
         return {"parked": [parked.as_dict() for parked in self._parked.rows.values()]}
 
     async def exchange(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Move one tenant out and another one in concurrently, and return how long each took (for benchmarks). Both
-        must be parked or have no turn.
-        """
+        """Evict some tenants and restore others concurrently, and return how long each took (for benchmarks)."""
         if not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not move tenants of this agent")
         residency = self._residency
@@ -87,9 +88,8 @@ class MemoryOrders:
             while any(self._broker.holds(tenant, gpu.uuid) for gpu in tenant.gpus):
                 await asyncio.sleep(0.001)
 
-        alike = (
-            len({(bytes_owner(t), t.gpus[0].uuid) for t in (*out, *back)}) == 1
-        )  # the tenant has no memory on another GPU
+        # memory can be passed by handle only between tenants of one owner on one GPU
+        alike = len({(bytes_owner(t), t.gpus[0].uuid) for t in (*out, *back)}) == 1
         wanted = back and alike and order.get("hand", True)
         ways = residency.handle_transfer([t.name for t in out], back[0]) if wanted else None
 
@@ -126,11 +126,11 @@ class MemoryOrders:
     def _tenant(self, name: Any) -> Tenant:
         tenant = self._registry.tenants.get(name) if isinstance(name, str) else None
         if tenant is None or tenant.spec.oversubscribe not in MOVED_BY_PROCESS:
-            raise InputError(f"{name!r} is not a tenant that moves its own memory", field="NAME")
+            raise InputError(f"{name!r} is not a tenant whose processes swap their own memory", field="NAME")
         return tenant
 
     def _mine(self, caller: Caller, name: Any) -> str:
-        """The name, if the caller may move what it names. Raises InputError otherwise."""
+        """Check that the caller may move the tenant or process with this name; returns the name. Raises InputError."""
         if not isinstance(name, str) or not name:
             raise InputError("give a tenant, or pid:N", field="NAME")
         tenant = self._registry.tenants.get(name)

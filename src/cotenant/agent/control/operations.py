@@ -31,7 +31,7 @@ YEAR_S = 366 * 86400.0
 
 
 class Operations:
-    """Handlers: each takes the caller and a JSON object and returns one."""
+    """Handlers of these orders: each takes the caller and a JSON object, and returns a JSON object."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class Operations:
         save: Callable[[], None],
         release: Callable[[Tenant], str],
     ) -> None:
-        """`socket`: where tenants' programs connect. `release` removes a tenant held for a pod or job that has ended,
-        or returns why it cannot.
+        """`socket`: path of the socket to which tenants' programs connect. `release` removes a tenant whose pod or job
+        has ended; if it cannot, it returns the reason.
         """
         self._rows, self._registry, self._lives, self._floors = rows, registry, lives, floors
         self._parked, self._history, self._socket, self._save = parked, history, socket, save
         self._release = release
 
     def table(self) -> dict[str, Handler]:
-        """op -> handler."""
+        """Handlers, by the orders' names."""
         return {
             "status": self.status,
             "register": self.register,
@@ -69,23 +69,23 @@ class Operations:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def status(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Describe the agent."""
+        """Describe the agent and its GPUs."""
         return self._rows.status()
 
     async def mechanisms(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """What enforces each promise on each GPU, and the capabilities of each mechanism."""
+        """For each GPU, what enforces shares, memory limits and isolation; and the capabilities of each mechanism."""
         each = {name: m.capabilities.as_dict() for name, m in self._registry.mechanisms.items()}
         mps = await asyncio.to_thread(self._rows.find_mps)
         return {"gpus": self._rows.promises(mps), "mechanisms": each}
 
     async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """All tenants with request, limit and actual share."""
+        """List all tenants with request, limit and received share, and the parked processes of no tenant."""
         tenants = [self._rows.tenant(t) for t in self._registry.tenants.values()]
         programs = [parked.as_dict() for parked in self._parked.rows.values() if parked.name.startswith("pid:")]
         return {"agent": self._rows.status(), "tenants": tenants, "parked": programs}
 
     async def warnings(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Warnings about a tenant, also shortly after it has ended."""
+        """Return the warnings about a tenant, which may have ended shortly before."""
         name = str(order.get("name"))
         tenant = self._registry.tenants.get(name)
         return {"warnings": list(tenant.warnings) if tenant else self._history.departed.get(name, [])}
@@ -93,10 +93,11 @@ class Operations:
     # -- doing -----------------------------------------------------------------------------------------------------
 
     async def register(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Admit a tenant for a launcher, or return a declared tenant's token. The answer contains the program's
-        environment.
+        """Admit a new tenant for a launcher, or let it start a program of an existing tenant. The answer contains the
+        program's environment.
 
-        A declared tenant has the agent's limits; a launcher may choose within the ranges that its declaration allows.
+        A tenant that the agent's configuration declares has the limits stated there; where they are ranges, the
+        launcher may choose.
         """
         given = order.get("tenant")
         if not isinstance(given, dict) or not given.get("name"):
@@ -127,7 +128,7 @@ class Operations:
             if order.get("join"):  # otherwise a misspelt name would become a new tenant without limits
                 self._find({"name": spec.name})
             if (why := self._rows.in_force.left_out.get(spec.name)) is not None:
-                # as a tenant of the command line it would have none of the limits of its declaration
+                # admitted as a new tenant it would have none of the limits of its declaration
                 raise InputError(
                     f"{spec.name} is declared in the agent's configuration, which leaves it out: {why}", field="--name"
                 )
@@ -184,12 +185,12 @@ class Operations:
                 "run within that share",
                 field="--name",
             )
-        # until this program has started: otherwise the choice would end with the previous program
+        # keep the choice until this program has started, even if the tenant's previous program ends before
         tenant.launching = True
         caller.registered.append(tenant.name)
 
     async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
-        """Admit a new tenant; slow preparations of its mechanism run in a thread."""
+        """Admit a new tenant. What its mechanism must prepare may be slow, so it runs in a thread."""
         ahead = self._registry.preparing(spec)
         if ahead is not None:
             mechanism, gpus = ahead
@@ -202,12 +203,12 @@ class Operations:
             raise
 
     async def started(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """A launcher reports that it started a tenant's program."""
+        """Record that a launcher has started a tenant's program, and the program's pid."""
         tenant = self._find(order)
         self._check_user(caller, tenant)
         pid = order.get("pid")
         key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
-        if tenant.name in caller.registered:  # not for a joining program, whose end would otherwise end the tenant
+        if tenant.name in caller.registered:  # a program that joined an existing tenant does not change its state
             tenant.launching = False
         if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):
             # `stop` signals this process and its descendants, so it must belong to the caller
@@ -221,7 +222,7 @@ class Operations:
         return {"ok": True}
 
     async def set_share(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Change a tenant's share."""
+        """Change a tenant's share, memory limit, priority or weights."""
         tenant = self._find(order)
         if not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not change shares on this agent")
@@ -233,8 +234,8 @@ class Operations:
         return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
 
     async def colocation(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Change the co-location settings that the order names, and return settings and LS processes.
-        `while_connected`: only until the caller's connection ends.
+        """Change the co-location settings that the order names; return all settings and the latency-sensitive
+        processes. With `while_connected` the change is undone when the caller's connection closes.
         """
         floors = self._floors
         lent = order.pop("while_connected", False) is True
@@ -257,7 +258,8 @@ class Operations:
         patience = time.monotonic() + STARTING_S
         while tenant.launching and time.monotonic() < patience:  # its program is about to start
             await asyncio.sleep(0.02)
-        found = await asyncio.to_thread(by_token, [tenant.token])  # daemons that have not used the GPU yet
+        # finds also daemons that have not used the GPU yet, so that the agent does not know them
+        found = await asyncio.to_thread(by_token, [tenant.token])
         keys = kill(tenant, grace_s, found.get(tenant.token, frozenset()))
         deadline = time.monotonic() + grace_s + 5.0
         while any(processes.alive(key) for key in keys) and time.monotonic() < deadline:
@@ -267,7 +269,7 @@ class Operations:
         return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left, "held": held}
 
     def launcher_gone(self, caller: Caller) -> None:
-        """A control connection closed: tenants that it registered and never started are removed."""
+        """A control connection closed: remove the tenants that its launcher registered but did not start."""
         for name in caller.registered:
             tenant = self._registry.tenants.get(name)
             if tenant is not None and tenant.launching:
@@ -290,7 +292,7 @@ class Operations:
 
 
 def _number(order: dict[str, Any], key: str) -> Any:
-    """A number of an order, an integer where the share requires one. Raises InputError otherwise."""
+    """A number from an order; it must be an integer for memory_bytes and priority. Raises InputError otherwise."""
     value = order[key]
     whole = key in ("memory_bytes", "priority")
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
@@ -299,7 +301,7 @@ def _number(order: dict[str, Any], key: str) -> Any:
 
 
 def _seconds(order: dict[str, Any], key: str, default: float) -> float:
-    """A time of an order, 0 s to one year. Raises InputError otherwise."""
+    """A duration from an order in seconds: 0 s to one year. Raises InputError otherwise."""
     value = order.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= YEAR_S:
         raise InputError(f"{key} is {str(value)[:40]!r}, which is not a time of 0 s to a year", field=key)

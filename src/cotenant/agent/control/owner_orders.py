@@ -1,4 +1,7 @@
-"""Orders of an orchestrator's helper: hold a tenant for a pod or job, release it, list the held ones."""
+"""Orders of Kubernetes' device plugin and of Slurm's prolog and epilog: hold a tenant for a pod or job, and release it.
+
+A held tenant keeps its share and memory until it is released, even while no process of it runs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ KINDS = ("pod", "slurm")
 
 
 class OwnerOrders:
-    """Handlers: each takes the caller and a JSON object and returns one."""
+    """Handlers of these orders: each takes the caller and a JSON object, and returns a JSON object."""
 
     def __init__(
         self,
@@ -35,21 +38,21 @@ class OwnerOrders:
         self._owners, self._registry, self._lives, self._hear, self._save_now = owners, registry, lives, hear, save_now
 
     def table(self) -> dict[str, Handler]:
-        """op -> handler."""
+        """Handlers, by the orders' names."""
         return {
             "expect": self.expect, "hold": self.hold, "let_go": self.let_go, "held": self.held, "owned": self.owned
         }  # fmt: skip
 
     async def expect(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """From now on, processes of pods (or jobs) not yet known wait for a while instead of being refused."""
+        """From now on, let processes of pods (or jobs) without a tenant wait for a while instead of refusing them."""
         _trusted(caller)
         self._owners.expected.add(_kind(order))
         return {"ok": True}
 
     async def hold(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Admit a tenant for a pod's container or a job, or change the existing one. Idempotent.
+        """Admit a tenant for a pod's container or a job, or change the existing tenant. Idempotent.
 
-        The tenant exists until `let_go`, whatever its processes do.
+        The tenant exists until the order `let_go`, even if its processes end.
         """
         _trusted(caller)
         given = order.get("tenant")
@@ -60,7 +63,7 @@ class OwnerOrders:
         uid = order.get("uid", os.geteuid())
         if isinstance(uid, bool) or not isinstance(uid, int) or uid < 0:
             raise InputError(f"{uid!r} is not a numeric user id", field="uid")
-        # Slurm names GPUs by index: resolve to UUIDs, so that they can be compared
+        # Slurm names GPUs by index; UUIDs can be compared with those of the existing tenant
         named = tuple(self._registry.gpu_named(gpu, "--gpus").uuid for gpu in spec.gpus)
         spec = dataclasses.replace(spec, gpus=named)
         tenant = self._registry.tenants.get(spec.name)
@@ -107,12 +110,12 @@ class OwnerOrders:
         self._save_now()
 
     async def owned(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Names of the tenants held for a pod or job; its own processes may ask for them."""
+        """Return the names of the tenants held for a pod or job; every user may send this order."""
         owner = _owner(order)
         return {"names": [tenant.name for tenant in self._owners.of(owner.kind, owner.id)]}
 
     async def let_go(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """The pod or job has ended: release its share. With a name only that tenant, otherwise all of them."""
+        """Release the tenants of a pod or job that has ended; with `name`, only the tenant of that name."""
         _trusted(caller)
         owner = _owner(order)
         name = order.get("name")
@@ -123,7 +126,7 @@ class OwnerOrders:
         return {"let_go": [tenant.name for tenant in gone]}
 
     async def held(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """List the tenants that are held for orchestrators of a kind."""
+        """List the tenants that are held for pods, or those held for Slurm jobs."""
         kind = _kind(order)
         tenants = self._registry.tenants.values()
         return {"held": [self._row(t) for t in tenants if t.owner is not None and t.owner.kind == kind]}

@@ -30,7 +30,7 @@ from cotenant.agent.tenants.tenant import Tenant, work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 
-NOT_ENFORCED = "ShareNotEnforced"  # state of a tenant while a process of it is not limited to its share
+NOT_ENFORCED = "ShareNotEnforced"  # state of a tenant while one of its processes is not limited to the tenant's share
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Rows:
         }
 
     def gpu(self, uuid: str) -> dict[str, Any]:
-        """A GPU with its turn holder and the sum of requests."""
+        """Describe a GPU. `holder`: the tenant whose turn it is; `promised`: the sum of the tenants' requests."""
         turn = self.broker.turns.gpus[uuid].turn
         return self.registry.gpus[uuid].as_dict() | {
             "holder": turn.account.name if turn else None,
@@ -88,12 +88,12 @@ class Rows:
         }
 
     def find_mps(self) -> dict[str, MpsHere]:
-        """MPS of each GPU. Runs commands: call it in a thread."""
+        """Find what MPS offers on each GPU. Runs commands: call it in a thread."""
         return {uuid: find_mps(gpu, self.folder) for uuid, gpu in self.registry.gpus.items()}
 
     def promises(self, mps: Mapping[str, MpsHere]) -> list[dict[str, Any]]:
-        """For each GPU what enforces each promise under the mechanism of its tenants, or under the default mechanism;
-        `prospects`: the strongest available there.
+        """For each GPU: `promises` says what enforces shares, memory limits and isolation under the mechanisms of its
+        tenants (without tenants, under the default mechanism); `prospects`, the strongest enforcement available there.
         """
         rows = []
         slices = self.registry.mechanisms[Slices.name]
@@ -110,7 +110,7 @@ class Rows:
         return rows
 
     def tenant(self, tenant: Tenant) -> dict[str, Any]:
-        """A tenant with its share as requested and as received."""
+        """Describe a tenant with its requested and received share."""
         spec = tenant.spec
         now_ns = time.monotonic_ns()
         counters = [counters_of(s.page.slots[slot]) for s in tenant.sessions for slot in s.slots]
@@ -197,5 +197,5 @@ class Rows:
             return "running"
         if tenant.owner and not tenant.root:
             return "held"
-        # also for the processes that an ended program left behind
+        # if its program has ended but has left processes behind, a declared tenant counts as having no GPU yet
         return "declared" if tenant.declared and not tenant.root else "no GPU yet"

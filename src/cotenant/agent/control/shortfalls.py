@@ -1,4 +1,4 @@
-"""Checks every second which tenants get less of a GPU than promised while they want it."""
+"""Checks every second which tenants get less of a GPU than their request although they want more."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _Key = tuple[str, str]  # (tenant, GPU)
 
 
 class Hour:
-    """A tenant's promised and received share of a GPU in the last hour. `minutes`: means of whole minutes, (promised,
-    got) as fractions of the GPU, oldest first; None: nothing was counted."""
+    """A tenant's due and received share of a GPU in the last hour. `minutes`: the mean of each whole minute as (due,
+    received) in fractions of the GPU, oldest first; None for a minute without measurements."""
 
     __slots__ = ("_got", "_looks", "_minute", "_promised", "minutes")
 
@@ -31,7 +31,7 @@ class Hour:
         self._looks, self._promised, self._got = 0, 0.0, 0.0
 
     def add(self, now_ns: int, window: Wanted | None, request: float) -> None:
-        """Count one check; without numbers for a tenant only the time advances."""
+        """Count one measurement of a tenant with a share of `request`. `window` None: nothing was measured."""
         minute = now_ns // MINUTE_NS
         if minute != self._minute:
             if self._looks:
@@ -49,22 +49,22 @@ class Hour:
 
 
 class Shortfalls:
-    """Start of each tenant's shortfall, from the counters of broker and slices."""
+    """Records since when each tenant has got less than its request, measured by turns or by hardware time slices."""
 
     def __init__(self, registry: Registry, broker: Broker, slices: SliceEnforcer) -> None:
         self._registry, self._broker, self._slices = registry, broker, slices
         self._since: dict[_Key, int] = {}
         self._hours: dict[_Key, Hour] = {}
-        self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}  # (time, held, waited), back to the window's begin
+        self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}  # (time, held, waited) in ns, for one window
 
     async def run(self) -> None:
-        """Run as long as the agent."""
+        """Check every second as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.look(time.monotonic_ns())
 
     def look(self, now_ns: int) -> None:
-        """Evaluate the counters."""
+        """Measure all tenants' shares and update shortfalls and minutes."""
         since: dict[_Key, int] = {}
         counts: dict[_Key, deque[tuple[int, int, int]]] = {}
         hours: dict[_Key, Hour] = {}
@@ -95,7 +95,9 @@ class Shortfalls:
         return self._slices.wanted(tenant, uuid) if self._registry.sliced(tenant) else None
 
     def _turns(self, key: _Key, counts: dict[_Key, deque[tuple[int, int, int]]], now_ns: int) -> Wanted | None:
-        """Held and wanted time in the broker's window; None until a window has passed."""
+        """The part of the last window in which a tenant had a turn, and in which it wanted one; None until a window has
+        passed.
+        """
         account = self._broker.turns.gpus[key[1]].accounts.get(key[0])
         if account is None:
             return None

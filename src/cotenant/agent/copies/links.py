@@ -1,4 +1,8 @@
-"""Scheduling of copies on the links of a node's GPUs: assigns tenants to queues of copy pages."""
+"""Scheduling of copies over the PCIe links of a node's GPUs.
+
+The tenants of a GPU share a copy page: shared memory with a queue per tenant, through which their processes agree on
+whose copy goes next. The agent creates the page and assigns the queues.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,14 @@ MAX_PARTICIPANTS = 0xFFFF
 
 
 def rank_of(spec: TenantSpec) -> CopyRank:
-    """Latency-sensitive tenants go first; best-effort tenants also have their copies on the device split."""
+    """Rank of a tenant's copies. Those of latency-sensitive tenants go first; best-effort tenants' copies within the
+    device are split into chunks, too.
+    """
     return CopyRank.AHEAD if spec.latency_sensitive else CopyRank.BEST_EFFORT if spec.best_effort else CopyRank.NORMAL
 
 
 def asks_for_turns(spec: TenantSpec) -> bool:
-    """Whether this tenant requires that copies of all tenants on its GPUs be scheduled."""
+    """Whether the copies of all tenants on a GPU must be scheduled because this tenant is there."""
     return spec.copy_weight is not None or spec.latency_sensitive
 
 
@@ -30,7 +36,7 @@ def _weight(spec: TenantSpec) -> float:
 
 
 class Copies:
-    """Copy pages by GPU. Tenants have queues from admission on; a page is created when scheduling is first required."""
+    """The copy pages of all GPUs. A GPU's page is created when a tenant first requires that copies be scheduled."""
 
     def __init__(self, settings: CopySettings) -> None:
         self.settings = settings
@@ -43,13 +49,13 @@ class Copies:
     # -- tenants ---------------------------------------------------------------------------------------------------
 
     def join(self, tenant: Tenant) -> None:
-        """A tenant was admitted, or its weight changed."""
+        """Add a tenant that was admitted, or apply its changed weight."""
         for gpu in tenant.gpus:
             self._tenants.setdefault(gpu.uuid, {})[tenant.name] = tenant
             self._refresh(gpu.uuid)
 
     def leave(self, tenant: Tenant) -> None:
-        """A tenant was removed."""
+        """Free the queues of a tenant that was removed."""
         for gpu in tenant.gpus:
             self._leave_at(tenant, gpu.uuid)
 
@@ -61,14 +67,14 @@ class Copies:
         self._refresh(gpu)
 
     def move(self, tenant: Tenant, gpu: str) -> None:
-        """Move a tenant's queues from `gpu` to another GPU, whose page its processes will request."""
+        """Move a tenant's queue from `gpu` to its new GPU, whose copy page its processes will request."""
         for session in tenant.sessions:
             self._drop_at(session, gpu)
         self._leave_at(tenant, gpu)
         self.join(tenant)
 
     def configure(self, settings: CopySettings) -> None:
-        """Apply new settings, which hold from the next copy on."""
+        """Put new settings into effect from the next copy on."""
         self.settings = settings
         for page in self._pages.values():
             page.configure(settings)
@@ -76,7 +82,7 @@ class Copies:
             self._refresh(gpu)
 
     def put_right(self) -> list[str]:
-        """Restore the agent's fields in all pages. Returns the GPUs whose page a process had overwritten."""
+        """Restore the agent's fields in all copy pages. Returns the GPUs whose page a process had overwritten."""
         wrong = []
         for gpu, page in self._pages.items():
             tenants = self._tenants.get(gpu, {})
@@ -95,14 +101,14 @@ class Copies:
         return bool(tenants) and (self.settings.always or any(asks_for_turns(t.spec) for t in tenants))
 
     def flag(self, session: Session, gpu: str) -> int:
-        """Flag of a process's slot: COPIES if its copies are scheduled."""
+        """Flag for a process's slot of this GPU: SlotFlag.COPIES if its copies are scheduled, otherwise 0."""
         return SlotFlag.COPIES if self.is_on(gpu) and session.tenant.name in self._queues.get(gpu, {}) else 0
 
     def _refresh(self, gpu: str) -> None:
         """Assign queues to tenants that need them, and set the flag in the pages of their processes."""
         on = self.is_on(gpu)
         for tenant in self._tenants.get(gpu, {}).values():
-            # a queue once assigned stays, with the tenant's current weight and rank
+            # a tenant keeps its queue, even while copies are not scheduled
             if on or tenant.name in self._queues.get(gpu, {}):
                 self._give_queue(gpu, tenant)
             for session, slot in tenant.slots_on(gpu):
@@ -118,7 +124,7 @@ class Copies:
         if tenant.name not in queues:
             free = next((q for q in range(COPY_QUEUES) if q not in queues.values()), None)
             if free is None:
-                tenant.warn(f"its copies are not scheduled: the limit of {COPY_QUEUES} tenants per GPU is reached")
+                tenant.warn(f"the tenant's copies are not scheduled: its GPU already has {COPY_QUEUES} tenants")
                 return
             queues[tenant.name] = free
             page.clear(free)
@@ -127,8 +133,8 @@ class Copies:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def attach(self, session: Session, gpu: str) -> tuple[int, dict[str, int]] | None:
-        """Handle a process's request for a GPU's copy page: the page's descriptor and the reply. None if its tenant has
-        no queue on that GPU, or if the page has no place for another process.
+        """Answer a process's request for a GPU's copy page: the page's descriptor and the reply's fields. None if the
+        process's tenant has no queue on that GPU, or if there are too many processes.
         """
         queue = self._queues.get(gpu, {}).get(session.tenant.name)
         if queue is None or not self.is_on(gpu):
@@ -142,7 +148,7 @@ class Copies:
         return self._pages[gpu].fd, {"queue": queue, "participant": number, "page_bytes": COPY_PAGE_BYTES}
 
     def drop(self, session: Session) -> None:
-        """A process has ended and is no longer among its tenant's sessions."""
+        """Free the slots of a process that has ended. It must have been removed from its tenant's sessions before."""
         for _, gpu in [key for key in self._participants if key[0] is session]:
             self._drop_at(session, gpu, last=not session.tenant.sessions)
 
@@ -153,7 +159,7 @@ class Copies:
             self._pages[gpu].drop(queue, number, last=last)
 
     def row(self, tenant: Tenant, gpu: str) -> dict[str, Any] | None:
-        """Weight, rank and counters of a tenant's queue, for ps and top; None if copies are not scheduled."""
+        """Weight, rank and counters of a tenant's queue, for display; None if copies are not scheduled."""
         queue = self._queues.get(gpu, {}).get(tenant.name)
         if queue is None:
             return None
@@ -162,7 +168,7 @@ class Copies:
         return {"weight": weight, "rank": rank, **self._pages[gpu].counters(queue)}
 
     def close(self) -> None:
-        """Close all pages; processes keep theirs and continue to schedule among themselves."""
+        """Close all copy pages. Processes keep their mappings and continue to schedule their copies."""
         for page in self._pages.values():
             page.close()
         self._pages.clear()

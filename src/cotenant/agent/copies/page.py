@@ -1,4 +1,7 @@
-"""The shared page of a GPU's tenants that schedules copies on its link, as the agent creates and reads it."""
+"""The copy page of a GPU: shared memory through which the tenants' processes schedule copies over the PCIe link.
+
+This is the agent's side: it creates the page, assigns queues and reads counters.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ HEADER_BYTES = ctypes.sizeof(CopyPageLayout) - COPY_LINKS * ctypes.sizeof(CopyLi
 
 
 class CopyPage:
-    """One GPU's page: a memfd whose size is sealed, so that no process can shrink it."""
+    """One GPU's copy page: a memfd whose size is sealed, so that no process can shrink it."""
 
     def __init__(self, settings: CopySettings) -> None:
         self.fd = os.memfd_create("cotenant-copies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -47,10 +50,10 @@ class CopyPage:
         self.layout.magic = COPY_MAGIC
 
     def put_right(self, settings: CopySettings, queues: Mapping[int, tuple[float, CopyRank]]) -> bool:
-        """Rewrite the agent's fields if a process has overwritten them. Returns whether any were wrong.
+        """Rewrite the fields of the page that belong to the agent, and return whether a process had overwritten any.
 
-        `queues`: weight and rank of each assigned queue. Fields of the processes recover by themselves: see
-        copy_rule.h.
+        `queues`: weight and rank of each assigned queue. Wrong values in fields that belong to the processes expire by
+        the rules of copy_rule.h.
         """
         layout = self.layout
         before = bytes(memoryview(self._map)[:HEADER_BYTES])
@@ -67,13 +70,13 @@ class CopyPage:
         return wrong
 
     def configure(self, settings: CopySettings) -> None:
-        """Write the parameters; processes read them at every copy."""
+        """Write the settings into the page; processes read them at every copy."""
         sizes = ("chunk_bytes", "period_bytes", "slice_bytes", "alone_bytes")
         for name in ("in_flight", *sizes, "wait_lapse_ns", "slot_lapse_ns"):
             setattr(self.layout, name, getattr(settings, name))
 
     def describe(self, queue: int, weight: float, rank: CopyRank) -> None:
-        """Set a queue's weight and rank on all links. Weight 0: unassigned."""
+        """Set a queue's weight and rank on all links. Weight 0 means that no tenant has the queue."""
         for link in self.layout.links:
             link.queues[queue].rank = int(rank)
             link.queues[queue].weight_milli = round(weight * 1000)
@@ -86,7 +89,7 @@ class CopyPage:
             row.vruntime = link.min_vruntime
 
     def drop(self, queue: int, participant: int, last: bool) -> None:
-        """A process has ended: free its slots; with the tenant's last process, the queue has no waiters."""
+        """Free the slots of a process that has ended. `last`: it was the tenant's last, so the queue has no waiters."""
         for link in self.layout.links:
             for index in range(COPY_SLOTS):
                 if link.slots[index] >> 48 == participant:
@@ -95,7 +98,7 @@ class CopyPage:
                 link.queues[queue].seen_ns = 0
 
     def counters(self, queue: int) -> dict[str, dict[str, float]]:
-        """Bytes moved and time waited of a queue, by direction."""
+        """Counters of a queue (bytes, chunks, small copies, seconds waited) by direction."""
         found: dict[str, dict[str, float]] = {}
         for number, name in enumerate(DIRECTIONS):
             rows = [self.layout.links[at].queues[queue] for at in range(number, COPY_LINKS, len(DIRECTIONS))]
@@ -108,7 +111,7 @@ class CopyPage:
         return found
 
     def close(self) -> None:
-        """Unmap and close; processes keep theirs."""
+        """Unmap and close the page; processes keep their own mappings."""
         del self.layout
         self._map.close()
         os.close(self.fd)

@@ -1,6 +1,7 @@
-"""Copy scheduling for programs that copy without the shim: the same page and the same compiled rule.
+"""Copy scheduling for programs that copy without the shim: it uses the shim's copy page (the shared memory in which a
+GPU's tenants queue copies) and the shim's compiled scheduling rule.
 
-A worker asks for the turn of each chunk, copies it, and returns the turn:
+A program requests a turn for each chunk, copies the chunk, and returns the turn:
 
     queue = CopyQueue(page_fd, queue=3, participant=7)
     for chunk in chunks:
@@ -44,11 +45,13 @@ class CopyQueue:
 
     @property
     def chunk_bytes(self) -> int:
-        """Chunk size for copies while other tenants copy, too."""
+        """Size of the chunks into which a copy is split while other tenants copy, too."""
         return int(self.layout.chunk_bytes)
 
     def ask(self, direction: int, size: int, now_ns: int | None = None) -> CopyTicket | None:
-        """Request the turn of a chunk. None: not yet; request again within a few milliseconds, or call `withdraw`."""
+        """Request a turn to copy a chunk. None: another tenant goes first; request again within a few milliseconds, or
+        call `withdraw`.
+        """
         ticket = CopyTicket()
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         place = (self._page, direction, self.queue, self.participant, size, now_ns, ctypes.byref(ticket))
@@ -60,20 +63,20 @@ class CopyQueue:
         return int(self._rule.queue_piece(self._page, direction, self.queue, now_ns))
 
     def done(self, direction: int, ticket: CopyTicket) -> None:
-        """Report that the chunk has been copied."""
+        """Return a turn, because its chunk has been copied."""
         self._rule.queue_done(self._page, direction, ctypes.byref(ticket))
 
     def withdraw(self, direction: int) -> None:
-        """Stop waiting."""
+        """Stop waiting for a turn."""
         self._rule.queue_withdraw(self._page, direction, self.queue)
 
     def charge(self, direction: int, size: int) -> None:
-        """Account for a small copy that goes without a turn."""
+        """Account for a small copy, which needs no turn."""
         self._rule.queue_charge(self._page, direction, self.queue, size)
 
     @contextlib.contextmanager
     def turn(self, direction: int, size: int, *, more: bool = False) -> Iterator[None]:
-        """Wait for the turn of one chunk, and return it at the end. `more`: further chunks of the copy follow."""
+        """Wait for a turn to copy one chunk, and return the turn at the end. `more`: the copy has further chunks."""
         began = time.monotonic()
         while (ticket := self.ask(direction, size)) is None:
             if time.monotonic() - began > RESCUE_S:
@@ -94,10 +97,10 @@ class CopyQueue:
 
 
 def join(agent_socket: Path | str, token: str, gpu_uuid: bytes) -> tuple[CopyQueue, Any] | None:
-    """Register this process with an agent as one of its tenant's, for the copy scheduling of a GPU.
+    """Connect this process to an agent as a process of the tenant with this token, to schedule its copies on a GPU.
 
     Returns the queue and the connection, which must stay open while the queue is used; None if copies are not scheduled
-    there. Raises WorkError if the agent refuses.
+    on that GPU. Raises WorkError if the agent refuses or does not answer.
     """
     import os
     import socket
@@ -126,7 +129,7 @@ def join(agent_socket: Path | str, token: str, gpu_uuid: bytes) -> tuple[CopyQue
         hello["shim_version"] = PROTOCOL_VERSION
         _, fds = exchange(MessageType.HELLO, hello)
         for fd in fds:
-            os.close(fd)  # the page of GPU turns, which this process does not use
+            os.close(fd)  # the connection's shared page, which only processes with the shim use
         reply, _ = exchange(MessageType.GPU_ATTACH, {"uuid": gpu_uuid, "name": b""})
         slot = wire.parse_head(reply).slot
         data, fds = exchange(MessageType.COPY_ATTACH, None, slot)

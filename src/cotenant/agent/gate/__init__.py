@@ -1,1 +1,1 @@
-"""The LS gate: best-effort launches wait while latency-sensitive work is active."""
+"""The LS gate: best-effort launches wait while latency-sensitive (LS) work is active on their GPU."""

@@ -1,9 +1,11 @@
-"""The LS gate for a latency-sensitive worker: set the LS-activity flag before a batch, clear it after. Neither is a
-system call.
+"""The LS gate for a latency-sensitive (LS) worker, at which best-effort launches wait while the worker has work.
 
-floor = join_floor(agent_folder, gpu_uuid)      # or NullFloor() floor.raise_()                                  # set
-the flag: work has arrived ...                                             # the batch runs floor.lower()
-# clear the flag: no work is left
+The worker sets its LS-activity flag before a batch and clears it after; both are stores to shared memory:
+
+    floor = join_floor(agent_folder, gpu_uuid)  # or NullFloor()
+    floor.raise_()                              # set the flag: work has arrived
+    ...                                         # the batch runs
+    floor.lower()                               # clear the flag: no work is left
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ PATIENCE_S = 5.0
 
 
 class Holder(Protocol):
-    """Interface of an LS gate for a worker."""
+    """What a latency-sensitive worker uses of an LS gate."""
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
-        """Set the LS-activity flag; again while work continues, as heartbeat."""
+        """Set this worker's LS-activity flag. Call it again while the work continues, as a heartbeat."""
 
     def lower(self) -> None:
         """Clear the LS-activity flag of this worker."""
@@ -41,11 +43,11 @@ class Holder(Protocol):
         """Whether another worker's LS work is active."""
 
     def close(self) -> None:
-        """Leave the LS gate."""
+        """Clear the flag and leave the LS gate."""
 
 
 class NullFloor:
-    """The LS gate of a GPU without best-effort tenants: does nothing."""
+    """Stands for the LS gate of a GPU without best-effort tenants; its methods do nothing."""
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
         """Does nothing."""
@@ -62,7 +64,7 @@ class NullFloor:
 
 
 class _Mapping:
-    """The page of an agent, mapped for writing."""
+    """The shared memory of a GPU's LS gate (flags, and wait flags that the device reads), mapped for writing."""
 
     def __init__(self, connection: socket.socket, fds: list[int], holder: int) -> None:
         self.connection = connection
@@ -77,7 +79,7 @@ class _Mapping:
         self.holder = holder
         self.layout = layout
         self.raised, self.raised_ns, self.raises = layout.raised, layout.raised_ns, layout.raises
-        # dummy for an agent without wait flags; never read
+        # if the agent has no wait flags for the device, the worker writes to a dummy
         self.words = FloorWordsLayout.from_buffer(words[0]) if words else FloorWordsLayout()
 
     def raise_(self, work_class: int) -> None:
@@ -85,7 +87,7 @@ class _Mapping:
         self.raises[self.holder] += 1
 
     def show(self, holder: int, work_class: int) -> None:
-        """Mark a worker as active: first time and class, then the wait flag of the device."""
+        """Mark a worker as active: set first the time and class, then the wait flag that the device reads."""
         self.raised_ns[holder] = time.monotonic_ns()
         self.raised[holder] = work_class
         self.words.raised[holder] = 1
@@ -116,8 +118,8 @@ def _connect(path: Path, uuid: str) -> _Mapping:
 
 
 class Floor:
-    """One LS process at the LS gate of one GPU. If the agent ends, the page continues to work among the processes that
-    have it; a new agent is joined within RETRY_S.
+    """Joins this latency-sensitive process to the LS gate of one GPU. If the agent ends, the gate continues to work
+    among the processes that share its memory; the process joins a new agent within RETRY_S.
     """
 
     def __init__(self, path: Path, uuid: str) -> None:
@@ -130,14 +132,14 @@ class Floor:
         self._watcher.start()
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
-        """Set the flag; see `Holder.raise_`. It costs three stores, of which that of the time is the first."""
+        """Set this process's LS-activity flag; call it again as a heartbeat. It costs three stores to memory."""
         self._class = work_class
         self.mapping.raise_(work_class)
 
     def raise_for(self, pid: int, work_class: int = WorkClass.UNKNOWN) -> bool:
-        """Set the flag for another LS process of this GPU to which work is on its way, and which clears it when done,
-        so that BE work in flight can end meanwhile. Not counted among that process's own settings. False: the process
-        is not at the LS gate, or the agent, in another PID namespace, knows it by another pid.
+        """Set the LS-activity flag of another process, to which work is on its way, so that best-effort work can drain
+        meanwhile. That process clears the flag when the work is done. Returns False if it is not at the LS gate, or if
+        the agent runs in another PID namespace and knows it by another pid.
         """
         mapping = self.mapping
         layout = mapping.layout
@@ -153,12 +155,12 @@ class Floor:
         return True
 
     def lower(self) -> None:
-        """Clear the flag; see `Holder.lower`. It costs two stores."""
+        """Clear this process's LS-activity flag. It costs two stores to memory."""
         self._class = 0
         self.mapping.lower()
 
     def others_up(self) -> bool:
-        """As `Holder`. Flags whose heartbeat has expired do not count."""
+        """Whether another process's LS-activity flag is set. Flags whose heartbeat has expired do not count."""
         mapping = self.mapping
         mine = mapping.holder
         if not any(bytes(mapping.raised)[:mine]) and not any(bytes(mapping.raised)[mine + 1 :]):
@@ -169,7 +171,7 @@ class Floor:
 
     @contextlib.contextmanager
     def held(self, work_class: int = WorkClass.UNKNOWN) -> Iterator[None]:
-        """Context manager: sets the flag, and clears it at the end."""
+        """Context manager: sets the LS-activity flag, and clears it at the end."""
         self.raise_(work_class)
         try:
             yield
@@ -177,7 +179,7 @@ class Floor:
             self.lower()
 
     def close(self) -> None:
-        """See Holder."""
+        """Clear the flag and leave the LS gate."""
         self._closed = True
         self.lower()
         with contextlib.suppress(OSError):
@@ -186,7 +188,7 @@ class Floor:
         self.mapping.connection.close()
 
     def _watch(self) -> None:
-        """Detect that the agent has ended, and join its successor."""
+        """When the agent ends, join the LS gate of the agent started next."""
         while not self._closed:
             with contextlib.suppress(OSError):
                 self.mapping.connection.recv(1)
@@ -199,7 +201,9 @@ class Floor:
                     break
 
     def _moved_to(self, fresh: _Mapping) -> None:
-        """Continue on this page. Not by raise_, which could undo a concurrent lower."""
+        """Use the memory of a new agent's gate, and set the flag there if it was set. Another thread may call `lower`
+        meanwhile: then the flag is cleared again.
+        """
         self.mapping = fresh
         work_class = self._class
         if work_class:
@@ -209,5 +213,5 @@ class Floor:
 
 
 def join_floor(folder: Path, uuid: str) -> Floor:
-    """Join the LS gate of a GPU at the agent of `folder`. Raises WorkError if there is none."""
+    """Join a GPU's LS gate of the agent that runs in `folder`. Raises WorkError if there is none."""
     return Floor(folder / FLOOR_SOCKET, uuid)

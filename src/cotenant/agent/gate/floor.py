@@ -1,4 +1,8 @@
-"""The agent's side of the LS gate: one page per GPU, passed over a socket to LS workers and best-effort programs."""
+"""The agent's side of the LS gate, at which best-effort launches wait while latency-sensitive (LS) work is active.
+
+Each GPU has a gate page: shared memory with the flags of its LS processes and the settings of the gate. The agent
+passes it over a socket to LS processes and to best-effort programs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
 MEND_S = 1.0
 CLOCK_S = 0.05
-GRACE_S = 5.0  # time for LS processes of an earlier agent to reconnect; until then BE work stays limited
+GRACE_S = 5.0  # time for LS processes to reconnect to a restarted agent; until then best-effort work stays limited
 WORK_CLASSES = {
     "unknown": WorkClass.UNKNOWN,
     "memory": WorkClass.MEMORY,
@@ -41,14 +45,14 @@ WORK_CLASSES = {
 
 @dataclass(eq=False)
 class Member:
-    """One process at the LS gate of one GPU. `holder`: its index there if it is LS."""
+    """A process that has joined the LS gate of a GPU. `holder`: index of its flag, if it is latency-sensitive."""
 
     socket: socket.socket
     peer: Peer
     gpu: str = ""
     role: int = 0
     holder: int | None = None
-    words: bool = False  # the process has the page of wait flags
+    words: bool = False  # the process has mapped the page of wait flags, which the device reads
 
 
 class Floors:
@@ -66,7 +70,7 @@ class Floors:
         self.path = path
         self._in_container = in_container
         self.settings = settings
-        self._own = settings  # in effect unless temporary settings are
+        self._own = settings  # in effect while there are no temporary settings
         self._loans: list[ColocationSettings] = []
         self.pages = {uuid: FloorPage() for uuid in gpus}
         self.shares = {uuid: Shares() for uuid in self.pages}
@@ -84,7 +88,7 @@ class Floors:
         self.configure(settings)
 
     def configure(self, settings: ColocationSettings) -> None:
-        """Put other settings into effect permanently; temporary ones end."""
+        """Put other settings into effect permanently, and discard all temporary settings."""
         self._own = settings
         self._loans.clear()
         self._put(settings)
@@ -100,8 +104,8 @@ class Floors:
             self._look_at_clocks()
 
     def lend(self, settings: ColocationSettings) -> Callable[[], None]:
-        """Put other settings into effect temporarily. Returns a function that ends this: then the latest other
-        temporary settings are in effect, or the agent's own.
+        """Put temporary settings into effect. Returns a function that discards them: then the latest of the remaining
+        temporary settings take effect, or the permanent ones if none remain.
         """
         self._loans.append(settings)
         self._put(settings)
@@ -119,7 +123,9 @@ class Floors:
         return back
 
     def standing(self, gpu: str, kind: str, pids: Collection[int]) -> str:
-        """State of a tenant of that kind at the LS gate of a GPU: "held off", "holds", or "" for neither."""
+        """State of a tenant at the LS gate of a GPU. `kind`: the tenant's class. Returns "held off" if its launches
+        wait, "holds" if its LS-activity flag is set, or "".
+        """
         page = self.pages.get(gpu)
         if page is None or kind == "normal":
             return ""
@@ -131,14 +137,15 @@ class Floors:
         return "holds" if any(m.holder in up and m.gpu == gpu and m.peer.pid in pids for m in self._members) else ""
 
     def listen(self, mode: int) -> None:
-        """Open the socket."""
+        """Open the socket through which processes join the gates."""
         self._listener = Listener(self.path, mode, self._take)
         asyncio.get_running_loop().call_later(GRACE_S, self._grace_over)
         self._mending = asyncio.get_running_loop().call_later(MEND_S, self.mend)
         self._look_at_clocks()
 
     def _look_at_clocks(self) -> None:
-        """Where BE work may overlap LS work: limit it to what the GPU's clock allows."""
+        """If the scheme lets best-effort work overlap latency-sensitive work, adapt its duty cycle to each GPU's clock.
+        """
         asked = self.settings.clock > 0 and scheme_named(self.settings.scheme).rule is RuleKind.TIDAL
         self._looking = asyncio.get_running_loop().call_later(CLOCK_S if asked else MEND_S, self._look_at_clocks)
         for gpu, page in self.pages.items() if asked else ():
@@ -164,7 +171,7 @@ class Floors:
         page.layout.duty_cycle_permille = round(self._duty[gpu] * 1000)
 
     def mend(self) -> None:
-        """Rewrite the agent's fields of every page; once a second."""
+        """Once a second, restore the fields of every gate page that belong to the agent."""
         self._mending = asyncio.get_running_loop().call_later(MEND_S, self.mend)
         for gpu, page in self.pages.items():
             holders = {m.holder: m.peer.pid for m in self._members if m.gpu == gpu and m.holder is not None}
@@ -244,8 +251,8 @@ class Floors:
         return True
 
     def _allowed(self, member: Member, role: int, tenant: Tenant | None) -> bool:
-        """Whether a process may join. LS: latency-sensitive tenants, the agent's user and root (serving workers). BE:
-        processes of any tenant. Root inside a container has no special rights."""
+        """Whether a process may join with this role. Latency-sensitive: processes of latency-sensitive tenants, of the
+        agent's user, and of root outside containers (serving workers). Best-effort: processes of any tenant."""
         if role == FloorRole.LATENCY_SENSITIVE:
             own = member.peer.uid in (0, os.geteuid()) and not self._in_container(member.peer.pid)
             return own or (tenant is not None and tenant.spec.latency_sensitive)
@@ -260,7 +267,7 @@ class Floors:
         layout.present_words = sum(m.words for m in sensitive)
 
     def _drop(self, member: Member) -> None:
-        """A process has ended: its flag is cleared."""
+        """Remove a process that has disconnected, and clear its LS-activity flag."""
         if member not in self._members:
             return
         self._members.discard(member)
@@ -284,7 +291,7 @@ class Floors:
     def _gpu(self, gpu: str) -> dict[str, Any]:
         layout = self.pages[gpu].layout
         holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
-        # the flags as best-effort work sees them: without expired heartbeats
+        # only flags whose heartbeat is fresh, as best-effort processes evaluate them
         up = self.pages[gpu].up(time.monotonic_ns())
         return {
             "best_effort_processes": layout.tenants,
@@ -295,7 +302,7 @@ class Floors:
         }
 
     def close(self) -> None:
-        """Close the socket and all connections; processes keep their pages and limits."""
+        """Close the socket and all connections; processes keep their mappings and limits."""
         self._grace = True
         if self._mending is not None:
             self._mending.cancel()
@@ -309,12 +316,12 @@ class Floors:
         for member in list(self._members):
             self._drop(member)
         for gpu, page in self.pages.items():
-            page.layout.tenants = tenants[gpu]  # present processes continue to share the budget
+            page.layout.tenants = tenants[gpu]  # best-effort processes continue to share the in-flight budget
             page.close()
 
 
 def _send_table(to: socket.socket, table: bytes) -> None:
-    """FLOOR_KERNELS."""
+    """Send a tenant's kernel table to its process, as a memfd."""
     fd = kernel_table.shared(table)
     try:
         socket.send_fds(to, [floor_page.pack_kernels()], [fd])

@@ -1,4 +1,7 @@
-"""Pages of a GPU's LS gate, and the messages that pass them to processes."""
+"""The shared memory of a GPU's LS gate, and the messages that pass it to processes.
+
+At the LS gate, best-effort launches wait while the flag of a latency-sensitive (LS) process is set.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from cotenant.policy.colocation import ColocationSettings, scheme_named
 
 @dataclass(frozen=True)
 class Joining:
-    """Content of a FLOOR_JOIN: the GPU's UUID, the role, and whether the kernel table and the wait flags are
-    supported.
+    """A process's request to join an LS gate (FLOOR_JOIN): the GPU's UUID, the role, and whether the process can use
+    the kernel table and the wait flags.
     """
 
     uuid: bytes
@@ -34,7 +37,7 @@ class Joining:
 
 
 def pack_join(uuid: bytes, role: int, *, words: bool = False) -> bytes:
-    """FLOOR_JOIN."""
+    """Pack a FLOOR_JOIN message: a process asks to join an LS gate."""
     return wire.pack(MessageType.FLOOR_JOIN, {"uuid": uuid, "role": role, "wants_words": int(words)}, sequence=1)
 
 
@@ -47,7 +50,7 @@ def _is(data: bytes, kind: MessageType) -> bool:
 
 
 def parse_join(data: bytes) -> Joining | None:
-    """Parse a FLOOR_JOIN; None for other messages."""
+    """Parse a FLOOR_JOIN message; None for other messages."""
     if not _is(data, MessageType.FLOOR_JOIN):
         return None
     asked = wire.fields("floor_join", data)
@@ -57,8 +60,8 @@ def parse_join(data: bytes) -> Joining | None:
 def pack_page(
     holder: int, work_class: int, work_sms: int, in_flight_us: int, kernels: int = 0, *, words: bool = False
 ) -> bytes:
-    """FLOOR_PAGE; the page itself is passed along with it. `kernels`: entries of the table that follows; `words`: the
-    wait flags follow, too.
+    """Pack a FLOOR_PAGE message, which is sent with the descriptor of the gate page. `kernels`: number of entries of
+    the kernel table that is sent next; `words`: whether the page of wait flags is sent, too.
     """
     reply = {"work_class": work_class, "work_sms": work_sms, "in_flight_us": in_flight_us, "kernels": kernels}
     reply["words"] = int(words)
@@ -66,27 +69,27 @@ def pack_page(
 
 
 def pack_kernels() -> bytes:
-    """FLOOR_KERNELS; the table is passed along with it."""
+    """Pack a FLOOR_KERNELS message, which is sent with the descriptor of a kernel table."""
     return wire.pack(MessageType.FLOOR_KERNELS, sequence=1, slot=0)
 
 
 def pack_words() -> bytes:
-    """FLOOR_WORDS; the page of wait flags is passed along with it."""
+    """Pack a FLOOR_WORDS message, which is sent with the descriptor of the page of wait flags."""
     return wire.pack(MessageType.FLOOR_WORDS, sequence=1, slot=0)
 
 
 def words_follow(reply: bytes) -> bool:
-    """Whether a FLOOR_PAGE announces a FLOOR_WORDS."""
+    """Whether a FLOOR_PAGE message says that a FLOOR_WORDS message follows."""
     return bool(wire.fields("floor_reply", reply)["words"] == 1)
 
 
 def is_words(message: bytes) -> bool:
-    """Whether the message is a FLOOR_WORDS."""
+    """Whether this is a FLOOR_WORDS message."""
     return _is(message, MessageType.FLOOR_WORDS)
 
 
 def holder_of(reply: bytes) -> int | None:
-    """The LS process's index from a FLOOR_PAGE; None for other messages."""
+    """The index of the LS process's flag from a FLOOR_PAGE message; None for other messages."""
     if not _is(reply, MessageType.FLOOR_PAGE):
         return None
     head = wire.parse_head(reply)
@@ -94,7 +97,7 @@ def holder_of(reply: bytes) -> int | None:
 
 
 def _sealed(name: str) -> int:
-    """A memfd for a page, with sealed size."""
+    """Create a memfd of FLOOR_BYTES whose size is sealed."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, FLOOR_BYTES)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -102,8 +105,8 @@ def _sealed(name: str) -> int:
 
 
 class FloorPage:
-    """The agent's pages of one GPU: the first is passed writable or read-only, the second, with the device's wait
-    flags, writable.
+    """The two shared pages of one GPU's LS gate: the gate page, which LS processes may write and best-effort processes
+    only read, and the page of wait flags, which the device reads.
     """
 
     def __init__(self) -> None:
@@ -115,7 +118,7 @@ class FloorPage:
         self.words = FloorWordsLayout.from_buffer(self._words_map)
 
     def write(self, settings: ColocationSettings, duty: float) -> None:
-        """Put settings and the current duty cycle into effect; BE processes see them at their next launch."""
+        """Write settings and duty cycle into the gate page; best-effort processes read them at every launch."""
         layout = self.layout
         layout.magic, layout.version = FLOOR_MAGIC, FLOOR_VERSION
         layout.page_bytes, layout.holders = FLOOR_BYTES, FLOOR_HOLDERS
@@ -132,14 +135,15 @@ class FloorPage:
         self.words.raised[holder] = self.layout.raised[holder] = self.layout.pid[holder] = 0
 
     def up(self, now_ns: int) -> set[int]:
-        """LS processes that are active and whose heartbeat is fresh."""
+        """Indices of the LS processes whose flag is set and whose heartbeat is fresh."""
         layout = self.layout
         limit_ns = layout.heartbeat_timeout_ms * 1_000_000
         return {i for i in range(FLOOR_HOLDERS) if layout.raised[i] and abs(now_ns - layout.raised_ns[i]) < limit_ns}
 
     def mend(self, settings: ColocationSettings, duty: float, holders: dict[int, int]) -> bool:
-        """Rewrite the agent's fields and clear unassigned ones. `holders`: index -> pid of connected processes. Returns
-        whether anything was wrong: LS processes have write access, and accidental writes must not persist.
+        """Restore the gate page's fields that belong to the agent and clear the flags of absent processes, since an LS
+        process may have written there by mistake. `holders`: index -> pid of the connected LS processes. Returns
+        whether something was wrong.
         """
         layout = self.layout
         right = (layout.magic, layout.version, layout.heartbeat_timeout_ms) == (

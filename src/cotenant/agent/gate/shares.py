@@ -1,7 +1,7 @@
-"""Splits the in-flight budget of best-effort work among the processes that were recently active.
+"""Splits a GPU's in-flight budget (GPU time of launched but unfinished best-effort work) among its active processes.
 
-A process writes into its slot of its own page when it last asked at the gate, and reads there its share of the budget
-(policy/colocation/division.py). Neither is a system call.
+Each process shares a page of memory with the agent. It writes there when it last launched, and reads its part of the
+budget (computed by policy/colocation/division.py), so neither needs a system call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cotenant.policy.colocation import APART, LOOK_NS, QUIET_NS, ColocationSetti
 
 
 def slot_of(tenant: Tenant, pid: int, gpu: str) -> SlotLayout | None:
-    """A process's slot of a GPU; None if it cannot be identified or has ended."""
+    """The part of a process's shared page for a GPU; None if the process has ended or cannot be identified."""
     found = [s for s in tenant.sessions if s.peer.pid == pid and not s.closed]
     if pid == 0 or len(found) != 1:
         return None
@@ -25,7 +25,9 @@ def slot_of(tenant: Tenant, pid: int, gpu: str) -> SlotLayout | None:
 
 
 class Shares:
-    """The best-effort processes of one GPU. A member is any key; its slot is looked up when needed."""
+    """The best-effort processes of one GPU and their parts of its budget. A member is any key for a process; the
+    process's slot in its shared page is looked up when needed.
+    """
 
     def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self.parts: dict[Hashable, int] = {}
@@ -35,18 +37,19 @@ class Shares:
         self._timer: asyncio.TimerHandle | None = None
 
     def configure(self, settings: ColocationSettings) -> None:
-        """Apply new settings; a pending update keeps its old time."""
+        """Apply new settings from the next update on."""
         self._settings = settings
 
     def join(self, member: Hashable, find: Callable[[], SlotLayout | None]) -> None:
-        """A process has joined: alone it has the whole budget, otherwise one launch at a time until the next update."""
+        """Add a process. If it is alone it gets the whole budget, otherwise one launch at a time until the next update.
+        """
         self.parts[member] = APART if self.parts else 1
         self._finds[member] = find
         self._tell()
         self.watch()
 
     def leave(self, member: Hashable) -> None:
-        """A process has left."""
+        """Remove a process."""
         self.parts.pop(member, None)
         self._finds.pop(member, None)
 
@@ -68,7 +71,7 @@ class Shares:
                 slot.floor_parts = self.parts[member]
 
     def watch(self) -> None:
-        """Update every LOOK_NS, or as often as the work in flight can end, while there is anything to split."""
+        """Update the parts periodically while several processes share the budget."""
         if self._timer is not None:
             return
         period_ns = max(LOOK_NS, self._settings.in_flight_us * STRETCH_PERMILLE)
@@ -82,7 +85,7 @@ class Shares:
         self._timer = asyncio.get_running_loop().call_later(period_ns / 1e9, due)
 
     def close(self) -> None:
-        """Stop updating; processes keep their share."""
+        """Stop updating; processes keep their part of the budget."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

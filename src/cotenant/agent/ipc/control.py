@@ -31,12 +31,12 @@ def most_callers() -> int:
 
 
 class Caller:
-    """The client of a control connection, and what ends with the connection."""
+    """The client of a connection, and what must be undone when the connection closes."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.registered: list[str] = []  # tenants registered by this launcher and not yet started
-        self.undo: list[Callable[[], None]] = []  # undo actions for orders that hold only while connected
+        self.undo: list[Callable[[], None]] = []  # undo orders whose effect lasts only as long as the connection
 
     @property
     def trusted(self) -> bool:
@@ -45,7 +45,7 @@ class Caller:
 
 
 class ControlServer:
-    """Listens on a unix stream socket."""
+    """Answers orders on a unix stream socket."""
 
     def __init__(self, path: Path, operations: dict[str, Handler], on_gone: Callable[[Caller], None]) -> None:
         self.path = path

@@ -23,7 +23,7 @@ class Listener:
     """Passes every connection, in non-blocking mode, to `take`."""
 
     def __init__(self, path: Path, mode: int, take: Callable[[socket.socket], None]) -> None:
-        """Listen at `path`, whatever a dead agent has left there. WorkError when that cannot be."""
+        """Listen at `path`; a socket file that a dead agent left there is replaced. Raises WorkError."""
         self._path, self._take = path, take
         self._loop = asyncio.get_running_loop()
         path.unlink(missing_ok=True)

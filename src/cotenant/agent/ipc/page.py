@@ -1,4 +1,8 @@
-"""The page that a connection shares with its process: a memfd, mapped here and passed to the shim by SCM_RIGHTS."""
+"""The shared page of a connection: a memfd that both the agent and the shim in the tenant's process map.
+
+It has a slot for each GPU, in which the shim writes counters and the agent says whether the process may launch. The
+agent passes the memfd to the shim by SCM_RIGHTS.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,13 @@ _COUNTERS = (
 
 
 def counters(slot: SlotLayout) -> dict[str, int]:
-    """A copy of the shim's counters in a slot."""
+    """Copy the counters that the shim has written into a slot."""
     return {name: int(getattr(slot, name)) for name in _COUNTERS}
 
 
 class Page:
-    """One connection's page. The size is sealed, so a process cannot shrink it under the agent."""
+    """The shared page of one connection. Its size is sealed, so a process cannot shrink the memory that the agent maps.
+    """
 
     def __init__(self, connection_id: int, fail_mode: int) -> None:
         self.fd = os.memfd_create("cotenant-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -51,14 +56,14 @@ class Page:
         self.slots: list[SlotLayout] = [self.layout.slots[i] for i in range(MAX_GPUS)]
 
     def release(self) -> None:
-        """Unmap now: the mapping holds a descriptor, which must not wait for the garbage collector."""
+        """Unmap the page now: the mapping holds a descriptor, which must not wait for the garbage collector."""
         self.close_fd()
         self.slots = []
         del self.layout
         del self._map
 
     def close_fd(self) -> None:
-        """Close the descriptor after the process received it; the mapping stays."""
+        """Close the page's descriptor after the process received it; the page stays mapped."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -44,7 +44,7 @@ class Head(NamedTuple):
 
 
 def parse_head(data: bytes) -> Head:
-    """Check length, magic and version. Raises BadMessageError."""
+    """Parse a message's header and check length, magic and version. Raises BadMessageError."""
     if len(data) != MESSAGE_BYTES:
         raise BadMessageError(Status.BAD_MESSAGE, f"a message must have {MESSAGE_BYTES} bytes, not {len(data)}")
     head = Head._make(HEADER.unpack_from(data))
@@ -87,7 +87,7 @@ _GRANT, _MEMORY = (struct.Struct("=" + _FORMATS["header"] + _FORMATS[name]) for 
 
 
 def pack_grant(sequence: int, slot: int, now_ns: int, epoch: int, deadline_ns: int, inflight_ns: int) -> bytes:
-    """TOKEN_GRANT, packed in one step: it is on the hot path."""
+    """Pack a TOKEN_GRANT message in one step, because it is sent at every turn."""
     head = (*_START, MessageType.TOKEN_GRANT, sequence, 0, slot, now_ns)
     return _GRANT.pack(*head, epoch, deadline_ns, inflight_ns)
 
@@ -95,13 +95,14 @@ def pack_grant(sequence: int, slot: int, now_ns: int, epoch: int, deadline_ns: i
 def pack_memory_reply(
     sequence: int, slot: int, status: int, family: int, reservation: int, size: int, used: int, limit: int
 ) -> bytes:
-    """MEMORY_REPLY, packed in one step."""
+    """Pack a MEMORY_REPLY message in one step."""
     head = (*_START, MessageType.MEMORY_REPLY, sequence, status, slot, 0)
     return _MEMORY.pack(*head, family, reservation, size, used, limit)
 
 
 def text_of(raw: bytes) -> str:
-    """A NUL-padded string of a message. Raises BadMessageError if it has no NUL or is not printable UTF-8."""
+    """Decode a NUL-padded string of a message; unprintable characters become `?`. Raises BadMessageError without a NUL.
+    """
     head, nul, _ = raw.partition(b"\0")
     if not nul:
         raise BadMessageError(Status.BAD_MESSAGE, f"a string fills all of its {len(raw)} bytes: it is too long")
@@ -110,6 +111,6 @@ def text_of(raw: bytes) -> str:
 
 
 def pack_text(kind: MessageType, code: int, text: str, *, sequence: int = 0, slot: int = NO_SLOT) -> bytes:
-    """ERROR (code is a Status) or WARNING with one sentence, truncated to fit."""
+    """Pack an ERROR message (`code` is a Status) or a WARNING with one sentence, truncated to fit."""
     raw = text.encode()[:215].decode("utf-8", "ignore").encode()
     return pack(kind, {"code": code, "text": raw}, sequence=sequence, slot=slot, status=code)

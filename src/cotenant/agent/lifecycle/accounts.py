@@ -1,4 +1,4 @@
-"""A tenant's accounts on its GPUs, for memory, turns and copies: opening, moving to another GPU, closing."""
+"""Opens, moves and closes what the agent keeps for a tenant on each of its GPUs: memory charges, turns, copy queue."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.devices.base import uuid_bytes
 
-NO_TURN = 1 << 63  # an epoch that is never granted
+NO_TURN = 1 << 63  # turns are numbered; no turn has this number
 
 
 class Accounts:
-    """Accounts of all tenants."""
+    """What the agent keeps for the tenants on their GPUs."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Accounts:
         self._broker, self._copies, self._slices, self.limits = broker, copies, slices, limits
 
     def open(self, tenant: Tenant) -> None:
-        """Apply a tenant's new or changed promise to its GPUs. Raises InputError, with nothing changed, for a limit
-        that the driver refuses.
+        """Put a tenant's new or changed share and memory limit into effect on its GPUs. Raises InputError, with nothing
+        changed, if the driver refuses the memory limit.
         """
         self.limits.follow(tenant)
         movable = tenant.spec.oversubscribe != "none"
@@ -54,7 +54,7 @@ class Accounts:
         self._copies.join(tenant)
 
     def close(self, tenant: Tenant) -> None:
-        """Close the accounts of a removed tenant whose processes have ended."""
+        """Free what was kept for a tenant that is removed. Its processes must have ended."""
         self._leave_turns(tenant)
         self._slices.leave(tenant)
         self._ledger.forget(tenant.name)
@@ -65,8 +65,8 @@ class Accounts:
         self._residents.forget(tenant.name)
 
     def move(self, tenant: Tenant, target: str) -> None:
-        """Move a parked tenant of one GPU to `target`, with its share and the pages of its processes. Raises
-        InputError, with nothing changed, if it does not fit there.
+        """Move a parked tenant from its only GPU to `target` (a UUID), and update the shared pages of its processes.
+        Raises InputError, with nothing changed, if the tenant does not fit there.
         """
         home, gpu = tenant.gpus[0], self._registry.gpus[target]
         self._registry.check_fits(tenant.spec, gpu)
@@ -83,12 +83,13 @@ class Accounts:
             session.page.slots[slot].uuid[:] = list(uuid_bytes(target))
         self._copies.move(tenant, home.uuid)
         for session in tenant.sessions:
-            # the processes join the LS gate and the copy scheduling of that GPU
+            # lets the process join the LS gate and the copy scheduling of the new GPU
             session.send(wire.pack(MessageType.PAGE_UPDATE))
         self.open(tenant)
 
     def to_turns(self, tenant: Tenant) -> None:
-        """Switch a tenant from time slices to turns: further launches of its processes wait for a turn."""
+        """Switch a tenant from hardware time slices to turns: from now on, launches of its processes wait for a turn.
+        """
         self._slices.leave(tenant)
         for session in tenant.sessions:
             for slot in session.slots:

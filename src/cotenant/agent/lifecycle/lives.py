@@ -1,5 +1,7 @@
-"""Admission, change and removal of tenants. A launched tenant exists as long as its program, any of its processes or
-what these left behind; declared and owned tenants stay.
+"""Admission, change and removal of tenants.
+
+A tenant that a launcher registered exists as long as its program, any other process of it, or a descendant of these.
+Tenants declared in the configuration, and those held for a pod or job, stay without processes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from cotenant.core.errors import InputError
 
 
 class Lives:
-    """Lifecycle of the tenants of this node."""
+    """Admits, changes and removes the tenants of this node."""
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class Lives:
         self._root_fds: dict[str, int] = {}
 
     def add(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
-        """Admit a tenant and open its accounts."""
+        """Admit a tenant and put its share and limits into effect. Raises InputError."""
         tenant = self._registry.admit(spec, uid, token=token, declared=declared)
         try:
             self._accounts.limits.check(tenant)
@@ -53,13 +55,13 @@ class Lives:
         return tenant
 
     def starts(self, tenant: Tenant, pid: int) -> None:
-        """Called before a process starts a tenant's program: moves it into the tenant's control group. Raises
-        InputError if a required limit cannot be enforced.
+        """Move a process that is about to start a tenant's program into the tenant's control group. Raises InputError
+        if a required memory limit cannot be enforced.
         """
         self._accounts.limits.begin(tenant, pid)
 
     def change(self, tenant: Tenant, spec: TenantSpec) -> str:
-        """Change a tenant's promise. Returns the time from which on it applies."""
+        """Change a tenant's share and limits. Returns in words when the change takes effect. Raises InputError."""
         before, when = tenant.spec, self._registry.resize(tenant, spec)
         try:
             self._accounts.open(tenant)
@@ -71,15 +73,15 @@ class Lives:
         return when
 
     def take_turns(self, uuid: str, why: str) -> None:
-        """Let the tenants of a GPU take turns, because its hardware cannot share it."""
+        """Let the tenants of a GPU take turns, because its hardware time slices cannot be controlled."""
         for tenant in self._registry.refuse_slices(uuid, why):
             self._accounts.to_turns(tenant)
-            self._history.warned(tenant, f"it takes turns of the agent instead of hardware time slices: {why}")
+            self._history.warned(tenant, f"the tenant takes turns instead of hardware time slices: {why}")
         self._save()
 
     def set_root(self, tenant: Tenant, key: ProcessKey) -> None:
-        """Note that the tenant's program runs; from now on the tenant exists as long as the program or any of its
-        processes."""
+        """Record that the tenant's program runs. The tenant then exists as long as the program or any of its
+        descendants."""
         tenant.root = key
         fd = processes.pidfd(key)
         if fd is None:
@@ -99,7 +101,9 @@ class Lives:
         self._orphans.watch(tenant, group)
 
     def watch_orphans(self, tenant: Tenant, known: Collection[ProcessKey]) -> None:
-        """The tenant's program ended under the previous agent, which knew these processes."""
+        """Keep a tenant whose program has ended until the remaining processes end. `known`: processes that the previous
+        agent knew.
+        """
         self._orphans.watch(tenant, known=known)
 
     def idle(self, tenant: Tenant) -> bool:
@@ -109,18 +113,22 @@ class Lives:
         return not busy and not self._parked.lives(tenant.name)
 
     def choose(self, tenant: Tenant, spec: TenantSpec) -> None:
-        """Apply a launcher's choice to an idle tenant, on another GPU if its own has no room. Raises InputError."""
+        """Give an idle tenant the values that a launcher chose. If its GPU has no room for them, it moves to another
+        GPU. Raises InputError.
+        """
         elsewhere = [] if spec.gpus else self._registry.with_room(spec)
         if elsewhere and tenant.gpus[0] not in elsewhere:
             self._accounts.move(tenant, elsewhere[0].uuid)
         self.change(tenant, spec)
 
     def maybe_remove(self, tenant: Tenant) -> None:
-        """Remove a tenant without program, processes and launcher. Declared and owned tenants stay."""
+        """Remove a tenant that has no program, process or launcher left, unless it is declared in the configuration or
+        held for a pod or job.
+        """
         if tenant.owner is not None or not self.idle(tenant):
             return
         if tenant.declared:
-            if (spec := least(tenant.spec)) != tenant.spec:  # the choice ended with its program
+            if (spec := least(tenant.spec)) != tenant.spec:  # the launcher's choice was for the program that has ended
                 self.change(tenant, spec)
             return
         if self._registry.tenants.get(tenant.name) is not tenant:
@@ -132,19 +140,20 @@ class Lives:
         self._save()
 
     def give_up(self, tenant: Tenant) -> None:
-        """Remove a tenant; if processes of it remain, they keep their limits and the tenant loses its owner."""
+        """Remove a tenant. If processes of it still run, it stays with its limits but without a request until they end.
+        """
         self.maybe_remove(tenant)
         if tenant.name in self._registry.tenants:
             self.change(tenant, dataclasses.replace(tenant.spec, request=0.0))
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching the tenants' programs."""
         self._orphans.close()
         for fd in self._root_fds.values():
             os.close(fd)
 
 
 def promise(spec: TenantSpec) -> str:
-    """A tenant's promise in words."""
+    """A tenant's share and memory limit in words."""
     memory = "" if spec.memory_bytes is None else f", memory {spec.memory_bytes / 2**30:.1f} GiB"
     return f"request {spec.request:.0%}, limit {spec.limit:.0%}{memory}, by {spec.mechanism}"

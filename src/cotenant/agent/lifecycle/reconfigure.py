@@ -1,4 +1,4 @@
-"""Applies the configuration: admits its tenants, and takes new versions of the file at run time."""
+"""Applies the configuration: admits its tenants, and applies new versions of the file while the agent runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Reconfigure:
-    """Applies versions of the configuration: `load` reads the newest, `source` is the file."""
+    """Applies the configuration. `load` reads its newest version; `source` is the file's path."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Reconfigure:
         self._broker, self._floors, self._copies, self._save = broker, floors, copies, save
 
     def admit_declared(self) -> None:
-        """Admit the tenants of the configuration, or change existing ones. What does not fit is left out and reported:
-        the machine may have lost a GPU since the file was written, and the others must not wait for that.
+        """Admit or change the tenants of the configuration. A tenant that does not fit is left out and reported; the
+        others are admitted, since the machine may have lost a GPU after the file was written.
         """
         left_out: dict[str, str] = {}
         faults = []
@@ -53,9 +53,9 @@ class Reconfigure:
             try:
                 self._declare(spec, os.geteuid() if spec.uid is None else spec.uid)
             except InputError as error:
-                outcome = "it keeps the share that it has"
+                outcome = "the tenant keeps the share that it has"
                 if spec.name not in self._registry.tenants:
-                    left_out[spec.name], outcome = error.message, "it is left out"
+                    left_out[spec.name], outcome = error.message, "the tenant is left out"
                 fault = InputError(f"{error.message}; {outcome}", file=self._source, field=f"tenant {spec.name}")
                 LOG.warning(str(fault))
                 faults.append(str(fault))
@@ -77,11 +77,11 @@ class Reconfigure:
         before = work_kind(tenant.spec)
         self._lives.change(tenant, dataclasses.replace(spec, gpus=tenant.spec.gpus))
         if tenant.sessions and work_kind(spec) != before:
-            # a process asks for its class only once, when it attaches to a GPU
-            tenant.warn(f"it is {work_kind(spec)} from its next start on: its running processes stay {before}")
+            # a process learns its class only once, when it starts to use a GPU
+            tenant.warn(f"the tenant is {work_kind(spec)} from its next start on: its running processes stay {before}")
 
     def reload(self) -> None:
-        """Apply the config file's new contents; a wrong file changes nothing and is reported."""
+        """Apply the config file's new contents. An invalid file is reported and changes nothing."""
         try:
             config = self._load()
             self._check_requests(config)

@@ -1,4 +1,6 @@
-"""The agent's state across restarts: its tenants with their tokens. The file is written completely or not at all."""
+"""The state file, from which a restarted agent learns the tenants and their tokens. It is written completely or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class SavedTenant:
 
     @property
     def alive(self) -> bool:
-        """Whether its program, or a process that it left behind, still runs."""
+        """Whether the tenant's program or another process of the tenant still runs."""
         return self.root_alive or any(alive(key) for key in self.processes)
 
     @property
@@ -54,8 +56,8 @@ class SavedTenant:
 
 
 class StateFile:
-    """Writes the state file, readable by its owner only, since it contains tokens. A full disk is reported once and
-    stops nothing.
+    """Writes the state file, which only the agent's user can read, since it contains tokens. If it cannot be written,
+    the agent reports that once and continues.
     """
 
     def __init__(
@@ -71,12 +73,12 @@ class StateFile:
         self._timer: asyncio.TimerHandle | None = None
 
     def save(self) -> None:
-        """Write it soon: concurrent changes are combined into one write."""
+        """Write the state file within SAVE_WITHIN_S, so that several changes need only one write."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SAVE_WITHIN_S, self.save_now)
 
     def save_now(self) -> bool:
-        """Write it now; returns whether that worked."""
+        """Write the state file now; returns whether that succeeded."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -117,7 +119,7 @@ class StateFile:
 
 
 def load_parked(path: Path) -> list[dict[str, Any]]:
-    """What the previous agent had parked, as written by `Parked.as_dict`; empty if nothing."""
+    """Rows of the processes that the previous agent had parked, as written by `Parked.as_dict`."""
     try:
         rows: list[dict[str, Any]] = json.loads(path.read_text())["parked"]
         return [row for row in rows if isinstance(row, dict)]
@@ -126,8 +128,8 @@ def load_parked(path: Path) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> list[SavedTenant]:
-    """Tenants of the previous agent; empty if there was none. A damaged file counts as none; a tenant that this version
-    does not know how to read, such as one of a newer agent, is reported and takes no other with it.
+    """Tenants of the previous agent; empty if the file is missing or damaged. A tenant that this version cannot read,
+    because a newer agent wrote it, is reported and left out.
     """
     try:
         rows = list(json.loads(path.read_text())["tenants"])

@@ -1,4 +1,4 @@
-"""Taking over tenants from the previous agent: running, declared and parked ones."""
+"""Takes over running, declared, held and parked tenants from the previous agent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def take_over(
     checkpoints: Checkpoints,
     limits: MemoryLimits,
 ) -> None:
-    """Tenants of the previous agent that still run or are declared keep their tokens and places."""
+    """Admit the previous agent's tenants that still run, are declared in the configuration, or are held for a pod or
+    job. They keep their tokens and GPUs.
+    """
     parked = state.load_parked(file)
     all_saved = state.load(file)
     for saved in all_saved:
@@ -52,7 +54,7 @@ def take_over(
             lives.set_root(tenant, saved.root)
         elif not tenant.declared and saved.owner is None:
             lives.watch_orphans(tenant, saved.processes)
-        # if its program has ended, a process must reconnect by then, or the tenant is removed
+        # a tenant whose program has ended is removed unless a process reconnects within this time
         asyncio.get_running_loop().call_later(RETURN_WITHIN_S, lives.maybe_remove, tenant)
     limits.clean(saved.held for saved in all_saved if saved.held is not None)
     checkpoints.take_over(parked)

@@ -1,4 +1,4 @@
-"""Base class of mechanisms, and the description of what each enforces."""
+"""Base class of mechanisms, which enforce tenants' shares of a GPU, and the description of what each enforces."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Capabilities:
     faults_by: Strength = Strength.DRIVER  # what protects other tenants from a tenant's fault
     needs_gpu: bool = True
     exclusive: bool = False  # no other tenant on the same GPU
-    gated: bool = False  # takes turns by the broker
-    sliced: bool = False  # the agent sets its tenants' time slices on the GPU
+    gated: bool = False  # tenants take turns that the agent grants
+    sliced: bool = False  # the agent sets its tenants' hardware time slices
     concurrent: bool = False  # kernels of several tenants run at once
     live_resize: bool = False  # a changed share applies to running programs
-    worker_parts: bool = True  # a worker may have a fraction of a GPU
-    worker_resizes: bool = False  # a worker's own process enforces its share and changes it between batches
-    instances: bool = False  # a share is a device of its own, with a UUID and a placement on the GPU
-    mixes_with: tuple[str, ...] = ()  # other mechanisms whose tenants may share a GPU with its own
+    worker_parts: bool = True  # a server's worker may have a fraction of a GPU
+    worker_resizes: bool = False  # a server's worker limits its own process, and changes the limit between batches
+    instances: bool = False  # a share is a device with a UUID and a placement on the GPU
+    mixes_with: tuple[str, ...] = ()  # other mechanisms whose tenants may be on the same GPU
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """Plain data for --json."""
+        """The capabilities in JSON types, for --json."""
         return asdict(self)
 
 
@@ -71,7 +71,9 @@ class ShareSpec(Protocol):
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """A share of one GPU for a process that is not a tenant. `partition`: its label in a profile."""
+    """A share of one GPU for a server's worker, which is not a tenant. `partition`: name of such a share in a profile,
+    for example of a MIG instance.
+    """
 
     name: str
     limit: float = 1.0
@@ -84,9 +86,9 @@ class WorkerShare:
 
 @dataclass(frozen=True)
 class Enforcement:
-    """Result of a grant for launcher and broker: the program's environment, the variables that differ for its child
-    programs, the flags of its page's slot. `sms`: SMs actually given, by UUID, where known; `remarks`: which parts of
-    the share are not enforced, one sentence each.
+    """How a granted share is enforced. `environment`: variables for the tenant's program; `below`: variables that give
+    a best-effort program lower priority; `slot_flags`: flags in the shared page of each process; `sms`: SMs that the
+    tenant has, by the GPU's UUID, if known; `remarks`: a sentence for each part of the share that is not enforced.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
@@ -97,53 +99,53 @@ class Enforcement:
 
 
 class Mechanism:
-    """A way to enforce shares. Methods raise WorkError if the machine cannot do it."""
+    """A way to enforce shares. Methods raise WorkError if the machine cannot enforce them this way."""
 
     name: ClassVar[str]
     uses: ClassVar[frozenset[Use]]
     capabilities: ClassVar[Capabilities]
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
-        """`folder`: for runtime files. `gpus`: all that tenants may get; empty if unknown."""
+        """`folder`: folder for runtime files. `gpus`: all GPUs that tenants may get; empty if unknown."""
         self.folder, self.gpus = folder, gpus
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Do the slow part of `grant` in advance; called in another thread."""
+        """Do the slow part of `grant` in advance. Called in a thread of its own."""
 
     def settle(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Discard a prepared grant that is not used."""
+        """Undo `prepare` for a share that is not granted after all."""
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """Prepare the GPUs for a tenant, or for its changed share."""
         return Enforcement(slot_flags=0 if self.capabilities.gated else SlotFlag.UNGATED)
 
     def resize(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> str:
-        """Apply a changed share. Returns the time from which on it applies."""
+        """Apply a changed share. Returns in words when it takes effect."""
         return "at once"
 
     def revoke(self, name: str, gpus: tuple[Gpu, ...]) -> None:
-        """The tenant was removed."""
+        """Free what was granted to a tenant that is removed."""
 
     def taken_over(self) -> None:
-        """Called when the previous agent's tenants have been granted again: remove everything else that it left."""
+        """Remove what the previous agent left on the machine. Called after its tenants got their shares again."""
 
     def look(self) -> Look | None:
-        """List the served processes, and restore what others changed. Called in another thread. None if there is
-        nothing to check.
+        """List the clients of this mechanism's MPS servers, and correct limits that others changed. None if it has no
+        servers. Called in a thread of its own.
         """
         return None
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
-        """Environment of a worker's process on its share."""
+        """Variables that give a server's worker its share of a GPU."""
         return {"CUDA_VISIBLE_DEVICES": gpu.uuid} | self.grant(share, (gpu,)).environment
 
     def worker_gone(self, name: str) -> None:
-        """A worker's process has ended."""
+        """Free the share of a server's worker that has ended."""
 
     async def watch(self, lost: Callable[[str, str], None]) -> None:
-        """Call `lost` with a GPU's UUID and a sentence when its tenants lost it; runs until cancelled, or returns if
-        there is nothing to watch.
+        """Call `lost` with a GPU's UUID and a sentence when tenants lose that GPU. Runs until cancelled, or returns if
+        that cannot happen.
         """
 
     def close(self) -> None:
-        """Stop what this mechanism started."""
+        """Stop the daemons that this mechanism started."""

@@ -1,4 +1,4 @@
-"""Mechanism cores: CPU cores stand in for the SMs of a GPU; each worker is pinned to its share of them."""
+"""Mechanism cores: CPU cores stand in for a GPU's SMs; each worker of a server is pinned to its share of the cores."""
 
 from __future__ import annotations
 

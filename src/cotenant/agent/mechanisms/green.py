@@ -1,4 +1,4 @@
-"""Mechanism green: a worker itself creates contexts on a subset of SMs and changes the subset between batches."""
+"""Mechanism green: a server's worker creates green contexts on a subset of the SMs and changes it between batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Green(Mps):
         memory="not enforced",
         resize="between two batches, by the worker itself",
         isolation=Mps.capabilities.isolation,
-        sms_by=Strength.SHIM,  # the contexts belong to its own process
+        sms_by=Strength.SHIM,  # as weak as the shim: the worker's own process creates the contexts
         concurrent=True,
         live_resize=True,
         worker_resizes=True,

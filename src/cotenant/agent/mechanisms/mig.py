@@ -1,4 +1,4 @@
-"""Mechanism mig: a worker has a MIG instance of its partition's size for itself."""
+"""Mechanism mig: each worker of a server has a MIG instance for itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Mig(Mechanism):
         self._taken: dict[str, str] = {}  # worker -> UUID of its instance
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
-        """Environment of a worker, with an instance of the partition's size that no other worker has."""
+        """Variables that give a worker a free MIG instance of the size that its partition names."""
         size = share.partition.split(".")[0]
         taken = set(self._taken.values())
         found = [uuid for kind, uuid in device_of(gpu).mig_instances(gpu.uuid) if kind.split(".")[0] == size]

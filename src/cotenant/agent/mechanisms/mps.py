@@ -1,5 +1,5 @@
-"""Mechanism mps: tenants run concurrently under NVIDIA's Multi-Process Service, each with a share of the SMs. Owns the
-daemons.
+"""Mechanism mps: tenants run concurrently under NVIDIA's Multi-Process Service (MPS), each with a share of the SMs. It
+starts and stops the MPS daemons.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cotenant.devices.registry import device_of
 
 
 class Mps(Mechanism):
-    """Uses namespaces of one daemon if the driver has protocol 3 (release 615), otherwise a daemon per GPU."""
+    """Uses one daemon with namespaces if MPS has control protocol 3 (driver 615 or newer), else a daemon per GPU."""
 
     name = "mps"
     uses = frozenset({Use.TENANT, Use.SERVICE, Use.JOB, Use.PROFILE})
@@ -33,7 +33,7 @@ class Mps(Mechanism):
         isolation="address spaces are isolated, faults are not: a client killed inside a kernel or a fatal GPU "
         "error can end all clients of the server, except those of other SM partitions; without "
         "protocol 3 one server serves one user",
-        sms_by=Strength.SHIM,  # the weakest case, protocol 2; mps_prospects states what this machine's MPS enforces
+        sms_by=Strength.SHIM,  # in the weakest case, protocol 2; mps_prospects tells what this machine's MPS enforces
         memory_by=Strength.SHIM,
         faults_by=Strength.NOTHING,
         concurrent=True,
@@ -48,7 +48,7 @@ class Mps(Mechanism):
     )
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = (), command: str | None = None) -> None:
-        """`command`: control command to use instead of the device's own."""
+        """`command`: path to use instead of that of nvidia-cuda-mps-control."""
         super().__init__(folder, gpus)
         self.command = command
         self._two: MpsDaemons | None = None
@@ -69,7 +69,7 @@ class Mps(Mechanism):
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """See Mechanism."""
         backend = self._backend(spec.name, gpus)
-        if backend is None:  # processes run concurrently without a daemon; only the shim limits memory
+        if backend is None:  # software GPU: processes run concurrently without a daemon; only the shim limits memory
             if len(gpus) != 1:
                 raise WorkError("mps gives a tenant of the software GPU one GPU; start one tenant per GPU")
             return Enforcement({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}"}, SlotFlag.UNGATED)
@@ -122,21 +122,21 @@ class Mps(Mechanism):
         await MpsWatch(self, died).run()
 
     def close(self) -> None:
-        """Quit every daemon and wait until they ended."""
+        """Quit every daemon and wait until it has ended."""
         for backend in self._backends():
             backend.close()
 
     def watched(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that currently have a server."""
+        """UUIDs of the GPUs that currently have an MPS server."""
         return tuple({uuid for backend in self._backends() for uuid in backend.gpus()})
 
     def server(self, uuid: str) -> int | None:
-        """Pid of a GPU's server; None if there is none."""
+        """Pid of a GPU's MPS server; None if there is none."""
         found = (backend.server(uuid) for backend in self._backends() if uuid in backend.gpus())
         return next((pid for pid in found if pid is not None), None)
 
     def can(self, command: str) -> Abilities:
-        """The capabilities of the control command, which is asked once."""
+        """The capabilities of the MPS control command, which is run for that only once."""
         if self._can is None:
             self._can = abilities(command)
         return self._can
@@ -145,7 +145,9 @@ class Mps(Mechanism):
         return [backend for backend in (self._two, self._three) if backend is not None]
 
     def _backend(self, name: str, gpus: tuple[Gpu, ...]) -> MpsDaemons | MpsNamespaces | None:
-        """What enforces a tenant's share; a daemon per GPU also if one of an older agent still serves programs."""
+        """The backend that enforces a tenant's share: that which already serves the tenant, else namespaces if they are
+        available and no daemon of an earlier agent serves the GPU, else a daemon per GPU.
+        """
         command = self._control_of(gpus)
         if command is None:
             return None

@@ -1,4 +1,4 @@
-"""The command nvidia-cuda-mps-control: its capabilities on this machine, and orders to the daemon of a pipe folder."""
+"""Runs nvidia-cuda-mps-control: finds what the installed version can do, and sends commands to an MPS daemon."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # priority 0: normal, 1: lower; a 
 
 @dataclass(frozen=True)
 class Abilities:
-    """Capabilities of an MPS daemon started by this command, from its help. `protocol` 0: the command is not
+    """What an MPS daemon of the installed version can do. `protocol`: version of its control protocol; 0 if MPS is not
     installed.
     """
 
     protocol: int
     multiuser: bool = False  # serves clients of several users
     shareable: bool = False  # SM partitions can lend and borrow
-    weights: bool = False  # servers' time slices have weights
+    weights: bool = False  # time slices of the servers can have weights
 
 
 def abilities(command: str) -> Abilities:
-    """Ask the command for its help; nothing is started."""
+    """Find the capabilities from the help that the command prints; nothing is started."""
     text = _help(command, "-h")
     if text is None:
         return Abilities(0)
@@ -42,7 +42,9 @@ SERVER_HELP = ("server", "set", "help")
 
 
 def _help(command: str, *words: str) -> str | None:
-    """Output of the command under protocol 3, which older ones do not know; None if the command is missing."""
+    """What the command prints with protocol 3 requested: empty if it knows only older protocols, None if the command is
+    missing.
+    """
     environment = os.environ | {"CUDA_MPS_PROTOCOL_VERSION": "3"}
     try:
         done = subprocess.run(
@@ -58,7 +60,7 @@ def _help(command: str, *words: str) -> str | None:
 
 @dataclass(frozen=True)
 class Control:
-    """Orders to the daemon whose pipes are in a folder."""
+    """Starts and controls the MPS daemon whose pipes are in the folder `pipe`."""
 
     command: str
     pipe: Path
@@ -66,13 +68,13 @@ class Control:
     protocol: int
 
     def folders(self) -> dict[str, str]:
-        """The variables on which daemon, control command and clients must agree."""
+        """Environment variables that daemon, control command and clients must have in common."""
         return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
     def start(self, *options: str, visible: str | None = None) -> None:
-        """Start the daemon and return when it runs. Raises WorkError if it does not. `visible`: the GPUs it may use."""
+        """Start the daemon and return when it runs. Raises WorkError if it fails. `visible`: the GPUs it may use."""
         for path in (self.pipe, self.log):
-            # a daemon of protocol 2 serves one user; the mode keeps others from its socket
+            # with protocol 2 a daemon serves only one user; the mode keeps other users from its socket
             path.mkdir(parents=True, exist_ok=True, mode=0o700 if self.protocol == 2 else 0o755)
         added = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         code, _, error = self._run(["-d", *options], "", added)
@@ -81,7 +83,7 @@ class Control:
             raise WorkError(f"mps: the control daemon did not start: {said[-1] if said else code}")
 
     def order(self, *words: str) -> str:
-        """The daemon's answer. Raises WorkError if it refuses or does not run."""
+        """Send a command to the daemon and return its answer. Raises WorkError if it refuses or does not run."""
         if self.protocol == 2:
             code, out, error = self._run([], " ".join(words) + "\n", {})
         else:
@@ -91,11 +93,11 @@ class Control:
         return out
 
     def rows(self, *words: str) -> list[list[str]]:
-        """A table of protocol 3, without its header."""
+        """Send a command that lists something (protocol 3); returns the rows of the table without its header."""
         return [row for row in csv.reader(self.order(*words, "--format=csv,noheader").splitlines()) if row]
 
     def answers(self) -> bool:
-        """Whether the daemon runs and has this protocol."""
+        """Whether the daemon runs and understands this protocol."""
         try:
             self.order(*(["get_server_list"] if self.protocol == 2 else ["server", "list", "--format=csv,noheader"]))
         except WorkError:

@@ -1,4 +1,6 @@
-"""Backend of mps for protocol 2: a control daemon per GPU, a tenant's limits in its programs' environment."""
+"""Backend of the mechanism mps for MPS control protocol 2: a control daemon per GPU; a tenant's limits are environment
+variables of its programs.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ class _Daemon:
 
 
 class MpsDaemons:
-    """A daemon per GPU, started with its first tenant and quit after the last."""
+    """The MPS daemons, one per GPU: started for the GPU's first tenant and quit after its last."""
 
     def __init__(self, folder: Path, command: str) -> None:
         self._folder, self._command = folder, command
         self._daemons: dict[str, _Daemon] = {}
-        self._ending: dict[str, threading.Thread] = {}  # UUID -> thread that waits for its daemon's end
+        self._ending: dict[str, threading.Thread] = {}  # GPU's UUID -> thread that quits its daemon
         self._starting = threading.Lock()
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Start the daemon, which takes from 10 ms to many seconds."""
+        """Start the GPU's daemon, which takes from 10 ms to many seconds."""
         if len(gpus) == 1:
             self._daemon_of(gpus[0].uuid)
 
@@ -48,8 +50,7 @@ class MpsDaemons:
         daemon = self._daemon_of(gpus[0].uuid)
         daemon.tenants.add(spec.name)
         environment = daemon.control.folders() | {
-            # the daemon presents its one GPU as number 0; without this, frameworks that count GPUs by NVML would find
-            # all of them
+            # the daemon's only GPU has index 0; without the variable, frameworks that count GPUs by NVML find all GPUs
             "CUDA_VISIBLE_DEVICES": "0",
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}",
             CLIENT_PRIORITY: "0" if spec.priority >= 0 else "1",
@@ -63,7 +64,7 @@ class MpsDaemons:
         return "memory at once, the SM percentage for processes started from now on"
 
     def revoke(self, name: str) -> None:
-        """The tenant was removed."""
+        """Remove a tenant, and quit the daemon of its GPU if it was the last there."""
         for uuid, daemon in list(self._daemons.items()):
             if name in daemon.tenants:
                 daemon.tenants.discard(name)
@@ -71,15 +72,15 @@ class MpsDaemons:
                     self._quit(uuid)
 
     def has(self, name: str) -> bool:
-        """Whether a tenant belongs to this backend."""
+        """Whether this backend serves a tenant."""
         return any(name in daemon.tenants for daemon in self._daemons.values())
 
     def left_behind(self, gpus: tuple[Gpu, ...]) -> bool:
-        """Whether one of these GPUs has a daemon: of this agent, or of one that was killed."""
+        """Whether one of these GPUs has a daemon, started by this agent or by an earlier one that was killed."""
         return any(gpu.uuid in self._daemons or self._answers(gpu.uuid) for gpu in gpus)
 
     def sweep(self, gpus: tuple[Gpu, ...]) -> None:
-        """Quit unused daemons that a killed agent left."""
+        """Quit daemons that an earlier agent left and no tenant uses."""
         for gpu in gpus:
             if gpu.uuid not in self._daemons and self.left_behind((gpu,)):
                 self._daemons[gpu.uuid] = _Daemon(self._control(gpu.uuid))
@@ -96,7 +97,7 @@ class MpsDaemons:
         return Look(tuple(clients), places) if places else None
 
     def close(self) -> None:
-        """Quit every daemon and wait until they ended."""
+        """Quit every daemon and wait until it has ended."""
         for uuid in list(self._daemons):
             self._quit(uuid)
         for uuid in list(self._ending):
@@ -107,7 +108,7 @@ class MpsDaemons:
         return tuple(self._daemons)
 
     def server(self, uuid: str) -> int | None:
-        """Pid of a GPU's server; None if there is none."""
+        """Pid of a GPU's MPS server; None if there is none."""
         daemon = self._daemons.get(uuid)
         try:
             words = daemon.control.order("get_server_list").split() if daemon is not None else []
@@ -132,7 +133,7 @@ class MpsDaemons:
         self.await_end(uuid)
         daemon = _Daemon(self._control(uuid))
         if self._answers(uuid):
-            # the daemon of a killed agent still serves its tenants: take it over
+            # a daemon of an earlier agent still serves its tenants: use it
             self._daemons[uuid] = daemon
             return daemon
         daemon.control.start(visible=uuid)
@@ -159,7 +160,7 @@ class MpsDaemons:
                 continue  # second attempt: the daemon has already ended
 
     def await_end(self, uuid: str) -> None:
-        """Wait until the daemon of a GPU that was told to quit has ended."""
+        """If a GPU's daemon was told to quit, wait until it has ended."""
         ending = self._ending.pop(uuid, None)
         if ending is not None:
             ending.join()

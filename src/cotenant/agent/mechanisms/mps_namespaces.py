@@ -1,6 +1,8 @@
-"""Backend of `mps` for drivers whose MPS control protocol is 3: one daemon with a namespace per tenant, whose SM limit
-programs cannot raise. A tenant that requests a fraction of the SMs gets an SM partition. From driver release 620 on, a
-partition can lend its SMs to others, and a tenant with a weight gets an MPS server of its own.
+"""Backend of the mechanism mps for MPS control protocol 3: one daemon with a namespace per tenant, which has the
+tenant's SM limit; the tenant's programs cannot raise it.
+
+A tenant that requests a fraction of the SMs gets an SM partition. From driver release 620 on, a partition can lend its
+SMs to other tenants, and a tenant with a weight gets an MPS server of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ SERVER = "agent"  # the server of all tenants without a weight
 DEFAULT = "default"
 DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")  # for clients that name no namespace
 STEP_MIB = 256  # granularity of the driver's memory limits
-SHORT = re.compile(r"[a-z0-9_]{1,16}")  # the path of a socket is limited to 107 bytes
+# tenants' names that can be names of namespaces: they are part of a socket's path, which is limited to 107 bytes
+SHORT = re.compile(r"[a-z0-9_]{1,16}")
 PARTITION = "CUDA_MPS_SM_PARTITION"
 
 
@@ -62,7 +65,7 @@ class _Granted:
         return found if self.memory_mib is None else [*found, f"--pinned-memory-limit={self.memory_mib}M"]
 
     def differs(self, memory: str, percent: str, priority: str) -> bool:
-        """Whether a namespace, as read back, has other limits. The driver may round sizes."""
+        """Whether the limits that `namespace list` shows are not the intended ones. The driver may round sizes."""
         same_priority = not priority.isdigit() or int(priority) == self.priority
         if not same_priority or abs(float(percent.rstrip("% ")) - self.percent) > 0.01:
             return True
@@ -73,12 +76,12 @@ class _Granted:
 
 
 class MpsNamespaces:
-    """The daemon of this agent. Orders to it go through one thread, which keeps their order and does not delay
-    turns.
+    """The agent's MPS daemon and its namespaces. One thread sends all commands to the daemon, in order, so that the
+    agent's event loop does not wait for them.
     """
 
     def __init__(self, folder: Path, command: str, can: Abilities, gpus: tuple[Gpu, ...]) -> None:
-        """`gpus`: the GPUs that tenants may get."""
+        """`can`: what the daemon can do. `gpus`: the GPUs that tenants may get."""
         self._control = Control(command, folder / "mps" / "pipe", folder / "mps" / "log", 3)
         self._can = can
         self._all = tuple(gpu.uuid for gpu in gpus)
@@ -87,7 +90,7 @@ class MpsNamespaces:
         self._orders = ThreadPoolExecutor(1, "mps-orders")
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Create the tenant's namespace."""
+        """Create the tenant's namespace in advance."""
         self._in_order(self._make, spec, gpus)
         self._prepared.add(spec.name)
 
@@ -97,7 +100,7 @@ class MpsNamespaces:
             self.revoke(spec.name)
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """Grant a share. An existing grant gets the changed limits."""
+        """Create the tenant's namespace, or change its limits."""
         if spec.name not in self._prepared:
             self._in_order(self._make, spec, gpus)
         self._prepared.discard(spec.name)
@@ -114,18 +117,18 @@ class MpsNamespaces:
         return "memory at once, the SM percentage for processes started from now on"
 
     def revoke(self, name: str) -> None:
-        """The tenant was removed: remove its namespace and partition, and the daemon with the last of them."""
+        """Delete a removed tenant's namespace and SM partition. After the last tenant the daemon quits."""
         self._prepared.discard(name)
         gone = self._granted.pop(name, None)
         if gone is not None:
             self._orders.submit(self._drop, gone)
 
     def has(self, name: str) -> bool:
-        """Whether a tenant belongs to this backend."""
+        """Whether this backend serves a tenant."""
         return name in self._granted
 
     def sweep(self) -> None:
-        """Remove what a killed agent left and no current tenant uses."""
+        """Delete servers, namespaces and partitions that an earlier agent left and no tenant uses."""
         if self._control.pipe.exists():
             self._in_order(self._sweep)
 
@@ -134,7 +137,7 @@ class MpsNamespaces:
         return self._in_order(self._look) if self._granted else None
 
     def close(self) -> None:
-        """Quit the daemon and wait until it ended."""
+        """Quit the daemon and wait until it has ended."""
         if self._granted:
             self._granted.clear()
             self._orders.submit(self._quit)
@@ -145,7 +148,7 @@ class MpsNamespaces:
         return tuple({uuid for one in list(self._granted.values()) for uuid in one.gpus})
 
     def server(self, uuid: str) -> int | None:
-        """Pid of a GPU's server; None if there is none."""
+        """Pid of a GPU's MPS server; None if there is none."""
         used = {one.place.server for one in list(self._granted.values()) if uuid in one.gpus}
         try:
             rows = self._in_order(self._control.rows, "server", "list")
@@ -158,7 +161,7 @@ class MpsNamespaces:
     def _in_order(self, call: Callable[..., Answer], *arguments: object) -> Answer:
         try:
             return self._orders.submit(call, *arguments).result()
-        except (ValueError, IndexError, TypeError) as error:  # a release with other columns
+        except (ValueError, IndexError, TypeError) as error:  # this driver release lists other columns
             raise WorkError(f"mps: the control daemon's list cannot be parsed: {error}") from None
 
     def _make(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
@@ -188,13 +191,13 @@ class MpsNamespaces:
             self._share_time()
 
     def _serve(self, name: str, uuids: tuple[str, ...]) -> None:
-        """Ensure that the server exists, and the daemon. `uuids`: its GPUs; empty: all of the node."""
+        """Start the daemon and the server `name` if they do not run. `uuids`: the server's GPUs; empty: all GPUs."""
         if not self._control.answers():
             multiuser = ["--multiuser"] if self._can.multiuser and os.geteuid() == 0 else []
             self._control.start("-p", "3", *multiuser)
         listed = {row[0]: row for row in self._control.rows("server", "list")}
         if name in listed and not all(uuid in ",".join(listed[name]) for uuid in uuids):
-            # left by an agent with other GPUs; refused while it has clients
+            # an agent with other GPUs left this server; the daemon refuses to delete it while it has clients
             self._control.order("server", "delete", name)
             del listed[name]
         if name not in listed:
@@ -204,10 +207,11 @@ class MpsNamespaces:
                     f"mps: the server for {', '.join(uuids) or 'all GPUs'} ended at once: does the driver know them?"
                     f" {self._control.log}/{name}/server.log has more"
                 )
-            self._control.order("server", "set", name, *DEFAULT_LIMITS)  # namespaces do not inherit these
+            # limits for clients that name no namespace; namespaces do not inherit them
+            self._control.order("server", "set", name, *DEFAULT_LIMITS)
 
     def _put_right(self, made: _Granted) -> str:
-        """Create a namespace or correct its limits. Returns what was wrong with it; empty if nothing was."""
+        """Create a namespace or correct its limits. Returns in words what was wrong; empty if nothing was."""
         server, space = made.place
         before = self._limits(made.place)
         if before and not made.differs(*before):
@@ -239,7 +243,7 @@ class MpsNamespaces:
             try:
                 row, total, remark = self._reserve(spec, made, uuid)
             except WorkError as error:
-                remark = f"its request of {spec.request:.0%} is not reserved on GPU {uuid}: {error}"
+                remark = f"the tenant's request of {spec.request:.0%} is not reserved on GPU {uuid}: {error}"
             remarks += [remark] if remark else []
             most = math.floor(total * made.percent / 100)
             if row is not None:
@@ -249,21 +253,21 @@ class MpsNamespaces:
         return Enforcement(environment, SlotFlag.UNGATED, {CLIENT_PRIORITY: "1"}, sms, tuple(remarks))
 
     def _reserve(self, spec: ShareSpec, made: _Granted, uuid: str) -> tuple[_Row | None, int, str]:
-        """The partition for a request as read back, or None; the largest number of SMs the GPU may have; and why there
-        is no partition.
+        """Reserve the SMs of a tenant's request on a GPU. Returns the SM partition (None: there is none), the largest
+        number of SMs that the GPU may have, and why there is no partition.
         """
         server, space = made.place
         where = (f"--server={server}", f"--device={uuid}")
         rows = self._partitions(where)
         chunks, total = sum(row.chunks for row in rows), sum(row.sms for row in rows)
-        total += total // chunks - 1 if chunks else 0  # SMs that fill no whole chunk are not listed
+        total += total // chunks - 1 if chunks else 0  # the daemon does not list SMs that fill no whole chunk
         mine = next((row for row in rows if row.name == space), None)
         wanted = math.ceil(spec.request * chunks - 1e-6)
         if mine is not None and mine.chunks == wanted:
             return mine, total, ""
         if spec.request <= 0 or made.weight > 0 or len(made.gpus) > 1:
             several = "partitions are for tenants with one GPU" if len(made.gpus) > 1 and spec.request > 0 else ""
-            return None, total, several and f"its request of {spec.request:.0%} is not reserved: {several}"
+            return None, total, several and f"the tenant's request of {spec.request:.0%} is not reserved: {several}"
         try:
             if mine is not None:
                 self._control.order("sm-partition", "delete", space, *where)
@@ -273,7 +277,7 @@ class MpsNamespaces:
             self._control.order("sm-partition", "create", space, *where, f"--chunks={wanted}", *lending)
         except WorkError as error:
             kept = f"{mine.sms} SMs stay reserved" if mine is not None else "no SMs are reserved"
-            return mine, total, f"its request of {spec.request:.0%} is not enforced, {kept}: {error}"
+            return mine, total, f"the tenant's request of {spec.request:.0%} is not enforced, {kept}: {error}"
         return next((row for row in self._partitions(where) if row.name == space), None), total, ""
 
     def _partitions(self, where: tuple[str, ...]) -> list[_Row]:
@@ -281,7 +285,7 @@ class MpsNamespaces:
         return [_Row(row[2], int(row[3]), int(row[4]), row[7]) for row in rows]
 
     def _share_time(self) -> None:
-        """Set the weights of servers that have one; the common server counts as weight 1."""
+        """Set each server's part of the time slices. The server of all tenants without a weight has weight 1."""
         weighted = {one.place.server: one.weight for one in self._granted.values() if one.weight > 0}
         if any(one.place.server == SERVER for one in self._granted.values()):
             weighted[SERVER] = 1.0
@@ -293,7 +297,7 @@ class MpsNamespaces:
         try:
             listed, spaces = self._control.rows("client", "list", "--all"), self._control.rows("namespace", "list")
         except WorkError:
-            listed, spaces = [], []  # the daemon has died: it is restarted for the missing namespaces
+            listed, spaces = [], []  # the daemon has died; creating the missing namespaces restarts it
         clients = tuple({Client(int(row[0]), Place(row[1], row[3])) for row in listed if row[0].isdigit()})
         found = {Place(row[1], row[0]): row[3:6] for row in spaces}
         put_right = {}
@@ -301,7 +305,8 @@ class MpsNamespaces:
             limits = found.get(made.place)
             if limits is None or made.differs(*limits):
                 self._serve(made.place.server, made.gpus if made.weight else self._all)
-                put_right[name] = f"its {made.place} {self._put_right(made) or 'was changed'}: it was restored"
+                was = self._put_right(made) or "was changed"
+                put_right[name] = f"the tenant's {made.place} {was}: it was restored"
         return Look(clients, {name: made.place for name, made in self._granted.items()}, put_right)
 
     def _drop(self, gone: _Granted) -> None:
@@ -337,7 +342,7 @@ class MpsNamespaces:
         try:
             rows = self._control.rows("sm-partition", "list", f"--server={server}")
         except WorkError:
-            return  # removed together with the server
+            return  # the server does not exist any more, nor do its partitions
         for row in rows:
             if row[2] in names:
                 self._try("sm-partition", "delete", row[2], f"--server={server}", f"--device={row[1]}")
@@ -346,7 +351,7 @@ class MpsNamespaces:
         try:
             self._control.order(*order)
         except WorkError as error:
-            LOG.warning("%s", error)  # the next sweep retries
+            LOG.warning("%s", error)  # the agent started next tries again
 
     def _quit(self) -> None:
         if self._control.answers():
@@ -357,7 +362,7 @@ class MpsNamespaces:
 
 
 def short_name(name: str) -> str:
-    """A tenant's namespace, stable over restarts: its own name if short, otherwise a part of it and a hash."""
+    """Name of a tenant's namespace: the tenant's own name if it is short, otherwise its beginning and a hash."""
     if SHORT.fullmatch(name) and name not in (DEFAULT, SERVER):
         return name
     plain = re.sub(r"[^a-z0-9_]", "_", name.lower())[:9]
@@ -365,7 +370,7 @@ def short_name(name: str) -> str:
 
 
 def mib_of(text: str) -> float | None:
-    """A size of `namespace list` in MiB: 2048M, 2G, 2.00 GiB or bytes; None for unlimited."""
+    """Parse a size that `namespace list` shows (2048M, 2G, 2.00 GiB, or bytes) into MiB; None for unlimited."""
     found = re.fullmatch(r"([\d.]+)\s*([KMG]?)i?B?", text.strip())
     if found is None and text.strip() != "unlimited":
         raise ValueError(f"{text!r} is not a size")

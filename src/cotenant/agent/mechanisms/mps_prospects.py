@@ -1,4 +1,4 @@
-"""What MPS would enforce on a GPU of this machine, and what prevents it, for `cotenant doctor`."""
+"""Finds what MPS would enforce on a GPU of this machine, and what prevents that, for `cotenant doctor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXCLUSIVE, PROHIBITED = "exclusive process", "prohibited"
 
 @dataclass(frozen=True)
 class MpsHere:
-    """Findings on this machine, made without starting anything."""
+    """What was found about MPS on this machine; nothing was started for that."""
 
     can: Abilities
     compute_mode: str = ""  # compute mode of the GPU; empty: unknown
@@ -25,7 +25,9 @@ class MpsHere:
 
 
 def find_mps(gpu: Gpu, folder: Path, command: str | None = None) -> MpsHere:
-    """Examine this machine. `folder`: the agent's; `command`: control command to use instead of the device's."""
+    """Find out about MPS on this machine. `folder`: the agent's folder; `command`: path to use instead of that of
+    nvidia-cuda-mps-control.
+    """
     command = command or device_of(gpu).mps_control()
     if command is None:
         return MpsHere(Abilities(0))
@@ -33,7 +35,7 @@ def find_mps(gpu: Gpu, folder: Path, command: str | None = None) -> MpsHere:
 
 
 def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
-    """What would enforce SM shares, and isolation of faults, for tenants of --mechanism mps."""
+    """What would enforce SM shares and isolate faults of tenants with --mechanism mps."""
     can, obstacles = found.can, _obstacles(found)
     if not can.protocol:
         why = f"{DAEMON} is not installed, so MPS cannot run"
@@ -80,7 +82,7 @@ def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
 
 
 def _obstacles(found: MpsHere) -> tuple[str, ...]:
-    """What lets programs circumvent the server's limits, or prevents the server from running."""
+    """Sentences about what lets programs escape the MPS server's limits, or prevents the server from running."""
     said = [
         f"another MPS daemon runs here ({text}): this agent's limits do not apply to programs that "
         "connect to it; end it with its own quit command"

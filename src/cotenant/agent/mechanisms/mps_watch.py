@@ -1,4 +1,4 @@
-"""Detects that an MPS server has died: every program on it is lost, and its tenant must be informed."""
+"""Detects that an MPS server has died. All its client programs fail then, and their tenants must be informed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ class MpsDaemons(Protocol):
     """The MPS control daemons to watch."""
 
     def watched(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that currently have a server."""
+        """UUIDs of the GPUs that currently have an MPS server."""
 
     def server(self, uuid: str) -> int | None:
-        """Pid of a GPU's server; None if there is none."""
+        """Pid of a GPU's MPS server; None if there is none."""
 
 
 class MpsWatch:
-    """Checks the servers of this agent's daemons about twice a second. The daemon is asked once for a server's pid, in
-    a thread (10 ms); after that a pidfd reports its end.
+    """Checks the MPS servers of this agent about twice a second. A server's pid is requested from the daemon once, in a
+    thread, since that takes 10 ms; then a pidfd shows when the server ends.
     """
 
     PERIOD_S = 0.4
 
     def __init__(self, mps: MpsDaemons, died: Callable[[str], None]) -> None:
-        """`died` is called with a GPU's UUID."""
+        """`died` is called with a GPU's UUID when its server has died."""
         self._mps, self._died = mps, died
         self._servers: dict[str, tuple[int, int]] = {}  # UUID -> (pid, pidfd)
 
     async def run(self) -> None:
-        """Run as long as the agent."""
+        """Check as long as the agent runs."""
         try:
             while True:
                 await asyncio.sleep(self.PERIOD_S)
@@ -43,7 +43,7 @@ class MpsWatch:
             self._servers.clear()
 
     async def look(self) -> None:
-        """Check once."""
+        """Check all servers once."""
         for uuid in self._mps.watched():
             if uuid not in self._servers:
                 pid = await asyncio.to_thread(self._mps.server, uuid)
@@ -52,10 +52,10 @@ class MpsWatch:
                 try:
                     self._servers[uuid] = (pid, os.pidfd_open(pid))
                 except OSError:
-                    continue  # the server has already ended: the next check asks for its successor
+                    continue  # the server has already ended; the next check looks for a new one
         for uuid, (_, fd) in list(self._servers.items()):
             if select.select([fd], [], [], 0)[0]:
                 os.close(fd)
                 del self._servers[uuid]
-                if uuid in self._mps.watched():  # otherwise its last tenant has left, and the server with it
+                if uuid in self._mps.watched():  # otherwise the server was quit because the GPU has no tenants left
                     self._died(uuid)

@@ -1,6 +1,4 @@
-"""Clients of a mechanism's server, as the server lists them; used to prove that tenants have the share they were
-given.
-"""
+"""The clients that an MPS server lists, by which the agent checks that tenants have their shares."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a client's limits come from: a server, and if it has namespaces, one of them."""
+    """The MPS server, and its namespace if it has any, that limits a client."""
 
     server: str
     namespace: str = ""
@@ -20,7 +18,7 @@ class Place(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A process served by a server."""
+    """A process that is a client of an MPS server."""
 
     pid: int
     place: Place
@@ -28,10 +26,12 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """The state of a mechanism's servers. `put_right`: tenant -> which part of its share was changed and restored."""
+    """The clients of a mechanism's MPS servers. `put_right`: tenant -> sentence about limits that another program had
+    changed and that were restored.
+    """
 
     clients: tuple[Client, ...]
-    places: Mapping[str, Place]  # tenant -> where its processes belong
+    places: Mapping[str, Place]  # tenant -> the place of which its processes must be clients
     put_right: Mapping[str, str] = field(default_factory=dict)
 
 

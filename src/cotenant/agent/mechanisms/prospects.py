@@ -1,4 +1,6 @@
-"""What would enforce each promise of a share on a GPU, and how strongly: one table for the agent, `ps` and `doctor`."""
+"""What would enforce each promise of a share (GPU time, SMs, memory, bandwidth, isolation of faults) on a GPU, and how
+strongly. `cotenant ps` and `cotenant doctor` show it.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ LINK_FREE = (
 
 @dataclass(frozen=True)
 class Found:
-    """The means of enforcement of a machine for one GPU. `slices`: why there are no hardware time slices; empty if
-    there are. `copies`: the agent schedules copies on the link.
+    """What a machine offers to enforce shares of one GPU. `slices`: why hardware time slices cannot be used; empty if
+    they can. `copies`: whether the agent schedules copies on the PCIe link.
     """
 
     memory: Prospect
@@ -36,13 +38,14 @@ class Found:
 
 
 def find(gpu: Gpu, folder: Path) -> Found:
-    """Examine this machine without an agent. As root, a control group is created, limited as a trial, and removed."""
+    """Examine this machine without an agent. As root, this creates a control group, tries to limit it, and removes it.
+    """
     memory = prospect(detect(device_of(gpu), gpu))
     return Found(memory, find_mps(gpu, folder), Slices(folder).refusal(gpu))
 
 
 def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
-    """What enforces each promise to a tenant of that mechanism."""
+    """What enforces each promise (time, SMs, memory, bandwidth, faults) to a tenant of a mechanism."""
     can = MECHANISMS[mechanism].capabilities
     sms, faults = (
         mps_prospects(found.mps)
@@ -68,8 +71,8 @@ def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
 
 
 def strongest(found: Found) -> Iterator[tuple[str, Prospect]]:
-    """For each promise, the mechanism of shared GPUs that enforces it best here, with what prevents a stronger one
-    under any mechanism.
+    """For each promise (time, SMs, memory, bandwidth, faults), the mechanism of shared GPUs that enforces it most
+    strongly on this machine, and what prevents stronger enforcement.
     """
     shared = [name for name in names(Use.TENANT) if not MECHANISMS[name].capabilities.exclusive]
     for each in zip(*(under(name, found) for name in shared), strict=True):
@@ -79,7 +82,7 @@ def strongest(found: Found) -> Iterator[tuple[str, Prospect]]:
 
 
 def row_of(mechanism: str, found: Prospect) -> dict[str, Any]:
-    """Plain data for --json."""
+    """How a mechanism enforces a promise, in JSON types, for --json."""
     return {
         "promise": found.promise,
         "by": found.by,

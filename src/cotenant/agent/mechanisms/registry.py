@@ -1,4 +1,4 @@
-"""The only list of mechanisms. All other lists of them (configuration, command line, fleet) are derived from it."""
+"""The only list of mechanisms; those of configuration, command line and fleet are derived from it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cotenant.devices.base import Gpu
 
 MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Slices, Whole, Mps, Green, Mig, Cores)}
 DEFAULT = Time.name  # mechanism of a job that names none
-AUTO = "auto"  # a tenant without a mechanism gets slices if the driver supports them, else turns
+AUTO = "auto"  # stands for slices if the driver supports them, otherwise time
 EXCLUSIVE = Whole.name  # mechanism of a tenant that has GPUs for itself
 
 
 def names(use: Use) -> tuple[str, ...]:
-    """The mechanisms that may be used there."""
+    """Names of the mechanisms that may be used for this purpose."""
     return tuple(name for name, kind in MECHANISMS.items() if use in kind.uses)
 
 
 def find(name: str, use: Use | None = None, *, field: str = "mechanism") -> type[Mechanism]:
-    """A mechanism by name; InputError lists those allowed for `use`."""
+    """The mechanism of this name. Raises InputError that lists those allowed for `use`."""
     kind = MECHANISMS.get(name)
     if kind is None or (use is not None and use not in kind.uses):
         known = names(use) if use is not None else tuple(MECHANISMS)
@@ -36,17 +36,18 @@ def find(name: str, use: Use | None = None, *, field: str = "mechanism") -> type
 
 
 def choose(use: Use, *, concurrent: bool) -> str:
-    """The first mechanism under which tenants run concurrently, or one after the other."""
+    """The first shared mechanism under which tenants run concurrently, or with `concurrent=False` one after the other.
+    """
     shared = (name for name in names(use) if not MECHANISMS[name].capabilities.exclusive)
     return next(name for name in shared if MECHANISMS[name].capabilities.concurrent == concurrent)
 
 
 def mix(one: str, other: str) -> bool:
-    """Whether tenants of two mechanisms may share a GPU: if one of them allows the other."""
+    """Whether tenants of these two mechanisms may share a GPU."""
     mine, theirs = MECHANISMS[one].capabilities, MECHANISMS[other].capabilities
     return one == other or other in mine.mixes_with or one in theirs.mixes_with
 
 
 def make(folder: Path, use: Use, gpus: tuple[Gpu, ...] = ()) -> dict[str, Mechanism]:
-    """One instance of each mechanism for that use, with runtime files under `folder`, for these GPUs."""
+    """Create each mechanism allowed for `use`, with runtime files under `folder`, for these GPUs."""
     return {name: MECHANISMS[name](folder, gpus) for name in names(use)}

@@ -1,5 +1,5 @@
-"""Mechanism slices: the hardware schedules tenants by time slices; the agent sets their lengths, and takes tenants off
-and on.
+"""Mechanism slices: the GPU runs tenants in hardware time slices; the agent sets their lengths, and stops and resumes
+tenants.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cotenant.devices.registry import device_of
 
 
 class Slices(Mechanism):
-    """Hardware time slices, set from outside the tenant."""
+    """Hardware time slices, which the agent sets without the tenant's cooperation."""
 
     name = "slices"
     uses = frozenset({Use.TENANT})
@@ -36,14 +36,16 @@ class Slices(Mechanism):
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
         """See Mechanism."""
         super().__init__(folder, gpus)
-        self.refused: dict[str, str] = {}  # UUID -> why its driver rejects the controls
+        self.refused: dict[str, str] = {}  # GPU's UUID -> why its driver rejects control of time slices
 
     def offers(self, gpu: Gpu) -> bool:
-        """Whether a tenant of that GPU without a mechanism gets this one."""
+        """Whether a tenant whose mechanism is `auto` gets hardware time slices on this GPU."""
         return device_of(gpu).slices_first and not self.refused.get(gpu.uuid) and not self.refusal(gpu)
 
     def refusal(self, gpu: Gpu) -> str:
-        """Why a GPU that should be shared by hardware time slices cannot be; empty otherwise."""
+        """Why hardware time slices cannot be controlled on a GPU of a kind that has them; empty if they can, or if the
+        kind has none.
+        """
         device = device_of(gpu)
         try:
             if device.slices_first:
@@ -53,12 +55,12 @@ class Slices(Mechanism):
         return ""
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Build the software GPU's library, if that is the device."""
+        """Open the control of time slices, which on the software GPU compiles a library."""
         for gpu in gpus:
             device_of(gpu).channel_controls()
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """Grant a share. WorkError if the driver rejects the controls."""
+        """Grant a share. Raises WorkError if the driver rejects control of time slices."""
         for gpu in gpus:
             why = self.refused.get(gpu.uuid)
             if why:

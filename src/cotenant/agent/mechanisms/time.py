@@ -1,4 +1,5 @@
-"""Mechanism time: turns of the whole GPU, granted by the token broker and enforced by the shim."""
+"""Mechanism time: tenants take turns on the whole GPU. The agent grants the turns; the shim delays launches until then.
+"""
 
 from __future__ import annotations
 

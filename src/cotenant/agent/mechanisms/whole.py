@@ -1,4 +1,4 @@
-"""Mechanism whole: one tenant has the GPU for itself. The shim counts and limits memory and delays no launches."""
+"""Mechanism whole: one tenant has the GPU for itself. The shim counts and limits memory but does not delay launches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Memory of tenants: accounting, host backing, swapping, parking."""
+"""Memory of tenants: accounting, swapping to host memory between turns, and parking (eviction until resumed)."""

@@ -1,9 +1,8 @@
-"""Moves tenants and other programs off their GPUs and back by the driver's checkpoint, also across a restart of the
-agent.
+"""Moves tenants and other programs off their GPUs and back by the CUDA driver's checkpoint.
 
-All processes are locked, then all are checkpointed; on return all are restored, then all are unlocked. A failure on the
-way out is undone. On the way back nothing is restored before its memory is free, because the driver does not survive a
-restore without enough memory.
+Leaving: all processes of a tenant are locked, then all are checkpointed; if one fails, this is undone. Returning: all
+are restored, then all are unlocked, and only after their memory is free, because the driver does not survive a restore
+without enough memory. An agent that restarts takes over what its predecessor had checkpointed.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ LOG = logging.getLogger(__name__)
 
 LOCK_S = 10.0
 WISH_S = 1.0
-# memory that a tenant may need beyond its charge: other tenants may free memory at the same time
+# most memory by which the driver's measurement may raise a tenant's size: other tenants may free memory meanwhile
 MOST_UNKNOWN_BYTES = 2 << 30
 
 
 class StateFile(Protocol):
-    """Storage from which the next agent reads what is parked."""
+    """The state file, from which a restarted agent learns what is parked."""
 
     def save(self) -> None:
         """Write the state file soon."""
 
     def save_now(self) -> bool:
-        """Write the state file now; returns whether that worked."""
+        """Write the state file now; returns whether that succeeded."""
 
 
 class Checkpoints:
-    """Checkpointed tenants and programs of this node."""
+    """Checkpoints and restores tenants and other programs of this node."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class Checkpoints:
         self._wishes: set[asyncio.Task[None]] = set()
 
     async def still(self, tenant: Tenant, timeout_s: float) -> None:
-        """Suspend the tenant's turns and wait until its last one has ended."""
+        """Grant the tenant no more turns, and wait until its present turn has ended. Raises WorkError."""
         broker = self._broker
         broker.suspend(tenant)
         deadline = time.monotonic() + timeout_s
@@ -74,7 +73,9 @@ class Checkpoints:
             await asyncio.sleep(0.002)
 
     async def take(self, name: str, tenant: Tenant | None, timeout_s: float, *, by_order: bool) -> Parked:
-        """Checkpoint a tenant or pid:N. Raises InputError if it is impossible, WorkError if it failed."""
+        """Checkpoint a tenant, or the process that the name `pid:N` means. Raises InputError if that is impossible,
+        WorkError if it failed.
+        """
         keys = await self._whole.able(name, tenant)
         uuids = tuple(gpu.uuid for gpu in tenant.gpus) if tenant is not None else ()
         size = sum(self._ledger.used(name, uuid) for uuid in uuids)
@@ -87,7 +88,7 @@ class Checkpoints:
         self._parked.under_way[name] = parked
         began = time.monotonic()
         try:
-            if not self._state.save_now():  # the next agent must know which processes may be stopped
+            if not self._state.save_now():  # a restarted agent must know which processes may be checkpointed
                 raise CheckpointError("the agent cannot save its state: its folder is full or read-only")
             await self._whole.checkpoint(keys, size, timeout_s)
         except CheckpointError as error:
@@ -99,7 +100,7 @@ class Checkpoints:
             self._state.save()
         seconds = time.monotonic() - began
         freed = await self._whole.free_bytes(uuids) - free_before
-        # the ledger knows neither programs that are not tenants nor the size of contexts
+        # the ledger has no charges for programs that are not tenants, and not the real size of contexts
         parked.size = max(size, min(freed, size + MOST_UNKNOWN_BYTES) if tenant is not None else freed)
         self._parked.rows[name] = parked
         if tenant is not None:
@@ -107,15 +108,18 @@ class Checkpoints:
         return parked
 
     async def restore(self, parked: Parked, target: str | None) -> None:
-        """Restore it, on `target` if given. Raises WorkError, with nothing changed, on failure."""
+        """Restore a parked tenant or process, on the GPU `target` if given. If that fails it stays parked and WorkError
+        is raised.
+        """
         await self._whole.restore(parked, target)
 
     # -- for others ------------------------------------------------------------------------------------------------
 
     async def evict(self, tenant: Tenant) -> str | None:
-        """Evict a tenant of kind `park`, which returns with its next turn. Returns a sentence on failure.
+        """Evict a tenant with `oversubscribe: park`, which returns with its next turn. Returns a sentence on failure.
 
-        A program that is in a call of the driver by then waits there and cannot ask for a turn: it is asked for.
+        A program that is in a call of the driver at that moment is stopped there and cannot request the turn with which
+        it would return, so the agent requests that turn.
         """
         try:
             parked = await self.take(tenant.name, tenant, LOCK_S, by_order=False)
@@ -136,7 +140,7 @@ class Checkpoints:
             await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
-        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # counted as part of the switch
+        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # its time counts as part of the switch
         self._parked.rows.pop(tenant.name, None)
         self._state.save_now()
         return None
@@ -144,7 +148,7 @@ class Checkpoints:
     # -- after a restart of the agent ------------------------------------------------------------------------------
 
     def take_over(self, rows: list[dict[str, Any]]) -> None:
-        """Take over what the previous agent had parked, or was parking, of tenants and processes that still exist."""
+        """Take over tenants and processes that the previous agent had parked or was parking."""
         for row in rows:
             parked = Parked.from_dict(row)
             tenant = self._registry.tenants.get(parked.name)
@@ -157,13 +161,13 @@ class Checkpoints:
                 self._settling[parked.name] = asyncio.get_running_loop().create_task(self._settle(parked))
 
     async def settled(self, name: str) -> None:
-        """Wait until the state of what the previous agent left is known."""
+        """Wait until it is known in which state the previous agent left the processes of this name."""
         if name in self._settling:
             await asyncio.wait({self._settling[name]})
             self._settling.pop(name, None)
 
     async def _settle(self, parked: Parked) -> None:
-        """Ask the driver for the state of a program, which may differ from the state file."""
+        """Find by the driver whether the processes of a row of the state file are really checkpointed."""
         still = await self._whole.settle(parked)
         if self._parked.rows.get(parked.name) is not parked:
             return
@@ -171,7 +175,7 @@ class Checkpoints:
             if not parked.by_order:
                 self._wish(parked)
             return
-        LOG.info(f"{parked.name} runs: the previous agent had not parked it yet, or had brought it back")
+        LOG.info(f"{parked.name} is not parked: the previous agent had not finished parking, or had resumed it")
         self._parked.rows.pop(parked.name)
         tenant = self._registry.tenants.get(parked.name)
         if tenant is not None and self._registry.gated(tenant):
@@ -184,8 +188,8 @@ class Checkpoints:
         task.add_done_callback(self._wishes.discard)
 
     async def _wish_for(self, parked: Parked, while_reserving: bool) -> None:
-        """Request a turn for an evicted tenant, whose suspended processes cannot do so. `while_reserving`: only if one
-        of them is allocating memory."""
+        """Request turns for an evicted tenant, whose stopped processes cannot do so. `while_reserving`: only while one
+        of its processes is allocating memory."""
         while self._parked.rows.get(parked.name) is parked and not parked.by_order:
             tenant = self._registry.tenants.get(parked.name)
             if tenant is not None and (not while_reserving or self._ledger.reserving(parked.name)):
@@ -193,7 +197,7 @@ class Checkpoints:
             await asyncio.sleep(WISH_S)
 
     def close(self) -> None:
-        """End the helper; what is parked stays parked and is in the state file."""
+        """End the helper process. Parked tenants stay parked; the state file lists them."""
         for task in (*self._settling.values(), *self._wishes):
             task.cancel()
         self._whole.close()

@@ -1,7 +1,8 @@
 """Accounting of GPU memory by tenant: reserved before it is allocated, committed after, dropped when a process ends.
 
-Pure bookkeeping: the shim reports what the driver allocated (pools, VMM handles, contexts). Keyed by GPU UUID and by
-connection (one per process), so that the processes of a tenant share one limit and each returns its own.
+The ledger only counts; the shim reports what the driver allocated, by family (pools, VMM handles, contexts, ...). It
+counts by GPU and by process, so that the processes of a tenant share one limit, and what a process held is returned
+when it ends. A process is identified by the number of its connection to the agent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cotenant.abi.protocol import NO_LIMIT, MemoryFamily
 
-HOST = "host"  # stands for the GPU in accounts of pinned host memory
+HOST = "host"  # key that stands for a GPU's UUID where pinned host memory is counted
 MAX_RESERVATIONS = 4096  # outstanding reservations per connection
 
 
@@ -24,7 +25,7 @@ class _Holding:
 
 
 class Ledger:
-    """The ledger. Counters never fall below zero: returning more than held returns what is held."""
+    """Counts GPU memory by tenant and process. A process that returns more than it holds returns all that it holds."""
 
     def __init__(self) -> None:
         self._caps: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes
@@ -36,18 +37,18 @@ class Ledger:
         self._next = 0
 
     def gpu(self, gpu: str, total_bytes: int) -> None:
-        """Set a GPU's physical size, which bounds every limit."""
+        """Set the size of a GPU's memory, which no limit exceeds."""
         self._totals[gpu] = total_bytes
 
     def cap(self, tenant: str, gpu: str, cap_bytes: int | None) -> None:
-        """Set or remove a tenant's limit. A limit below what is held only refuses new memory."""
+        """Set or remove a tenant's limit. If the tenant holds more, it keeps that and only new memory is refused."""
         if cap_bytes is None:
             self._caps.pop((tenant, gpu), None)
         else:
             self._caps[(tenant, gpu)] = cap_bytes
 
     def keep(self, tenant: str, gpu: str, size: int | None, *, movable: bool = False) -> None:
-        """Keep that much memory of the GPU free for a tenant; None: nothing. `movable`: its contents can be swapped."""
+        """Keep `size` bytes of a GPU free for a tenant (None: nothing). `movable`: its memory can be swapped."""
         if size is None:
             self._kept.pop((tenant, gpu), None)
         else:
@@ -55,7 +56,7 @@ class Ledger:
         (self._movable.add if movable else self._movable.discard)(tenant)
 
     def leave(self, tenant: str, gpu: str) -> None:
-        """The tenant has moved to another GPU: remove its limit and kept memory on this one."""
+        """Remove the limit and the kept memory of a tenant on a GPU that it has left."""
         self._caps.pop((tenant, gpu), None)
         self._kept.pop((tenant, gpu), None)
 
@@ -69,14 +70,12 @@ class Ledger:
         return (tenant, gpu) in self._kept
 
     def not_for(self, tenant: str, gpu: str) -> int:
-        """Bytes that appear free to the tenant but are kept for others; 0 for a swappable tenant, for which others make
-        space.
-        """
+        """Free bytes of a GPU that are kept for other tenants; 0 for a swappable tenant, which may use them."""
         return 0 if tenant in self._movable else self.kept_from(tenant, gpu)
 
     def left(self, tenant: str, gpu: str) -> int:
-        """Bytes that a tenant may still allocate on a GPU with kept memory; NO_LIMIT if none is kept or the tenant is
-        swappable."""
+        """Bytes that a tenant may still allocate on a GPU on which memory is kept for others; NO_LIMIT if none is kept,
+        or if the tenant is swappable."""
         total, kept = self._totals.get(gpu), self.kept_from(tenant, gpu)
         if total is None or not kept or tenant in self._movable:
             return NO_LIMIT
@@ -84,11 +83,11 @@ class Ledger:
         return max(0, total - fixed - kept)
 
     def join(self, process: int, tenant: str) -> None:
-        """Open an account for a connection."""
+        """Begin to count memory for a process of a tenant."""
         self._processes.setdefault(process, _Holding(tenant))
 
     def limit(self, tenant: str, gpu: str) -> int:
-        """The tenant's limit on that GPU, at most the GPU's size; NO_LIMIT without one."""
+        """The tenant's limit on a GPU, at most the GPU's size; NO_LIMIT if it has no limit."""
         cap = self._caps.get((tenant, gpu))
         if cap is None:
             return NO_LIMIT
@@ -109,7 +108,7 @@ class Ledger:
         return holding.held.get((gpu, family), 0) if holding else 0
 
     def asked(self, tenant: str, gpu: str, family: int) -> int:
-        """Bytes that a tenant's processes have reserved in a family and not committed."""
+        """Bytes of a family that a tenant's processes have reserved and not committed."""
         asked = [p for h in self._processes.values() if h.tenant == tenant for p in h.pending.values()]
         return sum(size for g, f, size in asked if (g, f) == (gpu, family))
 
@@ -118,9 +117,8 @@ class Ledger:
         return sum(n for (_, g), n in self._used.items() if g == gpu)
 
     def reserve(self, process: int, gpu: str, family: int, size: int) -> int | None:
-        """Reservation number (from 1), or None if the limit or memory kept for others does not allow it.
-
-        Contexts are never refused.
+        """Reserve memory. Returns the reservation's number (from 1), or None if the tenant's limit, or memory kept for
+        other tenants, does not allow it. Contexts are never refused.
         """
         holding = self._processes[process]
         if len(holding.pending) >= MAX_RESERVATIONS:
@@ -136,7 +134,7 @@ class Ledger:
         return self._next
 
     def commit(self, process: int, reservation: int, size: int) -> bool:
-        """Replace a reservation by the bytes actually allocated. False if there is no such reservation."""
+        """Replace a reservation by the bytes actually allocated. Returns False if there is no such reservation."""
         holding = self._processes[process]
         pending = holding.pending.pop(reservation, None)
         if pending is None:
@@ -148,7 +146,7 @@ class Ledger:
         return True
 
     def reserving(self, tenant: str) -> bool:
-        """Whether a process of the tenant has memory reserved: its call to the driver has not come back yet."""
+        """Whether a process of the tenant has a reservation, so that its call to the driver has not returned yet."""
         return any(holding.pending for holding in self._processes.values() if holding.tenant == tenant)
 
     def take(self, process: int, gpu: str, family: int, size: int) -> None:
@@ -167,11 +165,11 @@ class Ledger:
         return credited
 
     def state(self, process: int, gpu: str, family: int, size: int) -> None:
-        """Set what the process holds in a family, after a reconnection."""
+        """Set the bytes of a family that a process holds, as it reports them after a reconnection."""
         self._hold(self._processes[process], gpu, family, size)
 
     def rehome(self, process: int, gpu: str, target: str) -> None:
-        """Move what a process held on one GPU to another one, where the driver restored it."""
+        """Charge what a process held on one GPU to another GPU, to which the driver restored it."""
         holding = self._processes[process]
         for (held_on, family), size in list(holding.held.items()):
             if held_on == gpu:
@@ -193,7 +191,7 @@ class Ledger:
         return freed
 
     def forget(self, tenant: str) -> None:
-        """Remove the limits of a tenant that has ended."""
+        """Remove the limits and charges of a tenant that has ended."""
         self._movable.discard(tenant)
         for table in (self._caps, self._used, self._kept):
             for key in [key for key in table if key[0] == tenant]:

@@ -1,4 +1,7 @@
-"""Data about parked tenants and programs, in memory and in the state file."""
+"""The table of parked tenants and programs, which is also in the state file.
+
+Parked means: suspended, with its GPU memory in host memory.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from cotenant.agent.tenants.tenant import Tenant
 
 @dataclass
 class Parked:
-    """A parked tenant or program (pid:N), and how it can be brought back."""
+    """A parked tenant or program (named `pid:N`), and what is needed to resume it."""
 
     name: str
-    method: str  # swap: moved by its own processes; checkpoint: by the driver
+    method: str  # swap: the shim in its processes moved the memory; checkpoint: the driver did
     gpus: tuple[str, ...]
     size: int  # freed bytes
     keys: tuple[ProcessKey, ...] = ()
     since: float = field(default_factory=time.time)
     out_s: float = 0.0
-    by_order: bool = False  # parked until it is resumed; otherwise it returns with its next turn
+    by_order: bool = False  # parked by a user until resumed; otherwise evicted for others, until its next turn
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for the state file and --json."""
+        """The row in JSON types, for the state file and --json."""
         return {
             "name": self.name,
             "method": self.method,
@@ -40,7 +43,7 @@ class Parked:
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Parked:
-        """The inverse of `as_dict`."""
+        """Convert a row that `as_dict` wrote."""
         keys = tuple(ProcessKey(int(pid), int(ticks)) for pid, ticks in row["processes"])
         since, by_order = float(row["since"]), bool(row.get("by_order"))
         return cls(
@@ -49,19 +52,19 @@ class Parked:
 
 
 class ParkedTable:
-    """Everything parked on this node, by name."""
+    """The parked tenants and programs of this node, by name."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Parked] = {}
         self.under_way: dict[str, Parked] = {}  # being checkpointed
 
     def __contains__(self, name: object) -> bool:
-        """Whether a tenant is parked until it is resumed; meanwhile nothing is promised to it."""
+        """Whether a tenant is parked until it is resumed. Until then no share of the GPU is reserved for it."""
         parked = self.rows.get(name) if isinstance(name, str) else None
         return parked is not None and parked.by_order
 
     def checkpointed_bytes(self, tenant: str) -> int | None:
-        """Bytes of GPU memory that a tenant needs to return from the driver's checkpoint; None if it is not in one."""
+        """Bytes of GPU memory that a checkpointed tenant needs to return; None if the tenant is not checkpointed."""
         parked = self.rows.get(tenant)
         return parked.size if parked is not None and parked.method == "checkpoint" else None
 
@@ -71,13 +74,13 @@ class ParkedTable:
         return parked is not None and any(processes.alive(key) for key in parked.keys)
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Everything parked or possibly parked, for the state file."""
+        """All rows in JSON types for the state file, also of programs that are being parked."""
         return [parked.as_dict() for parked in (self.under_way | self.rows).values()]
 
 
 def movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
-    """Tenants in the order in which they are parked: first those that move their own memory; within each group lowest
-    priority first.
+    """Tenants in the order in which they are parked: lowest priority first; of equal priority, first those whose
+    processes swap their own memory.
     """
     rank = {"swap": 0, "managed": 1, "park": 2, "none": 3}
     return sorted(tenants, key=lambda t: (t.spec.priority, rank[t.spec.oversubscribe]))

@@ -1,7 +1,7 @@
-"""Parking: moves a tenant, or any CUDA program, off its GPU and back, by its own moves or by the driver's checkpoint.
+"""Parks tenants and other CUDA programs (suspends them, with their GPU memory in host memory), and resumes them.
 
-A tenant that moves its own memory (swap, managed) uses that: it is fast, and its context stays. All others are
-checkpointed completely (`checkpoints.py`).
+The processes of a tenant with `oversubscribe: swap` or `managed` swap their own memory, which is fast and keeps their
+contexts. All other programs are checkpointed completely by the driver (`checkpoints.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cotenant.core.errors import InputError, WorkError
 
 
 class Parking:
-    """Orders to park and to resume."""
+    """Parks and resumes tenants and other programs."""
 
     def __init__(
         self,
@@ -46,7 +46,9 @@ class Parking:
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     async def park(self, name: str, timeout_s: float = LOCK_S) -> dict[str, Any]:
-        """Park a tenant (or pid:N). Raises InputError if it is impossible, WorkError if it failed."""
+        """Park a tenant, or the process that the name `pid:N` means. Raises InputError if that is impossible, WorkError
+        if it failed.
+        """
         await self._checkpoints.settled(name)
         with self._alone(name):
             tenant = self._tenant(name)
@@ -54,7 +56,7 @@ class Parking:
                 raise InputError(f"{name} is already parked", field="NAME")
             parked = self._parked.rows.get(name)
             if parked is not None and tenant is not None:
-                # an evicted tenant would return with its next turn: suspend it until it is resumed
+                # the tenant is already evicted and would return with its next turn: grant it no turns until resumed
                 self._broker.suspend(tenant)
             else:
                 began = time.monotonic()
@@ -69,13 +71,13 @@ class Parking:
 
     async def _move_out(self, tenant: Tenant, timeout_s: float) -> Parked:
         gpu = tenant.gpus[0].uuid
-        started = bool(tenant.sessions)  # a tenant that has not used its GPU yet is parked before it can
+        started = bool(tenant.sessions)  # a tenant without processes can be parked, too: then they wait when they start
         await self._checkpoints.still(tenant, timeout_s)
         before = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
         if not await self._residency.evacuate(tenant, gpu):
             self._broker.unsuspend(tenant)
             raise WorkError(
-                f"{tenant.name} could not be moved: {next(iter(reversed(tenant.warnings)), 'it cannot leave')}"
+                f"{tenant.name} could not be moved: {next(iter(reversed(tenant.warnings)), 'it cannot be evicted')}"
             )
         if started and not tenant.sessions:
             self._broker.unsuspend(tenant)  # another process of the tenant may connect
@@ -85,7 +87,9 @@ class Parking:
     # -- coming back -----------------------------------------------------------------------------------------------
 
     async def resume(self, name: str, gpu: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Bring a parked tenant back, on `gpu` if given. If that fails it stays parked."""
+        """Resume a parked tenant or program, on `gpu` if given. If that fails, it stays parked. Raises InputError,
+        WorkError.
+        """
         await self._checkpoints.settled(name)
         with self._alone(name):
             parked = self._parked.rows.get(name)
@@ -107,13 +111,13 @@ class Parking:
                     "seconds": time.monotonic() - began}  # fmt: skip
 
     async def _bring(self, tenant: Tenant, parked: Parked, target: str | None, timeout_s: float) -> None:
-        """Make space by evicting other tenants, then bring the contents back."""
+        """Make space by evicting other tenants, then restore a parked tenant's memory."""
         home = tenant.gpus[0].uuid
         if target is None or target == home:
             return await self._return(tenant, home, timeout_s)
         if parked.method != "checkpoint":
             raise InputError(
-                f"{tenant.name} moves its own memory and stays on its GPU; only checkpointed tenants can change it"
+                f"{tenant.name} swaps its own memory and stays on its GPU; only checkpointed tenants can change GPUs"
             )
         try:
             self._relocate(tenant, target)
@@ -122,7 +126,7 @@ class Parking:
         try:
             await self._return(tenant, target, timeout_s)
         except WorkError:
-            # not restored, and still charged to its old GPU
+            # if it was not restored, it stays on its old GPU
             if self._parked.checkpointed_bytes(tenant.name) is not None:
                 self._relocate(tenant, home)
                 if self._registry.gated(tenant):
@@ -192,7 +196,7 @@ class Parking:
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Any:
-        """Lock that allows one order at a time for a name."""
+        """Context manager that allows only one order at a time for a name. Raises WorkError for a second one."""
         if name in self._busy:
             raise WorkError(f"{name} is already being parked or resumed")
         self._busy.add(name)

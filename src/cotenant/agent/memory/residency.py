@@ -1,8 +1,8 @@
-"""Carries out switches on a GPU, one at a time: moves contents before a turn begins.
+"""Swaps memory between GPU and host before a turn begins, if the tenant whose turn it is has memory on the host.
 
-The broker pauses a turn whose tenant is not completely resident until the planned switch is done: victims are evicted
-and the tenant moves into the space that they free, concurrently. On failure contents stay where they are, and the
-switch is planned again from the actual state.
+That is a switch: other tenants, the victims, are evicted, and concurrently the tenant's memory is restored into the
+space that they free. The broker pauses the turn until then. A GPU does one switch at a time. If a step fails, memory
+stays where it is, and the switch is planned again from the actual state.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ GROWTH = 8
 
 
 class Whole(Protocol):
-    """Eviction of tenants whose own processes cannot move their memory. Methods return why they failed, or None."""
+    """Evicts tenants whose own processes cannot swap their memory. Methods return why they failed, or None."""
 
     async def evict(self, tenant: Tenant) -> str | None:
         """Evict all of a tenant's processes from their GPU."""
 
     async def bring(self, tenant: Tenant) -> str | None:
-        """Bring them back, into space that is already free."""
+        """Restore all of an evicted tenant's processes into space that is already free."""
 
 
 class Residency:
-    """Moves on all GPUs of the node."""
+    """Evicts and restores tenants on all GPUs of the node."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Residency:
     # -- turns -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Bring in the tenants of paused turns, for as long as the agent runs."""
+        """Restore the tenants of paused turns as long as the agent runs."""
         while True:
             self.start(self._bring(await self._broker.paused.get()))
 
@@ -80,7 +80,7 @@ class Residency:
                 turn = broker.turns.gpus[gpu].turn
                 if turn is None or (turn.account.name, turn.epoch) != (tenant.name, epoch):
                     return  # the turn has been revoked meanwhile
-                residents.last_move_ns[gpu] = 0  # moves for earlier turns are not charged to this one
+                residents.last_move_ns[gpu] = 0  # the time of earlier switches is not charged to this turn
                 fault = await self._switch(tenant, gpu)
         except Exception as error:  # an exception must not block the GPU
             fault = f"the agent failed: {error!r}"
@@ -91,7 +91,7 @@ class Residency:
         wait_s = min(MOST_RETRY_S, 2 * residents.retry_s.get(tenant.name, RETRY_S / 2))
         residents.retry_s[tenant.name] = wait_s
         tenant.warn(
-            f"it cannot be brought back to its GPU now: {fault}; its contents are kept, and the agent tries again"
+            f"the tenant's memory cannot be restored to its GPU now: {fault}; it is kept, and the agent tries again"
         )
         LOG.warning(f"tenant {tenant.name}: {fault}; next try in {wait_s:g} s")
         broker.suspend(tenant)
@@ -105,7 +105,7 @@ class Residency:
     # -- reports of processes --------------------------------------------------------------------------------------
 
     def told(self, session: Session, kind: int, slot: int, sequence: int, status: int, values: dict[str, Any]) -> None:
-        """Handle MOVE_STATE, MOVE_PROGRESS and MOVE_DONE."""
+        """Handle a process's message about its memory: MOVE_STATE, MOVE_PROGRESS or MOVE_DONE."""
         if kind == MessageType.MOVE_PROGRESS:
             self._orders.progress(sequence, values["bytes"])
             return
@@ -115,23 +115,23 @@ class Residency:
             self._orders.done(sequence, MoveEnd.told(status, values))
 
     def gone(self, session: Session) -> None:
-        """A process has ended, which freed what it held."""
+        """End pending orders to a process that has ended; its memory is free."""
         self._residents.mute.discard(session.number)
         self._orders.gone(session)
 
     # -- switching -------------------------------------------------------------------------------------------------
 
     async def make_space(self, tenant: Tenant, gpu: str, refused_bytes: int = 0) -> str | None:
-        """Make space on a GPU for everything that a tenant holds; returns a sentence if that is impossible.
+        """Make space on a GPU for all memory of a tenant; returns a sentence if that is impossible.
 
-        `refused_bytes`: the part that the driver refused to allocate.
+        `refused_bytes`: size of an allocation that the driver has refused.
         """
         async with self._locks[gpu]:
             return await self._switch(tenant, gpu, refused_bytes)
 
     async def _switch(self, tenant: Tenant, gpu: str, refused_bytes: int = 0) -> str | None:
-        """Make the tenant resident. `refused_bytes`: the driver refused to allocate them. Returns a sentence on
-        failure.
+        """Restore all of a tenant's memory to its GPU. `refused_bytes`: size of an allocation that the driver has
+        refused. Returns a sentence on failure.
         """
         residents, broker = self._residents, self._broker
         self.refusal = ""
@@ -139,10 +139,10 @@ class Residency:
             residency = residents.refresh(gpu)
             line = broker.turns.line(gpu, time.monotonic_ns())
             stay = [t.name for t in self._registry.on_gpu(gpu) if t is not tenant and broker.holds(t, gpu)]
-            # a growing tenant will need more: make space in fewer, larger moves
+            # a tenant that allocates will allocate more: make more space at once than it needs now
             more = residency.occupants[tenant.name].movable_bytes // GROWTH if refused_bytes else 0
             plan = residency.switch(tenant.name, more_bytes=more, line=line, stay=stay)
-            # accounting and driver disagree on whether it fits, or the accounts may include memory already freed
+            # the driver refused although the accounts show space, or the accounts may count memory that is free again
             doubtful = (refused_bytes and not plan.out) or (plan.short_bytes and residency.overhead_bytes)
             if attempt == 0 and doubtful:
                 await residents.learn(gpu, refused_bytes, refused=bool(refused_bytes) and not plan.out)
@@ -154,13 +154,15 @@ class Residency:
             if await self._carry_out(plan, tenant, gpu):
                 return None
             if self.refusal:
-                break  # the driver has refused; asking again would not help
+                break  # the driver has refused the restore; another attempt would fail, too
         return self.refusal or (
-            "the moves that should have freed memory for it failed" if plan.out else residents.lack(gpu, plan, [])
+            "other tenants could not be evicted for it" if plan.out else residents.lack(gpu, plan, [])
         )
 
     async def _carry_out(self, plan: Switch, tenant: Tenant, gpu: str) -> bool:
-        """Evict the victims and bring the tenant in, concurrently. False: plan again, since the state has changed."""
+        """Evict the plan's victims and concurrently restore the tenant. Returns False if not all was moved: then the
+        switch must be planned again.
+        """
         residents = self._residents
         residency = residents.gpus[gpu]
         flow = Flow(residency.free_bytes, self.handle_transfer([v.tenant for v in plan.out], tenant))
@@ -188,7 +190,7 @@ class Residency:
             residents.last_move_ns[gpu] += int(seconds * 1e9)
             residency.rates.observe(plan.out_bytes, plan.in_bytes, seconds)
             residents.count(tenant.name).seconds += seconds
-        self._save()  # the next agent relies on the saved counters
+        self._save()  # a restarted agent continues the counters
         return went and came
 
     async def _all_out(self, plan: Switch, gpu: str, flow: Flow) -> bool:
@@ -196,7 +198,7 @@ class Residency:
         for victim in plan.out:
             other = self._registry.tenants.get(victim.tenant)
             if other is None:
-                flow.freed(victim.size)  # its process has ended, which freed its memory
+                flow.freed(victim.size)  # the victim has ended, which freed its memory
             elif not await self._move_out(other, gpu, victim.size, flow.freed, flow.hand):
                 complete = False
                 break
@@ -236,7 +238,7 @@ class Residency:
     async def _out_of(
         self, session: Session, slot: int, values: dict[str, int], freed: Callable[[int], None], hand: int
     ) -> MoveEnd | None:
-        """The bytes that left a process; None if it has ended, which freed everything."""
+        """Order a process to evict memory, and wait for the result; None if the process has ended and so freed all."""
         told = 0
 
         def progress(moved: int) -> None:
@@ -250,7 +252,7 @@ class Residency:
             return None
         if end.status is None:
             self._residents.mute.add(session.number)
-            session.tenant.warn(f"process {session.peer.pid} does not answer: its memory cannot be moved")
+            session.tenant.warn(f"process {session.peer.pid} does not answer: its memory cannot be evicted")
         return end
 
     async def _all_in(self, tenant: Tenant, gpu: str, flow: Flow) -> bool:
@@ -273,7 +275,7 @@ class Residency:
         return complete
 
     async def evacuate(self, tenant: Tenant, gpu: str) -> bool:
-        """Evict a tenant completely while no other moves run on its GPU."""
+        """Evict a tenant completely while no switch is in progress on its GPU."""
         residents = self._residents
         async with self._locks[gpu]:
             began = time.monotonic()
@@ -285,18 +287,20 @@ class Residency:
                 residents.count(tenant.name).seconds += time.monotonic() - began
 
     async def all_out(self, tenant: Tenant, gpu: str, hand: HandleTransfer | None = None) -> bool:
-        """Evict a tenant completely, concurrently with other moves."""
+        """Evict a tenant completely, even while other memory of the GPU is being moved."""
         movable = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
         return not movable or await self._move_out(tenant, gpu, movable, hand=hand)
 
     async def all_in(self, tenant: Tenant, gpu: str, hand: HandleTransfer | None = None) -> bool:
-        """Bring a tenant in completely, into space that is already free."""
+        """Restore a tenant completely into space that is already free."""
         flow = Flow(0, hand)
         flow.end(complete=True)
         return await self._all_in(tenant, gpu, flow)
 
     def handle_transfer(self, leave: list[str], come: Tenant) -> HandleTransfer | None:
-        """A handle transfer from leaving tenants to another one, if enabled and all have the same owner."""
+        """A transfer of memory handles from evicted tenants to a restored one; None if the setting `swap_hand` is off,
+        if a tenant is not of the kind `swap`, or if the tenants have different owners.
+        """
         own, tenants = bytes_owner(come), [self._registry.tenants.get(name) for name in leave]
         swap = all(t is not None and t.spec.oversubscribe == "swap" and bytes_owner(t) == own for t in (*tenants, come))
         return HandleTransfer() if tenants and swap and self._in_force.config.swap_hand else None
@@ -312,9 +316,9 @@ class Residency:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            LOG.error(f"a move failed: {task.exception()!r}")
+            LOG.error(f"moving a tenant's memory failed: {task.exception()!r}")
 
     def close(self) -> None:
-        """Cancel pending moves; contents stay where they are."""
+        """Cancel pending switches; memory stays where it is."""
         for task in list(self._tasks):
             task.cancel()

@@ -1,4 +1,4 @@
-"""Memory residency of tenants, kept current from ledger and processes, and whether turns may begin."""
+"""Knows how much of each tenant's memory is on its GPU, and so whether the tenant's turn may begin."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
 from cotenant.devices.registry import device_of
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
-CONTEXT_BYTES = 256 << 20  # estimate for a context for which nothing is reserved
+CONTEXT_BYTES = 256 << 20  # estimated size of a context for which nothing is charged
 MOVED_BY_PROCESS = ("swap", "managed")
 
 
 class Residents:
-    """Residency on all GPUs of the node."""
+    """Where the memory of the tenants of all GPUs is: on the GPU, or evicted to host memory."""
 
     def __init__(self, registry: Registry, ledger: Ledger, parked: ParkedTable, in_force: InForce) -> None:
         self._registry, self._ledger, self._parked, self._in_force = registry, ledger, parked, in_force
@@ -33,22 +33,22 @@ class Residents:
         self.counts: dict[str, MoveCount] = {}
         self.switching: dict[str, Switch] = {}  # GPU -> the switch in progress
         self.last_move_ns = dict.fromkeys(self.gpus, 0)  # GPU -> duration of its last switch
-        # tenants that are being evicted: a turn would be returned at once, and requested again
+        # GPU -> tenants that are being evicted; a turn granted meanwhile would be returned and requested at once
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
-        self.mute: set[int] = set()  # processes that did not answer an order
+        self.mute: set[int] = set()  # numbers of connections whose process did not answer an order
         self.retry_s: dict[str, float] = {}  # tenants that could not be brought in -> time until the next attempt
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def ready(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether a turn may begin: everything that the tenant holds is on its GPU and is not being evicted."""
+        """Whether a tenant's turn may begin: all its memory is on its GPU and is not being evicted."""
         if self.leaving[gpu][tenant.name] or self.missing(tenant, gpu):
             return False
         self.gpus[gpu].used(tenant.name, time.monotonic_ns())
         return True
 
     def missing(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether a part of what the tenant holds is not on its GPU."""
+        """Whether some of the tenant's memory is not on its GPU."""
         if self._parked.checkpointed_bytes(tenant.name) is not None:
             return True
         if tenant.spec.oversubscribe not in MOVED_BY_PROCESS:
@@ -56,7 +56,9 @@ class Residents:
         return any(state.evicted for _, _, state in self.states(tenant, gpu))
 
     def patience_ns(self, tenant: Tenant, gpu: str) -> int:
-        """How long an idle holder keeps its turn: as the settings say, or as bringing the next one in costs."""
+        """How long an idle tenant keeps its turn: the setting `idle_release`, or if tenants must be swapped, at least
+        the time that restoring the next tenant takes.
+        """
         residency, least_ns = self.gpus[gpu], self._in_force.config.idle_release_ns
         if residency.everybody_fits:
             return least_ns
@@ -67,12 +69,12 @@ class Residents:
     # -- sizes -----------------------------------------------------------------------------------------------------
 
     def states(self, tenant: Tenant, gpu: str) -> list[tuple[Session, int, MoveState]]:
-        """Memory location reported by each of a tenant's processes."""
+        """Where the memory of each of a tenant's processes is, as the process last reported it."""
         return [(s, slot, s.moves[slot]) for s, slot in tenant.slots_on(gpu) if slot in s.moves]
 
     def refresh(self, gpu: str) -> GpuResidency:
-        """Update what the residency policy knows of a GPU from the ledger and the processes' reports: of each tenant,
-        its movable bytes, those on the GPU, and whether it can leave.
+        """Update the residency policy's view of a GPU from the ledger and the processes' reports: each tenant's
+        swappable bytes, how many of them are on the GPU, and whether the tenant can be evicted.
         """
         residency = self.gpus[gpu]
         tenants = {tenant.name: tenant for tenant in self._registry.on_gpu(gpu)}
@@ -96,13 +98,13 @@ class Residents:
                 able = (state.backing > 0 or mode == "managed") and not state.fixed
                 can_leave = can_leave or (able and session.number not in self.mute)
             fixed = used - movable
-            if mode == "none":  # memory promised to it is kept free
+            if mode == "none":  # a tenant that cannot be swapped has all memory up to its limit reserved
                 fixed = max(fixed, tenant.spec.memory_bytes or 0)
             residency.resize(tenant.name, movable=movable, resident=movable - evicted, fixed=fixed, can_leave=can_leave)
         return residency
 
     def context_reserve_bytes(self, gpu: str) -> int:
-        """Bytes charged for a context of unknown size."""
+        """Bytes charged for a CUDA context of unknown size."""
         reserve = self._in_force.config.context_reserve_bytes
         if reserve is not None:
             return reserve
@@ -110,13 +112,14 @@ class Residents:
         return 0 if entry is None else device_of(entry).context_bytes
 
     def _uncharged_bytes(self, tenant: Tenant, gpu: str) -> int:
-        """Estimate of uncharged context memory (the software GPU's, without a setting)."""
+        """Estimated memory of a tenant's contexts for which nothing is charged (by default on the software GPU)."""
         made = [s for s, slot in tenant.slots_on(gpu) if s.page.slots[slot].contexts]
         return CONTEXT_BYTES * sum(not self._ledger.held(s.number, gpu, MemoryFamily.CONTEXT) for s in made)
 
     async def learn(self, gpu: str, not_taken: int = 0, *, refused: bool) -> None:
-        """Ask the driver for free memory, and derive how much memory of the GPU is held by others than tenants.
-        `not_taken`: bytes that were charged but not allocated. `refused`: the driver had less free memory than charged.
+        """Query the driver's free memory, and derive how much of the GPU's memory no tenant holds. `not_taken`: bytes
+        that are charged but were not allocated. `refused`: the driver refused an allocation for which the accounts show
+        enough memory.
         """
         residency, device = self.gpus[gpu], device_of(self._registry.gpus[gpu])
         free = await asyncio.get_running_loop().run_in_executor(None, device.free_bytes, gpu)
@@ -126,24 +129,24 @@ class Residents:
             residency.ran_short(wanted)
             return
         if refused and not device.free_is_usable and free >= wanted:
-            residency.need_margin()  # a GPU does not give out all memory that it reports as free
+            residency.need_margin()  # a GPU may refuse to allocate the last part of what it reports as free
         residency.driver_says(free, not_taken)
 
     # -- space -----------------------------------------------------------------------------------------------------
 
     def crowded(self, tenant: Tenant, gpu: str, family: int) -> bool:
-        """Whether a new reservation needs space that is held by or promised to others. Memory that cannot be swapped
-        (contexts, arrays, parked tenants) needs it at once.
+        """Whether a tenant's new reservation does not fit without evicting other tenants. `family`: kind of the memory;
+        for kinds that cannot be swapped (contexts, arrays), and for a parked tenant, space must be made at once.
         """
         moves = family == MemoryFamily.PLAIN and tenant.spec.oversubscribe in MOVED_BY_PROCESS
         anybody = any(other.spec.oversubscribe != "none" for other in self._registry.on_gpu(gpu))
         at_once = (family == MemoryFamily.CONTEXT and anybody) or (tenant.spec.oversubscribe != "none" and not moves)
         if moves and tenant.name in self._parked:
-            return True  # memory freed by parking stays free
+            return True  # a parked tenant must not take the memory that its parking has freed
         return (at_once or moves) and self.refresh(gpu).free_bytes < 0
 
     def could_fit(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether the tenant would fit if every swappable tenant left, whatever is running now."""
+        """Whether the tenant would fit on the GPU if all other swappable tenants were evicted."""
         residency = self.refresh(gpu)
         staying = self._ledger.used(tenant.name, gpu)
         for other in self._registry.on_gpu(gpu, without=tenant.name):
@@ -153,28 +156,30 @@ class Residents:
             starting = not any(state for session in other.sessions for state in session.moves.values())
             leaves = occupant.can_leave or (starting and other.spec.oversubscribe != "none")
             staying += occupant.fixed_bytes + (0 if leaves else occupant.resident_bytes)
-            if leaves:  # memory only requested so far may come later
+            if leaves:  # what it has reserved but not allocated can wait
                 staying -= self._ledger.asked(other.name, gpu, MemoryFamily.PLAIN)
         return staying <= residency.capacity_bytes - residency.overhead_bytes
 
     def lack(self, gpu: str, plan: Switch, stay: list[str]) -> str:
-        """Why there is no space."""
+        """A sentence that says why there is no space. `stay`: tenants that have a turn and cannot be evicted now."""
         why = f"while {', '.join(stay)} still runs" if stay else "and nothing else on the GPU can be moved away"
         if not plan.short_bytes:
-            return "the driver had no memory for it"
+            return "the driver has not enough free memory"
         known = device_of(self._registry.gpus[gpu]).overhead_bytes
         strangers = self.gpus[gpu].overhead_bytes - known
-        others = f"; {strangers / 2**20:.0f} MiB of it are held by no tenant" if strangers > 64 << 20 else ""
+        others = f"; {strangers / 2**20:.0f} MiB of the GPU are used by no tenant" if strangers > 64 << 20 else ""
         return f"{plan.short_bytes / 2**20:.0f} MiB are missing, {why}{others}"
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def count(self, name: str) -> MoveCount:
-        """Counters of a tenant's moves, to be increased."""
+        """Counters of a tenant's evictions and restores, which the caller may increase."""
         return self.counts.setdefault(name, MoveCount())
 
     def row(self, tenant: Tenant, gpu: str) -> dict[str, Any] | None:
-        """Residency and moves of a tenant on a GPU, for ps and top; None for a tenant that never moves."""
+        """How much of a tenant's memory is on a GPU and how much was swapped, for display; None for a tenant that is
+        never swapped.
+        """
         moved = self._parked.checkpointed_bytes(tenant.name) is not None or tenant.name in self.counts
         if tenant.spec.oversubscribe == "none" and not moved:
             return None
@@ -196,7 +201,7 @@ class Residents:
         }
 
     def forget(self, name: str) -> None:
-        """A tenant was removed."""
+        """Remove all about a tenant that was removed."""
         for residency in self.gpus.values():
             residency.remove(name)
         self.counts.pop(name, None)

@@ -1,5 +1,6 @@
-"""Makes space on a GPU for a pending allocation: one that the driver refused, a context, a returning tenant. Other
-tenants are evicted, if necessary after their turn; temporary shortages are waited out.
+"""Makes space on a GPU for an allocation that the driver refused, for a context, or for a tenant that is resumed.
+
+Other tenants are evicted, if necessary after their turn. If they cannot be evicted yet, the request waits.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.broker import Broker
 
-PATIENCE_S = 10.0  # wait for space that another tenant could free but has not yet
+PATIENCE_S = 10.0  # how long a request waits for tenants that cannot be evicted yet
 AGAIN_S = 0.05
 
 
 class SpaceMaker:
-    """Requests for space, with one answer each."""
+    """Answers processes' requests for space on a GPU."""
 
     def __init__(
         self, residency: Residency, residents: Residents, registry: Registry, broker: Broker, parked: ParkedTable
@@ -31,12 +32,12 @@ class SpaceMaker:
         self._broker, self._parked = broker, parked
 
     def ask(self, session: Session, slot: int, sequence: int, size: int, flags: int) -> None:
-        """Handle MOVE_ROOM: the driver refused an allocation, or would refuse one that cannot wait."""
+        """Handle a process's message MOVE_ROOM: the driver has refused an allocation, or has no space for a context."""
         self._residency.start(self._answer(session, slot, sequence, size, flags))
 
     async def _answer(self, session: Session, slot: int, sequence: int, size: int, flags: int) -> None:
-        """Make space for memory that cannot wait for the tenant's next turn (a context, memory that cannot be
-        swapped).
+        """Make space and answer the process. Memory that cannot be swapped, such as a context, gets space at once; for
+        other memory the process is refused if it must wait for its tenant's next turn.
         """
         gpu, tenant = session.slots[slot], session.tenant
         now, size = bool(flags & MoveFlag.NOW), min(size, 1 << 62)

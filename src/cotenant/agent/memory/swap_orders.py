@@ -1,4 +1,4 @@
-"""Orders to processes to move their memory, with progress and result."""
+"""Orders to the shim in tenants' processes to evict or restore their memory, with progress and result."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from cotenant.agent.ipc import wire
 from cotenant.agent.tenants.tenant import Session, Tenant
 
 EVERYTHING = 1 << 62
-SLOWEST_BPS = 0.2e9  # a slower move counts as stalled
+SLOWEST_BPS = 0.2e9  # a process that swaps more slowly counts as not answering
 
 
 @dataclass
 class MoveEnd:
-    """Result of an order. `status` None: the process has ended or does not answer."""
+    """Result of an order to swap memory. `status` None: the process has ended or does not answer."""
 
     status: int | None
     moved_bytes: int = 0
-    elapsed_ns: int = 0  # in the process, from order to end
+    elapsed_ns: int = 0  # from the order to the end, measured in the process
     mapping_ns: int = 0  # part of elapsed_ns: mapping and unmapping memory
     copying_ns: int = 0  # part of elapsed_ns: waiting for copies
     handed_bytes: int = 0  # part of moved_bytes: device memory passed to or from another process
 
     @classmethod
     def told(cls, status: int, values: dict[str, Any]) -> MoveEnd:
-        """From MOVE_DONE."""
+        """Convert the values of a MOVE_DONE message."""
         names = ("elapsed_ns", "mapping_ns", "copying_ns", "handed_bytes")
         return cls(status, values["bytes"], *(values[name] for name in names))
 
 
 @dataclass
 class MoveCount:
-    """Totals of a tenant's moves."""
+    """Totals of a tenant's evictions and restores."""
 
     moves_out: int = 0
     moves_in: int = 0
@@ -49,22 +49,22 @@ class MoveCount:
     mapping_ns: int = 0  # mapping and unmapping memory, in its processes
     copying_ns: int = 0  # time that its processes waited for copies
     handed_bytes: int = 0  # device memory passed to or from another process
-    elapsed_ns: int = 0  # total
+    elapsed_ns: int = 0  # time that its processes took for all orders
 
     def add_out(self, end: MoveEnd) -> None:
-        """Add one move off the GPU."""
+        """Count an eviction."""
         self.moves_out += bool(end.moved_bytes)
         self.out_bytes += end.moved_bytes
         self._add(end)
 
     def add_in(self, end: MoveEnd) -> None:
-        """Add one move to the GPU."""
+        """Count a restore."""
         self.moves_in += bool(end.moved_bytes)
         self.in_bytes += end.moved_bytes
         self._add(end)
 
     def add_whole(self, size: int, *, out: bool, seconds: float = 0.0) -> None:
-        """Add a move of whole processes off the GPU or back, by the driver's checkpoint; size in bytes."""
+        """Count an eviction (`out`) or restore of whole processes by the driver's checkpoint; `size` in bytes."""
         if out:
             self.moves_out += 1
             self.out_bytes += size
@@ -74,7 +74,7 @@ class MoveCount:
         self.seconds += seconds
 
     def parts_s(self) -> dict[str, float]:
-        """Seconds in the processes: total, mapping, waiting for copies."""
+        """Seconds that the processes took for orders: in all, for mapping, and waiting for copies."""
         return {
             "process_s": self.elapsed_ns / 1e9,
             "mapping_s": self.mapping_ns / 1e9,
@@ -89,7 +89,7 @@ class MoveCount:
 
 
 class SwapOrders:
-    """Pending orders of all processes."""
+    """Sends orders to processes, and keeps those that are not done yet."""
 
     def __init__(self, answer_s: Callable[[], float]) -> None:
         self._answer_s = answer_s  # time without a message after which a process counts as not answering
@@ -106,9 +106,8 @@ class SwapOrders:
         on_progress: Callable[[int], None],
         hand: int = -1,
     ) -> MoveEnd:
-        """Send MOVE_OUT or MOVE_IN and wait for its end; `on_progress` gets the bytes moved so far.
-
-        `hand`: its end of a HandleTransfer.
+        """Order a process to evict (MOVE_OUT) or restore (MOVE_IN) memory, and wait for the result. `on_progress` is
+        called with the bytes moved so far. `hand`: descriptor of the process's end of a HandleTransfer.
         """
         number = next(self._numbers)
         future: asyncio.Future[MoveEnd] = asyncio.get_running_loop().create_future()
@@ -122,12 +121,12 @@ class SwapOrders:
             self._open.pop(number, None)
 
     def progress(self, number: int, moved_bytes: int) -> None:
-        """Handle MOVE_PROGRESS."""
+        """Handle a MOVE_PROGRESS message."""
         if number in self._open:
             self._open[number][2](moved_bytes)
 
     def done(self, number: int, end: MoveEnd) -> None:
-        """Handle MOVE_DONE. If no order waits for it (after a restart or timeout), it only reports locations."""
+        """Handle a MOVE_DONE message. After a restart of the agent or a timeout, no order waits for it."""
         if number in self._open:
             _, future, on_progress = self._open.pop(number)
             on_progress(end.moved_bytes)
@@ -135,7 +134,7 @@ class SwapOrders:
                 future.set_result(end)
 
     def gone(self, session: Session) -> None:
-        """The process has ended."""
+        """End all orders to a process that has ended."""
         for number, (giver, future, _) in list(self._open.items()):
             if giver is session:
                 del self._open[number]
@@ -144,10 +143,10 @@ class SwapOrders:
 
 
 class HandleTransfer:
-    """Passes device memory from the processes that leave a GPU to those that arrive.
+    """Passes device memory by handle from evicted processes to restored ones, which get the ends of a socket pair with
+    their orders.
 
-    A socket pair whose ends go along with the orders. Without it the driver would clear the memory in between, with an
-    engine that the copies need.
+    Without it, the driver would clear the memory in between with the copy engine that the swap needs.
     """
 
     def __init__(self) -> None:
@@ -156,19 +155,17 @@ class HandleTransfer:
 
     @property
     def giver(self) -> int:
-        """For MOVE_OUT."""
+        """Descriptor of the end for evicted processes (MOVE_OUT)."""
         return self._giver.fileno()
 
     @property
     def taker(self) -> int:
-        """For MOVE_IN."""
+        """Descriptor of the end for restored processes (MOVE_IN)."""
         return self._taker.fileno()
 
     def all_taken(self) -> None:
-        """No process arrives any more: free what was not taken, and what is sent from now on.
-
-        This also covers a receiver that is stopped with its end still open, where closing ours alone would free
-        nothing.
+        """End the transfer because all processes are restored. Memory that was sent but not received is freed, even if
+        a stopped process still has the receiving end open.
         """
         if self._taker.fileno() < 0:
             return
@@ -187,11 +184,11 @@ class HandleTransfer:
 
 
 def bytes_owner(tenant: Tenant) -> tuple[object, ...]:
-    """Owner of a tenant's contents: memory is passed only between tenants of the same owner.
+    """Key of the owner of a tenant's data. Memory is passed uncleared only between tenants with equal keys.
 
-    The users of the tenant and of its processes: the configuration may have given the tenant to another user while old
-    processes still run. Pods' tenants all belong to the node's agent, and most pods run as root: for them the namespace
-    counts, too, with which the name begins.
+    The key has the user of the tenant and the users of its processes, since a changed configuration may give a tenant
+    with running processes to another user. Tenants of pods belong to one user, so their key also has the namespace of
+    the pod, with which the tenant's name begins.
     """
     in_pod = tenant.owner is not None and tenant.owner.kind == "pod"
     namespace = tenant.name.partition("/")[0] if in_pod else ""
@@ -199,14 +196,16 @@ def bytes_owner(tenant: Tenant) -> tuple[object, ...]:
 
 
 class Flow:
-    """Space on the GPU that becomes free during a switch, for the processes that arrive one after the other."""
+    """Space on a GPU that becomes free while victims are evicted, for the processes that are restored meanwhile, one
+    after the other.
+    """
 
     def __init__(self, free_bytes: int, hand: HandleTransfer | None = None) -> None:
         self.hand = hand
         self._room = max(0, free_bytes)
-        self._used = 0  # bytes of processes that have been moved in
+        self._used = 0  # bytes of processes that have been restored
         self._now: tuple[Session, int] | None = None
-        self._over = False  # all victims have left
+        self._over = False  # no more victims are evicted
         self._failed = False
 
     def freed(self, size: int) -> None:
@@ -215,17 +214,17 @@ class Flow:
         self._tell()
 
     def end(self, complete: bool) -> None:
-        """Nothing more will leave. `complete` False: victims did not leave as planned, and waiting moves stop."""
+        """Report that evictions have ended. If they were not `complete`, the restore in progress stops."""
         self._over, self._failed = True, not complete
         self._tell()
 
     @property
     def allowed(self) -> int:
-        """Total bytes that the arriving process may take so far."""
+        """Total bytes that the process being restored may have on the GPU so far."""
         return EVERYTHING if self._over and not self._failed else max(0, self._room - self._used)
 
     async def admit(self, orders: SwapOrders, session: Session, slot: int, evicted_bytes: int) -> MoveEnd:
-        """Bring a process in."""
+        """Restore the evicted memory of a process, as space becomes free."""
         self._now = (session, slot)
         hand = self.hand.taker if self.hand is not None else -1
         done = asyncio.ensure_future(
@@ -249,5 +248,5 @@ class Flow:
 
 
 def moved_well(end: MoveEnd) -> bool:
-    """Whether an order was carried out."""
+    """Whether the process carried out the order."""
     return end.status == Status.OK

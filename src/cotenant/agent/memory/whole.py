@@ -1,4 +1,4 @@
-"""Locks, checkpoints, restores and unlocks sets of whole processes by the driver."""
+"""Locks, checkpoints, restores and unlocks sets of processes by the CUDA driver's checkpoint interface."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def within_s(size: int) -> float:
 
 
 class WholeProcesses:
-    """The driver's checkpoint for sets of processes."""
+    """Checkpoints and restores sets of processes; each set as a whole."""
 
     def __init__(self, devices: Sequence[Gpu], ledger: Ledger) -> None:
         self._devices, self._ledger = devices, ledger
@@ -42,8 +42,8 @@ class WholeProcesses:
     # -- which, and whether ----------------------------------------------------------------------------------------
 
     async def able(self, name: str, tenant: Tenant | None) -> tuple[ProcessKey, ...]:
-        """The processes of a tenant (or of pid:N and its descendants) that would be checkpointed. Raises InputError,
-        before anything is touched, if that is impossible.
+        """The processes to checkpoint for a tenant, or for a process `pid:N` and its descendants. Raises InputError,
+        with nothing changed, if they cannot be checkpointed.
         """
         keys = self._processes(name, tenant)
         await self._refuse(name, tenant)
@@ -68,7 +68,7 @@ class WholeProcesses:
         return tuple(sorted(mine, key=lambda key: (key != tenant.root, key.pid)))
 
     async def _refuse(self, name: str, tenant: Tenant | None) -> None:
-        """Raise InputError before anything is touched if checkpoints are impossible."""
+        """Raise InputError if the driver or the tenant's memory does not permit checkpoints."""
         try:
             version = (await self.checkpointer.order("version"))["version"]
         except CheckpointError as error:
@@ -86,8 +86,8 @@ class WholeProcesses:
                 raise InputError(f"{name} uses managed memory; the driver does not checkpoint that")
 
     async def _probe(self, name: str, keys: tuple[ProcessKey, ...]) -> tuple[ProcessKey, ...]:
-        """Those of the processes that the driver can checkpoint: a child may have no context, and an MPS client none of
-        its own.
+        """Select the processes that the driver can checkpoint; it cannot if a process has no CUDA context. Raises
+        InputError if there are none, or if another program has already checkpointed one.
         """
         able = []
         why = "they have ended"
@@ -106,13 +106,13 @@ class WholeProcesses:
         return tuple(able)
 
     async def state(self, key: ProcessKey) -> str:
-        """ "running", "locked", "checkpointed" or "failed". Raises CheckpointError if the driver does not know the
-        process.
+        """State of a process for the driver: "running", "locked", "checkpointed" or "failed". Raises CheckpointError if
+        the process has no CUDA context.
         """
         return str((await self.checkpointer.order("state", key.pid))["state"])
 
     async def free_bytes(self, uuids: tuple[str, ...]) -> int:
-        """Free memory of these GPUs together, by the driver; without names, of all of this agent's GPUs."""
+        """Sum of the free memory that the driver reports for these GPUs; without `uuids`, for all GPUs of the agent."""
         total = 0
         for gpu in self._devices:
             if uuids and gpu.uuid not in uuids:
@@ -124,7 +124,7 @@ class WholeProcesses:
     # -- out -------------------------------------------------------------------------------------------------------
 
     async def checkpoint(self, keys: tuple[ProcessKey, ...], size: int, timeout_s: float) -> None:
-        """Lock all, then checkpoint all; undone if one of them fails (CheckpointError)."""
+        """Lock all processes, then checkpoint all. If one fails, undo that and raise CheckpointError."""
         locked: list[ProcessKey] = []
         done: list[ProcessKey] = []
         try:
@@ -148,7 +148,7 @@ class WholeProcesses:
     # -- back ------------------------------------------------------------------------------------------------------
 
     async def restore(self, parked: Parked, target: str | None) -> None:
-        """Restore all, then unlock all, on `target` if given. Raises WorkError, with nothing changed, on failure."""
+        """Restore all parked processes, on the GPU `target` if given, then unlock all. Raises WorkError on failure."""
         await self._wait_for_memory(target or (parked.gpus[0] if parked.gpus else None), parked.size)
         onto: list[str] = []
         if target is not None and parked.gpus and target != parked.gpus[0]:
@@ -170,8 +170,8 @@ class WholeProcesses:
             raise WorkError(f"{parked.name} cannot be brought back: {error}") from None
 
     async def _restore_one(self, key: ProcessKey, limit_s: float, onto: list[str]) -> None:
-        """Restore with the first GPU map that the driver accepts: which GPUs a map must list depends on what the
-        process sees, and a wrong map leaves the process unchanged.
+        """Restore a process, on other GPUs if `onto` says so, with the first GPU map that the driver accepts. Which
+        GPUs a map must list depends on what the process sees; the driver refuses a wrong map without effect.
         """
         faults = []
         for number, kind in enumerate(MAPS if onto else ("",)):
@@ -188,7 +188,7 @@ class WholeProcesses:
         raise CheckpointError("; ".join(faults))
 
     async def _wait_for_memory(self, gpu: str | None, size: int) -> None:
-        """Wait until the driver has that much memory free, which may take a moment after others have left."""
+        """Wait until the driver reports `size` bytes free, which takes a moment after an eviction. Raises WorkError."""
         deadline = time.monotonic() + FREE_WITHIN_S
         kind = next((device_of(each) for each in self._devices if each.uuid == gpu), None)
         while kind is not None and gpu is not None:
@@ -197,15 +197,15 @@ class WholeProcesses:
                 return
             if time.monotonic() > deadline:
                 raise WorkError(
-                    f"{size / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB of its GPU are free; it stays parked"
+                    f"{size / 2**30:.1f} GiB are needed to resume, but only {free / 2**30:.1f} GiB of the GPU are free"
                 )
             await asyncio.sleep(0.2)
 
     # -- after a restart of the agent ------------------------------------------------------------------------------
 
     async def settle(self, parked: Parked) -> bool:
-        """Complete what the previous agent left of a set: returns whether it is parked. Processes that are only locked
-        run again; a call in progress is waited for.
+        """Find whether a set of processes that the previous agent was parking or resuming is parked. If they are only
+        locked, unlock them and return False; wait for calls in progress.
         """
         deadline = time.monotonic() + SETTLE_WITHIN_S
         while True:
@@ -223,9 +223,9 @@ class WholeProcesses:
                 with contextlib.suppress(CheckpointError):
                     await self.checkpointer.order("unlock", key.pid)
             if time.monotonic() > deadline:
-                return True  # resume tries again and reports the driver's error
+                return True  # the order to resume tries again and reports the driver's error
             await asyncio.sleep(0.2)
 
     def close(self) -> None:
-        """End the helper; checkpointed processes stay so."""
+        """End the helper process; checkpointed processes stay checkpointed."""
         self.checkpointer.close()

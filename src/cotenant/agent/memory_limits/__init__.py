@@ -1,1 +1,1 @@
-"""Memory limits of tenants enforced outside their processes: by kernel or driver, on control groups."""
+"""Memory limits that the kernel or the GPU's driver enforces on tenants' control groups, outside their processes."""

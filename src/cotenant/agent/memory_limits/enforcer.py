@@ -1,5 +1,7 @@
-"""Tenants' memory limits on control groups: set before programs run, followed, checked, and cleared before the groups
-are removed.
+"""Limits the GPU memory of tenants' control groups (cgroups), by the kernel or the GPU's driver.
+
+The agent sets a limit before the tenant's program runs, changes it with the tenant, restores it when another program
+changed it, and clears it before the group is removed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from cotenant.policy.memory_limits import Detected, prospect
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-SHIM_ALONE = "its memory is limited only by the shim in its processes"
+SHIM_ALONE = "the tenant's memory is limited only by the shim in its processes"
 
 
 def card_of(gpu: Gpu) -> Card:
@@ -38,7 +40,7 @@ def card_of(gpu: Gpu) -> Card:
 
 
 def find(gpu: Gpu) -> Detected:
-    """The means of memory enforcement on a GPU."""
+    """Find what the kernel and the driver of a GPU offer to enforce memory limits."""
     return detect(device_of(gpu), gpu)
 
 
@@ -56,7 +58,7 @@ def _too_weak(tenant: Tenant, why: str) -> InputError:
 
 @dataclass
 class _Closing:
-    """A group whose tenant has ended. Its limit holds until the group is empty."""
+    """A control group whose tenant has ended. Its limit stays until the group is empty."""
 
     group: ControlGroup
     gpus: tuple[Gpu, ...]
@@ -75,7 +77,7 @@ class MemoryLimits:
         find: Callable[[Gpu], Detected] = find,
         card: Callable[[Gpu], Card] = card_of,
     ) -> None:
-        """`folder`: of the agent, which marks its groups' names."""
+        """`folder`: the agent's folder; names of groups that the agent creates begin with its hash."""
         self._find, self._card = find, card
         self._mark, self._registry, self._warn = mark_of(folder), registry, warn
         self._detected: dict[str, Detected] = {}
@@ -96,10 +98,10 @@ class MemoryLimits:
         """What currently enforces a tenant's memory limit on a GPU."""
         found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
         if tenant.spec.memory_bytes is None:
-            return Prospect(Promise.MEMORY, Strength.NOTHING, "no limit", "it has no memory limit")
+            return Prospect(Promise.MEMORY, Strength.NOTHING, "no limit", "the tenant has no memory limit")
         if tenant.held is not None or found.by is Strength.SHIM:
             return found
-        why = tenant.held_not or f"{SHIM_ALONE}, because it was started without a memory limit"
+        why = tenant.held_not or f"{SHIM_ALONE}, because the tenant was started without a memory limit"
         return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, (why,))
 
     def check(self, tenant: Tenant) -> None:
@@ -110,7 +112,7 @@ class MemoryLimits:
                 raise _too_weak(tenant, f"GPU {gpu.index} limits it by the {found.by}: {found.why}")
 
     def tenant_in(self, pid: int) -> Tenant | None:
-        """The tenant in whose group a process is."""
+        """The tenant in whose control group a process is."""
         held = self._held()
         if not held:
             return None
@@ -123,7 +125,9 @@ class MemoryLimits:
     # -- a tenant's life -------------------------------------------------------------------------------------------
 
     def begin(self, tenant: Tenant, pid: int) -> None:
-        """Called before a tenant's program runs: moves its launcher into the tenant's group, with its limits."""
+        """Limit the tenant's control group and move its launcher there. Called before the tenant's program runs. Raises
+        InputError if the limit cannot be enforced as strongly as the tenant demands.
+        """
         if tenant.spec.memory_bytes is None:
             return
         swaps = tenant.spec.oversubscribe != "none"
@@ -145,7 +149,9 @@ class MemoryLimits:
             self._say(tenant, tenant.held_not)
 
     def came(self, tenant: Tenant, pid: int) -> None:
-        """A process of a tenant has connected, before it uses memory; for pods and jobs, which have no launcher."""
+        """Limit the control group of a process that has just connected. Needed for tenants of pods and jobs, which are
+        not started by a launcher.
+        """
         if tenant.owner is None or tenant.spec.memory_bytes is None:
             return
         with contextlib.suppress(OSError):
@@ -154,7 +160,7 @@ class MemoryLimits:
                 self.begin(tenant, pid)
 
     def follow(self, tenant: Tenant) -> None:
-        """Apply a changed promise. Raises InputError, with nothing changed, if the driver refuses the limit."""
+        """Apply a changed memory limit. Raises InputError, with nothing changed, if the driver refuses the limit."""
         if tenant.held is None:
             return
         done: list[tuple[Gpu, int | None]] = []
@@ -170,25 +176,27 @@ class MemoryLimits:
                 raise InputError(self._refusal(tenant, gpu, error), field="--memory") from None
 
     def leave(self, tenant: Tenant, gpu: Gpu) -> None:
-        """The tenant has moved to another GPU."""
+        """Clear the limit on a GPU that the tenant has left."""
         if tenant.held is not None:
             with contextlib.suppress(OSError):
                 self._set(tenant.held.path, gpu, None)
 
     def end(self, tenant: Tenant) -> None:
-        """The tenant was removed. Its limits are cleared, and a group created for it is removed, once it is empty."""
+        """Let go of a removed tenant's control group. When the group is empty, its limits are cleared; it is removed if
+        the agent created it.
+        """
         self._let_go(tenant)
         self._sweep()
 
     def take_back(self, tenant: Tenant, group: ControlGroup) -> None:
-        """Take over the group in which the previous agent held this tenant."""
+        """Take over the control group that the previous agent used for this tenant."""
         tenant.held = group
-        with contextlib.suppress(InputError):  # `look` sets again what differs
+        with contextlib.suppress(InputError):  # the next check sets a limit that differs
             self.follow(tenant)
 
     def clean(self, left: Iterable[ControlGroup]) -> None:
-        """Clean up after a restart. `left`: groups of tenants that were not taken over; groups created but not yet
-        saved are found by name.
+        """Clear and remove control groups that the previous agent left and no tenant uses. `left`: the groups in its
+        state file; others that it created are found by name.
         """
         gpus = tuple(self._registry.gpus.values())
         hierarchy = device_of(gpus[0]).cgroups()
@@ -207,7 +215,7 @@ class MemoryLimits:
         """Maintain all limits as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            wanted = self._wanted()  # ask the driver in a thread, so that turns are not delayed
+            wanted = self._wanted()  # the driver is queried in a thread, since the event loop also grants turns
             self._judge(wanted, await asyncio.to_thread(self._read, wanted))
 
     def look(self) -> None:
@@ -220,7 +228,7 @@ class MemoryLimits:
         return {key: limit for key, limit in self._in_force.items() if key[0] in self._held()}
 
     def _read(self, keys: Iterable[_Key]) -> dict[_Key, int | str]:
-        """The limits that the driver reports, or why it does not."""
+        """The limits that the driver reports; if it does not report one, the error in words."""
         found: dict[_Key, int | str] = {}
         for path, uuid in keys:
             try:
@@ -245,14 +253,14 @@ class MemoryLimits:
         text = "nothing" if found == NO_LIMIT else found if isinstance(found, str) else f"{found / 2**30:.2f} GiB"
         self._say(
             tenant,
-            "another program (root in its container, or a service of this node) changed the memory limit "
-            f"of its control group on GPU {gpu.index} from {expected / 2**30:.2f} GiB to {text}: it was "
+            "another program (root in the tenant's container, or a service of this node) changed the memory limit "
+            f"of the tenant's control group on GPU {gpu.index} from {expected / 2**30:.2f} GiB to {text}: it was "
             "restored",
         )
         try:
             self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
         except OSError as error:
-            self._say(tenant, f"its memory limit on GPU {gpu.index} cannot be restored: {words(error)}")
+            self._say(tenant, f"the tenant's memory limit on GPU {gpu.index} cannot be restored: {words(error)}")
 
     def _check_place(self, tenant: Tenant, pid: int) -> None:
         if self._is_in(tenant, pid) or not os.path.exists(f"/proc/{pid}"):
@@ -262,7 +270,7 @@ class MemoryLimits:
             self._outside.add((tenant.name, pid))
             self._say(
                 tenant,
-                f"process {pid} left the tenant's control group and thereby its memory limit; it was put "
+                f"process {pid} left the tenant's control group and thereby its memory limit; it was moved "
                 "back, but what it allocated meanwhile is not counted",
             )
         with contextlib.suppress(OSError):
@@ -273,8 +281,8 @@ class MemoryLimits:
         self._closing = [each for each in self._closing if each.group.path.exists() and not self._closed(each)]
 
     def _closed(self, each: _Closing) -> bool:
-        """Clear and remove a group if it is empty; one that the agent did not create, if no process in it uses
-        the GPU.
+        """Clear a control group's limits if it is empty, and remove it. A group that the agent did not create is not
+        removed; its limits are cleared when no process in it uses the GPU. Returns whether that is done.
         """
         hierarchy, path = self._hierarchy(each.gpus), each.group.path
         try:
@@ -285,7 +293,8 @@ class MemoryLimits:
             if left:
                 return False
             for gpu in each.gpus:
-                self._set(path, gpu, None)  # clear it first: ancestors are charged for a removed group's remainder
+                # the limits first, because what a removed group still has is charged to its parent
+                self._set(path, gpu, None)
         except OSError as error:
             LOG.warning(f"the control group {path} of {each.name} could not be cleared: {words(error)}")
         if each.group.made:
@@ -296,7 +305,7 @@ class MemoryLimits:
     # -- one group -------------------------------------------------------------------------------------------------
 
     def _group_of(self, tenant: Tenant, pid: int, before: ControlGroup | None) -> ControlGroup:
-        """The group of a tenant, with the process in it. Raises NoGroupError, OSError."""
+        """Find or create the control group of a tenant, and move the process there. Raises NoGroupError, OSError."""
         hierarchy = self._hierarchy(tenant.gpus)
         if before is not None and before.path.exists():
             if before.made:
@@ -312,7 +321,7 @@ class MemoryLimits:
         if tenant.owner is not None:
             own: Path | None = place_group(hierarchy.of(pid)) or hierarchy.of(pid)
             if own in taken or own == hierarchy.root:
-                raise NoGroupError(f"its processes have no control group of their own ({own})")
+                raise NoGroupError(f"the tenant's processes have no control group of their own ({own})")
         else:
             own = own_group(hierarchy, pid, taken)
         group = own or new_group(hierarchy, pid, self._mark, tenant.name)
@@ -342,7 +351,7 @@ class MemoryLimits:
         self._outside = {(name, pid) for name, pid in self._outside if name != tenant.name}
 
     def _set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
-        # soft limit equal to the hard one: a strict partition, which the driver lends to no one
+        # the soft limit equals the hard limit, so that the driver lends the tenant's memory to no other group
         soft, hard = (0, NO_LIMIT) if limit_bytes is None else (limit_bytes, limit_bytes)
         card = self._card(gpu)
         card.set_memory_limits(group, soft, hard)

@@ -1,5 +1,5 @@
-"""Finds the control group for a tenant's memory limit: an existing one of its own, or a new one beside its
-launcher's.
+"""Finds the control group for a tenant's memory limit: the launcher's group, if no other process is in it, or a new
+group with the same parent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cotenant.devices.cgroups import Hierarchy
 
-# groups of containers and jobs, which their processes cannot leave, whatever subgroups they create
+# names of the control groups of containers and jobs; processes may create subgroups there, but not leave
 _PLACE = re.compile(r"(?:^|[:-])[0-9a-f]{64}(?:\.scope)?$|^job_\d+$")
 BOUNDS = ("memory.max", "memory.high", "pids.max", "cpu.max")
 NAMESPACES = ("mnt", "pid", "cgroup")
@@ -23,12 +23,12 @@ class NoGroupError(Exception):
 
 
 def mark_of(folder: Path) -> str:
-    """Prefix of the names of groups that the agent of a folder creates."""
+    """Prefix of the names of control groups that the agent with this folder creates."""
     return f"cotenant-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}-"
 
 
 def place_group(group: Path) -> Path | None:
-    """The group of the container or job at or above a process's group; None outside of them."""
+    """The control group of the container or job to which `group` belongs; None outside containers and jobs."""
     for each in (group, *group.parents):
         if _PLACE.search(each.name):
             return each
@@ -36,8 +36,8 @@ def place_group(group: Path) -> Path | None:
 
 
 def own_group(hierarchy: Hierarchy, pid: int, taken: Collection[Path]) -> Path | None:
-    """The group that a launcher has for itself: its container's, or one without other processes. None: its group is
-    shared.
+    """The control group that a launcher has for itself: that of its container, or one without other processes. None if
+    other processes are in its group. Raises NoGroupError if another tenant uses the container's group.
     """
     group = hierarchy.of(pid)
     if group == hierarchy.root:
@@ -46,12 +46,14 @@ def own_group(hierarchy: Hierarchy, pid: int, taken: Collection[Path]) -> Path |
     found = (place_group(group) or group) if inside else group
     alone = set(hierarchy.processes(group)) == {pid} and found not in taken
     if inside and found in taken:
-        raise NoGroupError("another tenant already uses the control group of its container")
+        raise NoGroupError("another tenant already uses the control group of the launcher's container")
     return found if inside or alone else None
 
 
 def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
-    """Path of a new group for a tenant, with the same parent as its launcher's, so that limits above still apply."""
+    """Path of a new control group for a tenant. It has the parent of the launcher's group, whose limits still apply.
+    Raises NoGroupError if the launcher's group has limits, which the launcher would leave.
+    """
     group = hierarchy.of(pid)
     for name in BOUNDS:
         try:
@@ -59,14 +61,15 @@ def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
         except OSError:
             continue
         if group != hierarchy.root and value[:1] != ["max"]:
-            raise NoGroupError(f"its launcher's control group has a {name} of its own, which it would leave")
+            raise NoGroupError(f"the launcher's control group has a limit ({name}), which the tenant would escape")
     parent = group if group == hierarchy.root else group.parent
     stem = mark + re.sub(r"[^A-Za-z0-9_.-]", "_", tenant)[:100]
     return next(path for i in range(1, 1 << 16) if not (path := parent / f"{stem}-{i}").exists())
 
 
 def _in_container(pid: int) -> bool:
-    """Whether a process runs in a container, whose limits it would escape by being moved."""
+    """Whether a process runs in a container. Then it must not be moved, because it would escape the container's limits.
+    """
     try:
         return any(os.readlink(f"/proc/{pid}/ns/{k}") != os.readlink(f"/proc/self/ns/{k}") for k in NAMESPACES)
     except OSError:

@@ -1,1 +1,1 @@
-"""Tenants owned by orchestrators: pods, Slurm jobs."""
+"""Tenants that belong to a pod or a Slurm job."""

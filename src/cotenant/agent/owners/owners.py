@@ -1,7 +1,8 @@
-"""Tenants owned by an orchestrator: a pod's container or a batch job. The cgroup identifies their processes.
+"""Tenants that belong to a container of a pod, or to a batch job. The cgroup identifies their processes.
 
-The orchestrator's side (device plugin, prolog) names the pods and jobs that it placed; the kernel tells to which of
-them a connecting process belongs. What the process itself sends only selects a container of its own pod.
+Kubernetes' device plugin, or Slurm's prolog, announces the pods and jobs of this node to the agent. When a process
+connects, the kernel tells its cgroup, and so its pod or job. The token that it sends only selects a container of that
+pod.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PATIENCE_S = 8.0  # a process may connect before its pod is announced; a shim wa
 
 
 class NotYetError(Exception):
-    """The process belongs to a pod that the orchestrator has not announced yet."""
+    """The process belongs to a pod or job that has not been announced yet."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -25,22 +26,23 @@ class NotYetError(Exception):
 
 
 class Owners:
-    """Tenants by the pod or job that owns them, and the connections that came before the announcement."""
+    """The tenants of each pod and job, and the processes that connected before their pod or job was announced."""
 
     def __init__(self, locate: Callable[[int], Place | None] = place_of) -> None:
         self.locate = locate
-        self.expected: set[str] = set()  # kinds of orchestrators seen so far: announcements may still arrive
+        # kinds (pod, slurm) of which a pod or job was announced before: others may be announced later
+        self.expected: set[str] = set()
         self._tenants: dict[tuple[str, str], list[Tenant]] = {}
         self._early: list[tuple[tuple[str, str], Session, bytes]] = []
 
     def add(self, tenant: Tenant, owner: Owner) -> None:
-        """Set a tenant's owner."""
+        """Record that a tenant belongs to a pod or job."""
         tenant.owner = owner
         self.expected.add(owner.kind)
         self._tenants.setdefault(owner[:2], []).append(tenant)
 
     def remove(self, tenant: Tenant) -> None:
-        """Remove a tenant's owner."""
+        """Record that a tenant does not belong to its pod or job any more."""
         assert tenant.owner is not None
         key, tenant.owner = tenant.owner[:2], None
         mine = self._tenants.get(key, [])
@@ -58,9 +60,10 @@ class Owners:
         return list(self._tenants.get((kind, id_), ()))
 
     def tenant_of(self, pid: int, token: str) -> Tenant | None:
-        """The tenant of a process, by its pod or job; None if that has no tenant and none is expected.
+        """The tenant of a process, found by its pod or job; None if it is in none, or in one without tenants.
 
-        Raises NotYetError if the process should wait, BadMessageError if several containers are possible.
+        Raises NotYetError if the process must wait until its pod or job is announced, BadMessageError if the process
+        may be in one of several containers.
         """
         place = self.locate(pid)
         if place is None:
@@ -92,12 +95,12 @@ class Owners:
     # -- those that are early --------------------------------------------------------------------------------------
 
     def wait(self, place: Place, session: Session, hello: bytes) -> None:
-        """Keep a HELLO until its pod is announced."""
+        """Keep the HELLO message of a process until its pod or job is announced."""
         self._early = [entry for entry in self._early if not entry[1].closed]
         self._early.append((place[:2], session, hello))
 
     def arrived(self, kind: str, id_: str) -> list[tuple[Session, bytes]]:
-        """Connections that waited for this pod or job, whose HELLO is then processed again."""
+        """Return the connections that waited for this pod or job, with their HELLO messages."""
         due = [(session, hello) for key, session, hello in self._early if key == (kind, id_) and not session.closed]
         self._early = [entry for entry in self._early if entry[0] != (kind, id_) and not entry[1].closed]
         return due

@@ -1,10 +1,10 @@
-"""A Slurm job's share: requested in its comment, held by the node's agent from the prolog to the epilog.
+"""The share of a Slurm job: a user requests it in the job's comment, and the agent holds it from prolog to epilog.
 
 `sbatch --comment "cotenant:request=30%,limit=60%,memory=8GiB"`; other words of the comment are ignored. The prolog runs
 as root on each node of the job and can read the comment; the task prolog runs as the user and cannot. So the prolog
-writes a file `slurm-N.job` into the agent's folder: empty if the job's share is held, otherwise why it is not. It is
-there before the share is held, since the epilog releases only what has one. Jobs that request nothing have no such
-file, and the scripts in deploy/slurm end there.
+writes a file `slurm-N.job` into the agent's folder: empty if the job's share is held, otherwise with the reason why it
+is not. The prolog writes it before it requests the share, because the epilog releases only shares of jobs with such a
+file. Jobs that request nothing have no file; for them the scripts in deploy/slurm do nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from cotenant.core.units import parse_fraction, parse_memory
 MARK = "cotenant:"
 KEYS = ("request", "limit", "memory", "enforce-memory", "priority")
 FIELD = "--comment"
-LIKE = 0.75  # least similarity at which a word counts as a misspelt key: cotennat, ctenant, requets
+LIKE = 0.75  # least similarity at which a word such as cotennat or requets counts as a misspelt key
 UNFINISHED = "the prolog of this job has not finished: no share is held for it"
 
 
 def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
-    """The share that a job requests; None if it requests none. InputError says what is wrong with it."""
+    """The share that a job requests; None if it requests none. Raises InputError if the request is invalid."""
     words = environment.get("SLURM_JOB_COMMENT", "").split()
     for word in words:
         _refuse_near_miss(word)
@@ -79,10 +79,10 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
 
 
 def _refuse_near_miss(word: str) -> None:
-    """Raise InputError for a word that resembles a request: ignored, the job would run without a limit.
+    """Raise InputError for a word that resembles a request. If it were ignored, the job would run without a limit.
 
-    That is the name itself, alone or before a sign, or something like it before something like a key with a value.
-    Paths, images and tenants of other kinds are none of our business.
+    Such a word is `cotenant`, alone or before `:` or `=`, or has something like `cotenant` before something like a key
+    with a value. Paths and names of images do not count.
     """
     if word.startswith(MARK):
         return
@@ -96,7 +96,7 @@ def _refuse_near_miss(word: str) -> None:
 
 
 def _refuse_spaces(words: list[str], mark: str) -> None:
-    """Raise InputError if a request goes on beyond a space: that part ignored, the job would run without its limit."""
+    """Raise InputError if a request seems to continue after a space: ignoring that part would leave out limits."""
     cut = mark == MARK or mark.endswith(",")
     if cut or any(word.startswith(",") or word.partition("=")[0] in KEYS for word in words):
         raise InputError(
@@ -115,10 +115,11 @@ def job_name(environment: Mapping[str, str]) -> str:
 
 
 def start(environment: Mapping[str, str], folder: Path) -> str:
-    """The prolog. Returns what was done; empty for a job that requests nothing. Idempotent.
+    """Do the prolog's work: request the job's share. Returns in words what was done, empty for a job that requests
+    nothing. Idempotent.
 
-    A wrong request is the user's fault and must not drain the node: it is stored for the job's tasks, which then do not
-    start. Raises WorkError if the agent does not answer or the folder cannot be written.
+    An invalid request must not make Slurm drain the node. So the error is written into the job's file, and the job's
+    tasks do not start. Raises WorkError if the agent does not answer or the folder cannot be written.
     """
     uid = _number(environment, "SLURM_JOB_UID")
     path, refused, said = job_file(folder, job_name(environment)), "", ""
@@ -134,13 +135,14 @@ def start(environment: Mapping[str, str], folder: Path) -> str:
     except InputError as error:
         refused = str(_as_written(error))
         said = f"{job_name(environment)} gets no share: {refused}"
-        _let_go(environment, folder)  # held by an earlier run of a requeued job
+        _let_go(environment, folder)  # a requeued job may still have the share of its earlier run
     _leave_word(path, refused)
     return said
 
 
 def _as_written(error: InputError) -> InputError:
-    """A refusal of the agent with the key of the comment in place of an option, which the user has not written."""
+    """An error of the agent, but with the key of the job's comment instead of an option, which the user did not write.
+    """
     if error.field is None or error.field == FIELD:
         return error
     key = error.field.removeprefix("--")
@@ -148,7 +150,7 @@ def _as_written(error: InputError) -> InputError:
 
 
 def _leave_word(path: Path, text: str) -> None:
-    """Replace a job's file in one step: half of one would be read as a share that is held."""
+    """Replace a job's file in one step, because a file that is still empty would mean that the share is held."""
     part = path.with_suffix(".part")
     try:
         part.write_text(text)
@@ -161,9 +163,9 @@ def _leave_word(path: Path, text: str) -> None:
 
 
 def task_lines(environment: Mapping[str, str], folder: Path) -> list[str]:
-    """The task prolog: `export` lines that Slurm applies to the task.
+    """Do the task prolog's work: returns `export` lines, which Slurm applies to the task's environment.
 
-    Raises InputError if the job was refused its share or no longer has it, WorkError if the agent does not answer.
+    Raises InputError if the job has no share although it requested one, WorkError if the agent does not answer.
     """
     try:
         refused = job_file(folder, job_name(environment)).read_text()
@@ -180,7 +182,9 @@ def task_lines(environment: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def end(environment: Mapping[str, str], folder: Path) -> None:
-    """The epilog. Without an agent nothing needs to be released: the next agent detects that the job has ended."""
+    """Do the epilog's work: release the job's share. If no agent answers, the agent started next finds that the job has
+    ended.
+    """
     _let_go(environment, folder)
     job_file(folder, job_name(environment)).unlink(missing_ok=True)
 

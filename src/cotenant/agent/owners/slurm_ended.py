@@ -1,7 +1,7 @@
-"""Detects Slurm jobs that ended without their epilog reaching the agent, and releases their shares.
+"""Detects Slurm jobs that have ended but whose epilog did not reach the agent, and releases their shares.
 
-A job exists as long as a process runs in its cgroup: with `PrologFlags=Contain` from its prolog to its epilog. A job
-that was never seen running may still be in its prolog, and is kept for longer.
+A job runs as long as its cgroup has a process: with `PrologFlags=Contain` from the prolog to the epilog. A job that has
+not been seen running may still be in its prolog, so its share is kept for longer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cotenant.agent.tenants.tenant import Tenant
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
-# a job without processes for this long has ended; after a restart of the agent, tenants reconnect within it
+# a job without processes for this long has ended; it is long enough for processes to reconnect to a restarted agent
 PATIENCE_S = 30.0
-PROLOG_S = 1800.0  # a job that was never seen has ended, or has never begun; other prologs may run after ours
+PROLOG_S = 1800.0  # a job that was not seen running for this long has ended; slow prologs of others may run before it
 KIND = "slurm"
 
 
 def job_file(folder: Path, name: str) -> Path:
-    """File in which the prolog leaves a message for the tasks of a job with that tenant."""
+    """Path of the file in which the prolog tells a job's tasks whether the job has its share. `name`: its tenant."""
     return folder / f"{name}.job"
 
 
@@ -37,7 +37,7 @@ def running_jobs(locate: Callable[[int], Place | None], proc: Path = Path("/proc
 
 
 class EndedJobs:
-    """Finds held jobs that have ended."""
+    """Finds jobs that have ended but still have a share."""
 
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
@@ -45,11 +45,11 @@ class EndedJobs:
         self._missing_since_s: dict[Tenant, float] = {}
 
     def taken_over(self) -> None:
-        """Currently held jobs were held by the previous agent: they have run, or their prologs have ended."""
+        """Count all jobs with a share as seen: they had it under the previous agent, so their prologs have ended."""
         self._seen.update(self._owners.owned(KIND))
 
     async def run(self, locate: Callable[[int], Place | None], drop: Callable[[Tenant], None]) -> None:
-        """Drop tenants of ended jobs, as long as the agent runs."""
+        """Call `drop` with tenants whose jobs have ended, as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             if not self._owners.owned(KIND):
@@ -82,7 +82,7 @@ def why_held(tenant: Tenant, running: Callable[[], Iterable[str]]) -> str:
     if owner is None:
         return ""
     if owner.kind != KIND:
-        return f"its share is held for {owner.kind} {owner.id} until that is deleted"
+        return f"its share is held for {owner.kind} {owner.id} until the {owner.kind} is deleted"
     if tenant.sessions or owner.id in running():
         return f"its share is held for Slurm job {owner.id}, which runs; `scancel {owner.id}` ends it"
     return ""

@@ -1,1 +1,1 @@
-"""Connections of the shims: assigns processes to their tenants and answers their messages."""
+"""Connections of the shims in tenants' processes: assigns each process to its tenant and answers its messages."""

@@ -1,4 +1,5 @@
-"""Handles messages of connected processes: validates them, passes them to the responsible part, and answers."""
+"""Handles messages of connected processes: validates them, passes them to the part of the agent concerned, and answers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from cotenant.devices.base import uuid_text
 
 
 class Requests:
-    """Messages after HELLO, and the end of a process."""
+    """Handles all messages of a process after HELLO, and the process's end."""
 
     def __init__(
         self,
@@ -48,12 +49,12 @@ class Requests:
         self._broker, self._copies, self._slices, self._in_force, self._warn = broker, copies, slices, in_force, warn
 
     def came(self, session: Session) -> None:
-        """A process has introduced itself."""
+        """Begin to limit and charge a process that has sent HELLO."""
         self._limits.came(session.tenant, session.peer.pid)
         self._ledger.join(session.number, session.tenant.name)
 
     def gone(self, session: Session) -> None:
-        """A process has ended: frees its turns, requests and memory."""
+        """Free the turns, requests and memory of a process that has ended."""
         self._broker.drop(session)
         self._copies.drop(session)
         self._slices.gone(session)
@@ -62,7 +63,7 @@ class Requests:
             self._pages.publish(session.tenant, gpu)
 
     def receive(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """Handle one message. On BadMessageError the caller answers and closes the connection."""
+        """Handle one message. Raises BadMessageError, on which the caller must close the connection."""
         handler = _HANDLERS.get(head.type)
         if handler is None:
             raise BadMessageError(Status.BAD_MESSAGE, f"message type {head.type} is not one that a shim sends")
@@ -92,7 +93,7 @@ class Requests:
         session.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, slot=slot))
 
     def _fill_slot(self, session: Session, slot: int, uuid: bytes) -> None:
-        """Fill in the page slot of a GPU that a process has just attached."""
+        """Fill a slot of a process's shared page, for a GPU that the process has just begun to use."""
         tenant, gpu, config = session.tenant, session.slots[slot], self._in_force.config
         page = session.page.slots[slot]
         page.inflight_allowed_ns = config.inflight_ns
@@ -115,7 +116,7 @@ class Requests:
     def _request(self, session: Session, head: wire.Head, data: bytes) -> None:
         self._gpu(session, head)
         burst_ns = wire.body("token_request", data)[0]
-        # checked here, not in the page, which the process can write
+        # the flag in the shared page is not used for this, because the process can write there
         if session.tenant.enforcement.slot_flags & SlotFlag.UNGATED:
             session.send(wire.pack_grant(head.sequence, head.slot, 0, 1, NO_DEADLINE, 0))
             return
@@ -138,7 +139,7 @@ class Requests:
         ledger, tenant = self._ledger, session.tenant.name
         number, status = 0, Status.OK
         if family == MemoryFamily.CONTEXT and size == 0 and head.type != MessageType.MEMORY_QUERY:
-            # the process does not know the size: charge the reserve, and return all of it
+            # the process does not know the size of a context: charge or return the configured size
             size = self._residents.context_reserve_bytes(gpu)
         if head.type == MessageType.MEMORY_RESERVE:
             granted = ledger.reserve(session.number, gpu, family, size)
@@ -149,12 +150,12 @@ class Requests:
                 status = Status.DENIED
             number = granted or 0
         elif head.type == MessageType.MEMORY_COMMIT and reservation == 0:
-            # memory allocated without a reservation: of graphs, or of a pool that grew by itself
+            # graphs, and pools that grow by themselves, allocate without a reservation
             ledger.take(session.number, gpu, family, size)
             if ledger.used(tenant, gpu) > ledger.limit(tenant, gpu):
                 self._pages.over(session.tenant, gpu)
         elif head.type == MessageType.MEMORY_COMMIT:
-            # a reservation made with a previous agent is unknown here: MEMORY_STATE corrects the account
+            # a reservation from the previous agent is not known; the process's MEMORY_STATE messages correct the charge
             ledger.commit(session.number, reservation, size)
         elif head.type == MessageType.MEMORY_RELEASE:
             ledger.release(session.number, gpu, family, size)
@@ -167,7 +168,7 @@ class Requests:
             self._pages.publish(session.tenant, gpu)
 
     def _backing(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """Pass the tenant's host memory to the process."""
+        """Pass the tenant's host memory, to which it is evicted, to a process."""
         fd, size = self._host.memfd(session.tenant.name)
         config = self._in_force.config
         terms = {"backing_bytes": size, "piece_bytes": config.swap_piece_bytes}
@@ -194,7 +195,7 @@ class Requests:
 
     def _attach_copies(self, session: Session, head: wire.Head, data: bytes) -> None:
         given = self._copies.attach(session, self._gpu(session, head))
-        if given is None:  # scheduling was switched off again, or no queue is left
+        if given is None:  # copies are not scheduled any more, or all queues are taken
             session.send(
                 wire.pack(MessageType.COPY_REPLY, sequence=head.sequence, slot=head.slot, status=Status.DENIED)
             )

@@ -1,5 +1,5 @@
-"""The socket of the shims: accepts processes, assigns each to its tenant, detects their end, and disconnects
-misbehaving ones.
+"""The socket for the shims in tenants' processes: accepts processes, assigns each to its tenant, detects its end, and
+disconnects it if it breaks the protocol.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_DESCRIPTORS = 4  # per message
 
 
 class ShimServer:
-    """All connections of shims on this node."""
+    """Serves all connections of shims to this agent."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ShimServer:
     # -- listening -------------------------------------------------------------------------------------------------
 
     def listen(self, mode: int) -> None:
-        """Open the socket; the caller holds the lock that makes this the only agent here."""
+        """Open the socket. The caller must hold the folder's lock, so that no other agent has a socket there."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._listener = Listener(self.path, mode, self._take)
 
@@ -95,7 +95,7 @@ class ShimServer:
 
     def _hello_due(self, session: Session) -> None:
         if not session.welcome and not session.closed:
-            self.close(session, "it sent no HELLO")
+            self.close(session, "the process sent no HELLO")
 
     # -- traffic ---------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class ShimServer:
             session.drop_passed()
 
     def hear(self, session: Session, data: bytes) -> None:
-        """Handle a message of a process; a forbidden message ends its connection."""
+        """Handle a message of a process. A message that the protocol forbids ends the connection."""
         try:
             head = wire.parse_head(data)
             if session.welcome:
@@ -132,11 +132,11 @@ class ShimServer:
             self._loop.call_later(PATIENCE_S, self._too_early, session, early.place)
         except BadMessageError as error:
             self._refuse(session, error.status, str(error))
-        except InputError as error:  # without the option that it names, which this program's user may not have written
+        except InputError as error:  # its option is left out, which this program's user may not have written
             self._refuse(session, Status.DENIED, error.message)
         except Exception as error:  # an exception ends this connection, not the agent
             session.fail(Status.INTERNAL, "the agent failed on this message")
-            self.close(session, f"the agent failed on its message: {error!r}")
+            self.close(session, f"the agent failed on a message of the process: {error!r}")
 
     def _refuse(self, session: Session, status: Status, why: str) -> None:
         self.refused_connections += 1
@@ -177,8 +177,8 @@ class ShimServer:
         self._requests.came(session)
 
     def _bind(self, session: Session, token: str) -> Tenant:
-        """The tenant of a process: by its launcher's token, else by ancestry. Raises BadMessageError if there is
-        none.
+        """Find the tenant of a process: by its pod or job, else by its token, else by its parents. Raises
+        BadMessageError if it has none or may not run as that tenant.
         """
         peer = session.peer
         if peer.pid == 0:
@@ -187,7 +187,7 @@ class ShimServer:
             )
         tenant = self._owners.tenant_of(peer.pid, token)
         if tenant is not None:
-            pass  # the cgroup identifies the process, whatever token it has
+            pass  # the cgroup has identified the tenant; the token does not matter
         elif token:
             tenant = self._registry.by_token(token)
             if tenant is None:
@@ -216,7 +216,7 @@ class ShimServer:
         return tenant
 
     def _known(self, session: Session) -> None:
-        """The process has introduced itself or ended: it no longer counts as unidentified."""
+        """Stop counting a connection as unidentified, because its process has sent HELLO or has ended."""
         if not session.stranger:
             return
         session.stranger = False
@@ -248,7 +248,7 @@ class ShimServer:
         session.close_fds()
 
     def close_all(self) -> None:
-        """Stop listening and disconnect every process; shims then do what fail_mode says."""
+        """Stop listening and disconnect every process. Their shims then wait or continue, as `fail_mode` says."""
         if self._listener is not None:
             self._listener.close()
         for session in list(self.sessions):

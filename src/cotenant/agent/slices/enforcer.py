@@ -1,5 +1,5 @@
-"""Enforces shares by time slices on a node: measures tenants' GPU time, and applies the policy's orders to their
-channel groups.
+"""Enforces shares by hardware time slices: measures tenants' GPU time, and sets the time slices of their channel groups
+(the units that the GPU gives time slices to) as the policy decides.
 """
 
 from __future__ import annotations
@@ -27,31 +27,33 @@ from cotenant.policy.shares.slices import TINY_US, GpuSlices
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.1
-LONG_KERNEL_AGO_NS = 1_000_000_000  # a tenant without long kernels for this time is preempted less abruptly
-GUARD_S = 0.01  # interval between checks of the slices of latency-sensitive tenants
+LONG_KERNEL_AGO_NS = 1_000_000_000  # a tenant without long kernels for this time needs no forced preemption
+GUARD_S = 0.01  # interval between checks of time slices on which a latency-sensitive tenant relies
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines
-# how often a group's slice may differ from the value set before its tenant is reported: libcuda itself sets it once
+# a tenant is reported when a group's time slice differs from the value set for the third time: libcuda sets it once
 OFFENCES = 3
+
+NOT_MEASURED = "GPU %s: time slices enforce shares from now on without a measurement of what tenants get: %s"
 
 Key = tuple[Session, tuple[int, int]]
 
 
 @dataclass(eq=False)
 class _Gpu:
-    """State of one GPU under slices."""
+    """State of one GPU that tenants share by hardware time slices."""
 
     slices: GpuSlices
     controls: ChannelControls
     meter: Meter | None
     timer: asyncio.TimerHandle | None = None
     seen: dict[int, Usage] = field(default_factory=dict)  # process -> previous reading of the meter
-    totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> total since it joined
-    proven: bool = False  # a channel group has passed its check: later failures only warn, without fallback to `time`
-    tiny: set[str] = field(default_factory=set)  # tenants whose copy channels have the shortest slice, too
+    totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> GPU time since it joined
+    proven: bool = False  # a channel group could be controlled; if a later one cannot, the agent only warns
+    tiny: set[str] = field(default_factory=set)  # tenants whose copy channels have the shortest time slice, too
 
 
 class SliceEnforcer:
-    """Tenants under the mechanism `slices`."""
+    """Enforces the shares of the tenants whose mechanism is `slices`."""
 
     def __init__(
         self,
@@ -59,19 +61,19 @@ class SliceEnforcer:
         warn: Callable[[Tenant, str], None],
         fall_back: Callable[[str, str], None],
     ) -> None:
-        """`fall_back` is called with a GPU's UUID and a sentence if its driver rejects the controls."""
+        """`fall_back` is called with a GPU's UUID and a sentence if its driver rejects control of time slices."""
         self._registry, self._warn, self._fall_back = registry, warn, fall_back
         self._groups = GroupTable()
         self._gpus: dict[str, _Gpu] = {}
         self._keepers: dict[str, KeeperLink] = {}
         self._numbers: dict[Key, int] = {}
         self._last_number = 0
-        self._offences: Counter[tuple[str, int, int]] = Counter()  # tenant, and the client and handle of its group
+        self._offences: Counter[tuple[str, int, int]] = Counter()  # (tenant, client and handle of a group) -> count
 
     # -- tenants ---------------------------------------------------------------------------------------------------
 
     def join(self, tenant: Tenant) -> None:
-        """Add a tenant, or apply its changed promise. Raises WorkError if its GPU cannot be sliced."""
+        """Add a tenant, or apply its changed share. Raises WorkError if time slices of its GPU cannot be controlled."""
         for gpu in tenant.gpus:
             machine = self._gpu(gpu.uuid)
             self._obey(gpu.uuid, machine.slices.join(tenant.name, tenant.share(), work_kind(tenant.spec), _now()))
@@ -90,7 +92,7 @@ class SliceEnforcer:
                 self._obey(gpu.uuid, machine.slices.leave(tenant.name, _now()))
 
     def part(self, tenant: Tenant, gpu: str) -> float | None:
-        """Fraction of a GPU's time that a tenant had in the window; None if unknown."""
+        """Fraction of a GPU's time that a tenant had in the last window; None if unknown."""
         machine = self._gpus.get(gpu)
         known = machine.slices.tenants.get(tenant.name) if machine is not None else None
         if known is None or not known.groups or not known.window().span_ns:
@@ -98,8 +100,10 @@ class SliceEnforcer:
         return min(1.0, known.window().part)
 
     def wanted(self, tenant: Tenant, gpu: str) -> Wanted | None:
-        """What a tenant had and wanted of a GPU in the window, as far as the hardware reports: a tenant whose runs
-        mostly end for lack of work got what it wanted. None before a window has passed.
+        """Fractions of a GPU's time that a tenant got and wanted in the last window; None before a window has passed.
+
+        The hardware does not report what a tenant wants. A tenant whose time slices mostly end because it has no more
+        work is taken to want what it got; otherwise, to want all.
         """
         machine = self._gpus.get(gpu)
         known = machine.slices.tenants.get(tenant.name) if machine is not None else None
@@ -109,7 +113,7 @@ class SliceEnforcer:
         return Wanted(part, 1.0 if known.competes and not known.has_gaps() else part)
 
     def close(self) -> None:
-        """Enable all groups, and release them."""
+        """Let all tenants run without limits, and release their channel groups."""
         for gpu, machine in self._gpus.items():
             if machine.timer is not None:
                 machine.timer.cancel()
@@ -126,7 +130,7 @@ class SliceEnforcer:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def group(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """Handle CHANNEL_GROUP."""
+        """Handle a process's message about a new or ended channel group (CHANNEL_GROUP)."""
         tenant = session.tenant
         key, group = self._groups.take(session, data)
         sliced = [gpu.uuid for gpu in tenant.gpus if self._of(tenant, gpu.uuid) is not None]
@@ -138,7 +142,7 @@ class SliceEnforcer:
             self._count(tenant, gpu)
 
     def gone(self, session: Session) -> None:
-        """A process has ended."""
+        """Release the channel groups of a process that has ended."""
         mine = self._groups.forget(session)
         if mine is None:
             return
@@ -193,7 +197,7 @@ class SliceEnforcer:
                 keeper.drop(number)
 
     def _count(self, tenant: Tenant, gpu: str) -> None:
-        """Tell the policy the number of a tenant's groups."""
+        """Tell the policy the number of a tenant's channel groups."""
         machine = self._gpus.get(gpu)
         if machine is None or tenant.name not in machine.slices.tenants:
             return
@@ -220,7 +224,7 @@ class SliceEnforcer:
             try:
                 meter = device.meter(uuid, controls)
             except WorkError as error:
-                LOG.warning("GPU %s: shares are enforced by slices alone, and not measured: %s", uuid, error)
+                LOG.warning(NOT_MEASURED, uuid, error)
             machine = self._gpus[uuid] = _Gpu(GpuSlices(uuid), controls, meter)
             asyncio.get_running_loop().call_later(POLL_S, self._poll, uuid)
         return machine
@@ -242,11 +246,11 @@ class SliceEnforcer:
                     machine.controls.disable(fd, [group])
                 else:
                     machine.controls.enable(fd, [group])
-            except WorkError as error:  # the group's process is ending
+            except WorkError as error:  # the group's process has probably ended
                 LOG.info("tenant %s: %s: %s", step.tenant, type(step).__name__, error)
 
     def _copies(self, machine: _Gpu, uuid: str, step: SetSlice) -> None:
-        """A tenant that must yield does so with its copies, too."""
+        """Give a tenant's copies the shortest time slice, too, if its kernels have it."""
         tiny = step.slice_us == TINY_US
         if tiny == (step.tenant in machine.tiny) and not tiny:
             return
@@ -269,7 +273,7 @@ class SliceEnforcer:
             self._obey(uuid, self._gpus[uuid].slices.advance(_now()))
 
     def _again(self) -> None:
-        """This agent was suspended, and the keeper has enabled all groups: disable those that may not run."""
+        """Stop the tenants that may not run, because the keeper let all tenants run while the agent was suspended."""
         for uuid, machine in self._gpus.items():
             off = [Stop(uuid, tenant.name) for tenant in machine.slices.present() if not tenant.on]
             for step in off:
@@ -297,26 +301,28 @@ class SliceEnforcer:
             self._watch(uuid, [tenant.name for tenant in background], _now() + int(0.9 * POLL_S * 1e9))
 
     def _is_brief(self, name: str, gpu: str) -> bool:
-        """Whether a tenant's processes on a GPU hold back launches, and have launched only short kernels lately."""
+        """Whether all processes of a tenant on a GPU have launched only short kernels lately, and launch through the LS
+        gate, where best-effort launches wait while latency-sensitive work is active.
+        """
         tenant, now_ns = self._registry.tenants[name], _now()
         slots = [s.page.slots[n] for s in tenant.sessions for n, uuid in s.slots.items() if uuid == gpu]
         working = [slot for slot in slots if slot.contexts]
         return bool(working) and all(s.floor_ns and now_ns - s.long_kernel_ns > LONG_KERNEL_AGO_NS for s in working)
 
     def _measure(self, uuid: str, machine: _Gpu, meter: Meter, held: dict[str, list[Held]]) -> None:
-        """Report to the policy what tenants have had."""
+        """Measure the tenants' GPU time and report it to the policy."""
         try:
             read = meter.read(
                 [each._replace(run_us=machine.slices.run_us(name)) for name, groups in held.items() for each in groups]
             )
         except (WorkError, OSError) as error:
-            LOG.warning("GPU %s: shares are enforced by slices alone from now on: %s", uuid, error)
+            LOG.warning(NOT_MEASURED, uuid, error)
             machine.meter = None
             return
         for name, groups in held.items():
             for pid in {each.pid for each in groups}:
                 now = read.get(pid, Usage())
-                before = machine.seen.get(pid, now)  # time under a previous agent does not count
+                before = machine.seen.get(pid, now)  # GPU time under a previous agent does not count
                 total = machine.totals.get(name, Usage())
                 more = (max(0, a - b) for a, b in zip(now, before, strict=True))
                 machine.totals[name] = Usage(*(a + b for a, b in zip(total, more, strict=True)))
@@ -324,7 +330,7 @@ class SliceEnforcer:
         self._obey(uuid, machine.slices.used({name: machine.totals.get(name, Usage()) for name in held}, _now()))
 
     def _read_back(self, machine: _Gpu, held: dict[str, list[Held]]) -> None:
-        """Read slices back, since a tenant may set its own."""
+        """Read the time slices back and restore those that tenants have changed."""
         for name, groups in held.items():
             wanted = machine.slices.tenants[name].slice_us
             for _, fd, group, _ in groups:
@@ -336,7 +342,8 @@ class SliceEnforcer:
                     self._set_back(machine, name, fd, group, found, wanted)
 
     def _watch(self, uuid: str, names: list[str], until_ns: int) -> None:
-        """Check slices between polls, while a latency-sensitive tenant relies on those of others."""
+        """Until `until_ns`, check the time slices of these tenants often, since a latency-sensitive one relies on them.
+        """
         machine = self._gpus.get(uuid)
         if machine is None or _now() > until_ns:
             return
@@ -349,7 +356,7 @@ class SliceEnforcer:
         self._offences[key] += 1
         if tenant is not None and self._offences[key] == OFFENCES:
             self._warn(
-                tenant, f"it sets its own time slice ({found} us instead of {wanted}); the agent restores it each time"
+                tenant, f"the tenant changes its time slice ({found} us, not {wanted}); the agent restores it each time"
             )
         try:
             machine.controls.set_slice(fd, group, wanted)

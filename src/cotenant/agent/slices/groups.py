@@ -1,6 +1,8 @@
-"""Channel groups of connected processes with the driver's files: received in messages, released with the process.
+"""The channel groups of connected processes, which the GPU gives time slices to, with the driver's files that control
+them.
 
-A file is closed as soon as its process has ended: while it is open the driver keeps all of the process's resources.
+A process sends its groups and a duplicate of its open file of the driver. The agent closes that file as soon as the
+process has ended, because the driver keeps all of the process's resources while the file is open.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ MOST_CHANNELS = 50
 
 @dataclass(eq=False)
 class SessionGroups:
-    """Groups of one process. `gpu_of`: UUID of each group's GPU."""
+    """Channel groups of one process. `gpu_of`: UUID of each group's GPU."""
 
     pid: int
     files: dict[int, int] = field(default_factory=dict)  # client -> file
@@ -32,17 +34,17 @@ class SessionGroups:
     gpu_of: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def held(self, key: tuple[int, int]) -> Held:
-        """A group with its file."""
+        """A channel group with the driver's file that controls it."""
         return Held(self.pid, self.files[key[0]], self.groups[key])
 
     def on(self, gpu: str, *, compute: bool = True) -> Iterator[Held]:
-        """Its groups on a GPU; `compute`: only those of the compute engine."""
+        """The process's channel groups on a GPU; `compute`: only those of the compute engine."""
         for key, group in self.groups.items():
             if self.gpu_of.get(key) == gpu and (group.compute or not compute):
                 yield self.held(key)
 
     def close(self) -> None:
-        """The process has ended."""
+        """Close the files of a process that has ended."""
         for fd in self.files.values():
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -52,20 +54,20 @@ class SessionGroups:
 
 
 class GroupTable:
-    """Groups of all connected processes."""
+    """Channel groups of all connected processes."""
 
     def __init__(self) -> None:
         self.sessions: dict[Session, SessionGroups] = {}
 
     def take(self, session: Session, data: bytes) -> tuple[tuple[int, int], ChannelGroup | None]:
-        """Handle a CHANNEL_GROUP message: the group, or None if it has ended. Raises BadMessageError if it is
-        invalid.
+        """Handle a CHANNEL_GROUP message. Returns the key of the channel group, and the group, or None if it has ended.
+        Raises BadMessageError if the message is invalid.
         """
         values = wire.fields("channel_group", data)
         count, key = values["channel_count"], (values["client"], values["group"])
         mine = self.sessions.setdefault(session, SessionGroups(session.peer.pid))
         if count > MOST_CHANNELS or (count and len(mine.groups) >= MOST_GROUPS and key not in mine.groups):
-            raise BadMessageError(Status.TOO_MANY, "it has more channel groups than allowed for a process")
+            raise BadMessageError(Status.TOO_MANY, f"a process may have {MOST_GROUPS} channel groups, not more")
         fd = session.passed.pop() if session.passed else -1
         if not count:
             if fd >= 0:
@@ -75,7 +77,7 @@ class GroupTable:
                 os.close(mine.files.pop(key[0]))
             return key, None
         if fd >= 0 and key[0] in mine.files:
-            os.close(fd)  # the same file again
+            os.close(fd)  # a duplicate of a file that the agent already has
         elif fd >= 0:
             mine.files[key[0]] = fd
         if key[0] not in mine.files:
@@ -86,11 +88,11 @@ class GroupTable:
         return key, group
 
     def on(self, gpu: str, sessions: list[Session], *, compute: bool = True) -> list[Held]:
-        """Groups of these processes on a GPU."""
+        """Channel groups of these processes on a GPU."""
         return [held for s in sessions if s in self.sessions for held in self.sessions[s].on(gpu, compute=compute)]
 
     def forget(self, session: Session) -> SessionGroups | None:
-        """The process has ended: close its files."""
+        """Forget a process that has ended and close its files."""
         mine = self.sessions.pop(session, None)
         if mine is not None:
             mine.close()

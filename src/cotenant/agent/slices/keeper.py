@@ -1,9 +1,11 @@
-"""The keeper: a small process that holds the tenants' channel groups and enables them on their GPUs if the agent dies
-or is suspended. `python -m cotenant.agent.slices.keeper FD`, started by the agent; FD is a socket to it.
+"""The keeper: a small process that lets tenants stopped by the agent run again if the agent dies or is suspended.
 
-Messages, one JSON object each: first {"controls": RELEASE, "library"}; {"hold": ID, "pid", "group", "slice_us"} with
-the driver's file; {"drop": ID}; {} as heartbeat. The driver keeps a program's resources while its file is open, so
-files of ended processes are closed at once, whatever the agent does.
+Tenants' GPU work is stopped and resumed by their channel groups, which the GPU gives time slices to; the keeper has a
+copy of all groups. The agent starts it as `python -m cotenant.agent.slices.keeper FD`, where FD is a socket to the
+agent. Messages of the agent are JSON objects: first {"controls": RELEASE, "library"}; then {"hold": ID, "pid", "group",
+"slice_us"}, with a file of the driver, for a new group; {"drop": ID} when a group has ended; {} as heartbeat.
+
+The driver keeps a process's resources while its file is open, so the keeper closes it as soon as the process ends.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from cotenant.core.errors import WorkError
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGroup
 
-SILENCE_S = 0.6  # time without a message from the agent after which all groups are enabled
+SILENCE_S = 0.6  # after this time without a message from the agent, all tenants may run
 MESSAGE_BYTES = 4096
 
 
@@ -35,16 +37,16 @@ class Kept:
 
 
 class Keeper:
-    """Holds groups until they are dropped, or their process or the agent ends."""
+    """Keeps channel groups until the agent drops them or their process ends; enables all if the agent is silent."""
 
     def __init__(self, agent: socket.socket) -> None:
         self._agent = agent
         self._controls: ChannelControls | None = None
         self._kept: dict[int, Kept] = {}
-        self._enabled = True  # no message has arrived since all were enabled
+        self._enabled = True  # all groups have been enabled since the last message
 
     def run(self) -> None:
-        """Run until the agent has ended; then all groups are enabled, with the driver's slices."""
+        """Run until the agent has ended; then enable all groups with the driver's default time slices."""
         while True:
             watched = {kept.pidfd: number for number, kept in self._kept.items() if kept.pidfd >= 0}
             ready = select.select([self._agent.fileno(), *watched], [], [], SILENCE_S)[0]
@@ -65,7 +67,7 @@ class Keeper:
                     self._controls.set_slice(kept.fd, kept.group, kept.slice_us)
 
     def _hear(self) -> bool:
-        """Handle one message. False: the agent has ended."""
+        """Handle one message. Returns False if the agent has ended."""
         try:
             data, fds, _, _ = socket.recv_fds(self._agent, MESSAGE_BYTES, 1)
         except OSError:
@@ -112,7 +114,7 @@ class Keeper:
 
 
 def controls_of(release: str, library: str) -> ChannelControls:
-    """The controls of a driver release; `library`: the software GPU's, if it is one."""
+    """Control of channel groups for a driver release. `library`: path of the software GPU's library, if it is that."""
     if release != SOFTWARE:
         return ChannelControls(release)
     from cotenant.softgpu.controls import SoftIoctl
@@ -121,7 +123,7 @@ def controls_of(release: str, library: str) -> ChannelControls:
 
 
 def main() -> None:
-    """Serve the agent at the other end of the descriptor."""
+    """Serve the agent at the other end of the socket whose descriptor is the first argument."""
     Keeper(socket.socket(fileno=int(sys.argv[1]))).run()
 
 

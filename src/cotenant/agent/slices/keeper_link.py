@@ -1,4 +1,7 @@
-"""The agent's side of the keeper: starts it with the first group, tells it of groups, restarts it when it ends."""
+"""The agent's side of the keeper, the process that lets all tenants run if the agent dies or is suspended.
+
+The agent starts the keeper with the first channel group, sends it all groups, and restarts it when it ends.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ SEND_PATIENCE_S = 0.5
 
 
 class KeeperLink:
-    """One keeper process for all groups of one kind of GPU."""
+    """One keeper process, for all channel groups of GPUs with one driver."""
 
     def __init__(self, release: str, library: str, on_pause: Callable[[], None]) -> None:
-        """`on_pause` is called if this agent was suspended for so long that the keeper has enabled all groups."""
+        """`on_pause` is called after the agent was suspended for so long that the keeper has let all tenants run."""
         self._hello = {"controls": release, "library": library}
         self._on_pause = on_pause
         self._loop = asyncio.get_running_loop()
@@ -37,11 +40,11 @@ class KeeperLink:
 
     @property
     def pid(self) -> int | None:
-        """Pid of the keeper."""
+        """Pid of the keeper; None before its start."""
         return self._process.pid if self._process is not None else None
 
     def hold(self, number: int, held: Held, slice_us: int) -> None:
-        """Pass a group to the keeper; `slice_us`: the slice it gets when the agent has ended."""
+        """Send a channel group to the keeper. `slice_us`: time slice to set when the agent has ended."""
         self._held[number] = held, slice_us
         if self._socket is None:
             self._start()
@@ -49,12 +52,12 @@ class KeeperLink:
             self._send_group(number)
 
     def drop(self, number: int) -> None:
-        """The group has ended."""
+        """Tell the keeper that a channel group has ended."""
         if self._held.pop(number, None) is not None:
             self._send({"drop": number})
 
     def close(self) -> None:
-        """Let the keeper enable all groups and end."""
+        """End the keeper, which lets all tenants run."""
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
@@ -110,7 +113,7 @@ class KeeperLink:
         try:
             socket.send_fds(self._socket, [json.dumps(order).encode()], [fd] if fd >= 0 else [])
         except OSError:
-            return  # the keeper has ended: `_ended` starts another one and sends it all groups
+            return  # the keeper has ended; `_ended` starts another keeper and sends it all groups
 
     def _ended(self) -> None:
         if self._socket is None:
@@ -129,5 +132,5 @@ class KeeperLink:
             self._process.poll()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
-        LOG.warning("the keeper of channel groups has ended; another one is started")
+        LOG.warning("the keeper, which lets all tenants run if the agent dies, has ended: starting it again")
         self._start()

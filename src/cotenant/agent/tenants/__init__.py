@@ -1,1 +1,1 @@
-"""Tenants of a node: admission, processes, state across restarts, launching."""
+"""Tenants of a node: admission to GPUs, their processes and host memory, launching and stopping."""

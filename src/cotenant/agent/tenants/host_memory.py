@@ -1,4 +1,4 @@
-"""Host memory for tenants' evicted contents: one memfd per tenant, within the budget of the node."""
+"""Host memory to which tenants' GPU memory is evicted: one memfd per tenant, within a budget of the node."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def total_bytes() -> int:
 
 
 def host_memory(budget_bytes: int | None) -> HostMemory:
-    """The node's host memory for evicted contents; without a budget, half of what is available now. Raises InputError
-    for more than the machine has, since the out-of-memory killer would break such promises.
+    """The node's host memory for evicted GPU memory. Without a budget it is half of the memory available now. Raises
+    InputError if the budget exceeds the machine's memory, since the out-of-memory killer would end programs.
     """
     if budget_bytes is None:
         return HostMemory(available_bytes() // 2)
@@ -53,7 +53,7 @@ def host_memory(budget_bytes: int | None) -> HostMemory:
 
 @dataclass
 class HostMemory:
-    """The node's budget for evicted contents, in bytes; promises to tenants are counted apart from what is in use."""
+    """The node's budget of host memory for evicted GPU memory, in bytes, and what is reserved for each tenant."""
 
     budget_bytes: int
     promised: dict[str, int] = field(default_factory=dict)
@@ -61,15 +61,17 @@ class HostMemory:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes not yet promised."""
+        """Bytes of the budget that are not reserved."""
         return self.budget_bytes - sum(self.promised.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for --json."""
+        """The budget in JSON types, for --json."""
         return {"budget_bytes": self.budget_bytes, "promised_bytes": dict(self.promised), "left_bytes": self.left_bytes}
 
     def promise(self, tenant: str, size: int) -> None:
-        """Reserve what all of a tenant may need. Raises InputError if the budget does not allow it."""
+        """Reserve the host memory that a tenant needs if all its memory is evicted. Raises InputError if the budget is
+        too small.
+        """
         before = self.promised.get(tenant, 0)
         if size - before > self.left_bytes:
             raise InputError(
@@ -81,7 +83,7 @@ class HostMemory:
         self.promised[tenant] = size
 
     def check_room(self, name: str, size: int) -> None:
-        """Raise InputError unless contents that the driver keeps (a checkpoint) would fit now."""
+        """Raise InputError if a checkpoint of this size, which the driver keeps in host memory, would not fit now."""
         room = min(self.left_bytes, available_bytes() or size)
         if size > room:
             raise InputError(
@@ -89,7 +91,8 @@ class HostMemory:
             )
 
     def resize(self, tenant: str, size: int) -> None:
-        """Change a promise. Raises InputError if processes have mapped the memory, which then cannot grow."""
+        """Change what is reserved for a tenant. Raises InputError if it must grow but processes have already mapped it.
+        """
         if tenant in self._fds and size > self.promised[tenant]:
             raise InputError(
                 f"{tenant} runs with {self.promised[tenant] / 2**30:.1f} GiB of host memory for swapping, "

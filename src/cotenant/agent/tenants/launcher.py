@@ -1,5 +1,5 @@
-"""The launcher of `cotenant run`: registers a tenant, starts its program with the shim, forwards signals, enforces its
-timeout.
+"""The launcher, `cotenant run`: registers a tenant with the agent, starts the tenant's program with the shim, forwards
+signals to the program, and enforces its timeout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, 
 
 @dataclass(frozen=True)
 class Launch:
-    """One `cotenant run`."""
+    """The options of one `cotenant run`."""
 
     folder: Path
     spec: TenantSpec
@@ -41,7 +41,9 @@ class Launch:
 
 
 def program_environment(answer: dict[str, Any]) -> dict[str, str]:
-    """Environment of a tenant's program, from the agent's answer to `register`. Raises WorkError without a driver."""
+    """Environment of a tenant's program, from the agent's answer to the order `register`. Raises WorkError if there is
+    no CUDA driver.
+    """
     from cotenant.native.environment import tenant_environment
 
     kind = device(answer["device"])
@@ -66,7 +68,7 @@ def cache_hook(mode: str) -> dict[str, str]:
 
 def register(client: ControlClient, launch: Launch, *, launches: bool = False) -> dict[str, Any]:
     """Register the tenant; returns the agent's answer. `launches`: this process starts only the tenant's program, so
-    that it may be moved into the tenant's control group.
+    the agent may move it into the tenant's control group.
     """
     tenant = spec_to_dict(launch.spec)
     if not launch.limit_given:
@@ -79,24 +81,24 @@ def run(launch: Launch) -> int:
     """Run the program to its end. Returns its exit code, 128 + N for signal N as a shell does, 124 after a timeout."""
     if launch.empty_cache != "off" and launch.spec.oversubscribe == "none" and not launch.join:
         raise InputError(
-            "the memory of this tenant is never moved: add --oversubscribe swap, or leave this out",
+            "the memory of this tenant is never evicted: add --oversubscribe swap, or leave out --empty-cache",
             field="--empty-cache",
         )
     with ControlClient(launch.folder) as client:
         answer = register(client, launch, launches=True)
         environment = program_environment(answer) | cache_hook(launch.empty_cache)
-        if answer.get("parked"):  # otherwise the program would stand still for no visible reason
+        if answer.get("parked"):  # the user must learn why the program does not proceed
             name = answer["name"]
             LOG.warning("%s is parked: its GPU work waits for `cotenant resume %s`", name, name)
-        # On a terminal the program stays in our group, so Ctrl-C, Ctrl-Z and fg work as for any program. Elsewhere it
-        # has a group of its own, and signals sent to us alone are passed on to all of it.
+        # On a terminal the program stays in this process's group, so that Ctrl-C, Ctrl-Z and fg work as usual.
+        # Elsewhere the program gets its own process group, and this process forwards its signals to that group.
         group = None if _on_terminal() else 0
         try:
             child = subprocess.Popen(launch.command, env=environment, process_group=group)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise InputError(f"{launch.command[0]}: cannot be started: {reason}") from None
-        with contextlib.suppress(WorkError):  # it has already ended
+        with contextlib.suppress(WorkError):  # the program has already ended
             client.call("started", name=answer["name"], pid=child.pid)
         code = _wait(child, launch.timeout_s, own_group=group == 0, name=answer["name"], folder=launch.folder)
     _report_warnings(launch.folder, answer["name"])
@@ -115,7 +117,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
         with contextlib.suppress(ProcessLookupError):
             if own_group:
                 os.killpg(child.pid, number)
-            elif number not in TERMINAL_SIGNALS:  # the terminal has sent these to the program itself
+            elif number not in TERMINAL_SIGNALS:  # the terminal sends these to the program, too
                 child.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in PASSED_SIGNALS}
@@ -133,7 +135,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
 
 
 def _stop(child: subprocess.Popen[bytes], name: str, folder: Path) -> None:
-    """End the program and its children through the agent, which knows them all; without an agent only the program."""
+    """Let the agent end the program and all other processes of the tenant; if it does not answer, end the program."""
     try:
         with ControlClient(folder, timeout_s=KILL_AFTER_S + 10) as client:
             client.call("stop", name=name, grace_s=KILL_AFTER_S)
@@ -147,7 +149,7 @@ def _stop(child: subprocess.Popen[bytes], name: str, folder: Path) -> None:
 
 
 def _report_warnings(folder: Path, name: str) -> None:
-    """Print what the agent noticed about this tenant."""
+    """Print the agent's warnings about the tenant."""
     try:
         with ControlClient(folder, timeout_s=5.0) as client:
             warnings: list[str] = client.call("warnings", name=name)["warnings"]

@@ -1,7 +1,7 @@
-"""Processes left behind by an ended program: in its process group, or with its tenant's token in their environment.
+"""Finds processes that still run after their tenant's program has ended: they are in the program's process group, or
+have the tenant's token in their environment.
 
-A daemon leaves its parent, group and session, and may first use the GPU much later. But it keeps the environment it was
-started with, which contains the tenant's token.
+The token also finds daemons, which leave their parent, group and session and may use the GPU only much later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOBODY: frozenset[ProcessKey] = frozenset()
 
 
 def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, frozenset[ProcessKey]]:
-    """Token -> living processes with that token in their environment. Other users' processes are not visible."""
+    """For each token, the living processes that have it in their environment. Those of other users are not visible."""
     marks = {f"COTENANT_TOKEN={token}".encode(): token for token in tokens}
     found: dict[str, set[ProcessKey]] = {}
     for entry in os.listdir(proc):
@@ -37,9 +37,8 @@ def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, f
 
 
 class Orphans:
-    """Watches tenants whose programs have ended; `gone` is called for each tenant without any process left.
-
-    `changed` is called when a tenant's orphans change, so that they are saved.
+    """Watches tenants whose programs have ended. Calls `gone` with a tenant when its last process has ended, and
+    `changed` when its known processes have changed, so that the state file is written.
     """
 
     def __init__(
@@ -54,7 +53,9 @@ class Orphans:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def watch(self, tenant: Tenant, group: int | None = None, known: Collection[ProcessKey] = ()) -> None:
-        """The tenant's program has ended: the tenant exists as long as processes of that group or with its token."""
+        """Watch a tenant whose program has ended, until no process of the process group `group`, and none with the
+        tenant's token, is left. `known`: such processes that are already known.
+        """
         tenant.group = group
         tenant.orphans = frozenset(known)
         tenant.left_behind = True
@@ -63,7 +64,7 @@ class Orphans:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching all tenants."""
         for task in self._tasks:
             task.cancel()
 
@@ -75,7 +76,7 @@ class Orphans:
             if tenant.group is not None and not await asyncio.to_thread(in_group, tenant.group):
                 tenant.group = None
             if tenant.group is None and not any(alive(key) for key in tenant.orphans):
-                tenant.orphans = await self._look(tenant.token)  # they may have children
+                tenant.orphans = await self._look(tenant.token)  # the ended processes may have left children
                 if not tenant.orphans:
                     break
                 self._changed()
@@ -85,7 +86,7 @@ class Orphans:
         self._gone(tenant)
 
     async def _look(self, token: str) -> frozenset[ProcessKey]:
-        """One scan of all processes serves all requests made before it began."""
+        """Find the processes with a token. One scan of all processes serves all requests that were made before it."""
         self._wanted.add(token)
         async with self._looking:
             if token in self._wanted:

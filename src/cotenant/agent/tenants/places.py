@@ -1,4 +1,4 @@
-"""The pod or batch job of a process, from its cgroup."""
+"""Finds the pod or batch job to which a process belongs, by its cgroup."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-MAX_TOKEN = 63  # the size of the field in HELLO
+MAX_TOKEN = 63  # most characters of a token in the message HELLO
 _HEX = "[0-9a-f]"
 _UID = f"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 # cgroupfs: kubepods/burstable/podUID/ID; systemd: kubepods-burstable-podUID_.slice/cri-containerd-ID.scope
@@ -17,7 +17,9 @@ _SLURM = re.compile(r"/(?:slurm[^/]*/uid_\d+|[^/]*slurmstepd\.scope)/job_(\d+)(?
 
 
 class Place(NamedTuple):
-    """The pod or job of a process: kind (`pod` or `slurm`), pod UID or job number, and the container's ID."""
+    """The pod or job of a process. `kind`: `pod` or `slurm`; `id`: UID of the pod or number of the job; `container_id`:
+    ID of the pod's container.
+    """
 
     kind: str
     id: str
@@ -25,8 +27,8 @@ class Place(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The pod or job that owns a tenant. `container`: its name within the pod; `container_id`: the runtime's, once
-    known.
+    """The pod or job to which a tenant belongs. `container`: the container's name in the pod; `container_id`: its ID in
+    the container runtime, empty until it is known.
     """
 
     kind: str
@@ -36,19 +38,19 @@ class Owner(NamedTuple):
 
     @property
     def token(self) -> str:
-        """COTENANT_TOKEN of the processes of this container."""
+        """Value of COTENANT_TOKEN for the processes of this container."""
         return container_token(self.container) if self.container else ""
 
 
 def container_token(name: str) -> str:
-    """COTENANT_TOKEN of a container: its name, which is not secret. Long names are hashed to fit."""
+    """Value of COTENANT_TOKEN for a container: its name, or a hash of a long name. It is not secret."""
     plain = f"container:{name}"
     return plain if len(plain) <= MAX_TOKEN else f"container#{hashlib.sha256(name.encode()).hexdigest()[:40]}"
 
 
 def place_in(text: str) -> Place | None:
-    """The pod or job in the contents of /proc/PID/cgroup. The outermost match counts, since processes may name
-    subgroups.
+    """Find the pod or job in the contents of /proc/PID/cgroup. The outermost group that matches counts, since processes
+    in a pod can create groups with any name below it.
     """
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
@@ -60,7 +62,7 @@ def place_in(text: str) -> Place | None:
 
 
 def place_of(pid: int, proc: Path = Path("/proc")) -> Place | None:
-    """The pod or job of a process; None if there is none, or if the process has ended."""
+    """The pod or job of a process; None if the process is in none or has ended."""
     try:
         return place_in((proc / str(pid) / "cgroup").read_text(errors="replace"))
     except OSError:

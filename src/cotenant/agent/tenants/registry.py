@@ -24,7 +24,7 @@ MAX_TENANTS = 4096
 
 
 class Registry:
-    """All tenants of the node, and admission: no GPU is promised twice."""
+    """All tenants of the node. Admission ensures that the shares and memory promised on each GPU fit on it."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class Registry:
         parked: Container[str] = (),
         slices_first: bool = True,
     ) -> None:
-        """`parked`: names of tenants parked until they are resumed. `slices_first`: tenants without a mechanism get
-        time slices if available.
+        """`parked`: names of tenants that are parked until they are resumed. `slices_first`: whether tenants with the
+        mechanism `auto` get hardware time slices where these are available.
         """
         self._slices_first = slices_first
         self._host = host or HostMemory(0)
@@ -47,16 +47,16 @@ class Registry:
         self._parked = parked
 
     def by_token(self, token: str) -> Tenant | None:
-        """The tenant whose launcher was given that token."""
+        """The tenant that has this token."""
         return self._by_token.get(token)
 
     def by_process(self, pids: Iterable[int]) -> Tenant | None:
-        """The tenant whose program is one of these processes (nearest first)."""
+        """The tenant whose program is the first of these processes that is one (a process and its parents)."""
         roots = {t.root.pid: t for t in self.tenants.values() if t.root is not None}
         return next((roots[pid] for pid in pids if pid in roots), None)
 
     def by_connection(self, pid: int) -> Tenant | None:
-        """The tenant of a connected process."""
+        """The tenant of a process that is connected to the agent; None for other processes."""
         return next((t for t in self.tenants.values() if any(s.peer.pid == pid for s in t.sessions)), None)
 
     def gpu_named(self, text: str, field: str = "--gpu") -> Gpu:
@@ -67,22 +67,22 @@ class Registry:
         return gpu
 
     def gated(self, tenant: Tenant) -> bool:
-        """Whether a tenant takes turns by the broker."""
+        """Whether a tenant takes turns that the agent grants."""
         return self.mechanisms[tenant.spec.mechanism].capabilities.gated
 
     def sliced(self, tenant: Tenant) -> bool:
-        """Whether the agent sets a tenant's time slices on the GPU."""
+        """Whether the agent sets a tenant's hardware time slices."""
         return self.mechanisms[tenant.spec.mechanism].capabilities.sliced
 
     def fail_mode(self, tenant: Tenant, said: str) -> FailMode:
-        """Behaviour of a tenant's processes without an agent: as configured, but open under time slices, which need no
-        agent.
+        """What a tenant's processes do without an agent: what the setting `fail` says; but under hardware time slices
+        they always continue.
         """
         return FailMode.OPEN if self.sliced(tenant) else FailMode[said.upper()]
 
     def refuse_slices(self, uuid: str, why: str) -> list[Tenant]:
-        """A GPU's driver rejects time slices: no tenant is admitted to them any more, and existing ones switch to
-        turns; returns these.
+        """Record that a GPU's driver rejects control of time slices. Its tenants switch to turns, also those admitted
+        later. Returns the tenants that were switched.
         """
         slices = self.mechanisms[Slices.name]
         assert isinstance(slices, Slices)
@@ -94,11 +94,11 @@ class Registry:
         return changed
 
     def on_gpu(self, uuid: str, without: str = "") -> list[Tenant]:
-        """Tenants placed on a GPU."""
+        """Tenants of a GPU, except the tenant named `without`."""
         return [tenant for name, tenant in self._by_gpu[uuid].items() if name != without]
 
     def admit(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
-        """Place a tenant and prepare its mechanism. InputError says what does not fit."""
+        """Admit a tenant to GPUs and let its mechanism grant the share. Raises InputError if it does not fit."""
         check_spec(spec)
         spec = self.resolved(spec)
         if spec.name in self.tenants:
@@ -129,9 +129,7 @@ class Registry:
         return tenant
 
     def preparing(self, spec: TenantSpec) -> tuple[Mechanism, tuple[Gpu, ...]] | None:
-        """The mechanism to prepare for such a tenant, and its GPUs; None if it cannot be admitted (`admit` says
-        why).
-        """
+        """The mechanism and the GPUs that such a tenant would get; None if `admit` would refuse it."""
         spec = self.resolved(spec)
         mechanism = self.mechanisms.get(spec.mechanism)
         if mechanism is None:
@@ -146,7 +144,9 @@ class Registry:
         return mechanism, gpus
 
     def resolved(self, spec: TenantSpec) -> TenantSpec:
-        """The spec with a mechanism if it has none: time slices if available and the tenant fits, else turns."""
+        """The spec with its mechanism `auto` replaced: by `slices` where the GPU offers hardware time slices and the
+        tenant fits, otherwise by `time` (turns).
+        """
         if spec.mechanism != mechanism_list.AUTO:
             return spec
         turns, sliced = replace(spec, mechanism=Time.name), replace(spec, mechanism=Slices.name)
@@ -162,11 +162,13 @@ class Registry:
         return sliced if all(slices.offers(gpu) for gpu in gpus) else turns
 
     def default_on(self, gpu: Gpu) -> str:
-        """The mechanism of a tenant of that GPU that has none."""
+        """The mechanism that `auto` means on this GPU."""
         return self.resolved(TenantSpec("any", gpus=(gpu.uuid,))).mechanism
 
     def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
-        """Change a tenant's promise; returns from when on it holds. Raises InputError if it does not fit."""
+        """Change a tenant's share and memory. Returns in words when that takes effect. Raises InputError if it does not
+        fit.
+        """
         check_spec(spec)
         for gpu in tenant.gpus:
             self._fits(spec, gpu)
@@ -180,11 +182,11 @@ class Registry:
         return mechanism.resize(spec, tenant.gpus)
 
     def check_fits(self, spec: TenantSpec, gpu: Gpu) -> None:
-        """Raise InputError if a GPU has no room for such a tenant in addition to its present ones."""
+        """Raise InputError if a GPU has no room for such a tenant in addition to its present tenants."""
         self._fits(spec, gpu)
 
     def with_room(self, spec: TenantSpec) -> list[Gpu]:
-        """The GPUs with room for such a tenant, least promised first."""
+        """The GPUs with room for such a tenant; first the GPU whose tenants request least."""
         found = []
         for gpu in self.gpus.values():
             with contextlib.suppress(InputError):
@@ -199,7 +201,7 @@ class Registry:
         self._by_gpu[gpu.uuid][tenant.name] = tenant
 
     def remove(self, tenant: Tenant) -> None:
-        """Remove a tenant and release its mechanism."""
+        """Remove a tenant, its share and its host memory."""
         self.tenants.pop(tenant.name, None)
         self._by_token.pop(tenant.token, None)
         self._host.release(tenant.name)
@@ -208,7 +210,7 @@ class Registry:
         self.mechanisms[tenant.spec.mechanism].revoke(tenant.name, tenant.gpus)
 
     def _promise_host(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Reserve host memory for everything that a tenant may have to move, so that no move lacks it."""
+        """Reserve host memory for all GPU memory of a swappable tenant, so that it can always be evicted."""
         if spec.oversubscribe == "swap":
             self._host.promise(spec.name, spec.memory_bytes or gpus[0].memory_bytes)
 
@@ -237,12 +239,12 @@ class Registry:
         return tuple(sorted(self.gpus.values(), key=load)[: spec.gpu_count])
 
     def readmit(self, tenant: Tenant) -> None:
-        """Raise InputError if a parked tenant's GPUs have meanwhile been promised to others."""
+        """Raise InputError if a parked tenant does not fit on its GPUs any more, because others were admitted."""
         for gpu in tenant.gpus:
             self._fits(tenant.spec, gpu)
 
     def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
-        # nothing is promised to a parked tenant until it is resumed
+        # nothing is reserved for a parked tenant until it is resumed
         others = [other for other in self.on_gpu(gpu.uuid, without=spec.name) if other.name not in self._parked]
         where = f"GPU {gpu.index} ({gpu.name})"
         mine = self.mechanisms[spec.mechanism].capabilities
@@ -275,7 +277,7 @@ class Registry:
         if spec.oversubscribe != "none" and not self.mechanisms[spec.mechanism].capabilities.gated:
             gated = " or ".join(name for name, kind in self.mechanisms.items() if kind.capabilities.gated)
             raise InputError(
-                f"{spec.name} cannot oversubscribe under {spec.mechanism}: memory moves only between turns "
+                f"{spec.name} cannot oversubscribe under {spec.mechanism}: memory is swapped only between turns "
                 f"(--mechanism {gated})",
                 field="--oversubscribe",
             )
@@ -293,7 +295,7 @@ class Registry:
 
 
 def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
-    """Plain data of a spec, for the state file."""
+    """A spec in JSON types, for the state file and the control socket."""
     return {
         "name": spec.name,
         "request": spec.request,
@@ -317,7 +319,7 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
 
 
 def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
-    """A spec from plain data of a control client or the state file. Raises InputError for a value of the wrong type."""
+    """Convert a JSON object of the control socket or the state file to a spec. Raises InputError for wrong types."""
     try:
         memory = data.get("memory_bytes")
         return TenantSpec(

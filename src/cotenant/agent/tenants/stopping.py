@@ -1,4 +1,4 @@
-"""Ends a tenant's processes: its program, the connected ones, and their children."""
+"""Ends a tenant's processes: its program, its processes that use the GPU, and their descendants."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cotenant.agent.tenants.tenant import Tenant
 
 
 def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = frozenset()) -> set[ProcessKey]:
-    """Send SIGTERM to a tenant's program and processes now, and SIGKILL to those left after `grace_s`."""
+    """Send SIGTERM to all processes of a tenant, and after `grace_s` SIGKILL to those left. Returns the processes."""
     keys = {s.process for s in tenant.sessions if s.process.start_ticks}
     if tenant.root is not None:
         keys.add(tenant.root)
     keys |= tenant.orphans | more
     keys |= processes.descendants(keys)
-    # the program first: after its children, it could end by itself as if it had succeeded
+    # first the program: if its children ended first, it might exit by itself with code 0
     for key in sorted(keys, key=lambda key: key != tenant.root):
         _signal(key, signal.SIGTERM, group=key == tenant.root)
     if tenant.group is not None:
@@ -36,13 +36,13 @@ def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = frozenset
 
 
 def _signal_group(group: int, number: int) -> None:
-    """Signal the processes that a program left behind in its group."""
+    """Signal the process group of a program that has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def _signal(key: ProcessKey, number: int, *, group: bool) -> None:
-    """Signal exactly that process, and its whole group if the launcher gave it one."""
+    """Signal a process if it still runs; with `group`, its whole process group if it leads one."""
     if not processes.alive(key):
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):

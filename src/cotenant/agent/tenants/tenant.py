@@ -26,7 +26,7 @@ MAX_UNSENT = 256  # most messages buffered for a process that does not read
 
 
 class ControlGroup(NamedTuple):
-    """The control group with a tenant's memory limit. `made`: created by the agent, which removes it."""
+    """The control group with a tenant's memory limit. `made`: the agent has created it and will remove it."""
 
     path: Path
     made: bool
@@ -34,7 +34,7 @@ class ControlGroup(NamedTuple):
 
 @dataclass(eq=False)
 class Tenant:
-    """One tenant: promise, placement, processes, history."""
+    """A tenant: its share and limits, its GPUs, its processes and its warnings."""
 
     spec: TenantSpec
     gpus: tuple[Gpu, ...]
@@ -42,9 +42,9 @@ class Tenant:
     uid: int
     enforcement: Enforcement
     declared: bool = False
-    owner: Owner | None = None  # the pod or job to which the tenant belongs, whatever its processes do
+    owner: Owner | None = None  # the pod or job for which the tenant is held
     root: ProcessKey | None = None
-    left_behind: bool = False  # its program has ended; others of its process group or with its token may run
+    left_behind: bool = False  # the program has ended; other processes of its group, or with the token, may run
     group: int | None = None
     orphans: frozenset[ProcessKey] = frozenset()
     launching: bool = False  # registered by a launcher that has not started the program yet
@@ -53,11 +53,12 @@ class Tenant:
     sessions: list[Session] = field(default_factory=list)
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     warning_count: int = 0
-    not_enforced: dict[str, int] = field(default_factory=dict)  # deviation from its share -> start time in ns
+    # sentence about a deviation from the tenant's share -> start time in ns
+    not_enforced: dict[str, int] = field(default_factory=dict)
     launches_gone: int = 0  # launches of processes that have ended
     waited_gone_ns: int = 0
-    held: ControlGroup | None = None  # group in which kernel or driver limits its memory
-    held_not: str = ""  # why they do not, although they could
+    held: ControlGroup | None = None  # the control group on which kernel or driver limits the tenant's memory
+    held_not: str = ""  # why the memory is not limited by control group, although kernel or driver could do that
 
     @property
     def name(self) -> str:
@@ -66,38 +67,38 @@ class Tenant:
 
     @property
     def pids(self) -> set[int]:
-        """Its processes on the GPU and its program, since a worker that only sleeps has no session."""
+        """Pids of the tenant's connected processes and of its program, which connects only when it uses the GPU."""
         return {s.peer.pid for s in self.sessions} | ({self.root.pid} if self.root else set())
 
     def slots_on(self, gpu: str) -> list[tuple[Session, int]]:
-        """Its processes that have attached a GPU, each with its slot of the page."""
+        """The tenant's processes that use a GPU, each with the GPU's slot in the process's shared page."""
         return [(s, slot) for s in self.sessions for slot, attached in s.slots.items() if attached == gpu]
 
     def environment(self, *, below: bool) -> dict[str, str]:
-        """Environment of a program started now. `below`: the scheme runs best-effort work at lower priority, unless the
-        tenant's priority says otherwise.
+        """Environment of a program started now. `below`: the co-location scheme runs best-effort work at lower
+        priority; a priority set for the tenant takes precedence.
         """
         lower = below and self.spec.best_effort and self.spec.priority == 0
         return self.enforcement.environment | (self.enforcement.below if lower else {})
 
     def share(self) -> Share:
-        """Its promise as the broker's Share."""
+        """The tenant's share, as the policy for turns takes it."""
         gang = tuple(g.uuid for g in self.gpus) if len(self.gpus) > 1 else ()
         spec = self.spec
         return Share(spec.request, spec.limit, spec.priority, spec.weight, gang)
 
     def cap_bytes(self, gpu: Gpu) -> int | None:
-        """Its memory limit on a GPU: as promised; for swappable tenants at most the GPU's size."""
+        """The tenant's memory limit on a GPU. If none is set, it is the GPU's size for swappable tenants, else None."""
         movable = self.spec.oversubscribe != "none"
         return gpu.memory_bytes if self.spec.memory_bytes is None and movable else self.spec.memory_bytes
 
     @property
     def kept_bytes(self) -> int | None:
-        """Memory of its GPUs kept free for it: a latency-sensitive tenant's memory is always available."""
+        """Bytes of each GPU that are kept free for the tenant: its memory limit if it is latency-sensitive."""
         return self.spec.memory_bytes if self.spec.latency_sensitive else None
 
     def warn(self, text: str) -> None:
-        """Store a warning for ps, top and the launcher."""
+        """Store a warning, which `cotenant ps`, `cotenant top` and the launcher show."""
         self.warning_count += 1
         if text not in self.warnings:
             self.warnings.append(text)
@@ -105,14 +106,14 @@ class Tenant:
 
 @dataclass
 class MoveState:
-    """Location of one process's memory on one GPU, as last reported. Sizes in bytes."""
+    """Where a process's memory of one GPU is, as the process last reported. Sizes in bytes."""
 
     resident: int = 0
     evicted: int = 0
-    staying: int = 0  # neither resident nor evicted: memory that other processes have opened, so it never leaves
+    staying: int = 0  # memory that other processes have opened, too, so that it is never evicted
     backing: int = 0  # host memory available for eviction
     pinned: int = 0
-    low: int = 0  # range of host memory with contents
+    low: int = 0  # evicted memory is within [low, high) of the tenant's host memory
     high: int = 0
     fixed: bool = False
 
@@ -126,13 +127,13 @@ class MoveState:
 
 
 class Session:
-    """One process, at the other end of a socket. `tenant` and `page` are set when HELLO has been accepted."""
+    """The connection of one process. `tenant` and `page` are set when its HELLO message has been accepted."""
 
     tenant: Tenant
     page: Page
 
     def __init__(self, connection: socket.socket, peer: Peer, number: int, end: Callable[[Session, str], None]) -> None:
-        """`end` is called, with a reason or an empty one, when the connection must be closed."""
+        """`end` is called with a reason, which may be empty, when the connection must be closed."""
         self.socket = connection
         self.peer = peer
         self.number = number
@@ -144,8 +145,8 @@ class Session:
         self.slots: dict[int, str] = {}  # slot -> GPU UUID
         self.sms: dict[int, int] = {}  # slot -> SMs that the process sees
         self.asking: set[int] = set()
-        self.moves: dict[int, MoveState] = {}  # slot -> location of its swappable memory
-        self.granted: dict[int, int] = {}  # slot -> epoch as sent to the process
+        self.moves: dict[int, MoveState] = {}  # slot -> where the process's swappable memory is
+        self.granted: dict[int, int] = {}  # slot -> number of the turn, as sent to the process
         self.pidfd: int | None = None
         self.passed: list[int] = []  # descriptors received with the current message
         self._end = end
@@ -153,9 +154,9 @@ class Session:
         self._unsent: list[bytes] = []
 
     def send(self, data: bytes, fd: int = -1) -> None:
-        """Send without blocking. Messages for a process that does not read are buffered; at 256 it is disconnected.
+        """Send a message without blocking. A process that leaves more than 256 messages unread is disconnected.
 
-        `fd` is sent along if that is possible now: the message must make sense without it.
+        `fd` is sent with the message if that is possible now; the message must be usable without it.
         """
         if self.closed:
             return
@@ -181,7 +182,7 @@ class Session:
                 raise BlockingIOError
             socket.send_fds(self.socket, [data], [fd])
         except BlockingIOError:
-            self._end_soon("it asked for a page and reads nothing")
+            self._end_soon("the process requested a page but does not read its messages")
         except OSError:
             self._end_soon("")
 
@@ -195,7 +196,7 @@ class Session:
     def _keep(self, data: bytes) -> None:
         self._unsent.append(data)
         if len(self._unsent) > MAX_UNSENT:
-            self._end_soon(f"it left {MAX_UNSENT} messages unread")
+            self._end_soon(f"the process left {MAX_UNSENT} messages unread")
 
     def _send_rest(self) -> None:
         try:
@@ -210,16 +211,16 @@ class Session:
         self._loop.remove_writer(self.socket)
 
     def fail(self, status: Status, text: str, sequence: int = 0, slot: int = NO_SLOT) -> None:
-        """Answer with ERROR."""
+        """Answer with an ERROR message."""
         self.send(wire.pack_text(MessageType.ERROR, status, text, sequence=sequence, slot=slot))
 
     def drop_passed(self) -> None:
-        """Close descriptors that no part has taken."""
+        """Close the descriptors received with the last message that no part of the agent has taken."""
         while self.passed:
             os.close(self.passed.pop())
 
     def close_fds(self) -> None:
-        """Release the descriptors of this connection."""
+        """Close all descriptors of this connection."""
         self.drop_passed()
         if self.pidfd is not None:
             os.close(self.pidfd)

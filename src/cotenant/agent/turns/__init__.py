@@ -1,1 +1,1 @@
-"""Turns: exclusive time slices of a GPU, granted by the token broker."""
+"""Turns: time slices in which only one tenant may launch on a GPU; the agent's token broker grants them."""

@@ -1,4 +1,8 @@
-"""Applies the policy core's instructions on a node: clock, timers, pages and messages of the token broker."""
+"""The token broker: grants tenants turns, time slices in which only one tenant may launch on a GPU.
+
+The policy (policy/shares) decides; the broker has the clock and timers, and carries the decisions out by messages and
+by the pages that each process shares with the agent. A turn has a number, its epoch.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from cotenant.policy.shares.turn import UNDRAINED
 
 _REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # every other reason: released
 SAFETY_NS = 1_000_000_000
-LATE_REPORT_NS = 20_000_000  # longest time by which a release may date back the end of its work
+LATE_REPORT_NS = 20_000_000  # a process may report that its work ended at most this long ago
 
 
 class PausedTurn(NamedTuple):
-    """A turn that cannot begin yet: it waits for `resume_turn` or `fail_turn`."""
+    """A turn that cannot begin until its tenant's memory is on the GPU: `resume_turn` or `fail_turn` ends the pause."""
 
     tenant: Tenant
     gpu: str
@@ -29,13 +33,13 @@ class PausedTurn(NamedTuple):
 
 
 class Residents(Protocol):
-    """Memory residency of tenants."""
+    """Knows whether tenants' memory is on their GPUs."""
 
     def ready(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether a turn of the tenant may begin now."""
+        """Whether all memory of the tenant is on the GPU, so that its turn may begin."""
 
     def patience_ns(self, tenant: Tenant, gpu: str) -> int:
-        """How long an idle holder keeps its turn, without regard to its share."""
+        """How long in ns an idle tenant keeps its turn, as the cost of swapping suggests."""
 
 
 @dataclass(eq=False)
@@ -45,14 +49,14 @@ class _Hold:
     tenant: Tenant
     epoch: int
     deadline_ns: int
-    members: dict[Session, int] = field(default_factory=dict)  # session -> its slot
+    members: dict[Session, int] = field(default_factory=dict)  # process -> slot of the GPU in its shared page
     drained_ns: int = 0
     reason: str = "released"
     contended: bool | None = None
 
 
 class Broker:
-    """Token messages of a node. All methods run in one event loop."""
+    """Grants and ends turns on the GPUs of a node. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -72,18 +76,18 @@ class Broker:
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
         self._holds: dict[str, _Hold] = {}  # gpu -> current turn
-        # (gpu, tenant) of revoked turns whose work still runs
+        # (gpu, tenant) -> revoked turn whose work still runs
         self._stuck: dict[tuple[str, str], _Hold] = {}
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         self._tenants: dict[str, Tenant] = {}
         self._suspended: set[str] = set()
-        # epochs in messages always increase, also across a restart of the agent
+        # numbers of turns in messages always increase, also across a restart of the agent
         self._wire_epoch = time.monotonic_ns() // 1000
 
     # -- membership ------------------------------------------------------------------------------------------------
 
     def join(self, tenant: Tenant) -> None:
-        """Open accounts for a gated tenant, or change its share."""
+        """Let a tenant take turns on its GPUs, or change its share."""
         self._tenants[tenant.name] = tenant
         now_ns = time.monotonic_ns()
         for gpu in tenant.gpus:
@@ -93,7 +97,7 @@ class Broker:
                 self._obey(self.turns.join(gpu.uuid, tenant.name, tenant.share(), now_ns), gpu.uuid)
 
     def leave(self, tenant: Tenant) -> None:
-        """Close a tenant's accounts."""
+        """End a tenant's turns and forget it."""
         now_ns = time.monotonic_ns()
         self._suspended.discard(tenant.name)
         for gpu in tenant.gpus:
@@ -103,7 +107,7 @@ class Broker:
         self._tenants.pop(tenant.name, None)
 
     def configure(self, settings: QuotaSettings, inflight_ns: int) -> None:
-        """New settings from the config file."""
+        """Apply new settings from the config file."""
         self._inflight_ns = inflight_ns
         out = self.turns.configure(settings, time.monotonic_ns())
         for gpu in self.turns.gpus:
@@ -112,7 +116,7 @@ class Broker:
     # -- messages of the shims -------------------------------------------------------------------------------------
 
     def request(self, session: Session, slot: int, burst_ns: int) -> None:
-        """Handle TOKEN_REQUEST."""
+        """Handle a process's request for a turn (TOKEN_REQUEST). `burst_ns`: GPU time that it expects to need."""
         gpu = session.slots[slot]
         session.asking.add(slot)
         if session.tenant.name in self._suspended:
@@ -123,7 +127,7 @@ class Broker:
             self._obey(out, gpu)
 
     def suspend(self, tenant: Tenant) -> None:
-        """Grant this tenant no turns; a current one is revoked. Its requests are remembered."""
+        """Grant a tenant no turns and revoke its present turn. Requests are answered after `unsuspend`."""
         self._suspended.add(tenant.name)
         now_ns = time.monotonic_ns()
         for gpu in tenant.gpus:
@@ -132,19 +136,19 @@ class Broker:
                 self._obey(self.turns.withdraw(gpu.uuid, tenant.name, now_ns), gpu.uuid)
                 turn = machine.turn
                 if turn is not None and turn.account.name == tenant.name and turn.paused_ns is not None:
-                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)  # the turn waits for memory: nothing runs
+                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)  # the turn has not begun, so nothing runs
                 else:
                     self._obey(machine.stop_turn(tenant.name, now_ns, "suspended"), gpu.uuid)
 
     def unsuspend(self, tenant: Tenant) -> None:
-        """Grant turns again."""
+        """Grant turns to a suspended tenant again."""
         self._suspended.discard(tenant.name)
         for gpu in tenant.gpus:
             if tenant.name in self.turns.gpus[gpu.uuid].accounts and self._asks(tenant, gpu.uuid):
                 self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
 
     def wish(self, tenant: Tenant) -> None:
-        """Request a turn for a tenant whose processes cannot ask."""
+        """Request a turn for a tenant whose processes cannot do so."""
         for gpu in tenant.gpus:
             if tenant.name in self.turns.gpus[gpu.uuid].accounts and not self.holds(tenant, gpu.uuid):
                 self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
@@ -155,12 +159,12 @@ class Broker:
             self.wish(tenant)
 
     def holds(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether the tenant runs on that GPU, or its last work is still draining."""
+        """Whether the tenant has a turn on a GPU, or work of its last turn still runs there."""
         machine = self.turns.gpus[gpu]
         return tenant.name in machine.overrun or (machine.turn is not None and machine.turn.account.name == tenant.name)
 
     def resume_turn(self, gpu: str, name: str, epoch: int, floor_ns: int) -> None:
-        """The tenant of a paused turn can run; the turn then lasts at least `floor_ns`."""
+        """Begin a paused turn, whose tenant's memory is now on the GPU. The turn lasts at least `floor_ns`."""
         out = self.turns.gpus[gpu].resume(name, epoch, time.monotonic_ns(), floor_ns)
         if out:
             self._obey(out, gpu)
@@ -168,7 +172,7 @@ class Broker:
             self.fail_turn(gpu, name, epoch)
 
     def fail_turn(self, gpu: str, name: str, epoch: int) -> None:
-        """The tenant of a paused turn cannot run now: the turn ends unused."""
+        """End a paused turn unused, because its tenant's memory cannot be restored now."""
         tenant, machine = self._tenants.get(name), self.turns.gpus[gpu]
         if tenant is not None and name in machine.accounts:
             again = name not in self._suspended and self._asks(tenant, gpu)
@@ -177,20 +181,20 @@ class Broker:
     def release(
         self, session: Session, slot: int, epoch: int, drained_ns: int, reason: int, drained: bool, again: bool
     ) -> None:
-        """Handle TOKEN_RELEASE. Releases of turns that this process does not hold are ignored."""
+        """Handle a process's return of its turn (TOKEN_RELEASE). If the process has no such turn, this does nothing."""
         if session.granted.get(slot) != epoch:
             return
         gpu = session.slots[slot]
         session.page.slots[slot].epoch = 0
         if not drained:
-            return  # the gate is closed, but work is not drained: the core's timer for stuck holders runs
+            return  # the process launches no more, but its work still runs; the policy has a time limit for that
         del session.granted[slot]
         if again:
             session.asking.add(slot)
         self._member_done(session, gpu, drained_ns, _REASONS.get(reason, "released"))
 
     def drop(self, session: Session) -> None:
-        """The process has ended: its turns end, its requests are dropped."""
+        """End the turns and requests of a process that has ended."""
         now_ns = time.monotonic_ns()
         slots = dict(session.slots)
         session.asking.clear()
@@ -247,7 +251,7 @@ class Broker:
                 if hold is not None and hold.tenant.name == step.tenant and hold.epoch == step.epoch:
                     del self._holds[step.gpu]
                 self._on_turn(step)
-                # the tenant's processes wait on the GPU, and need not be waiting in a launch
+                # the tenant still has work on the GPU but its processes may not launch, so they do not request a turn
                 if step.reason == UNDRAINED:
                     self._loop.call_soon(self._wish_again, step.tenant)
         for touched_gpu in touched:
@@ -271,7 +275,7 @@ class Broker:
                 if gpu != step.gpu:
                     continue
                 if session in hold.members:
-                    # the tenant requests a turn while it holds one: send the same turn again
+                    # the process has this turn already but requests one: send the turn again
                     if slot in session.asking:
                         self._send_grant(session, slot, session.granted[slot], hold.deadline_ns)
                 elif slot in session.asking or gang:
@@ -281,11 +285,11 @@ class Broker:
                     self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
                 session.asking.discard(slot)
         if not hold.members:
-            # the requesting process has ended, or a gang does not use this one of its GPUs
+            # the process that requested the turn has ended, or a tenant of several GPUs does not use this GPU
             self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
     def _give_back_unused(self, hold: _Hold, gpu: str) -> None:
-        """Return a turn that no process holds, unless the tenant's processes hold its turn on its other GPUs."""
+        """Return a turn that no process has, unless processes of the tenant have its turn on its other GPUs."""
         elsewhere = any(h.tenant is hold.tenant and h.members for h in self._holds.values())
         if self._holds.get(gpu) is hold and not hold.members and not elsewhere:
             self._give_back(hold, gpu)
@@ -335,20 +339,22 @@ class Broker:
         if hold is not None:
             self._stuck[(step.gpu, step.tenant)] = hold
         text = (
-            f"its GPU work did not end within {step.held_ns / 1e9:.1f} s of the start of its turn: a "
-            "kernel hangs or waits; other tenants now run concurrently, and its time is charged"
+            f"the tenant's GPU work did not end within {step.held_ns / 1e9:.1f} s of the start of its turn: a "
+            "kernel hangs or waits; other tenants now run concurrently, and the time is charged to this tenant"
         )
         if step.tenant in self._tenants:
             self._on_fault(self._tenants[step.tenant], text)
 
     def _flag_contention(self, gpu: str) -> None:
-        """Set in the holder's pages whether others wait, in which case it returns its turn early."""
+        """Write into the shared pages of the processes that have the turn whether other tenants wait. If so, the
+        processes return the turn as soon as they are idle.
+        """
         hold = self._holds.get(gpu)
         if hold is None:
             return
         machine = self.turns.gpus[gpu]
         contended = machine.contended or machine.claim is not None or hold.tenant.spec.limit < 1.0
-        # one GPU of a gang may be idle while the others work: its turn ends at the deadline only
+        # a tenant of several GPUs may be idle on one while it works on others, so its turn ends only at the deadline
         contended = contended and len(hold.tenant.gpus) == 1
         if contended == hold.contended:
             return
@@ -367,7 +373,7 @@ class Broker:
         wake_ns = self.turns.wake_ns(gpu)
         armed = self._timers.get(gpu)
         if wake_ns is None or (armed is not None and armed[0] <= wake_ns):
-            return  # an early wake-up only checks again
+            return  # the timer that is set wakes earlier, and then sets the next one
         if armed is not None:
             armed[1].cancel()
         self._timers[gpu] = (wake_ns, self._loop.call_at(wake_ns / 1e9, self._wake, gpu))
@@ -375,7 +381,7 @@ class Broker:
     def _wake(self, gpu: str) -> None:
         del self._timers[gpu]
         now_ns = time.monotonic_ns()
-        # an exception in one decision must not stop decisions on this GPU
+        # a new timer is set first, so that an exception in this decision does not prevent the next ones
         self._timers[gpu] = (now_ns + SAFETY_NS, self._loop.call_later(SAFETY_NS / 1e9, self._wake, gpu))
         wake_ns = self.turns.wake_ns(gpu)
         if wake_ns is not None and wake_ns <= now_ns:

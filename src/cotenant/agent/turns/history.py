@@ -1,4 +1,4 @@
-"""Recent history, for the live page, the metrics and warnings."""
+"""Recent turns, decisions and warnings, for the live page and the metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_DEPARTED = 256
 
 
 class History:
-    """Histograms of turns, recent decisions about tenants, warnings of ended tenants."""
+    """Histograms of turns, recent decisions about tenants, and warnings of tenants that have ended."""
 
     def __init__(self, gpus: Iterable[str], trace: TurnTrace | None = None) -> None:
         gpus = list(gpus)
@@ -33,7 +33,7 @@ class History:
         self._number = 0
 
     def turn(self, ended: Ended) -> None:
-        """A turn has ended."""
+        """Record a turn that has ended."""
         self.turns[ended.gpu] += 1
         self.lengths[ended.gpu].observe((ended.end_ns - ended.start_ns) / 1e9)
         self.waits[ended.gpu].observe(ended.waited_ns / 1e9)
@@ -51,12 +51,12 @@ class History:
         LOG.warning(f"tenant {tenant.name}: {text}")
 
     def fault(self, tenant: Tenant, text: str) -> None:
-        """Record a fault of a tenant that the agent acts on."""
+        """Record a fault of a tenant as a warning and a decision, since the agent acts on it."""
         self.warned(tenant, text)
         self.decided(f"{tenant.name}: {text}")
 
     def left(self, tenant: Tenant) -> None:
-        """A tenant was removed."""
+        """Record that a tenant was removed, and keep its warnings for its launcher."""
         self.decided(f"{tenant.name} left")
         self.departed[tenant.name] = list(tenant.warnings)
         if len(self.departed) > MOST_DEPARTED:

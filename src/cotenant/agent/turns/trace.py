@@ -1,4 +1,7 @@
-"""The turn trace: one JSON line per turn. A full disk costs lines but delays no turn."""
+"""The turn trace: a file with one JSON line for each turn of a tenant on a GPU.
+
+If the disk is full, lines are lost, but turns are not delayed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ RETRY_S = 5.0
 
 
 def _gap(path: Path) -> bytes:
-    """A newline if the existing file does not end with one, as after a crash."""
+    """A newline if the existing file ends with an incomplete line, otherwise empty."""
     if not path.is_file() or path.stat().st_size == 0:
         return b""
     with contextlib.suppress(OSError), path.open("rb") as file:  # the file may be writable but not readable
@@ -40,11 +43,11 @@ class TurnTrace:
             raise InputError(f"the trace cannot be written: {error.strerror}", file=path) from None
         offset_ns = time.time_ns() - time.monotonic_ns()
         head = {"cotenant_turns": 1, "clock": "CLOCK_MONOTONIC", "unix_minus_clock_ns": offset_ns}
-        # kept until it is written, since the times are meaningless without it
+        # the first line, which gives the times their meaning: it is kept until it could be written
         self._head = _gap(path) + json.dumps(head).encode() + b"\n"
 
     def turn(self, ended: Ended) -> None:
-        """Record one turn."""
+        """Add a turn to the buffer."""
         if len(self._lines) >= 200_000:
             self.dropped += 1
             return
@@ -63,7 +66,7 @@ class TurnTrace:
         )
 
     def flush(self) -> str:
-        """Write the buffer. Returns a sentence if the file cannot be written (once per fault), else ""."""
+        """Write the buffer to the file. Returns a sentence if that fails, but only once for each fault; else empty."""
         if not (self._lines or self._head) or self._file is None or time.monotonic() < self._retry_at:
             return ""
         data = self._head + b"".join(self._lines)
@@ -89,7 +92,7 @@ class TurnTrace:
         return ""
 
     def close(self) -> None:
-        """Write the rest and close."""
+        """Write the rest of the buffer and close the file."""
         self._retry_at = 0.0
         self.flush()
         if self._file is not None:
