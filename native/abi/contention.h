@@ -6,45 +6,46 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* duration of a kernel after one of another process, under the driver's time slicing: 563.1 instead of 619.7
- * products/s (H100 80GB HBM3, bf16 8192^3) */
+/* factor on the duration of a kernel that follows a kernel of another process under the driver's time slicing: 563.1
+ * instead of 619.7 matrix products/s (H100 80GB HBM3, bf16 8192^3) */
 #define SOFT_SLICED_PERMILLE 1100
 #define SOFT_SLICED_WINDOW_NS 2000000 /* a process counts as active for this long after the end of its last kernel */
-#define SOFT_TO_DEVICE_BYTES_PER_US 52900 /* pinned host memory to device: 52.9 GB/s */
-#define SOFT_TO_HOST_BYTES_PER_US 53900 /* device to pinned host memory: 53.9 GB/s */
-#define SOFT_ON_DEVICE_BYTES_PER_US 1500000 /* copy on the device: 2 GiB in 1.4 ms */
-#define SOFT_BOTH_WAYS_PERMILLE 740 /* rate of each direction while both are busy: 39.3 GB/s */
-/* rate of pageable memory: 15.1 instead of 52.9 GB/s; the calling thread is busy meanwhile */
+#define SOFT_TO_DEVICE_BYTES_PER_US 52900 /* rate of copies from pinned host memory to the device: 52.9 GB/s */
+#define SOFT_TO_HOST_BYTES_PER_US 53900 /* rate of copies from the device to pinned host memory: 53.9 GB/s */
+#define SOFT_ON_DEVICE_BYTES_PER_US 1500000 /* rate of copies within the device: 2 GiB in 1.4 ms */
+/* factor on the rate of copies in each direction while both directions are busy: 39.3 GB/s */
+#define SOFT_BOTH_WAYS_PERMILLE 740
+/* factor on the rate of copies of pageable memory: 15.1 instead of 52.9 GB/s; the calling thread is busy meanwhile */
 #define SOFT_PAGEABLE_PERMILLE 285
 /* pageable copies up to this size are staged by the driver, so the call returns at once */
 #define SOFT_PAGEABLE_SMALL_BYTES 65536
-#define SOFT_COPY_START_NS 1000 /* time from the head of the stream to the first byte of a copy */
-/* fraction of the memory bandwidth that a kernel of the class uses alone. Demand and density were fitted to an H100
- * 80GB HBM3: a ResNet-50 on 32 separate SMs takes 3.2 times as long beside 2 GiB copies, which lose 3 %, and 1.1
- * times as long beside 8192^3 products */
+#define SOFT_COPY_START_NS 1000 /* time from the moment at which a copy is first in its stream to its first byte */
+/* fraction of the memory bandwidth that a kernel of this work class uses if it is alone. Demand and density were
+ * fitted to an H100 80GB HBM3: a ResNet-50 on 32 separate SMs takes 3.2 times as long beside 2 GiB copies, which
+ * lose 3 %, and 1.1 times as long beside 8192^3 products */
 #define SOFT_DEMAND_UNKNOWN_PERMILLE 290
 #define SOFT_DEMAND_MEMORY_PERMILLE 950
 #define SOFT_DEMAND_COMPUTE_PERMILLE 200
 #define SOFT_DENSITY_UNKNOWN_PERMILLE 300 /* memory accesses in flight per SM, relative to a memory-bound kernel */
 #define SOFT_DENSITY_MEMORY_PERMILLE 1000
 #define SOFT_DENSITY_COMPUTE_PERMILLE 150
-/* fraction of the SMs that a memory-bound kernel keeps busy: an LS service can run beside it (3.0 to 4.4 times as
- * long on an H200 and an H100), unlike beside products of the same length */
+/* fraction of the SMs that a memory-bound kernel keeps busy: a latency-sensitive service can run beside it (and
+ * takes 3.0 to 4.4 times as long on an H200 and an H100), but not beside matrix products of equal length */
 #define SOFT_FILL_MEMORY_PERMILLE 800
-/* fraction of the SMs with which a memory-bound kernel is as fast as with all: kernels of a training job take 1.34
- * times as long on 25 % as on 75 % (H200, median of nine), and 1.27 to 1.77 times as long beside a memory-bound one
- * on the other 25 % */
+/* fraction of the SMs on which a memory-bound kernel is as fast as on all SMs: kernels of a training job take 1.34
+ * times as long on 25 % of the SMs as on 75 % (H200, median of nine), and 1.27 to 1.77 times as long beside a
+ * memory-bound kernel on another 25 % */
 #define SOFT_REACH_MEMORY_PERMILLE 335
-#define SOFT_TIME_SLICE_NS 2000000 /* without MPS one process runs at a time, for this long if another one waits */
-/* time of a switch between processes without MPS: beside the same work the median of LS is 0.06 to 0.11 ms longer
- * than with MPS (H200) */
+#define SOFT_TIME_SLICE_NS 2000000 /* without MPS, one process runs at a time: for this long if another process waits */
+/* time of a switch between processes without MPS: beside equal work, the median latency of a latency-sensitive
+ * service is 0.06 to 0.11 ms longer than with MPS (H200) */
 #define SOFT_SWITCH_NS 85000
-#define SOFT_LAUNCH_NS 5000 /* time from the host's call to the start on the GPU */
-#define SOFT_NOTICE_NS 3000 /* time from the end on the GPU until a polling host sees it */
+#define SOFT_LAUNCH_NS 5000 /* time from the host's launch call to the start of the kernel on the GPU */
+#define SOFT_NOTICE_NS 3000 /* time from the end of a kernel on the GPU until a polling host sees it */
 /* GPU time of a timing event between two kernels (H200: 2.6 us between kernels of 26 us, 1.9 us between kernels of
  * 190 us) */
 #define SOFT_EVENT_NS 3000
-#define SOFT_QUEUE_DEPTH 1024 /* launches that a stream may hold before the next one blocks the host */
+#define SOFT_QUEUE_DEPTH 1024 /* number of launches in a stream at which the next launch blocks the host */
 #define SOFT_CONTEXT_BYTES UINT64_C(268435456) /* device memory of a context */
 #define SOFT_POOL_GRANULE UINT64_C(33554432)
 #define SOFT_DEFAULT_MEMORY UINT64_C(17179869184)

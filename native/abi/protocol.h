@@ -22,41 +22,44 @@
 /* Types of messages: header.type. */
 enum cotenant_message_type {
     COTENANT_HELLO = 1, /* first message of a connection; answered by HELLO_REPLY */
-    COTENANT_GPU_ATTACH = 2, /* the process makes a context on this GPU; answered by GPU_REPLY */
-    COTENANT_TOKEN_REQUEST = 3, /* requests a turn; answered by TOKEN_GRANT when it begins */
-    COTENANT_TOKEN_RELEASE = 4, /* one way: the turn is over */
-    COTENANT_MEMORY_RESERVE = 5, /* answered by MEMORY_REPLY */
-    COTENANT_MEMORY_COMMIT = 6, /* one way */
-    COTENANT_MEMORY_RELEASE = 7, /* one way */
-    COTENANT_MEMORY_QUERY = 8, /* answered by MEMORY_REPLY */
-    COTENANT_MEMORY_STATE = 9, /* one way: memory held by the process, after a reconnection */
-    COTENANT_BURST_REPORT = 10, /* one way: estimates of busy spans */
-    COTENANT_WARNING = 11, /* one way: a warning for the operator */
-    COTENANT_GOODBYE = 12, /* one way: the process ends */
+    COTENANT_GPU_ATTACH = 2, /* the process creates a context on this GPU; answered by GPU_REPLY */
+    COTENANT_TOKEN_REQUEST = 3, /* requests a turn on a GPU; answered by TOKEN_GRANT when the turn begins */
+    COTENANT_TOKEN_RELEASE = 4, /* ends a turn; not answered */
+    COTENANT_MEMORY_RESERVE = 5, /* requests memory before its allocation; answered by MEMORY_REPLY */
+    COTENANT_MEMORY_COMMIT = 6, /* reports an allocation; not answered */
+    COTENANT_MEMORY_RELEASE = 7, /* reports that memory was freed; not answered */
+    COTENANT_MEMORY_QUERY = 8, /* asks for the tenant's charge and limit; answered by MEMORY_REPLY */
+    COTENANT_MEMORY_STATE = 9, /* reports the memory that the process holds, after a reconnection; not answered */
+    COTENANT_BURST_REPORT = 10, /* reports how long the process keeps the GPU busy at a time; not answered */
+    COTENANT_WARNING = 11, /* reports a warning for the operator; not answered */
+    COTENANT_GOODBYE = 12, /* the process ends; not answered */
     COTENANT_COPY_ATTACH = 13, /* requests the copy page of the GPU of header.slot; answered by COPY_REPLY */
-    COTENANT_CHANNEL_GROUP = 14, /* one way, with the driver's file: a context's channel group, or its end */
-    COTENANT_HELLO_REPLY = 64, /* carries the process's page */
+    /* reports a new or ended channel group of a context, with the driver's file; not answered */
+    COTENANT_CHANNEL_GROUP = 14,
+    COTENANT_HELLO_REPLY = 64, /* carries the process's shared page */
     COTENANT_GPU_REPLY = 65, /* header.slot is the GPU's slot; status DENIED: the tenant may not use this GPU */
     COTENANT_TOKEN_GRANT = 66, /* start of a turn, or a moved deadline */
     COTENANT_TOKEN_REVOKE = 67, /* the turn ends now */
     COTENANT_MEMORY_REPLY = 68, /* answers MEMORY_RESERVE and MEMORY_QUERY */
-    COTENANT_PAGE_UPDATE = 69, /* flags or numbers of the page have changed */
+    COTENANT_PAGE_UPDATE = 69, /* flags or numbers of the shared page have changed */
     COTENANT_ERROR = 70, /* answers a request that failed; header.status has the reason */
     COTENANT_COPY_REPLY = 71, /* with status OK, carries the GPU's copy page */
-    COTENANT_MOVE_STATE = 80, /* one way: bytes of movable memory by location */
-    COTENANT_MOVE_ROOM = 81, /* answered by MOVE_ROOM_REPLY */
-    COTENANT_MOVE_PROGRESS = 82, /* one way */
-    COTENANT_MOVE_DONE = 83, /* one way: end of a move; header.sequence is that of the order */
-    COTENANT_MOVE_BACKING = 84, /* answered by MOVE_BACKING_REPLY */
-    COTENANT_MOVE_OUT = 88, /* order: move memory off the GPU */
-    COTENANT_MOVE_IN = 89, /* order: move memory back to the GPU */
-    COTENANT_MOVE_ALLOW = 90, /* raises the bytes that a MOVE_IN may map */
+    /* reports how much swappable memory is on the GPU and how much is evicted; not answered */
+    COTENANT_MOVE_STATE = 80,
+    COTENANT_MOVE_ROOM = 81, /* requests space on a full GPU; answered by MOVE_ROOM_REPLY */
+    COTENANT_MOVE_PROGRESS = 82, /* reports the bytes moved so far by an order; not answered */
+    COTENANT_MOVE_DONE = 83, /* reports that an order is done; header.sequence is that of the order; not answered */
+    COTENANT_MOVE_BACKING = 84, /* requests the host memory for evicted memory; answered by MOVE_BACKING_REPLY */
+    COTENANT_MOVE_OUT = 88, /* orders the process to evict memory to the host */
+    COTENANT_MOVE_IN = 89, /* orders the process to restore evicted memory */
+    COTENANT_MOVE_ALLOW = 90, /* raises the number of bytes that a MOVE_IN in progress may map */
     COTENANT_MOVE_ROOM_REPLY = 91,
-    COTENANT_MOVE_BACKING_REPLY = 92, /* carries the memfd, of backing_bytes; 0 bytes: no memfd */
-    COTENANT_FLOOR_JOIN = 112, /* on FLOOR_SOCKET: connects to the LS gate of a GPU */
-    COTENANT_FLOOR_PAGE = 113, /* carries the page of the LS gate */
-    COTENANT_FLOOR_KERNELS = 114, /* carries the table of this tenant's kernels */
-    COTENANT_FLOOR_WORDS = 115, /* carries the page of device wait flags */
+    /* carries a memfd of backing_bytes, to which memory is evicted; 0 bytes: no memfd */
+    COTENANT_MOVE_BACKING_REPLY = 92,
+    COTENANT_FLOOR_JOIN = 112, /* sent to FLOOR_SOCKET: joins the LS gate of a GPU */
+    COTENANT_FLOOR_PAGE = 113, /* carries the first page of the LS gate */
+    COTENANT_FLOOR_KERNELS = 114, /* carries the kernel table of this tenant */
+    COTENANT_FLOOR_WORDS = 115, /* carries the second page of the LS gate, with device wait flags */
 };
 
 /* header.status of a reply. */
@@ -76,21 +79,23 @@ enum cotenant_status {
 /* How a tenant's memory is evicted if the tenants' memory exceeds that of the GPU. */
 enum cotenant_oversubscribe {
     COTENANT_OVERSUBSCRIBE_NONE = 0,
-    COTENANT_OVERSUBSCRIBE_SWAP = 1, /* moved in bulk by its own process; addresses stay the same */
-    COTENANT_OVERSUBSCRIBE_MANAGED = 2, /* managed memory: prefetched in bulk, paged by the driver */
-    COTENANT_OVERSUBSCRIBE_PARK = 3, /* whole processes are suspended by the driver's checkpoint */
+    COTENANT_OVERSUBSCRIBE_SWAP = 1, /* its own processes copy the memory to the host; addresses do not change */
+    /* its memory is managed memory, which the driver pages; before a turn it is prefetched in bulk */
+    COTENANT_OVERSUBSCRIBE_MANAGED = 2,
+    COTENANT_OVERSUBSCRIBE_PARK = 3, /* the driver checkpoints its processes as a whole */
 };
 
-/* Flags of a move. */
+/* Flags of messages about evicting and restoring memory; each is for the message that it names. */
 enum cotenant_move_flag {
-    COTENANT_MOVE_FIXED = 1, /* STATE: this process's memory cannot be moved from now on */
-    COTENANT_MOVE_STOP = 2, /* ALLOW: no more bytes will be allowed; end the move with those already moved */
-    /* ROOM: the memory is needed before the process's next turn, so the tenant that has the turn must be evicted */
+    COTENANT_MOVE_FIXED = 1, /* MOVE_STATE: this process's memory cannot be evicted from now on */
+    COTENANT_MOVE_STOP = 2, /* MOVE_ALLOW: no more bytes will be allowed; end the order with the bytes already moved */
+    /* MOVE_ROOM: the memory is needed before the process's next turn, so the tenant that has the turn must be
+     * evicted */
     COTENANT_MOVE_NOW = 4,
-    COTENANT_MOVE_CONTEXT = 8, /* ROOM: the driver had no memory for a context, whose size is not known */
+    COTENANT_MOVE_CONTEXT = 8, /* MOVE_ROOM: the driver had no memory for a context, whose size is not known */
 };
 
-/* Kind of an allocation. */
+/* Family of an allocation: how the memory was allocated. */
 enum cotenant_memory_family {
     COTENANT_MEMORY_PLAIN = 1, /* cuMemAlloc, cuMemAllocPitch */
     COTENANT_MEMORY_MANAGED = 2, /* cuMemAllocManaged: charged in full, wherever its pages are */
@@ -98,7 +103,7 @@ enum cotenant_memory_family {
     COTENANT_MEMORY_POOL = 4, /* stream-ordered pools: changes of RESERVED_MEM_CURRENT */
     COTENANT_MEMORY_VMM = 5, /* cuMemCreate on a device */
     COTENANT_MEMORY_GRAPH = 6, /* memory nodes of graphs: changes of the device's graph reserve */
-    COTENANT_MEMORY_CONTEXT = 7, /* a context: its measured size, or 0: the agent charges a default */
+    COTENANT_MEMORY_CONTEXT = 7, /* a context, with its measured size; for size 0 the agent charges a default */
     COTENANT_MEMORY_HOST = 8, /* pinned host memory; header.slot is NO_SLOT */
 };
 
@@ -116,7 +121,7 @@ enum cotenant_release_reason {
     COTENANT_RELEASE_EXIT = 4,
 };
 
-/* code of a WARNING. */
+/* code of a WARNING message. */
 enum cotenant_warning_code {
     COTENANT_WARN_NO_LAUNCH_SEEN = 1, /* the process used the GPU, but the shim saw no launch */
     COTENANT_WARN_NOT_INTERCEPTED = 2, /* the driver returns entry points that the shim cannot replace */
@@ -141,7 +146,7 @@ _Static_assert(sizeof(struct cotenant_header) == 32, "cotenant_header has a hole
 
 /* HELLO. */
 struct cotenant_hello {
-    uint32_t pid; /* the process's own view; the agent uses SO_PEERCRED */
+    uint32_t pid; /* pid as the process sees it; the agent uses SO_PEERCRED instead */
     uint32_t flags; /* not used */
     uint64_t start_time_ticks; /* field 22 of /proc/self/stat */
     uint32_t driver_version; /* cuDriverGetVersion, e.g. 13000 */
@@ -177,10 +182,11 @@ _Static_assert(sizeof(struct cotenant_gpu_attach) == 224, "cotenant_gpu_attach h
 
 /* TOKEN_REQUEST. */
 struct cotenant_token_request {
-    uint64_t burst_ns; /* estimate of the longest busy span; 0: not known */
-    uint64_t gap_ns; /* estimate of the pauses between busy spans */
+    uint64_t burst_ns; /* estimate of the longest time for which the process keeps the GPU busy; 0: not known */
+    uint64_t gap_ns; /* estimate of the time for which the process then leaves the GPU idle */
     uint64_t waiting_since_ns;
-    uint32_t gang_mask; /* bit i: this process also has a context on the GPU of slot i; grant all or none */
+    /* bit i: this process also has a context on the GPU of slot i, so that all these turns are granted at once */
+    uint32_t gang_mask;
     uint32_t threads_waiting;
     uint8_t reserved[192];
 };
@@ -189,13 +195,13 @@ _Static_assert(sizeof(struct cotenant_token_request) == 224, "cotenant_token_req
 /* TOKEN_RELEASE. */
 struct cotenant_token_release {
     uint64_t epoch;
-    uint64_t used_ns; /* drained_ns - first_submit_ns, 0 if nothing was submitted */
+    uint64_t used_ns; /* drained_ns - first_submit_ns; 0 if nothing was submitted */
     uint64_t overuse_ns; /* time from the deadline to drained_ns, 0 if drained before */
     uint64_t first_submit_ns; /* 0 if nothing was submitted in the turn */
     uint64_t drained_ns; /* time at which the GPU had finished this process's work */
     uint64_t launches; /* kernel and graph launches in the turn */
     uint64_t copies; /* copies and memsets in the turn */
-    uint64_t burst_ns; /* new estimates, as in TOKEN_REQUEST */
+    uint64_t burst_ns; /* new estimate, as in TOKEN_REQUEST */
     uint64_t gap_ns;
     uint32_t reason; /* ReleaseReason */
     uint32_t drained; /* 1: the GPU has finished all work of this process; 0: not yet */
@@ -208,7 +214,7 @@ _Static_assert(sizeof(struct cotenant_token_release) == 224, "cotenant_token_rel
 struct cotenant_token_grant {
     uint64_t epoch;
     uint64_t deadline_ns; /* NO_DEADLINE: until revoked */
-    uint64_t inflight_allowed_ns; /* as in the slot of this GPU */
+    uint64_t inflight_allowed_ns; /* as in the GPU's slot of the shared page */
     uint8_t reserved[200];
 };
 _Static_assert(sizeof(struct cotenant_token_grant) == 224, "cotenant_token_grant has a hole");
@@ -224,10 +230,11 @@ _Static_assert(sizeof(struct cotenant_token_revoke) == 224, "cotenant_token_revo
 struct cotenant_memory {
     uint32_t family; /* MemoryFamily */
     uint32_t reserved_0;
-    uint64_t reservation; /* number from the reply to RESERVE, repeated in COMMIT */
-    uint64_t bytes; /* RESERVE: requested; COMMIT: allocated; RELEASE: freed; STATE: held now */
-    uint64_t used_bytes; /* MEMORY_REPLY: the tenant's charge on this GPU */
-    uint64_t limit_bytes; /* MEMORY_REPLY: its limit, NO_LIMIT if none */
+    uint64_t reservation; /* number in the reply to MEMORY_RESERVE, repeated in MEMORY_COMMIT */
+    /* MEMORY_RESERVE: requested; MEMORY_COMMIT: allocated; MEMORY_RELEASE: freed; MEMORY_STATE: held now */
+    uint64_t bytes;
+    uint64_t used_bytes; /* MEMORY_REPLY: memory charged to the tenant on this GPU */
+    uint64_t limit_bytes; /* MEMORY_REPLY: the tenant's limit, NO_LIMIT if it has none */
     uint8_t reserved[184];
 };
 _Static_assert(sizeof(struct cotenant_memory) == 224, "cotenant_memory has a hole");
@@ -250,26 +257,28 @@ _Static_assert(sizeof(struct cotenant_burst) == 224, "cotenant_burst has a hole"
 
 /* MOVE_*. */
 struct cotenant_move {
-    /* OUT: smallest amount to move; IN, ALLOW: amount that may be mapped so far; ROOM: needed; PROGRESS, DONE: moved
-     * so far */
+    /* bytes; MOVE_OUT: least to evict; MOVE_IN, MOVE_ALLOW: what may be mapped so far; MOVE_ROOM: what is needed;
+     * MOVE_PROGRESS, MOVE_DONE: what was moved so far */
     uint64_t bytes;
-    uint64_t base; /* OUT: offset of the span of host memory to use */
-    uint64_t span_bytes; /* OUT: length of that span */
-    uint64_t resident_bytes; /* STATE, DONE: movable memory on the GPU */
-    uint64_t away_bytes; /* STATE, DONE: movable memory that is evicted */
-    uint64_t backing_bytes; /* STATE, DONE: host memory available for evicted memory */
-    uint64_t pinned_bytes; /* STATE, DONE: part of backing_bytes that is pinned (registered with the driver) */
-    uint64_t backing_low; /* STATE, DONE: span of host memory that holds contents; low == high: none */
+    uint64_t base; /* MOVE_OUT: offset of the range of host memory to which memory is evicted */
+    uint64_t span_bytes; /* MOVE_OUT: length of the range of host memory to which memory is evicted */
+    uint64_t resident_bytes; /* MOVE_STATE, MOVE_DONE: swappable memory that is on the GPU */
+    uint64_t away_bytes; /* MOVE_STATE, MOVE_DONE: swappable memory that is evicted */
+    uint64_t backing_bytes; /* MOVE_STATE, MOVE_DONE: host memory available for evicted memory */
+    /* MOVE_STATE, MOVE_DONE: part of backing_bytes that is pinned (registered with the driver) */
+    uint64_t pinned_bytes;
+    uint64_t backing_low; /* MOVE_STATE, MOVE_DONE: range of host memory that has evicted memory; low == high: none */
     uint64_t backing_high;
-    uint64_t elapsed_ns; /* DONE: time from the order to the end, without waiting for ALLOW */
+    uint64_t elapsed_ns; /* MOVE_DONE: time from the order to the end, without the time of waiting for MOVE_ALLOW */
     uint32_t flags; /* MoveFlag */
     uint32_t reserved_0;
-    uint64_t piece_bytes; /* BACKING_REPLY: largest unit that moves, a multiple of 2 MiB */
-    uint64_t mapping_ns; /* DONE: part of elapsed_ns spent mapping and unmapping memory */
-    uint64_t copying_ns; /* DONE: part of elapsed_ns spent waiting for copies */
-    uint64_t handed_bytes; /* DONE: how many of the moved bytes were handed to or from another process on the GPU */
-    /* STATE, DONE: memory that stays on the GPU because other processes have opened it; not included in the other
-     * fields */
+    uint64_t piece_bytes; /* MOVE_BACKING_REPLY: memory is moved in pieces of at most this size, a multiple of 2 MiB */
+    uint64_t mapping_ns; /* MOVE_DONE: part of elapsed_ns spent mapping and unmapping memory */
+    uint64_t copying_ns; /* MOVE_DONE: part of elapsed_ns spent waiting for copies */
+    /* MOVE_DONE: how many of the moved bytes were handed to or from another process on the GPU */
+    uint64_t handed_bytes;
+    /* MOVE_STATE, MOVE_DONE: memory that stays on the GPU because other processes have opened it; not included in
+     * the other fields */
     uint64_t staying_bytes;
     uint8_t reserved[96];
 };
@@ -309,12 +318,13 @@ _Static_assert(sizeof(struct cotenant_floor_join) == 224, "cotenant_floor_join h
 
 /* FLOOR_PAGE; for LS processes header.slot is the index of their flag. */
 struct cotenant_floor_reply {
-    uint32_t work_class; /* WorkClass of this tenant's kernels (BE) */
-    uint32_t work_sms; /* SMs that this tenant's kernels fill, which may be more than the GPU has; 0: not known */
-    uint32_t in_flight_us; /* in-flight budget of this tenant; 0: that of the page */
-    /* number of rows of the table of kernels; if not 0, FLOOR_KERNELS follows and carries it as a memfd */
+    uint32_t work_class; /* WorkClass of this best-effort tenant's kernels */
+    /* number of SMs that this tenant's kernels would fill, which may exceed the GPU's; 0: not known */
+    uint32_t work_sms;
+    uint32_t in_flight_us; /* in-flight budget of this tenant; 0: the budget on the page of the LS gate */
+    /* number of rows of the tenant's kernel table; if not 0, FLOOR_KERNELS follows and carries the table as a memfd */
     uint32_t kernels;
-    uint32_t words; /* 1: FLOOR_WORDS follows last, and carries the second page as a memfd */
+    uint32_t words; /* 1: FLOOR_WORDS follows last, and carries the second page of the LS gate as a memfd */
     uint8_t reserved[204];
 };
 _Static_assert(sizeof(struct cotenant_floor_reply) == 224, "cotenant_floor_reply has a hole");

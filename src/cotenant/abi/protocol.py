@@ -25,41 +25,41 @@ class MessageType(enum.IntEnum):
     """Types of messages: header.type."""
 
     HELLO = 1  # first message of a connection; answered by HELLO_REPLY
-    GPU_ATTACH = 2  # the process makes a context on this GPU; answered by GPU_REPLY
-    TOKEN_REQUEST = 3  # requests a turn; answered by TOKEN_GRANT when it begins
-    TOKEN_RELEASE = 4  # one way: the turn is over
-    MEMORY_RESERVE = 5  # answered by MEMORY_REPLY
-    MEMORY_COMMIT = 6  # one way
-    MEMORY_RELEASE = 7  # one way
-    MEMORY_QUERY = 8  # answered by MEMORY_REPLY
-    MEMORY_STATE = 9  # one way: memory held by the process, after a reconnection
-    BURST_REPORT = 10  # one way: estimates of busy spans
-    WARNING = 11  # one way: a warning for the operator
-    GOODBYE = 12  # one way: the process ends
+    GPU_ATTACH = 2  # the process creates a context on this GPU; answered by GPU_REPLY
+    TOKEN_REQUEST = 3  # requests a turn on a GPU; answered by TOKEN_GRANT when the turn begins
+    TOKEN_RELEASE = 4  # ends a turn; not answered
+    MEMORY_RESERVE = 5  # requests memory before its allocation; answered by MEMORY_REPLY
+    MEMORY_COMMIT = 6  # reports an allocation; not answered
+    MEMORY_RELEASE = 7  # reports that memory was freed; not answered
+    MEMORY_QUERY = 8  # asks for the tenant's charge and limit; answered by MEMORY_REPLY
+    MEMORY_STATE = 9  # reports the memory that the process holds, after a reconnection; not answered
+    BURST_REPORT = 10  # reports how long the process keeps the GPU busy at a time; not answered
+    WARNING = 11  # reports a warning for the operator; not answered
+    GOODBYE = 12  # the process ends; not answered
     COPY_ATTACH = 13  # requests the copy page of the GPU of header.slot; answered by COPY_REPLY
-    CHANNEL_GROUP = 14  # one way, with the driver's file: a context's channel group, or its end
-    HELLO_REPLY = 64  # carries the process's page
+    CHANNEL_GROUP = 14  # reports a new or ended channel group of a context, with the driver's file; not answered
+    HELLO_REPLY = 64  # carries the process's shared page
     GPU_REPLY = 65  # header.slot is the GPU's slot; status DENIED: the tenant may not use this GPU
     TOKEN_GRANT = 66  # start of a turn, or a moved deadline
     TOKEN_REVOKE = 67  # the turn ends now
     MEMORY_REPLY = 68  # answers MEMORY_RESERVE and MEMORY_QUERY
-    PAGE_UPDATE = 69  # flags or numbers of the page have changed
+    PAGE_UPDATE = 69  # flags or numbers of the shared page have changed
     ERROR = 70  # answers a request that failed; header.status has the reason
     COPY_REPLY = 71  # with status OK, carries the GPU's copy page
-    MOVE_STATE = 80  # one way: bytes of movable memory by location
-    MOVE_ROOM = 81  # answered by MOVE_ROOM_REPLY
-    MOVE_PROGRESS = 82  # one way
-    MOVE_DONE = 83  # one way: end of a move; header.sequence is that of the order
-    MOVE_BACKING = 84  # answered by MOVE_BACKING_REPLY
-    MOVE_OUT = 88  # order: move memory off the GPU
-    MOVE_IN = 89  # order: move memory back to the GPU
-    MOVE_ALLOW = 90  # raises the bytes that a MOVE_IN may map
+    MOVE_STATE = 80  # reports how much swappable memory is on the GPU and how much is evicted; not answered
+    MOVE_ROOM = 81  # requests space on a full GPU; answered by MOVE_ROOM_REPLY
+    MOVE_PROGRESS = 82  # reports the bytes moved so far by an order; not answered
+    MOVE_DONE = 83  # reports that an order is done; header.sequence is that of the order; not answered
+    MOVE_BACKING = 84  # requests the host memory for evicted memory; answered by MOVE_BACKING_REPLY
+    MOVE_OUT = 88  # orders the process to evict memory to the host
+    MOVE_IN = 89  # orders the process to restore evicted memory
+    MOVE_ALLOW = 90  # raises the number of bytes that a MOVE_IN in progress may map
     MOVE_ROOM_REPLY = 91
-    MOVE_BACKING_REPLY = 92  # carries the memfd, of backing_bytes; 0 bytes: no memfd
-    FLOOR_JOIN = 112  # on FLOOR_SOCKET: connects to the LS gate of a GPU
-    FLOOR_PAGE = 113  # carries the page of the LS gate
-    FLOOR_KERNELS = 114  # carries the table of this tenant's kernels
-    FLOOR_WORDS = 115  # carries the page of device wait flags
+    MOVE_BACKING_REPLY = 92  # carries a memfd of backing_bytes, to which memory is evicted; 0 bytes: no memfd
+    FLOOR_JOIN = 112  # sent to FLOOR_SOCKET: joins the LS gate of a GPU
+    FLOOR_PAGE = 113  # carries the first page of the LS gate
+    FLOOR_KERNELS = 114  # carries the kernel table of this tenant
+    FLOOR_WORDS = 115  # carries the second page of the LS gate, with device wait flags
 
 
 class Status(enum.IntEnum):
@@ -81,23 +81,23 @@ class Oversubscribe(enum.IntEnum):
     """How a tenant's memory is evicted if the tenants' memory exceeds that of the GPU."""
 
     NONE = 0
-    SWAP = 1  # moved in bulk by its own process; addresses stay the same
-    MANAGED = 2  # managed memory: prefetched in bulk, paged by the driver
-    PARK = 3  # whole processes are suspended by the driver's checkpoint
+    SWAP = 1  # its own processes copy the memory to the host; addresses do not change
+    MANAGED = 2  # its memory is managed memory, which the driver pages; before a turn it is prefetched in bulk
+    PARK = 3  # the driver checkpoints its processes as a whole
 
 
 class MoveFlag(enum.IntFlag):
-    """Flags of a move."""
+    """Flags of messages about evicting and restoring memory; each is for the message that it names."""
 
-    FIXED = 1  # STATE: this process's memory cannot be moved from now on
-    STOP = 2  # ALLOW: no more bytes will be allowed; end the move with those already moved
-    # ROOM: the memory is needed before the process's next turn, so the tenant that has the turn must be evicted
+    FIXED = 1  # MOVE_STATE: this process's memory cannot be evicted from now on
+    STOP = 2  # MOVE_ALLOW: no more bytes will be allowed; end the order with the bytes already moved
+    # MOVE_ROOM: the memory is needed before the process's next turn, so the tenant that has the turn must be evicted
     NOW = 4
-    CONTEXT = 8  # ROOM: the driver had no memory for a context, whose size is not known
+    CONTEXT = 8  # MOVE_ROOM: the driver had no memory for a context, whose size is not known
 
 
 class MemoryFamily(enum.IntEnum):
-    """Kind of an allocation."""
+    """Family of an allocation: how the memory was allocated."""
 
     PLAIN = 1  # cuMemAlloc, cuMemAllocPitch
     MANAGED = 2  # cuMemAllocManaged: charged in full, wherever its pages are
@@ -105,7 +105,7 @@ class MemoryFamily(enum.IntEnum):
     POOL = 4  # stream-ordered pools: changes of RESERVED_MEM_CURRENT
     VMM = 5  # cuMemCreate on a device
     GRAPH = 6  # memory nodes of graphs: changes of the device's graph reserve
-    CONTEXT = 7  # a context: its measured size, or 0: the agent charges a default
+    CONTEXT = 7  # a context, with its measured size; for size 0 the agent charges a default
     HOST = 8  # pinned host memory; header.slot is NO_SLOT
 
 
@@ -126,7 +126,7 @@ class ReleaseReason(enum.IntEnum):
 
 
 class WarningCode(enum.IntEnum):
-    """Code of a WARNING."""
+    """Code of a WARNING message."""
 
     NO_LAUNCH_SEEN = 1  # the process used the GPU, but the shim saw no launch
     NOT_INTERCEPTED = 2  # the driver returns entry points that the shim cannot replace
@@ -148,7 +148,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("sent_ns", "Q"),
     ),
     "hello": (  # HELLO
-        ("pid", "I"),  # the process's own view; the agent uses SO_PEERCRED
+        ("pid", "I"),  # pid as the process sees it; the agent uses SO_PEERCRED instead
         ("flags", "I"),  # not used
         ("start_time_ticks", "Q"),  # field 22 of /proc/self/stat
         ("driver_version", "I"),  # cuDriverGetVersion, e.g. 13000
@@ -175,22 +175,23 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("reserved", "120x"),
     ),
     "token_request": (  # TOKEN_REQUEST
-        ("burst_ns", "Q"),  # estimate of the longest busy span; 0: not known
-        ("gap_ns", "Q"),  # estimate of the pauses between busy spans
+        ("burst_ns", "Q"),  # estimate of the longest time for which the process keeps the GPU busy; 0: not known
+        ("gap_ns", "Q"),  # estimate of the time for which the process then leaves the GPU idle
         ("waiting_since_ns", "Q"),
-        ("gang_mask", "I"),  # bit i: this process also has a context on the GPU of slot i; grant all or none
+        # bit i: this process also has a context on the GPU of slot i, so that all these turns are granted at once
+        ("gang_mask", "I"),
         ("threads_waiting", "I"),
         ("reserved", "192x"),
     ),
     "token_release": (  # TOKEN_RELEASE
         ("epoch", "Q"),
-        ("used_ns", "Q"),  # drained_ns - first_submit_ns, 0 if nothing was submitted
+        ("used_ns", "Q"),  # drained_ns - first_submit_ns; 0 if nothing was submitted
         ("overuse_ns", "Q"),  # time from the deadline to drained_ns, 0 if drained before
         ("first_submit_ns", "Q"),  # 0 if nothing was submitted in the turn
         ("drained_ns", "Q"),  # time at which the GPU had finished this process's work
         ("launches", "Q"),  # kernel and graph launches in the turn
         ("copies", "Q"),  # copies and memsets in the turn
-        ("burst_ns", "Q"),  # new estimates, as in TOKEN_REQUEST
+        ("burst_ns", "Q"),  # new estimate, as in TOKEN_REQUEST
         ("gap_ns", "Q"),
         ("reason", "I"),  # ReleaseReason
         ("drained", "I"),  # 1: the GPU has finished all work of this process; 0: not yet
@@ -200,7 +201,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "token_grant": (  # TOKEN_GRANT
         ("epoch", "Q"),
         ("deadline_ns", "Q"),  # NO_DEADLINE: until revoked
-        ("inflight_allowed_ns", "Q"),  # as in the slot of this GPU
+        ("inflight_allowed_ns", "Q"),  # as in the GPU's slot of the shared page
         ("reserved", "200x"),
     ),
     "token_revoke": (  # TOKEN_REVOKE
@@ -210,10 +211,11 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "memory": (  # MEMORY_*
         ("family", "I"),  # MemoryFamily
         ("reserved_0", "4x"),
-        ("reservation", "Q"),  # number from the reply to RESERVE, repeated in COMMIT
-        ("bytes", "Q"),  # RESERVE: requested; COMMIT: allocated; RELEASE: freed; STATE: held now
-        ("used_bytes", "Q"),  # MEMORY_REPLY: the tenant's charge on this GPU
-        ("limit_bytes", "Q"),  # MEMORY_REPLY: its limit, NO_LIMIT if none
+        ("reservation", "Q"),  # number in the reply to MEMORY_RESERVE, repeated in MEMORY_COMMIT
+        # MEMORY_RESERVE: requested; MEMORY_COMMIT: allocated; MEMORY_RELEASE: freed; MEMORY_STATE: held now
+        ("bytes", "Q"),
+        ("used_bytes", "Q"),  # MEMORY_REPLY: memory charged to the tenant on this GPU
+        ("limit_bytes", "Q"),  # MEMORY_REPLY: the tenant's limit, NO_LIMIT if it has none
         ("reserved", "184x"),
     ),
     "text": (  # WARNING, ERROR, GOODBYE
@@ -227,26 +229,28 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("reserved", "208x"),
     ),
     "move": (  # MOVE_*
-        # OUT: smallest amount to move; IN, ALLOW: amount that may be mapped so far; ROOM: needed; PROGRESS, DONE: moved
-        # so far
+        # bytes; MOVE_OUT: least to evict; MOVE_IN, MOVE_ALLOW: what may be mapped so far; MOVE_ROOM: what is needed;
+        # MOVE_PROGRESS, MOVE_DONE: what was moved so far
         ("bytes", "Q"),
-        ("base", "Q"),  # OUT: offset of the span of host memory to use
-        ("span_bytes", "Q"),  # OUT: length of that span
-        ("resident_bytes", "Q"),  # STATE, DONE: movable memory on the GPU
-        ("away_bytes", "Q"),  # STATE, DONE: movable memory that is evicted
-        ("backing_bytes", "Q"),  # STATE, DONE: host memory available for evicted memory
-        ("pinned_bytes", "Q"),  # STATE, DONE: part of backing_bytes that is pinned (registered with the driver)
-        ("backing_low", "Q"),  # STATE, DONE: span of host memory that holds contents; low == high: none
+        ("base", "Q"),  # MOVE_OUT: offset of the range of host memory to which memory is evicted
+        ("span_bytes", "Q"),  # MOVE_OUT: length of the range of host memory to which memory is evicted
+        ("resident_bytes", "Q"),  # MOVE_STATE, MOVE_DONE: swappable memory that is on the GPU
+        ("away_bytes", "Q"),  # MOVE_STATE, MOVE_DONE: swappable memory that is evicted
+        ("backing_bytes", "Q"),  # MOVE_STATE, MOVE_DONE: host memory available for evicted memory
+        # MOVE_STATE, MOVE_DONE: part of backing_bytes that is pinned (registered with the driver)
+        ("pinned_bytes", "Q"),
+        ("backing_low", "Q"),  # MOVE_STATE, MOVE_DONE: range of host memory that has evicted memory; low == high: none
         ("backing_high", "Q"),
-        ("elapsed_ns", "Q"),  # DONE: time from the order to the end, without waiting for ALLOW
+        ("elapsed_ns", "Q"),  # MOVE_DONE: time from the order to the end, without the time of waiting for MOVE_ALLOW
         ("flags", "I"),  # MoveFlag
         ("reserved_0", "4x"),
-        ("piece_bytes", "Q"),  # BACKING_REPLY: largest unit that moves, a multiple of 2 MiB
-        ("mapping_ns", "Q"),  # DONE: part of elapsed_ns spent mapping and unmapping memory
-        ("copying_ns", "Q"),  # DONE: part of elapsed_ns spent waiting for copies
-        ("handed_bytes", "Q"),  # DONE: how many of the moved bytes were handed to or from another process on the GPU
-        # STATE, DONE: memory that stays on the GPU because other processes have opened it; not included in the other
-        # fields
+        ("piece_bytes", "Q"),  # MOVE_BACKING_REPLY: memory is moved in pieces of at most this size, a multiple of 2 MiB
+        ("mapping_ns", "Q"),  # MOVE_DONE: part of elapsed_ns spent mapping and unmapping memory
+        ("copying_ns", "Q"),  # MOVE_DONE: part of elapsed_ns spent waiting for copies
+        # MOVE_DONE: how many of the moved bytes were handed to or from another process on the GPU
+        ("handed_bytes", "Q"),
+        # MOVE_STATE, MOVE_DONE: memory that stays on the GPU because other processes have opened it; not included in
+        # the other fields
         ("staying_bytes", "Q"),
         ("reserved", "96x"),
     ),
@@ -274,12 +278,13 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("reserved", "132x"),
     ),
     "floor_reply": (  # FLOOR_PAGE; for LS processes header.slot is the index of their flag
-        ("work_class", "I"),  # WorkClass of this tenant's kernels (BE)
-        ("work_sms", "I"),  # SMs that this tenant's kernels fill, which may be more than the GPU has; 0: not known
-        ("in_flight_us", "I"),  # in-flight budget of this tenant; 0: that of the page
-        # number of rows of the table of kernels; if not 0, FLOOR_KERNELS follows and carries it as a memfd
+        ("work_class", "I"),  # WorkClass of this best-effort tenant's kernels
+        # number of SMs that this tenant's kernels would fill, which may exceed the GPU's; 0: not known
+        ("work_sms", "I"),
+        ("in_flight_us", "I"),  # in-flight budget of this tenant; 0: the budget on the page of the LS gate
+        # number of rows of the tenant's kernel table; if not 0, FLOOR_KERNELS follows and carries the table as a memfd
         ("kernels", "I"),
-        ("words", "I"),  # 1: FLOOR_WORDS follows last, and carries the second page as a memfd
+        ("words", "I"),  # 1: FLOOR_WORDS follows last, and carries the second page of the LS gate as a memfd
         ("reserved", "204x"),
     ),
 }
