@@ -52,6 +52,6 @@ def test_a_helper_that_says_nothing_is_named_with_the_time_it_had() -> None:
 def test_the_driver_s_no_has_its_meaning() -> None:
     answer = 'import json; input(); print(json.dumps({"code": 801, "seconds": 0}), flush=True); input()'
     assert said(answer, "checkpoint", 17) == (
-        "checkpoint of process 17: the driver does not support it for this process"
+        "checkpoint of process 17: the driver does not support this call for the process"
         " (managed memory, IPC, MPS or MIG) (code 801)"
     )

@@ -76,8 +76,8 @@ def test_a_group_that_cannot_be_limited_refuses_the_program_or_warns(
     assert said == []
     mine.begin(tenant("shim"), os.getpid())
     assert said == [
-        "the tenant's memory is limited only by the shim in its processes, because the driver of GPU 3 has no limits for "
-        "control groups"
+        "the tenant's memory is limited only by the shim in its processes, because the driver of GPU 3 has no limits "
+        "for control groups"
     ]
 
 

@@ -256,7 +256,7 @@ def test_limit_that_cannot_be_set_back_is_named_once_and_tried_again(world, proc
         world.limits.look()
     changed, refused = world.warnings
     assert changed.endswith("on GPU 0 from 1.00 GiB to 16.00 GiB: it was restored")
-    assert refused == "the tenant's memory limit on GPU 0 cannot be restored: the driver refuses it as invalid"
+    assert refused == "the tenant's memory limit on GPU 0 cannot be restored: the driver refuses the limit as invalid"
     world.limits.look()
     assert card.memory_limits(tenant.held.path).hard_bytes == GIB
 

@@ -247,7 +247,7 @@ def test_driver_limits_where_the_kernel_does_not(driver):
     assert take(program, 1025 - CONTEXT) == 2
     assert take(program, 512) == 0
     assert driver.tenant("one")["gpus"][0]["memory_by"] == "driver"
-    with pytest.raises(InputError, match=r"where it uses 0.75 GiB was refused: the driver refuses it as invalid"):
+    with pytest.raises(InputError, match=r"it uses 0.75 GiB was refused: the driver refuses the limit as invalid"):
         driver.call("set", name="one", memory_bytes=GIB // 2)
     assert driver.tenant("one")["gpus"][0]["memory_limit_bytes"] == GIB
     driver.call("set", name="one", memory_bytes=2 * GIB)

@@ -138,7 +138,7 @@ def test_an_instance_with_media_extensions_is_listed_replaced_and_removed() -> N
 def test_a_failed_apply_puts_back_what_was_there(fail_at: int) -> None:
     standin = with_media(fail_at=fail_at)
     with Nvml(standin) as nvml:
-        with pytest.raises(WorkError, match=r"; (what was there is put back|nothing was changed)") as failed:
+        with pytest.raises(WorkError, match=r"; (the previous instances exist again|nothing was changed)") as failed:
             mig.apply(nvml, UUID, "3,2,1")
         assert "\n" not in str(failed.value)
     assert placed(standin) == [("MIG 1g.10gb+me", 6)]
@@ -151,7 +151,7 @@ def test_what_cannot_be_put_back_is_named() -> None:
         standin.fail("UNKNOWN")
 
     standin.nvmlDeviceCreateGpuInstanceWithPlacement = refuse  # type: ignore[method-assign, assignment]
-    with Nvml(standin) as nvml, pytest.raises(WorkError, match=r"there was 1g\.10gb\+me@6, which could not"):
+    with Nvml(standin) as nvml, pytest.raises(WorkError, match=r"the GPU had 1g\.10gb\+me@6, which could not"):
         mig.apply(nvml, UUID, "3,2,1")
 
 
@@ -364,6 +364,6 @@ def test_a_list_is_checked_on_every_gpu_before_one_is_changed(tmp_path: Path) ->
         with pytest.raises(WorkError, match="process 77"):
             mig.apply_rules(nvml, lists["all-disabled"])
         standin.cards[0].pci = 0x1
-        with pytest.raises(InputError, match="no rule is about a GPU of this machine; there are 0"):
+        with pytest.raises(InputError, match="no rule applies to a GPU of this machine; there are 0"):
             mig.apply_rules(nvml, lists["all-balanced"])
     assert standin.changes == []

@@ -221,7 +221,7 @@ def test_what_cannot_be_parked_is_refused_and_runs_on(node: Callable[..., Node])
     assert program.ask("work(0.1)").endswith("intact")
     plain = Program(here, "plain", None)
     assert plain.ask("managed(8)") == "0"
-    with pytest.raises(WorkError, match=r"does not support it for this process"):
+    with pytest.raises(WorkError, match=r"does not support this call for the process"):
         here.call("park", name=f"pid:{plain.process.pid}")
     assert plain.ask("work(0.1)").endswith("intact")
     with pytest.raises(InputError, match=r"no process"):

@@ -136,7 +136,7 @@ def test_wrong_agent_settings(tmp_path: Path) -> None:
     assert "'fair'" in cotenant("agent", *where, "--discipline", "fair", code=2)
     assert "quota" in cotenant("agent", *where, "--quota", "20s", "--window", "10s", code=2)
     assert "is not an octal mode" in cotenant("agent", *where, "--socket-mode", "rw", code=2)
-    assert "soft stands alone" in cotenant("agent", "--dir", str(tmp_path / "run"), "--gpus", "soft,0", code=2)
+    assert "soft must be the only" in cotenant("agent", "--dir", str(tmp_path / "run"), "--gpus", "soft,0", code=2)
     assert "cannot be written" in cotenant("agent", *where, "--trace", str(tmp_path), code=2)
 
 

@@ -58,9 +58,9 @@ def test_gpus_by_uuid_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
     assert discover(["all"]) == cards
     assert discover(["GPU-2", "0"]) == (cards[2], cards[0])
     for wanted, why in (
-        (["GPU-7"], "no GPU 'GPU-7' here; known: GPU-0, GPU-1, GPU-2; or all, or soft"),
+        (["GPU-7"], "this machine has no GPU 'GPU-7'; known: GPU-0, GPU-1, GPU-2; or all, or soft"),
         (["1", "GPU-1"], "the GPU 'GPU-1' is named twice"),
-        (["soft", "0"], "soft stands alone"),
+        (["soft", "0"], "soft must be the only value"),
     ):
         with pytest.raises(InputError, match=why):
             discover(wanted)

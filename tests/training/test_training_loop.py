@@ -286,7 +286,7 @@ def test_a_disk_that_takes_no_reports_is_said_once(
     monkeypatch.setattr("cotenant.training.loop.write_progress", full)
     monkeypatch.setattr("cotenant.training.loop.REPORT_S", 0.0)
     run(tmp_path, shuffled)
-    assert capsys.readouterr().err.count("progress could not be told: No space left on device") == 1
+    assert capsys.readouterr().err.count("the progress report could not be written: No space left on device") == 1
 
 
 def test_nonsense_in_the_environment_is_nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""GPUs of this machine: NVIDIA devices (NVML, clocks, MIG, checkpoints) and the software GPU."""
+"""GPUs of this machine: NVIDIA GPUs (NVML, clocks, MIG, checkpoints), and the software GPU, which simulates one."""

@@ -1,4 +1,4 @@
-"""Interface of a device kind: the questions whose answers differ between a real GPU and the software GPU."""
+"""Interface of a kind of GPU: all that differs between NVIDIA GPUs and the software GPU, which simulates one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cotenant.devices.meters import Meter
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `uuid` is GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, the only identity; `index` is for display; `kind`
-    names its Device.
+    """One GPU. `uuid` (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx) identifies it; `index` is for display; `kind` is the
+    name of its Device.
     """
 
     uuid: str
@@ -28,7 +28,7 @@ class Gpu:
     kind: str = "nvidia"
 
     def as_dict(self) -> dict[str, object]:
-        """Plain data for --json."""
+        """The GPU in JSON types, for --json."""
         return asdict(self)
 
 
@@ -36,44 +36,44 @@ class Clock(Protocol):
     """Reads how fast a GPU's clock runs."""
 
     def part(self) -> float:
-        """Current SM clock as a fraction of the highest. OSError if it cannot be read."""
+        """Current SM clock as a fraction of the highest. Raises OSError if it cannot be read."""
 
 
 class Device(ABC):
-    """A kind of GPU. Questions about one GPU take its Gpu or UUID."""
+    """A kind of GPU. Methods about one GPU take its Gpu object or its UUID."""
 
     name: ClassVar[str]  # Gpu.kind
-    word: ClassVar[str]  # the word by which --gpus selects all of them
-    simulated: ClassVar[bool] = False  # kernels only take time and compute nothing: benchmarks scale their sizes
-    # tenants without a named mechanism get time slices where the driver supports them
+    word: ClassVar[str]  # value of --gpus that selects all GPUs of this kind
+    simulated: ClassVar[bool] = False  # kernels only take time and compute nothing, so benchmarks use other sizes
+    # tenants with the mechanism `auto` get hardware time slices where the driver supports them
     slices_first: ClassVar[bool] = False
     overhead_bytes: ClassVar[int] = 0  # memory that the driver reserves for itself
     context_bytes: ClassVar[int] = 0  # memory of a context whose size is not known
     spare_bytes: ClassVar[int] = 0  # free memory that a restored process needs in addition to its own
-    free_is_usable: ClassVar[bool] = True  # all memory that the driver reports as free can be allocated
+    free_is_usable: ClassVar[bool] = True  # whether all memory that the driver reports as free can be allocated
 
     @abstractmethod
     def driver(self) -> Path:
-        """Path of the driver library; WorkError if there is none."""
+        """Path of the CUDA driver library. Raises WorkError if there is none."""
 
     @abstractmethod
     def nvml(self) -> str:
-        """Name of the NVML library, or of its stand-in, as the loader takes it."""
+        """Name or path by which the loader finds the NVML library, or the library that stands in for NVML."""
 
     def tenant_nvml(self) -> Path | None:
-        """The NVML library that the shim wraps in a tenant; None: a tenant finds none."""
+        """Path of the NVML library that tenants use through the shim; None: tenants have no NVML."""
         return None
 
     def mps_control(self) -> str | None:
-        """The MPS control command; None: processes run concurrently without a daemon."""
+        """The MPS control command; None if processes run concurrently without an MPS daemon."""
         return "nvidia-cuda-mps-control"
 
     def environment(self, uuids: Iterable[str]) -> dict[str, str]:
-        """Environment in which a program sees these GPUs and no others, without an agent."""
+        """Variables with which a program that runs without an agent sees only these GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """All GPUs of this kind on this machine; none without a driver."""
+        """All GPUs of this kind on this machine; empty if there is no driver."""
         try:
             return tuple(
                 Gpu(card.uuid, card.name(), card.memory().total_bytes, card.index, self.name)
@@ -90,7 +90,7 @@ class Device(ABC):
             return None
 
     def free_bytes(self, uuid: str) -> int | None:
-        """Free memory of a GPU by the driver; None if it does not answer."""
+        """Free memory of a GPU as the driver reports it; None if the driver does not answer."""
         try:
             return Cards(self.nvml()).card(uuid).memory().free_bytes
         except OSError:
@@ -104,43 +104,45 @@ class Device(ABC):
             return ""
 
     def cgroups(self) -> Hierarchy | None:
-        """The control groups by which the driver limits memory; None if it never does."""
+        """The control groups (cgroups) on which the driver limits GPU memory; None if this kind has no such limits."""
         return None
 
     def compute_mode(self, uuid: str) -> str:
-        """The compute mode of a GPU by NVML, which says what processes may use it; empty if not known."""
+        """The compute mode of a GPU, which says whether several processes may use it; empty if not known."""
         try:
             return Cards(self.nvml()).card(uuid).compute_mode()
         except OSError:
             return ""
 
     def faults(self, uuids: Iterable[str]) -> dict[str, str]:
-        """UUID -> why the GPU cannot be used now, for GPUs that cannot."""
+        """For each of these GPUs that cannot be used now: its UUID -> the reason."""
         return {}
 
     def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
-        """UUID -> processes with a context there; empty if nothing is known."""
+        """UUID -> pids of the processes with a context on that GPU; empty if they are not known."""
         return {}
 
     def channel_controls(self) -> ChannelControls:
-        """Controls of the channel groups of programs; WorkError says why there are none."""
+        """Control of programs' channel groups, which the GPU gives time slices to. Raises WorkError that says why they
+        cannot be controlled.
+        """
         raise WorkError(f"channel groups of {self.word} cannot be set")
 
     def meter(self, uuid: str, controls: ChannelControls) -> Meter:
-        """A meter of the GPU time that each process has used. WorkError: this kind has none."""
+        """A meter of the GPU time that each process has used. Raises WorkError if it cannot be measured."""
         raise WorkError(f"the GPU time that each process has used is not known for {self.word}")
 
     def mig_instances(self, uuid: str) -> list[tuple[str, str]]:
-        """(profile, UUID) of the MIG instances of a GPU."""
+        """Profile and UUID of each MIG instance of a GPU."""
         return []
 
 
 def uuid_text(raw: bytes) -> str:
-    """The 16 bytes of a CUuuid as NVML prints them."""
+    """Format the 16 bytes of a CUuuid as NVML does: GPU-xxxxxxxx-..."""
     digits = raw.hex()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def uuid_bytes(text: str) -> bytes:
-    """The reverse of uuid_text."""
+    """Parse a UUID as NVML prints it (GPU-... or MIG-...) into 16 bytes."""
     return bytes.fromhex(text.removeprefix("GPU-").removeprefix("MIG-").replace("-", ""))

@@ -1,5 +1,7 @@
-"""NVML by ctypes: memory, clocks and power of GPUs. Not the Python binding, because an agent that runs from source has
-none, and because the software GPU has a library with the same functions.
+"""Memory, clocks, power and memory limits of GPUs, by NVML through ctypes.
+
+It does not use NVML's Python package, which an agent that runs from source may not have, and which could not load the
+software GPU's library with these functions.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Memory(NamedTuple):
 
 
 class MemoryLimits(NamedTuple):
-    """Limits that the driver has for a control group on one GPU. `hard_bytes` NO_LIMIT: no limit."""
+    """A control group's memory limits on one GPU, as the driver reports them. `hard_bytes` NO_LIMIT: no limit."""
 
     soft_bytes: int
     hard_bytes: int
@@ -38,7 +40,7 @@ class MemoryLimits(NamedTuple):
 
 
 class _Limits(ctypes.Structure):
-    """nvmlSetMemoryLimits_v1_t, and nvmlGetMemoryLimits_v1_t with the last field."""
+    """The structures nvmlSetMemoryLimits_v1_t (without the last field) and nvmlGetMemoryLimits_v1_t."""
 
     _fields_ = (("group", ctypes.c_char_p), ("soft", ctypes.c_uint64), ("hard", ctypes.c_uint64),
                 ("used", ctypes.c_uint64))  # fmt: skip
@@ -66,7 +68,7 @@ def _load(path: str) -> ctypes.CDLL:
 
 
 class NvmlError(OSError):
-    """NVML refused a call; `code` is its nvmlReturn_t."""
+    """NVML refused a call. `code`: the nvmlReturn_t."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -83,7 +85,7 @@ def _checked(library: ctypes.CDLL, name: str, *arguments: object) -> None:
 
 
 class Cards:
-    """The GPUs that a library knows. OSError if it cannot be loaded or its driver is missing."""
+    """The GPUs that an NVML library finds. Raises OSError if the library or its driver cannot be loaded."""
 
     def __init__(self, library: str) -> None:
         self._library = _load(library)
@@ -102,20 +104,20 @@ class Cards:
         return Card(self._library, handle, text.value.decode(), index)
 
     def release(self) -> str:
-        """Release of the driver: 615.71.09."""
+        """Release of the driver, such as 615.71.09."""
         text = ctypes.create_string_buffer(TEXT_BYTES)
         _checked(self._library, "nvmlSystemGetDriverVersion", text, ctypes.c_uint(TEXT_BYTES))
         return text.value.decode(errors="replace")
 
     def card(self, uuid: str) -> Card:
-        """The GPU with a UUID."""
+        """The GPU with this UUID."""
         handle = ctypes.c_void_p()
         _checked(self._library, "nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
         return Card(self._library, handle, uuid)
 
 
 class Card:
-    """One GPU. Methods raise OSError for values that it does not report."""
+    """One GPU. Methods raise OSError for values that the driver does not report."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p, uuid: str, index: int = 0) -> None:
         self._library, self._handle = library, handle
@@ -136,20 +138,20 @@ class Card:
         return text.value.decode(errors="replace")
 
     def memory(self) -> Memory:
-        """Its current memory use."""
+        """The GPU's total and free memory."""
         found = (ctypes.c_uint64 * 3)()  # total, free, used
         self._call("nvmlDeviceGetMemoryInfo", found)
         return Memory(int(found[0]), int(found[1]))
 
     def processes(self) -> list[int]:
-        """Processes that hold memory on it."""
+        """Pids of the processes that have memory on the GPU."""
         count = ctypes.c_uint(MOST_PROCESSES)
         found = (_Process * MOST_PROCESSES)()
         self._call("nvmlDeviceGetComputeRunningProcesses_v3", ctypes.byref(count), found)
         return [int(found[i].pid) for i in range(count.value)]
 
     def mig(self) -> bool:
-        """Whether MIG is on."""
+        """Whether MIG mode is on."""
         now, pending = ctypes.c_uint(), ctypes.c_uint()
         try:
             self._call("nvmlDeviceGetMigMode", ctypes.byref(now), ctypes.byref(pending))
@@ -158,23 +160,23 @@ class Card:
         return bool(now.value)
 
     def bus_id(self) -> str:
-        """Its PCI address: 00000000:02:00.0."""
+        """The GPU's PCI address, such as 00000000:02:00.0."""
         found = _Pci()
         self._call("nvmlDeviceGetPciInfo_v3", ctypes.byref(found))
         return str(found.bus_id.decode())
 
     def set_memory_limits(self, group: Path, soft_bytes: int, hard_bytes: int) -> None:
-        """Limit a control group's memory on this GPU from now on; 0 and NO_LIMIT clear the limits. NvmlError."""
+        """Limit a control group's memory on this GPU from now on; 0 and NO_LIMIT clear the limits. Raises NvmlError."""
         self._call("nvmlDeviceSetMemoryLimits_v1", ctypes.byref(_Limits(str(group).encode(), soft_bytes, hard_bytes)))
 
     def memory_limits(self, group: Path) -> MemoryLimits:
-        """The limits of a control group, or of the nearest group above it that has limits. NvmlError."""
+        """The limits of a control group, or of the nearest group above it that has limits. Raises NvmlError."""
         found = _Limits(str(group).encode())
         self._call("nvmlDeviceGetMemoryLimits_v1", ctypes.byref(found))
         return MemoryLimits(int(found.soft), int(found.hard), int(found.used))
 
     def compute_mode(self) -> str:
-        """Its compute mode: one of MODES."""
+        """The GPU's compute mode, one of the values of MODES; empty if it is another."""
         return MODES.get(int(self._number("nvmlDeviceGetComputeMode")), "")
 
     @functools.cached_property
@@ -187,9 +189,8 @@ class Card:
         return self._number("nvmlDeviceGetClockInfo", CLOCK_SM) / max(1.0, self.highest_mhz)
 
     def read(self) -> dict[str, float]:
-        """SM and memory clock in MHz, power in mW, temperature in degrees, and for each reason of a reduced clock 0 or
-        1;
-                values that cannot be read are left out.
+        """SM and memory clock in MHz, power in mW, temperature in degrees Celsius, and for each reason in WHY 1 if it
+        reduces the clock, otherwise 0. Values that cannot be read are left out.
         """
         found: dict[str, float] = {}
         for key, name, arguments in (

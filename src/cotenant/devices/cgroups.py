@@ -1,7 +1,8 @@
-"""The kernel's control groups, version 2: find a process's group, create and remove groups, delegate controllers.
+"""The kernel's control groups (cgroups), version 2: finds a process's group, creates and removes groups, delegates
+controllers.
 
-The software GPU has a folder that plays the same role (cotenant.softgpu.cgroups). Groups are folders by their full
-path.
+A group is given by the full path of its folder. For the software GPU, cotenant.softgpu.cgroups imitates control groups
+in an ordinary folder.
 """
 
 from __future__ import annotations
@@ -23,33 +24,33 @@ class Hierarchy(Protocol):
     root: Path
 
     def of(self, pid: int) -> Path:
-        """The group of a process."""
+        """The control group of a process."""
 
     def groups(self, top: Path) -> Iterator[Path]:
-        """A group and all below it."""
+        """A control group and all groups below it."""
 
     def processes(self, group: Path) -> list[int]:
-        """Processes in a group, without those in groups below it."""
+        """Pids of the processes in a group, without those in groups below it."""
 
     def read(self, group: Path, name: str) -> str:
-        """A file of a group."""
+        """Read a file of a group."""
 
     def create(self, group: Path) -> None:
         """Create a group below an existing one."""
 
     def delegate(self, group: Path, controller: str) -> None:
-        """Enable a controller for the groups below this one. EBUSY if processes are in it."""
+        """Enable a controller for the groups below this group. Raises OSError (EBUSY) if the group has processes."""
 
     def enter(self, group: Path, pid: int) -> None:
-        """Move a process into a group; its existing children stay where they are."""
+        """Move a process into a group; its existing children stay in their groups."""
 
     def remove(self, group: Path) -> None:
-        """Remove an empty group. EBUSY while processes are in it."""
+        """Remove an empty group. Raises OSError (EBUSY) if the group has processes."""
 
 
 def version_at(mount: Path = MOUNT) -> int:
-    """Version of the control groups at their mount point; 0: there are none, or they are not visible from here."""
-    # in the hybrid form, version 2 has no controllers, so the driver limits nothing there
+    """Version of the control groups at a mount point; 0 if this process sees none there."""
+    # a hybrid setup, in which version 2 has no controllers, counts as version 1: the driver sets no limits there
     if (mount / "cgroup.controllers").exists():
         return 2
     return 1 if mount.is_dir() and any(entry.is_dir() for entry in mount.iterdir()) else 0
@@ -63,11 +64,11 @@ class Cgroups:
         self.version = version_at(root)
 
     def of(self, pid: int) -> Path:
-        """See Hierarchy. OSError also if the group is outside the visible part of the tree."""
+        """See Hierarchy. Raises OSError also if the group is outside the part of the tree that this process sees."""
         for line in (self._proc / str(pid) / "cgroup").read_text(errors="replace").splitlines():
             if line.startswith("0::/") and not line.startswith("0::/.."):
                 return self.root / line.removeprefix("0::/").removesuffix(" (deleted)")
-        raise OSError(f"the control group of process {pid} is not visible from here")
+        raise OSError(f"the control group of process {pid} is not visible to this process")
 
     def groups(self, top: Path) -> Iterator[Path]:
         """See Hierarchy."""
@@ -104,7 +105,7 @@ class Cgroups:
 
 
 def delegate_down(hierarchy: Hierarchy, group: Path, controller: str) -> None:
-    """Enable a controller for a group, through all groups above it. OSError says where that failed."""
+    """Enable a controller for a group in all groups above it. Raises OSError that names the group where it failed."""
     above = [parent for parent in group.parents if parent.is_relative_to(hierarchy.root)]
     for parent in reversed(above):
         hierarchy.delegate(parent, controller)

@@ -1,12 +1,12 @@
-"""Channel groups of the NVIDIA driver, controlled from outside the program that owns them.
+"""Controls channel groups of the NVIDIA driver from outside the program that owns them.
 
-A program's context is a channel group on the compute engine. A process that holds the program's file of /dev/nvidiactl
-may set the group's time slice and take its channels off the GPU: the driver ties a client to the open file, not to a
-process. Numbers and layouts are those of the driver's public sources, the same from release 550 to 595. This is the
-only module that knows them, and it refuses a release that it does not know.
+A channel group is the unit that the GPU gives time slices to; a program's context has one on the compute engine. A
+process that has a duplicate of the program's open file /dev/nvidiactl may set the group's time slice and take its
+channels off the GPU, because the driver's objects belong to the open file, not to a process. Numbers and layouts are
+those of the driver's public sources, equal in releases 550 to 595; other releases are refused.
 
-The file must be closed as soon as its program has ended: while it is open, the driver keeps all of the program's
-objects.
+The duplicate must be closed as soon as the program has ended, since the driver keeps all of the program's objects while
+it is open.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cotenant.core.errors import WorkError
 from cotenant.policy.shares.slice_tenant import Usage
 
 RELEASES = range(550, 596)
-SOFTWARE = "software"  # the release of the software GPU, which has the same controls and one more
+SOFTWARE = "software"  # "release" of the software GPU, which has these controls and one more
 
 _CONTROL = struct.Struct("=IIIIQII")  # client, object, command, flags, params, size, status
 _REQUEST = 3 << 30 | _CONTROL.size << 16 | ord("F") << 8 | 0x2A
@@ -33,16 +33,14 @@ SOFT_USAGE = 0x50F70001
 MOST_CHANNELS = 64  # most channels of one call
 _DISABLE = struct.Struct(f"=B3xIBB6xQ{MOST_CHANNELS}I{MOST_CHANNELS}I")
 _UUID = struct.Struct("=III256s")
-LONGEST_SLICE_US = 10_000_000  # more than any driver sets: a larger value means that the layout differs
+LONGEST_SLICE_US = 10_000_000  # longer than any driver's time slice: a larger value means that the layout is not known
 
 Ioctl = Callable[[int, int, bytearray], int]
 
 
 @dataclass(frozen=True)
 class ChannelGroup:
-    """Handles of one group, as its program created them. `compute`: of the compute engine, otherwise of a copy
-    engine.
-    """
+    """The driver's handles of one channel group. `compute`: it is on the compute engine, not on a copy engine."""
 
     client: int
     device: int
@@ -53,13 +51,13 @@ class ChannelGroup:
 
 
 def refusal(release: str) -> str:
-    """Why the controls cannot be used with this driver release, as text; empty if they can."""
+    """Why channel groups cannot be controlled with this driver release; empty if they can."""
     if release == SOFTWARE:
         return ""
     major = release.partition(".")[0]
     if not major.isdigit() or int(major) not in RELEASES:
         known = f"{RELEASES[0]} to {RELEASES[-1]}"
-        return f"time slices are known of the driver's releases {known}; this is {release or 'unknown'}"
+        return f"time slices can be controlled with driver releases {known}; this is {release or 'unknown'}"
     return ""
 
 
@@ -68,10 +66,12 @@ def _driver_ioctl(fd: int, request: int, data: bytearray) -> int:
 
 
 class ChannelControls:
-    """Controls of one driver release. Methods raise WorkError if the driver refuses or the program has ended."""
+    """Controls channel groups with one driver release. Methods raise WorkError if the driver refuses, or if the program
+    has ended. `fd` is always a duplicate of the program's open file of the driver.
+    """
 
     def __init__(self, release: str, ioctl: Ioctl = _driver_ioctl, library: str = "") -> None:
-        """`library`: path of the driver's library if the driver is not part of the kernel. Raises WorkError if the
+        """`library`: path of the library that implements the driver, for the software GPU. Raises WorkError if the
         release is not known."""
         if why := refusal(release):
             raise WorkError(why)
@@ -79,7 +79,7 @@ class ChannelControls:
         self._ioctl = ioctl
 
     def check(self, fd: int, group: ChannelGroup) -> str:
-        """Check the answers to read-only calls; returns in what they differ from a known driver's, or empty."""
+        """Test with read-only calls whether the driver answers as expected. Returns a sentence if not, else empty."""
         try:
             number = self.info(fd, group)
             slice_us = self.slice_us(fd, group)
@@ -90,42 +90,42 @@ class ChannelControls:
         return ""
 
     def info(self, fd: int, group: ChannelGroup) -> int:
-        """The group's number on the GPU."""
+        """The channel group's number on the GPU."""
         data = bytearray(b"\xff" * 4)
         self._call(fd, group.client, group.group, GET_INFO, data)
         return int.from_bytes(data, "little")
 
     def slice_us(self, fd: int, group: ChannelGroup) -> int:
-        """Its configured time slice in microseconds."""
+        """The channel group's time slice in microseconds."""
         data = bytearray(8)
         self._call(fd, group.client, group.group, GET_SLICE, data)
         return int.from_bytes(data, "little")
 
     def set_slice(self, fd: int, group: ChannelGroup, slice_us: int) -> None:
-        """Set its time slice; takes a third of a millisecond."""
+        """Set a channel group's time slice, which takes a third of a millisecond."""
         self._call(fd, group.client, group.group, SET_SLICE, bytearray(slice_us.to_bytes(8, "little")))
 
     def preempt(self, fd: int, group: ChannelGroup) -> None:
-        """Preempt it once; it runs again in its turn."""
+        """Preempt a channel group once; it runs again in its next time slice."""
         self._call(fd, group.client, group.group, PREEMPT, bytearray(struct.pack("=BBxxI", 1, 0, 0)))
 
     def disable(self, fd: int, groups: Sequence[ChannelGroup]) -> None:
-        """Take all channels of groups of one file off the GPU, even during a kernel; takes 0.4 to 0.8 ms."""
+        """Take all channels of these groups off the GPU, even during a kernel. It takes 0.4 to 0.8 ms."""
         self._enable(fd, groups, off=True)
 
     def enable(self, fd: int, groups: Sequence[ChannelGroup]) -> None:
-        """Allow the channels on the GPU again."""
+        """Let the channels of these groups run again."""
         self._enable(fd, groups, off=False)
 
     def gpu_uuid(self, fd: int, group: ChannelGroup) -> str:
-        """UUID of the GPU that the group is on, as NVML prints it."""
+        """UUID of the channel group's GPU, as NVML prints it."""
         data = bytearray(_UUID.size)
         self._call(fd, group.client, group.subdevice, GET_UUID, data)
         length, text = _UUID.unpack(data)[2:]
         return bytes(text[:length]).partition(b"\0")[0].decode("ascii", "replace")
 
     def usage(self, fd: int, group: ChannelGroup) -> Usage:
-        """GPU time of the group; only the software GPU answers."""
+        """GPU time that the channel group has used; only the software GPU can tell."""
         data = bytearray(24)
         self._call(fd, group.client, group.group, SOFT_USAGE, data)
         return Usage(*struct.unpack("=QQQ", data))

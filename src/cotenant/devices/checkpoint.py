@@ -1,8 +1,8 @@
-"""Runs the driver's checkpoints of processes: `python -m cotenant.devices.checkpoint LIBRARY` executes one order per
-line.
+"""Checkpoints and restores processes by the CUDA driver: `python -m cotenant.devices.checkpoint LIBRARY` executes one
+order per line of its input.
 
-It is a separate process, because a driver call may take long, hang, or crash its process; the agent only talks to it.
-Orders and answers are JSON objects, see `Driver.run`. `Checkpointer` is the agent's side.
+It is a process of its own, because a call of the driver may take long, hang, or crash the process. Orders and answers
+are JSON objects, see `Driver.run`. `Checkpointer` is the agent's side.
 """
 
 from __future__ import annotations
@@ -29,33 +29,35 @@ CALLS = {
     "unlock": "cuCheckpointProcessUnlock",
 }
 INVALID_VALUE = 1
-# the GPUs that a map may name, with the two that are exchanged: all of the machine; the two; the one alone
+# a restore onto another GPU exchanges two GPUs by a map, which may list all GPUs of the machine, these two, or one
 MAPS = ("all GPUs", "two GPUs", "one GPU")
 OLDEST_DRIVER = 12080  # first driver version with these calls (release 570)
 # meanings of the driver's error codes for these calls
 MEANINGS = {
     1: "the driver knows no such CUDA process, or one that it cannot handle",
     2: "there was not enough memory",
-    3: "the driver is not there",
+    3: "the driver is not initialized",
     201: "the process has no CUDA context",
-    304: "the operating system refused it: the agent must be the process's user, or root",
-    401: "the process is not in a state that allows it",
+    304: "the operating system refused the call: the agent must run as the process's user, or as root",
+    401: "the process is not in a state that allows this call",
     500: "this driver cannot checkpoint processes",
-    600: "its GPU work did not end in time",
-    800: "the driver does not permit it",
-    801: "the driver does not support it for this process (managed memory, IPC, MPS or MIG)",
+    600: "the GPU work of the process did not end in time",
+    800: "the driver does not permit this call",
+    801: "the driver does not support this call for the process (managed memory, IPC, MPS or MIG)",
 }
 
 
 class Driver:
-    """The calls on a loaded driver library."""
+    """Calls the checkpoint functions of a driver library."""
 
     def __init__(self, library: str) -> None:
         self._cuda = ctypes.CDLL(library)
         self._ready = False
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
-        """{"op", "pid", ...} -> {"code", "seconds"}; `state` answers {"state"}, `version` {"version"}."""
+        """Execute an order {"op", "pid", ...}. The answer is {"code", "seconds"}, with {"state"} for the op `state` and
+        {"version"} for `version`. `code`: the driver's error code, 0 for success.
+        """
         began = time.monotonic()
         code = 0
         if not self._ready:
@@ -82,8 +84,8 @@ class Driver:
         return int(function(ctypes.c_int(pid), argument))
 
     def _arguments(self, order: dict[str, Any]) -> Any:
-        """The argument structures, with the size of the largest, and zero in fields that are not given (driver API
-        13.0).
+        """The argument structure of a call (driver API 13.0). It has the size of the largest one, with zero in fields
+        that the order does not give.
         """
         raw = (ctypes.c_uint8 * 128)()
         if order["op"] == "lock":
@@ -98,8 +100,8 @@ class Driver:
         return raw
 
     def _exchanged(self, home: bytes, target: bytes, named: str) -> list[tuple[bytes, bytes]]:
-        """Pairs (old, new) that exchange two GPUs: for every GPU of the machine, as a driver requires whose
-        process sees all of them, or for fewer.
+        """Pairs (old UUID, new UUID) that exchange two GPUs. `named`: which GPUs are listed, one of MAPS. If a process
+        sees all GPUs of the machine, the driver requires all of them.
         """
         if named != MAPS[0]:
             return [(home, target), (target, home)][: 2 if named == MAPS[1] else 1]
@@ -121,7 +123,7 @@ def main() -> int:
 
 
 class CheckpointError(Exception):
-    """A call failed; the text says which and why, `code` what the driver returned (0: nothing)."""
+    """A call of the driver failed. `code`: the driver's error code; 0 if the driver returned none."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
@@ -129,12 +131,12 @@ class CheckpointError(Exception):
 
 
 class Checkpointer:
-    """The agent's side: starts the process when it is needed, sends one order at a time, and restarts it when it
-    hangs.
+    """The agent's side: starts the process that calls the driver when it is needed, sends it one order at a time, and
+    restarts it if it hangs.
     """
 
     def __init__(self, library: Callable[[], Path]) -> None:
-        """`library`: finds the driver at the first use."""
+        """`library` returns the path of the driver library; it is called at the first order."""
         self._library = library
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
@@ -163,7 +165,7 @@ class Checkpointer:
         )
 
     async def order(self, op: str, pid: int = 0, *, within_s: float = 60.0, **more: Any) -> dict[str, Any]:
-        """Execute an order. CheckpointError if the driver refuses or does not answer within `within_s`."""
+        """Execute an order. Raises CheckpointError if the driver refuses or does not answer within `within_s`."""
         what = f"{op} of process {pid}" if pid else f"the driver's {op}"
         async with self._lock:
             if self._process is None or self._process.returncode is not None:
@@ -196,7 +198,7 @@ class Checkpointer:
         await process.wait()
 
     def close(self) -> None:
-        """End the process."""
+        """End the process that calls the driver."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

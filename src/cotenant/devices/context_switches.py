@@ -1,8 +1,10 @@
-"""The driver's log of context switches: which process was on the GPU's compute engine from when to when.
+"""Measures the GPU time of processes by the driver's log of context switches, which says when each process was on the
+GPU's compute engine.
 
-The driver writes a record of each switch into a buffer of the reader's own (the event buffer that profilers use, driver
-releases 550 to 595); root sees the processes of all users. A process that runs alone makes no records: it counts as
-running until another one is put on. Numbers and layouts are those of the driver's public sources.
+The driver writes a record of each switch into a buffer that this process allocates (the event buffer that profilers
+use, driver releases 550 to 595); for root it names the processes of all users. While a process is alone, no records are
+written: it counts as running until another process is switched in. Numbers and layouts are those of the driver's public
+sources.
 """
 
 from __future__ import annotations
@@ -35,19 +37,20 @@ def _request(number: int, size: int) -> int:
 
 
 class Runs:
-    """Records of the log, in order, as what each process has had.
+    """Sums up the log's records to the GPU time of each process. A run is the time from a process's switch onto the GPU
+    to its switch off.
 
-    `whole_ns`: process -> length of its runs while it has work, as far as known. The log does not say why a run ended:
-    a shorter one ended for lack of work.
+    `whole_ns`: process -> length of a full run. The log does not say why a run ended; a run shorter than a full one is
+    taken to have ended because the process had no more work.
     """
 
     def __init__(self) -> None:
         self.whole_ns: dict[int, int] = {}
-        self._running: tuple[int, int] | None = None  # its pid, and its start by the GPU's clock
+        self._running: tuple[int, int] | None = None  # pid of the running process, and its start by the GPU's clock
         self._had: dict[int, Usage] = {}
 
     def note(self, tag: int, pid: int, when_ns: int) -> None:
-        """A record; tags other than a start and an end are skipped."""
+        """Count a record of the log. Records other than the start or the end of a run are skipped."""
         if tag == STARTS:
             self._running = (pid, when_ns)
         elif tag == ENDS and self._running is not None and self._running[0] == pid:
@@ -59,7 +62,7 @@ class Runs:
             self._had[pid] = Usage(before.busy_ns + length_ns, before.runs + 1, before.yields + early)
 
     def until(self, now_ns: int) -> dict[int, Usage]:
-        """What each has had by now; the one that runs, until now."""
+        """GPU time of each process so far, including the present run."""
         found = dict(self._had)
         if self._running is not None:
             pid, since_ns = self._running
@@ -69,10 +72,10 @@ class Runs:
 
 
 class SwitchLog:
-    """A Meter of one GPU. WorkError if the driver does not provide the log."""
+    """Meter of one GPU. Creating it raises WorkError if the driver does not provide the log."""
 
     def __init__(self, uuid: str, minor: int) -> None:
-        """`minor`: number of the card's device file. The driver numbers its GPUs another way: it is asked by UUID."""
+        """`minor`: number of the GPU's device file, which is not the driver's own number of the GPU."""
         self._files: list[int] = []
         self._handle = 0xCAFE0000
         self._runs = Runs()
@@ -91,7 +94,7 @@ class SwitchLog:
             raise
 
     def read(self, held: Iterable[Held]) -> dict[int, Usage]:
-        """See Meter. Processes are known by their number in this PID namespace."""
+        """See Meter. Pids are those of this process's PID namespace."""
         self._runs.whole_ns = {each.pid: each.run_us * 1000 for each in held}
         self._control(self._buffer, FLUSH, bytearray())
         put = struct.unpack_from("=I", self._header, 4)[0] % RECORDS

@@ -1,7 +1,7 @@
-"""Green contexts: a process's own pieces of a GPU's SMs, by the driver's API through ctypes. Standard library only.
+"""Green contexts, CUDA contexts on a subset of a GPU's SMs, by the driver's API (12.4 and newer) through ctypes.
 
-Which SMs a context has depends on where it starts, so workers of one GPU that start at different places (and run under
-MPS, which lets them run at once) have disjoint ones. CUDA driver API 12.4 and newer.
+The SMs are divided into pieces; a context has successive pieces from the position where its process starts. Processes
+that start at different positions have disjoint SMs, and run concurrently if they are MPS clients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cotenant.devices.nvidia import DRIVER
 SM_RESOURCE, DEFAULT_STREAM, NON_BLOCKING = 1, 0x1, 0x1
 RESOURCE_BYTES = 144  # a CUdevResource: type, padding, the resource itself, room for more
 _SM_COUNT_AT = 96
-WHOLE = 1.0 - 1e-9  # a fraction from here on is all of the GPU
+WHOLE = 1.0 - 1e-9  # a fraction of at least this means all SMs
 
 
 class GreenError(RuntimeError):
@@ -23,7 +23,7 @@ class GreenError(RuntimeError):
 
 @dataclass(frozen=True)
 class GreenContext:
-    """One green context: its SMs, and a stream on it (a CUstream handle)."""
+    """One green context: its number of SMs, its handle, and the handle of a stream on it (CUstream)."""
 
     sms: int
     context: int
@@ -31,8 +31,8 @@ class GreenContext:
 
 
 class _Resource(ctypes.Structure):
-    """CUdevResource: its type as an int, 92 bytes of padding, and the SM resource, whose first word is the number of
-    SMs."""
+    """The structure CUdevResource: an int for the type, 92 bytes of padding, and the SM resource, which begins with the
+    number of SMs."""
 
     _fields_ = (
         ("type", ctypes.c_int), ("padding", ctypes.c_char * (_SM_COUNT_AT - 4)), ("sm_count", ctypes.c_uint),
@@ -41,8 +41,8 @@ class _Resource(ctypes.Structure):
 
 
 def span(start: float, fraction: float, pieces: int) -> tuple[int, int]:
-    """(first, how many) of so many pieces for the share that begins at `start`: at least one. Shares that do not
-    overlap get pieces that do not, whatever their number: both ends are rounded, not the length."""
+    """First piece and number of pieces (at least one) for a share of `fraction` that begins at `start`. Both ends are
+    rounded to pieces, not the length, so that shares that do not overlap have no pieces in common."""
     if start + fraction > WHOLE + 2e-9:  # if the share cannot begin there, it ends with the last SM
         count = max(1, min(pieces, round(fraction * pieces)))
         return min(pieces - count, round(start * pieces)), count
@@ -51,13 +51,13 @@ def span(start: float, fraction: float, pieces: int) -> tuple[int, int]:
 
 
 class GreenContexts:
-    """The green contexts of one device, one per size, made on first use and kept. Needs a current CUDA context."""
+    """The green contexts of this process on one GPU, created on first use and kept. Needs a current CUDA context."""
 
     def __init__(self, device: int = 0, start: float = 0.0, library: str = DRIVER) -> None:
-        """`start`: the fraction of the SMs at which this process's contexts begin."""
+        """`start`: position at which this process's contexts begin, as a fraction of the SMs."""
         self._cuda = ctypes.CDLL(library)
         self._device, self._start = device, start
-        self._contexts: dict[tuple[int, int], GreenContext] = {}  # by index of the first piece, and number of pieces
+        self._contexts: dict[tuple[int, int], GreenContext] = {}  # (index of first piece, number of pieces) -> context
         self._whole = _Resource()
         self._call("cuDeviceGetDevResource", device, ctypes.byref(self._whole), SM_RESOURCE)
         self.sms = int(self._whole.sm_count)
@@ -73,7 +73,7 @@ class GreenContexts:
             raise GreenError(f"{name} failed with CUDA error {code}")
 
     def _smallest(self) -> int:
-        """SMs of the smallest piece: the whole is cut by what the architecture allows."""
+        """Number of SMs of the smallest piece that the GPU's architecture allows."""
         count = ctypes.c_uint(1)
         piece, rest = _Resource(), _Resource()
         self._call(
@@ -83,7 +83,7 @@ class GreenContexts:
         return max(1, int(piece.sm_count))
 
     def _cut(self) -> list[_Resource]:
-        """The whole in pieces of the smallest size; a few SMs are in none, and there may be fewer than divide it."""
+        """Divide the SMs into pieces of the smallest size. Some SMs may be left over, even a multiple of that size."""
         count = ctypes.c_uint(self.sms // self._group)
         pieces = (_Resource * count.value)()
         rest = _Resource()
@@ -94,7 +94,7 @@ class GreenContexts:
         return list(pieces[: count.value])
 
     def sms_of(self, fraction: float) -> int:
-        """SMs for a fraction of the GPU: whole pieces, at least one, never more than there are."""
+        """Number of SMs that a context for this fraction of the GPU has: whole pieces, at least one."""
         if fraction >= WHOLE:
             return self.sms
         return span(self._start, fraction, len(self._pieces))[1] * self._group
@@ -103,7 +103,7 @@ class GreenContexts:
         """The context with a fraction of the SMs; created at its first use."""
         first, count = (0, 0) if fraction >= WHOLE else span(self._start, fraction, len(self._pieces))
         if (first, count) not in self._contexts:
-            if count == 0:  # all SMs: a number of pieces may leave some out
+            if count == 0:  # all SMs, of which some may be in no piece
                 self._contexts[first, count] = self._open((_Resource * 1)(self._whole), 1, self.sms)
             else:
                 chosen = (_Resource * count)(*self._pieces[first : first + count])

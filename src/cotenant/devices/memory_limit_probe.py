@@ -1,4 +1,4 @@
-"""What a machine has for limits on a GPU's memory by control group: asked, and proved by one limit set as a trial."""
+"""Finds whether kernel or driver can limit a GPU's memory by control group, and tries it by setting a limit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from cotenant.policy.memory_limits import Detected
 
 TRIAL = "cotenant-trial"
 TRIAL_BYTES = 1 << 30
-REASONS = {2: "the driver refuses it as invalid", 3: "the driver does not support it", 6: "the group has no dmem files"}
+REASONS = {
+    2: "the driver refuses the limit as invalid",
+    3: "the driver does not support such limits",
+    6: "the group has no dmem files",
+}
 
 
 def detect(device: Device, gpu: Gpu) -> Detected:
-    """What there is for one GPU. As root, a group is made, limited, read back and removed."""
+    """Find the means for one GPU. As root, this creates a control group, sets a limit, reads it back, and removes the
+    group.
+    """
     hierarchy, card = device.cgroups(), device.card(gpu.uuid)
     release, root = device.release(), os.geteuid() == 0
     version = hierarchy.version if hierarchy is not None else version_at(MOUNT)
-    if card is None or hierarchy is None:  # without a hierarchy of its own, the driver has no limits
+    if card is None or hierarchy is None:  # a driver without control groups has no limits
         return Detected(release, cgroup=version, root=root, mig=card is not None and card.mig())
     if version != 2:
         return Detected(release, has_call(card, Path("/")), version, root=root, mig=card.mig())
@@ -34,7 +40,7 @@ def detect(device: Device, gpu: Gpu) -> Detected:
 
 
 def has_call(card: Card, group: Path) -> bool:
-    """Whether NVML has the calls; their result for the group is ignored."""
+    """Whether this NVML has the functions for memory limits of control groups."""
     try:
         card.memory_limits(group)
     except NvmlError as error:
@@ -43,7 +49,7 @@ def has_call(card: Card, group: Path) -> bool:
 
 
 def region_of(hierarchy: Hierarchy, card: Card) -> str:
-    """The kernel's name for a GPU's memory: nvidia/00000000:02:00.0/vidmem; empty where it counts none."""
+    """The kernel's name for a GPU's memory (nvidia/00000000:02:00.0/vidmem); empty if the kernel does not count it."""
     with contextlib.suppress(OSError):
         bus = card.bus_id().lower()
         for line in hierarchy.read(hierarchy.root, "dmem.capacity").splitlines():
@@ -53,7 +59,7 @@ def region_of(hierarchy: Hierarchy, card: Card) -> str:
 
 
 def foreign_limits(hierarchy: Hierarchy, region: str, memory_bytes: int, mine: str = "cotenant-") -> tuple[str, ...]:
-    """Groups with a dmem.max below the card that the agent has not made, as "PATH: 4.0 GiB"."""
+    """Control groups not created by the agent whose dmem.max is below the GPU's memory, as "PATH: 4.0 GiB"."""
     found = []
     for group in hierarchy.groups(hierarchy.root):
         limit = dmem_max(hierarchy, group, region)
@@ -63,7 +69,7 @@ def foreign_limits(hierarchy: Hierarchy, region: str, memory_bytes: int, mine: s
 
 
 def dmem_max(hierarchy: Hierarchy, group: Path, region: str) -> int | None:
-    """Bytes in a group's dmem.max; None without a limit or without the file."""
+    """Limit in bytes in a group's file dmem.max; None if there is no limit or no such file."""
     with contextlib.suppress(OSError):
         for line in hierarchy.read(group, "dmem.max").splitlines():
             name, _, value = line.partition(" ")
@@ -73,19 +79,21 @@ def dmem_max(hierarchy: Hierarchy, group: Path, region: str) -> int | None:
 
 
 def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple[str, bool]:
-    """Why a limit on a group of our own cannot be set and read back, and whether the driver lets us set any."""
+    """Try to set a limit on a new control group. Returns why that failed (empty if it worked), and whether this process
+    has the right to set limits.
+    """
     group = hierarchy.root / f"{TRIAL}-{os.getpid()}"
     try:
         if dmem:
             delegate_down(hierarchy, group, "dmem")
         hierarchy.create(group)
     except OSError as error:
-        return f"no control group can be made below {hierarchy.root} ({words(error)})", root
+        return f"no control group can be created below {hierarchy.root} ({words(error)})", root
     try:
         card.set_memory_limits(group, 0, TRIAL_BYTES)
         held = card.memory_limits(group).hard_bytes
         card.set_memory_limits(group, 0, NO_LIMIT)
-        near = abs(held - TRIAL_BYTES) <= TRIAL_BYTES // 8  # a driver may round
+        near = abs(held - TRIAL_BYTES) <= TRIAL_BYTES // 8  # the driver may round the limit
         return "" if near else f"{TRIAL_BYTES} bytes were set and {held} read back", True
     except NvmlError as error:
         if error.code == NO_PERMISSION:
@@ -97,7 +105,7 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
 
 
 def words(error: Exception) -> str:
-    """Why a limit, or a control group for it, was refused."""
+    """An error about a memory limit or a control group, in words."""
     if isinstance(error, NvmlError):
         return REASONS.get(error.code, f"NVML error {error.code}")
     return str(error.strerror or error) if isinstance(error, OSError) else str(error)

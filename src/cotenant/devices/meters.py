@@ -1,4 +1,4 @@
-"""How much of a GPU's time processes have had, as the GPU or its driver accounts it."""
+"""Meters of the GPU time that processes have used, as the GPU or its driver counts it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from cotenant.policy.shares.slice_tenant import Usage
 
 
 class Held(NamedTuple):
-    """A process's channel group, with the file that its driver's client was made on."""
+    """A process's channel group, with a duplicate of the process's open file of the driver, to which it belongs."""
 
     pid: int
     fd: int
     group: ChannelGroup
-    run_us: int = 0  # length of the process's runs while it has work; 0: not known
+    run_us: int = 0  # how long the process runs at a time while it has work; 0: not known
 
 
 class Meter(Protocol):
-    """Reads what processes have had of one GPU."""
+    """Reads how much time of one GPU processes have used."""
 
     def read(self, held: Iterable[Held]) -> dict[int, Usage]:
-        """Process -> what it has had since some moment of the past, for those that are known."""
+        """GPU time of processes (pid -> usage) since an unspecified time in the past, which does not change."""
 
     def close(self) -> None:
-        """Release what the meter holds."""
+        """Close the meter's files."""
 
 
 class ControlMeter:
-    """Asks each group; only the software GPU answers."""
+    """Reads the GPU time of each channel group, which only the software GPU can tell."""
 
     def __init__(self, controls: ChannelControls) -> None:
         self._controls = controls
@@ -42,7 +42,7 @@ class ControlMeter:
             try:
                 more = self._controls.usage(fd, group)
             except WorkError:
-                continue  # its process has just ended
+                continue  # the process has just ended
             before = found.get(pid, Usage())
             found[pid] = Usage(*(a + b for a, b in zip(before, more, strict=True)))
         return found

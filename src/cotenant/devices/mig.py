@@ -1,8 +1,8 @@
-"""MIG layouts on a real GPU: what there is, what has to change for a layout, and making it so.
+"""Changes the MIG instances of a GPU to a given layout.
 
-`apply` compares the layout with what exists, of whatever profile, and does only the difference, so a run that was
-interrupted anywhere is finished, or undone, by the next one. Instances that the layout keeps are never touched. When
-the driver refuses a step, what was there is put back.
+`apply` compares the layout with the existing instances and changes only what differs, so that a second run finishes
+what an interrupted run has begun. Instances that are part of the layout are not touched. If the driver refuses a step,
+the previous instances are created again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Change:
-    """What has to be done for a layout: instances to destroy, to create, and to give a missing compute instance."""
+    """What must be changed for a layout. `fill`: GPU instances that lack a compute instance."""
 
     keep: tuple[GpuInstance, ...]
     destroy: tuple[GpuInstance, ...]
@@ -34,7 +34,7 @@ class Change:
         return not (self.destroy or self.fill or self.create)
 
     def steps(self, geo: Geometry) -> list[str]:
-        """In words, in the order they are done."""
+        """The steps of the change in words, in order."""
         return [
             *(f"destroy {g} (instance {g.id})" for g in self.destroy),
             *(f"complete {g} (instance {g.id} has no compute instance)" for g in self.fill),
@@ -43,7 +43,7 @@ class Change:
 
 
 def difference(layout: Layout, existing: list[GpuInstance]) -> Change:
-    """The change from what exists to a layout; larger instances are created first."""
+    """The change from the existing instances to a layout; larger instances are created first."""
     wanted = set(layout)
     keep = tuple(g for g in existing if g.placement in wanted and len(g.compute_ids) == 1)
     fill = tuple(g for g in existing if g.placement in wanted and not g.compute_ids)
@@ -98,7 +98,7 @@ def _carry_out(nvml: Nvml, device: NvmlGpu, geo: Geometry, change: Change, say: 
 
 
 def _put_back(nvml: Nvml, device: NvmlGpu, geo: Geometry, before: list[GpuInstance], say: Say) -> str:
-    """After a step that failed: what was there once more. What came of it, in words."""
+    """Create the previous instances again after a step has failed. Returns the outcome in words."""
     try:
         back = difference(tuple(g.placement for g in before), nvml.instances(device, geo))
         if back.empty:
@@ -107,16 +107,16 @@ def _put_back(nvml: Nvml, device: NvmlGpu, geo: Geometry, before: list[GpuInstan
     except WorkError as error:
         left = ", ".join(map(str, nvml.instances(device, geo))) or "no instance"
         was = ", ".join(map(str, before)) or "no instance"
-        return f"there was {was}, which could not be put back ({error}); there is {left}"
-    return "what was there is put back" + (", with new UUIDs" if back.create else "")
+        return f"the GPU had {was}, which could not be created again ({error}); it now has {left}"
+    return "the previous instances exist again" + (", with new UUIDs" if back.create else "")
 
 
 def apply(
     nvml: Nvml, gpu: str, text: str, *, dry_run: bool = False, beside_running: bool = False, say: Say = lambda _: None
 ) -> dict[str, Any]:
-    """Give a GPU a layout. Returns what was, or with `dry_run` would be, done and the instances afterwards.
+    """Change a GPU's instances to a layout. Returns the steps, and unless `dry_run` the instances afterwards.
 
-    Raises InputError for a layout this GPU does not have, WorkError when it is in use or the driver refuses.
+    Raises InputError for a layout that this GPU does not have, WorkError if the GPU is in use or the driver refuses.
     """
     device, geo = _open(nvml, gpu)
     layout = parse_layout(geo, text)
@@ -145,7 +145,7 @@ def apply(
 
 
 def reset(nvml: Nvml, gpu: str, *, dry_run: bool = False) -> dict[str, Any]:
-    """Destroy every instance of a GPU; refuses while processes run on it. WorkError names those that are left."""
+    """Destroy all MIG instances of a GPU. Raises WorkError if processes run on it, or if instances are left."""
     device, geo = _open(nvml, gpu)
     change = difference((), nvml.instances(device, geo))
     if not change.empty:
@@ -171,9 +171,9 @@ def apply_rules(
     beside_running: bool = False,
     say: Say = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Make the rules of a mig-parted list true on the GPUs of this machine, or on one of them.
+    """Apply the rules of a mig-parted configuration to the GPUs of this machine, or to the GPU `gpu`.
 
-    Every GPU is checked before the first one is changed. Raises as `apply`.
+    All GPUs are checked before the first is changed. Raises InputError, WorkError.
     """
     devices = nvml.devices() if gpu is None else [nvml.find(gpu)]
     ids = {device.uuid: nvml.pci_id(device) for device in devices}
@@ -181,7 +181,7 @@ def apply_rules(
     todo = [(device, mine[-1]) for device, mine in addressed if mine]
     if not todo:
         there = ", ".join(f"{d.index} ({d.name}, {ids[d.uuid]:#010x})" for d in devices)
-        raise InputError(f"no rule is about a GPU of this machine; there are {there}", field="device-filter")
+        raise InputError(f"no rule applies to a GPU of this machine; there are {there}", field="device-filter")
     for device, rule in todo:
         _refuse_rule(rule, ids[device.uuid])
     for dry in (True, False)[: 1 if dry_run else 2]:
@@ -193,14 +193,16 @@ def apply_rules(
 
 
 def _refuse_rule(rule: Rule, pci_id: int) -> None:
-    """InputError where a GPU of the catalog cannot have what a rule wants: its driver may tell only once MIG is on."""
+    """Raise InputError if a GPU model of the catalog cannot have the layout of a rule. The driver tells that only after
+    MIG was turned on.
+    """
     model = PCI_MODELS.get(pci_id >> 16)
     if model is not None:
         rule.layout(geometry(model, double_memory=True))
 
 
 def _follow(nvml: Nvml, device: NvmlGpu, rule: Rule, dry_run: bool, beside_running: bool, say: Say) -> list[str]:
-    """What makes a rule true on one GPU, done unless `dry_run`; the steps."""
+    """Apply a rule to one GPU, unless `dry_run`. Returns the steps in words."""
     steps = []
     now = nvml.mode(device)[0]
     if rule.enabled and not now:
@@ -212,7 +214,7 @@ def _follow(nvml: Nvml, device: NvmlGpu, rule: Rule, dry_run: bool, beside_runni
             raise WorkError(f"MIG on GPU {device.index} waits for a GPU reset")
     elif not rule.enabled and not now:
         back = set_mode(nvml, device.uuid, False, dry_run=dry_run)["changed"]
-        return ["take back turning MIG on"] if back else []
+        return ["cancel turning MIG on"] if back else []
     if rule.profiles:
         geo = nvml.geometry(device)
         text = geo.format(rule.layout(geo, [g.placement for g in nvml.instances(device, geo)]))
@@ -228,9 +230,10 @@ def _follow(nvml: Nvml, device: NvmlGpu, rule: Rule, dry_run: bool, beside_runni
 
 
 def set_mode(nvml: Nvml, gpu: str, on: bool, *, dry_run: bool = False) -> dict[str, Any]:
-    """Turn MIG on or off; off needs a GPU without instances. Refuses while processes run on it.
+    """Turn MIG mode on or off. Raises WorkError if processes run on the GPU, or if MIG is to be turned off while there
+    are instances.
 
-    A switch the other way that still waits for a GPU reset is taken back.
+    If the opposite switch still waits for a GPU reset, it is cancelled.
     """
     device = nvml.find(gpu)
     now, pending = nvml.mode(device)
@@ -258,7 +261,7 @@ def set_mode(nvml: Nvml, gpu: str, on: bool, *, dry_run: bool = False) -> dict[s
 
 
 def describe(nvml: Nvml, device: NvmlGpu, geo: Geometry) -> list[dict[str, Any]]:
-    """The instances of a GPU as rows: profile, start, ids and the UUID to put into CUDA_VISIBLE_DEVICES."""
+    """The MIG instances of a GPU: profile, start, id, sizes, and the UUID for CUDA_VISIBLE_DEVICES."""
     rows = []
     for g in nvml.instances(device, geo):
         profile = geo.every.get(g.placement.kind)
@@ -276,7 +279,7 @@ def describe(nvml: Nvml, device: NvmlGpu, geo: Geometry) -> list[dict[str, Any]]
 
 
 def export(nvml: Nvml, gpu: str | None = None) -> dict[str, Any]:
-    """Every GPU (or one) with its MIG mode and the table of its instances and their UUIDs."""
+    """All GPUs, or the GPU `gpu`, with their MIG modes and instances."""
     devices = nvml.devices() if gpu is None else [nvml.find(gpu)]
     rows = []
     for device in devices:
@@ -295,7 +298,7 @@ def export(nvml: Nvml, gpu: str | None = None) -> dict[str, Any]:
 
 
 def _mode_or_none(nvml: Nvml, device: NvmlGpu) -> bool | None:
-    """MIG mode, None for a GPU without MIG."""
+    """Whether MIG mode is on; None for a GPU without MIG."""
     try:
         return nvml.mode(device)[0]
     except NvmlCallError as error:

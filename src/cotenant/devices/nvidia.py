@@ -1,4 +1,4 @@
-"""NVIDIA cards: where the driver's libraries are, and what NVML knows beside memory and clocks."""
+"""NVIDIA GPUs: finds the driver's libraries, and implements the interface Device by NVML and the kernel driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cotenant.devices.meters import Meter
 
 RELEASE, PROC = Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia")
 DRIVER, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
-# where distributions, containers and WSL put them, for machines whose loader does not know
+# folders in which distributions, containers and WSL have these libraries, if the loader does not find them
 PLACES = (
     "/usr/local/nvidia/lib64",
     "/usr/local/nvidia/lib",
@@ -37,7 +37,7 @@ class Nvidia(Device):
     word = "all"
     slices_first = True
     overhead_bytes = 512 << 20
-    context_bytes = 640 << 20  # with its modules a context takes 610 MiB on an H100 (driver 580, PyTorch)
+    context_bytes = 640 << 20  # a context with its modules takes 610 MiB on an H100 (driver 580, PyTorch)
     spare_bytes = 256 << 20
     free_is_usable = False
 
@@ -49,7 +49,7 @@ class Nvidia(Device):
         return found
 
     def nvml(self) -> str:
-        """The library by the name that the loader knows; see Device."""
+        """See Device. The loader knows the library by this name."""
         return NVML
 
     def tenant_nvml(self) -> Path | None:
@@ -61,7 +61,7 @@ class Nvidia(Device):
         return Cgroups()
 
     def faults(self, uuids: Iterable[str]) -> dict[str, str]:
-        """See Device: GPUs that NVML finds lost or in need of a reset."""
+        """See Device. Reports GPUs that NVML cannot read, because they are lost or need a reset."""
         wanted = list(uuids)
         try:
             with nvml.Nvml() as session:
@@ -81,11 +81,11 @@ class Nvidia(Device):
             return {}
 
     def channel_controls(self) -> ChannelControls:
-        """See Device: of the kernel's module as it is loaded. WSL and vGPU guests have none that is known."""
+        """See Device. Raises WorkError also on WSL and in vGPU guests, which do not have the NVIDIA kernel module."""
         try:
             release = RELEASE.read_text().strip()
         except OSError:
-            raise WorkError(f"{RELEASE} cannot be read: the NVIDIA kernel module is not of this machine") from None
+            raise WorkError(f"{RELEASE} cannot be read: this machine has no NVIDIA kernel module") from None
         return ChannelControls(release)
 
     def meter(self, uuid: str, controls: ChannelControls) -> Meter:
@@ -103,7 +103,7 @@ class Nvidia(Device):
 
 
 def minor_of(uuid: str) -> int:
-    """Number of a card's device file, as the kernel's module has it; 0 where it does not say."""
+    """Number of a GPU's device file (/dev/nvidiaN), as the kernel module reports it; 0 if it does not."""
     for path in PROC.glob("gpus/*/information"):
         with contextlib.suppress(OSError):
             text = path.read_text()
@@ -114,7 +114,7 @@ def minor_of(uuid: str) -> int:
 
 
 def find_library(name: str) -> Path | None:
-    """A library of the driver, resolved to its versioned file; None where there is none."""
+    """Path of a driver library's versioned file; None if it is not found."""
     candidates = [Path(place) / name for place in PLACES]
     candidates += [Path(place) / name for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
     if (found := _loader_cache_path(name)) is not None:

@@ -1,7 +1,7 @@
-"""The one module that talks to NVML: MIG modes, instances, their UUIDs and processes, as plain data.
+"""Reads and changes MIG modes and instances, and lists processes, by NVML's Python package (pynvml).
 
-Every call goes through `Nvml.call`, which turns NVML's errors into one sentence. The library is passed in, so tests
-put a stateful stand-in below this module and the ctypes handling here is what they exercise.
+Every call goes through `Nvml.call`, which turns an NVML error into a WorkError with one sentence. Tests pass a stateful
+stand-in for pynvml, so that they run all code of this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.mig import Geometry, Placement, SliceProfile
 
 MIB = 1 << 20
-# NVML's GPU instance profiles by index, from the largest; a driver may know others, which are named by what it says
+# NVML's GPU instance profiles by index, largest first; others that a driver offers get the name that it reports
 KINDS = {
     5: "8g", 4: "7g", 6: "6g", 3: "4g", 2: "3g", 1: "2g", 9: "1g+", 0: "1g",
     12: "4g+gfx", 17: "3g+gfx", 8: "2g+me", 11: "2g+gfx", 16: "2g+me.all", 14: "2g-me",
@@ -31,7 +31,7 @@ NO_INSTANCE = 0xFFFFFFFF
 
 SENTENCES = {
     "NVML_ERROR_NO_PERMISSION": "needs root (or the capability that the driver asks for)",
-    "NVML_ERROR_IN_USE": "is in use by a process, or by an instance that is still there",
+    "NVML_ERROR_IN_USE": "is in use by a process or by an existing instance",
     "NVML_ERROR_INSUFFICIENT_RESOURCES": "has not enough free slices at that place",
     "NVML_ERROR_NOT_SUPPORTED": "is not supported by this GPU or driver",
     "NVML_ERROR_FUNCTION_NOT_FOUND": "needs a newer driver",
@@ -47,7 +47,7 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class GpuInstance:
-    """A GPU instance that exists: its id, profile, place, compute instances, and the UUID of its MIG device if any."""
+    """An existing GPU instance of MIG. `placement`: profile and start; `uuid`: of its MIG device, None without one."""
 
     id: int
     placement: Placement
@@ -88,7 +88,7 @@ class Nvml:
         self.call("closing NVML", "nvmlShutdown")
 
     def call(self, doing: str, function: str, *args: Any) -> Any:
-        """Call an NVML function; WorkError says what was being done and why it failed."""
+        """Call an NVML function. If it fails, raises WorkError with `doing` (what was attempted) and the reason."""
         call: Callable[..., Any] | None = getattr(self.lib, function, None)
         if call is None:
             raise WorkError(f"{doing} needs a newer nvidia-ml-py: it has no {function}")
@@ -111,11 +111,11 @@ class Nvml:
         return result
 
     def pci_id(self, device: NvmlGpu) -> int:
-        """Device and vendor as mig-parted writes them: 0x233010DE."""
+        """PCI ids of device and vendor in one number, as mig-parted writes them: 0x233010DE."""
         return int(self.call(f"reading GPU {device.index}", "nvmlDeviceGetPciInfo", device.handle).pciDeviceId)
 
     def fault(self, uuid: str) -> str:
-        """Why a GPU cannot be used now, in words; empty when it answers. Another GPU's fault does not matter."""
+        """Why a GPU cannot be used now, in words; empty if NVML can read it. Faults of other GPUs do not matter."""
         try:
             handle = self.call(f"opening {uuid}", "nvmlDeviceGetHandleByUUID", uuid)
             self.call(f"reading {uuid}", "nvmlDeviceGetMemoryInfo", handle)
@@ -124,7 +124,7 @@ class Nvml:
         return ""
 
     def find(self, gpu: str) -> NvmlGpu:
-        """A GPU by its UUID, a beginning of it, or its index; InputError lists what there is."""
+        """The GPU with this UUID, beginning of a UUID, or index. Raises InputError that lists the machine's GPUs."""
         devices = self.devices()
         wanted = gpu.strip()
         exact = [d for d in devices if wanted in (d.uuid, str(d.index))]
@@ -138,12 +138,12 @@ class Nvml:
     # ---- mode
 
     def mode(self, device: NvmlGpu) -> tuple[bool, bool]:
-        """Whether MIG is on now, and whether it will be after the next reset."""
+        """Whether MIG is on now, and whether it will be on after the next GPU reset."""
         now, pending = self.call(f"reading the MIG mode of GPU {device.index}", "nvmlDeviceGetMigMode", device.handle)
         return bool(now), bool(pending)
 
     def set_mode(self, device: NvmlGpu, on: bool) -> bool:
-        """Ask for MIG on or off; False when it waits for a GPU reset."""
+        """Turn MIG on or off. Returns False if that takes effect only after a GPU reset."""
         doing = f"switching MIG {'on' if on else 'off'} on GPU {device.index}"
         status = self.call(doing, "nvmlDeviceSetMigMode", device.handle, int(on))
         return int(status) == 0 and self.mode(device)[0] == on
@@ -151,7 +151,7 @@ class Nvml:
     # ---- geometry and instances
 
     def geometry(self, device: NvmlGpu) -> Geometry:
-        """What this GPU offers, asked from the driver itself."""
+        """The MIG profiles that a GPU offers and their possible placements, as the driver reports them."""
         found: dict[str, SliceProfile] = {}
         for index in (*KINDS, *(i for i in range(MOST_PROFILES) if i not in KINDS)):
             info = self._profile(device, index)
@@ -173,7 +173,7 @@ class Nvml:
         return self._newest(doing, "nvmlDeviceGetGpuInstanceProfileInfo", device.handle, index)
 
     def _newest(self, doing: str, function: str, *args: Any) -> Any | None:
-        """A profile by the newest form of the call that the driver has; None where there is no such profile."""
+        """Read a profile by the newest version of the call that the driver has; None if there is no such profile."""
         for version in (2, 1):
             try:
                 return self.call(doing, function, *args, version)
@@ -186,7 +186,7 @@ class Nvml:
         return None
 
     def possible_placements(self, device: NvmlGpu, profile_id: int) -> list[tuple[int, int]]:
-        """(start, size) in memory slots at which a profile may be placed."""
+        """Possible placements of a profile, as (start, size) in memory slots."""
         array = (self.lib.c_nvmlGpuInstancePlacement_t * 16)()
         count = ctypes.c_uint(16)
         self.call(
@@ -200,7 +200,7 @@ class Nvml:
         return [(int(array[i].start), int(array[i].size)) for i in range(count.value)]
 
     def instances(self, device: NvmlGpu, geo: Geometry) -> list[GpuInstance]:
-        """The GPU instances that exist, by start."""
+        """The existing GPU instances, ordered by start."""
         uuids = self._uuids(device)
         found = []
         for kind, profile in geo.every.items():
@@ -233,7 +233,7 @@ class Nvml:
         return self.call("opening a GPU instance", "nvmlDeviceGetGpuInstanceById", device.handle, instance_id)
 
     def _compute(self, instance: Any) -> list[tuple[int, Any]]:
-        """(id, handle) of the compute instances inside a GPU instance, whatever their profile."""
+        """Id and handle of each compute instance in a GPU instance."""
         found = []
         for info in self._compute_profiles(instance):
             array = (self.lib.c_nvmlComputeInstance_t * 8)()
@@ -278,7 +278,7 @@ class Nvml:
         return result
 
     def create(self, device: NvmlGpu, profile: SliceProfile, start: int) -> int:
-        """Create a GPU instance at a place; its id. It is of no use before `fill`."""
+        """Create a GPU instance and return its id. Programs can use it only after `fill`."""
         place = self.lib.c_nvmlGpuInstancePlacement_t(start, profile.memory_slots)
         handle = self.call(
             f"creating {profile.name}@{start} on GPU {device.index}",
@@ -290,7 +290,7 @@ class Nvml:
         return int(self.call("reading the new GPU instance", "nvmlGpuInstanceGetInfo", handle).id)
 
     def fill(self, device: NvmlGpu, instance_id: int) -> None:
-        """Create the compute instance that takes all of a GPU instance."""
+        """Create a compute instance that has all of a GPU instance."""
         handle = self._instance(device, instance_id)
         doing = f"creating the compute instance of GPU instance {instance_id} on GPU {device.index}"
         offered = self._compute_profiles(handle)
@@ -300,7 +300,7 @@ class Nvml:
         self.call(doing, "nvmlGpuInstanceCreateComputeInstance", handle, widest.id)
 
     def destroy(self, device: NvmlGpu, instance_id: int) -> None:
-        """Destroy a GPU instance and what is in it."""
+        """Destroy a GPU instance and its compute instances."""
         handle = self._instance(device, instance_id)
         doing = f"destroying GPU instance {instance_id} on GPU {device.index}"
         for _, compute in self._compute(handle):
@@ -308,10 +308,10 @@ class Nvml:
         self.call(doing, "nvmlGpuInstanceDestroy", handle)
 
     def processes(self, device: NvmlGpu) -> dict[int, int | None]:
-        """Process id -> GPU instance it runs on (None: the whole GPU)."""
+        """Pid of each process on the GPU -> id of its GPU instance (None: the whole GPU)."""
         doing = f"listing processes on GPU {device.index}"
         found = list(self.call(doing, "nvmlDeviceGetComputeRunningProcesses", device.handle))
-        try:  # clients of an MPS server are listed apart
+        try:  # NVML lists clients of an MPS server separately
             found += self.call(doing, "nvmlDeviceGetMPSComputeRunningProcesses", device.handle)
         except NvmlCallError as error:
             if error.code not in ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_FUNCTION_NOT_FOUND"):
@@ -324,7 +324,7 @@ class Nvml:
 
 
 class NvmlCallError(WorkError):
-    """A WorkError that keeps NVML's name of the error in `code` ("" when unknown)."""
+    """An NVML call failed. `code`: NVML's name of the error, empty if it is not known."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The one list of devices, and the GPUs that `--gpus` names."""
+"""The only list of device kinds (NVIDIA, software), and the GPUs that a value of `--gpus` selects."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ DEVICES: dict[str, Device] = {device.name: device for device in (Nvidia(), Soft(
 
 
 def device(kind: str) -> Device:
-    """A device by the name that Gpu.kind has."""
+    """The device kind with this name, a value of Gpu.kind."""
     return DEVICES[kind]
 
 
 def device_of(gpu: Gpu) -> Device:
-    """The device that a GPU is one of."""
+    """The device kind of a GPU."""
     return DEVICES[gpu.kind]
 
 
 def device_named(gpus: str) -> Device:
-    """The device that a value of --gpus means: one by its word, else NVIDIA's, whose UUIDs and indices they are."""
+    """The device kind that a value of --gpus selects: `soft` is the software GPU, all other values are NVIDIA GPUs."""
     return next((each for each in DEVICES.values() if each.word == gpus), DEVICES[Nvidia.name])
 
 
 def discover(wanted: Sequence[str]) -> tuple[Gpu, ...]:
-    """GPUs by `soft`, `all`, or UUIDs / indices. InputError for an unknown one, WorkError when there are none."""
+    """The GPUs that --gpus selects: `soft`, `all`, or UUIDs and indices. Raises InputError for an unknown GPU, and
+    WorkError if there are no GPUs.
+    """
     if len(wanted) == 1 and wanted[0] in {each.word for each in DEVICES.values()}:
         found = device_named(wanted[0]).gpus()
         if not found:
             raise WorkError("no NVIDIA GPU was found; --gpus soft starts the software GPU instead")
         return found
     if Soft.word in wanted:
-        raise InputError("soft stands alone: the software GPU never mixes with real ones", field="--gpus")
+        raise InputError("soft must be the only value: the software GPU cannot be mixed with real GPUs", field="--gpus")
     real = DEVICES[Nvidia.name].gpus()
     chosen: list[Gpu] = []
     for text in wanted:
         match = [g for g in real if text in (g.uuid, str(g.index))]
         if not match:
             known = ", ".join(g.uuid for g in real) or "none on this machine"
-            raise InputError(f"no GPU {text!r} here; known: {known}; or all, or soft", field="--gpus")
+            raise InputError(f"this machine has no GPU {text!r}; known: {known}; or all, or soft", field="--gpus")
         if match[0] in chosen:
             raise InputError(f"the GPU {text!r} is named twice", field="--gpus")
         chosen.append(match[0])
@@ -51,7 +53,9 @@ def discover(wanted: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def within(memory_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs with at most that much memory each: the rest is for programs that are no tenants."""
+    """The GPUs with their memory reduced to at most `memory_bytes` each; the rest is left to programs that are not
+    tenants.
+    """
     if memory_bytes is None:
         return tuple(gpus)
     return tuple(replace(gpu, memory_bytes=min(gpu.memory_bytes, memory_bytes)) for gpu in gpus)

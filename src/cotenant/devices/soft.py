@@ -1,4 +1,4 @@
-"""The software GPU: a driver library of this project's own, for machines without a card."""
+"""The software GPU: a CUDA driver library of this project that simulates a GPU, for machines without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cotenant.devices.meters import ControlMeter, Meter
 
 
 class Soft(Device):
-    """The GPUs that the software GPU's library simulates."""
+    """The kind of the GPUs that the software GPU's library simulates."""
 
     name = "soft"
     word = "soft"
@@ -34,15 +34,15 @@ class Soft(Device):
         return str(library_path(SOFT_NVML))
 
     def mps_control(self) -> str | None:
-        """See Device: a stand-in for the command, where one is named."""
+        """See Device. Returns the stand-in for the command that an environment variable names, if any."""
         return os.environ.get("COTENANT_SOFTGPU_MPS")
 
     def environment(self, uuids: Iterable[str]) -> dict[str, str]:
-        """See Device: which of them a program sees is for the agent's launcher to say."""
+        """See Device. No variables are needed: only the agent's launcher limits which GPUs a program sees."""
         return {}
 
     def cgroups(self) -> Hierarchy | None:
-        """See Device: a folder that plays them, where the environment names one."""
+        """See Device. Returns control groups imitated in a folder, if an environment variable names one."""
         from cotenant.softgpu.cgroups import FolderCgroups
 
         return FolderCgroups.found()
@@ -59,7 +59,7 @@ class Soft(Device):
         return ControlMeter(controls)
 
     def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
-        """See Device: as its own NVML lists them."""
+        """See Device."""
         try:
             return {uuid: Cards(self.nvml()).card(uuid).processes() for uuid in uuids}
         except OSError:

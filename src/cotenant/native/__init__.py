@@ -1,1 +1,1 @@
-"""The compiled libraries that programs and the agent load, and how a tenant is given them."""
+"""Finds the compiled libraries that the agent and tenants' programs load, and the environment that loads them."""

@@ -1,4 +1,4 @@
-"""How a tenant is given the shim."""
+"""The environment variables that load the shim into a tenant's programs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ PASSED_ON = (
 def tenant_environment(
     socket: Path | str, token: str, driver: Path | str, *, nvml: Path | None = None
 ) -> dict[str, str]:
-    """What the launcher adds to the environment of a tenant: where things are, never what is allowed.
+    """Variables that the launcher adds to the environment of a tenant's program: paths and the token. Limits are not
+    among them, because a program could change those.
 
-    `driver` and `nvml` are those of the tenant's device; without `nvml` its programs find none. An LD_PRELOAD that is
-    already set is kept after the shims.
+    `driver` and `nvml`: the libraries of the tenant's GPU; without `nvml` the program has no NVML. Libraries that
+    LD_PRELOAD already names are loaded after the shim. Raises InputError for a path that LD_PRELOAD cannot name.
     """
     driver = Path(driver).resolve()
     preload = [str(library_path(DRIVER_SHIM))]

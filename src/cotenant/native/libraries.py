@@ -1,7 +1,7 @@
-"""Where the compiled libraries are.
+"""Finds the compiled libraries: the shim, the software GPU, and the rules that C and Python share.
 
-In an installation they lie beside this file, and no compiler is ever called. In a source checkout they are in
-build/native, and `make` compiles them when a source has changed.
+In an installation they are in the folder of this file, and no compiler is needed. In a source checkout they are in
+build/native, and `make` compiles them if a source has changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cotenant.core.errors import InputError
 
 DRIVER_SHIM = "libcotenant-shim.so"  # stands in for libcuda.so.1
 NVML_SHIM = "libcotenant-nvml.so"  # stands in for libnvidia-ml.so.1
-SOFT_DRIVER = "libcotenant-softgpu.so"  # never found as libcuda.so.1: a tenant gets it only when the launcher says so
+SOFT_DRIVER = "libcotenant-softgpu.so"  # not named libcuda.so.1, so that no program loads it by accident
 SOFT_NVML = "libcotenant-softnvml.so"
 RULES = "libcotenant-rules.so"  # rules of launches and copies, for the simulator and for programs without the shim
 
@@ -26,7 +26,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 @functools.cache
 def library_path(name: str) -> Path:
-    """Path of a compiled library. InputError: this installation has none, or it cannot be compiled in this checkout."""
+    """Path of a compiled library. Raises InputError if the installation lacks it, or if it cannot be compiled."""
     if (CHECKOUT / "native" / "Makefile").is_file():
         return compiled(CHECKOUT) / name
     found = Path(__file__).with_name(name)
@@ -36,7 +36,9 @@ def library_path(name: str) -> Path:
 
 
 def compiled(checkout: Path) -> Path:
-    """The folder of a checkout's libraries, which are compiled first if a source has changed; one process at a time."""
+    """The folder with a checkout's libraries. They are compiled first if a source has changed; a lock ensures that only
+    one process does so at a time. Raises InputError.
+    """
     out = checkout / "build" / "native"
     if not _is_stale(checkout, out):
         return out
@@ -58,16 +60,16 @@ def compiled(checkout: Path) -> Path:
 
 
 def _is_stale(checkout: Path, out: Path) -> bool:
-    """Whether something in native/ is newer than the begin of the last compilation that succeeded."""
+    """Whether a file in native/ is newer than the begin of the last successful compilation."""
     try:
         since = (out / "compiled").stat().st_mtime_ns
         return any(path.stat().st_mtime_ns > since for path in (checkout / "native").rglob("*"))
-    except OSError:  # the library was never compiled, or a source was just deleted
+    except OSError:  # nothing was compiled yet, or a source was just deleted
         return True
 
 
 def _make(sources: Path, out: Path) -> None:
-    if sys.stderr.isatty():  # a person waits; what programs read from there stays theirs
+    if sys.stderr.isatty():  # only for a person who waits; a program may parse this process's standard error
         print("compiling the driver shim (some seconds)", file=sys.stderr)
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     command = ["make", "-s", "-C", str(sources), f"-j{os.cpu_count()}", f"OUT={out}"]

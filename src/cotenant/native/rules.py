@@ -1,6 +1,8 @@
-"""The rules that the shim obeys, called from Python: may a best-effort launch go, and whose chunk goes next on a link.
+"""Calls the shim's compiled rules from Python: whether a best-effort (BE) launch may go while latency-sensitive (LS)
+work is active, and whose chunk is copied next on a PCIe link.
 
-`FloorRule` and `FloorState` are C's structs; `may_go` and `went` change the state in place. Times in whole nanoseconds.
+`FloorRule` and `FloorState` are structs shared with C; `may_go` and `went` change the state in place. Times are whole
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled rules."""
+    """Load the library of the compiled rules and declare its functions."""
     loaded = ctypes.CDLL(str(library_path(RULES)))
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = getattr(loaded, name)
@@ -44,30 +46,32 @@ def library() -> ctypes.CDLL:
 
 
 def may_go(rule: FloorRule, state: FloorState, active: WorkClass, next_ns: int, now_ns: int) -> bool:
-    """May a BE launch that should take `next_ns` go, while LS work of class `active` (NONE: none) runs?"""
+    """Whether a BE launch with a predicted time of `next_ns` may go. `active`: class of the LS work that is active;
+    NONE: none is.
+    """
     return bool(library().gate_may_go(byref(rule), byref(state), active, next_ns, now_ns))
 
 
 def went(rule: FloorRule, state: FloorState, active: WorkClass, next_ns: int, now_ns: int) -> None:
-    """Update the state after a launch."""
+    """Update the state after a BE launch."""
     library().gate_went(byref(rule), byref(state), active, next_ns, now_ns)
 
 
 def ended(state: FloorState, predicted_ns: int, now_ns: int) -> None:
-    """A launch batch was seen to have ended; the rest of what is in flight begins about now."""
+    """Update the state after a batch of BE launches has ended; the remaining work in flight begins about now."""
     library().gate_ended(byref(state), predicted_ns, now_ns)
 
 
 def allowed_ns(rule: FloorRule, state: FloorState) -> int:
-    """Work in ns that the scheme tidal allows in flight now."""
+    """BE work in ns that the scheme tidal allows in flight now."""
     return int(library().gate_allowed_ns(byref(rule), byref(state)))
 
 
 def rested_at_ns(state: FloorState) -> int:
-    """When a paced program that stops now has been idle for what it owes."""
+    """Time at which a program with a duty cycle may launch again, if it launches nothing until then."""
     return int(library().gate_rested_at_ns(byref(state)))
 
 
 def is_paced(rule: FloorRule) -> bool:
-    """Whether BE leaves the GPU idle between its launches."""
+    """Whether the duty cycle makes BE work leave the GPU idle between launches."""
     return 0 < rule.duty_cycle_permille < 1000

@@ -1,1 +1,4 @@
-"""Live page, its event stream and the Prometheus metrics, with the standard library alone."""
+"""The live page, its event stream and the Prometheus metrics of the agent, servers and the fleet's controller.
+
+It uses only the standard library.
+"""

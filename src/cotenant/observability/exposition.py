@@ -1,4 +1,4 @@
-"""Prometheus's text format, version 0.0.4 (prometheus.io/docs/instrumenting/exposition_formats)."""
+"""Writes metrics in Prometheus's text format, version 0.0.4."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Histogram:
-    """One histogram series for one combination of labels: counts by bucket. Observing takes O(log buckets)."""
+    """A histogram for one combination of labels: counts by bucket. `observe` takes O(log buckets) time."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -22,13 +22,13 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one observation, in the metric's unit."""
+        """Count one value, in the metric's unit."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
 
 class Exposition:
-    """Collects samples and writes them, grouped by metric."""
+    """Collects samples and writes them as text, grouped by metric."""
 
     def __init__(self) -> None:
         self._families: dict[str, tuple[Metric, list[str]]] = {}
@@ -39,13 +39,13 @@ class Exposition:
             self._lines(metric)
 
     def add(self, metric: Metric, value: float, **labels: str) -> None:
-        """Add one sample. `labels` must be exactly those of the metric; otherwise ValueError, a programming error."""
+        """Add one sample. Raises ValueError if `labels` are not exactly those of the metric."""
         if tuple(labels) != metric.labels:
             raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
         self._lines(metric).append(f"{metric.name}{_labels(labels)} {_number(value)}")
 
     def histogram(self, metric: Metric, found: Histogram, **labels: str) -> None:
-        """One histogram: cumulative buckets, sum and count."""
+        """Add a histogram: cumulative buckets, sum and count. Raises ValueError for wrong labels, as `add` does."""
         if tuple(labels) != metric.labels:
             raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
         lines = self._lines(metric)
@@ -57,7 +57,7 @@ class Exposition:
         lines.append(f"{metric.name}_count{_labels(labels)} {below}")
 
     def text(self) -> str:
-        """The complete exposition as text."""
+        """All metrics as text."""
         parts = []
         for metric, lines in self._families.values():
             parts.append(

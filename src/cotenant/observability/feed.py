@@ -1,23 +1,25 @@
 """The rows that the live page shows, and the stream of their changes.
 
-A component describes itself by rows: (section, key, fields). While there are viewers, the feed asks for all rows twice
-a second; it sends each viewer all rows once and then only those that changed, so that a thousand idle tenants cost
-nothing.
+A component (agent, server, fleet controller) describes its state by rows: (section, key, fields). While the page has
+viewers, the feed collects all rows twice a second. It sends each viewer all rows once, and then only rows that have
+changed, so that a thousand idle tenants cost nothing.
 
 Sections and their fields (times in seconds, shares as fractions 0..1, memory in bytes; a field may be missing or null):
 
-sources    name, kind (agent, server, models, fleet), address, ok, note gpus       node, index, model, memory_bytes,
-memory_used_bytes, holder, promised shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism,
-granted, limit, got, short_s,
-           memory_bytes, memory_limit_bytes, state, residency, holding, waiting, waited_s, turns, note,
-           class (best-effort, latency-sensitive), floor (held off, holds)
-hours      minutes of the last hour, oldest first: [promised, got] of the share with this key, or null
-services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped, failed, queue, places, state, part_of (the application
-           that it is a stage of)
-models     state, gpu (key of a GPU), memory_bytes, queue, open, ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms,
-           tpot_slo_ms, attainment, switches, switch_s, failed, fault
-jobs       name, state, reason, gpus, place, progress, waited_s, ran_s decisions  time_s (unix), source, text warnings
-source, about, text
+    sources    name, kind (agent, server, models, fleet), address, ok, note
+    gpus       node, index, model, memory_bytes, memory_used_bytes, holder, promised
+    shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism, granted, limit, got, short_s,
+               memory_bytes, memory_limit_bytes, state, residency, holding, waiting, waited_s, turns, note,
+               class (best-effort, latency-sensitive), floor (held off, holds)
+    hours      minutes: for each minute of the last hour, oldest first, [due, received] of the share with this key, or
+               null
+    services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped, failed, queue, places, state,
+               part_of (the application of which the service is a stage)
+    models     state, gpu (key of a GPU), memory_bytes, queue, open, ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms,
+               tpot_slo_ms, attainment, switches, switch_s, failed, fault
+    jobs       name, state, reason, gpus, place, progress, waited_s, ran_s
+    decisions  time_s (unix), source, text
+    warnings   source, about, text
 """
 
 from __future__ import annotations
@@ -31,15 +33,15 @@ from typing import Any
 SECTIONS = ("sources", "gpus", "shares", "hours", "services", "models", "jobs", "decisions", "warnings")
 PERIOD_S = 0.5
 HEARTBEAT_S = 10.0
-PAUSE_EVERY = 50  # rows between two yields to the event loop, so that the page does not delay the agent's tenants
-QUEUE = 8  # most events that a slow viewer may have pending; beyond, it is sent all rows again
+PAUSE_EVERY = 50  # after this many rows the feed yields to the event loop, so that it does not delay tenants' turns
+QUEUE = 8  # a slow viewer for whom more events than this are pending is sent all rows again
 
 Row = tuple[str, str, dict[str, Any]]
 Build = Callable[[], AsyncIterator[Row]]
 
 
 class Feed:
-    """Rows of one component for any number of viewers. Used by a single event loop."""
+    """Sends the rows of one component to any number of viewers. All methods run in one event loop."""
 
     def __init__(self, build: Build, period_s: float = PERIOD_S) -> None:
         self._build = build
@@ -54,8 +56,8 @@ class Feed:
         return _whole(await self._collect())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events for one viewer: first `all`, then `change`, and a comment as keep-alive when nothing
-        changes.
+        """Server-sent events for one viewer: first `all` with all rows, then `change` with changed rows. If nothing
+        changes, it sends a comment as keep-alive.
         """
         queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
         self._take(await self._collect())
@@ -73,7 +75,7 @@ class Feed:
             self._viewers.discard(queue)
 
     async def close(self) -> None:
-        """Stop polling."""
+        """Stop collecting rows."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""A small HTTP server for the live page and metrics: GET only, all sizes bounded, standard library alone."""
+"""A small HTTP server for the live page and the metrics. It answers only GET and HEAD, and all sizes are bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_CONNECTIONS = 256
 MOST_VIEWERS = 64
 HEAD_BYTES = 8192
 READ_WITHIN_S = 10.0
-STUCK_S = 20.0  # a viewer that reads nothing for this long is disconnected
+STUCK_S = 20.0  # a client that reads nothing for this long is disconnected
 SECURITY = (
     "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:\r\nX-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
@@ -30,7 +30,7 @@ Metrics = Callable[[], Awaitable[str]]
 
 
 def page() -> bytes:
-    """The live page: one self-contained HTML file."""
+    """The live page as one self-contained HTML file."""
     assets = resources.files("cotenant.observability") / "assets"
     html = (assets / "live.html").read_text(encoding="utf-8")
     html = html.replace("/*CSS*/", (assets / "live.css").read_text(encoding="utf-8"))
@@ -38,8 +38,8 @@ def page() -> bytes:
 
 
 def parse_address(text: str, field: str) -> tuple[str, int]:
-    """HOST:PORT or :PORT (loopback), IPv6 as [::1]:9400; a port of 0 is any that is free. InputError with `field`
-    otherwise."""
+    """Parse HOST:PORT or :PORT (loopback), IPv6 as [::1]:9400, into host and port. Port 0 means any free port. Raises
+    InputError with `field`."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InputError(f"{text!r} is not an address HOST:PORT", field=field)
@@ -133,7 +133,7 @@ class LiveServer:
         if url.path == "/healthz":
             await _answer(writer, 200, "ok\n")
             return
-        # DNS rebinding: a foreign page whose host name resolves to loopback must not read this server
+        # against DNS rebinding: a web page whose host name resolves to loopback must not read this server
         if is_loopback(self.host) and not is_loopback(asked or ""):
             await _answer(writer, 403, "this address answers to localhost only\n")
             return
@@ -163,8 +163,7 @@ class LiveServer:
             await _answer(writer, 503, "too many viewers\n")
             return
         self._viewers += 1
-        # viewers send nothing after their request: any byte or end of file means that the viewer has left, which frees
-        # its place
+        # a viewer sends nothing after its request, so that any byte, or the end of the stream, means that it has left
         tasks = {asyncio.create_task(self._send(writer)), asyncio.create_task(reader.read(1))}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Several components on one page: fetches their rows over HTTP and merges them."""
+"""Shows several components (agents, servers) on one live page: fetches their rows over HTTP and merges them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_BYTES = 64 << 20
 
 
 class Remote:
-    """A component's live page, by URL. Keeps the last rows while it is unreachable, and marks it as such."""
+    """The live page of a component at a URL. While it cannot be reached, its last rows are kept and it is marked."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -36,7 +36,7 @@ class Remote:
         self._fault = "not reached yet"
 
     def fetch(self) -> None:
-        """Fetch once (blocking); a failure is kept as a sentence."""
+        """Fetch the rows once, blocking. A failure is recorded and shown with the rows."""
         secure = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(str(self._parts.hostname), self._port, timeout=FETCH_WITHIN_S)
@@ -56,7 +56,7 @@ class Remote:
             connection.close()
 
     def rows(self, prefix: str) -> list[Row]:
-        """Its rows; keys and references to GPUs get the prefix, so that two nodes do not collide."""
+        """The component's rows. Keys and references to GPUs get the prefix, so that those of two nodes differ."""
         found: list[Row] = []
         for section in SECTIONS:
             for row in self._last.get(section, []):
@@ -75,7 +75,7 @@ class Remote:
 
 
 class Merged:
-    """Rows of several remotes, which are fetched in parallel threads at most once per `period_s`."""
+    """The rows of several components, which are fetched in parallel threads at most once per `period_s`."""
 
     def __init__(self, remotes: list[Remote], period_s: float = 0.4) -> None:
         self.remotes = remotes

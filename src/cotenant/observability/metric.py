@@ -1,4 +1,4 @@
-"""One family of live metrics, as plain data."""
+"""The description of a metric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric family. `buckets`: upper bounds of a histogram, in its unit, without +Inf."""
+    """A metric: name, kind, help text and names of its labels. `buckets`: upper bounds of a histogram without +Inf, in
+    the metric's unit.
+    """
 
     name: str
     kind: Kind

@@ -1,4 +1,4 @@
-"""The names, units and labels of live metrics: the one list that exposition, dashboards, alerts and documents refer to.
+"""The only list of live metrics, with names, units and labels; dashboards, alerts and docs/metrics.md refer to it.
 
 Names follow Prometheus's conventions: a base unit at the end (`_seconds`, `_bytes`, `_ratio` for fractions 0..1),
 `_total` for counters. Labels are bounded: tenants, services and GPUs that exist now, never users or requests.
@@ -18,13 +18,13 @@ GPU_PROMISED = Metric("cotenant_gpu_promised_ratio", "gauge", "Sum of the reques
 GPU_UNSEEN = Metric(
     "cotenant_gpu_unseen_processes",
     "gauge",
-    "Processes that use the GPU without being tenants of the agent.",
+    "Processes that use the GPU without being connected to the agent.",
     ("gpu", "whose"),
 )
 AGENT_START = Metric("cotenant_agent_start_time_seconds", "gauge", "Start time of the agent, unix time.")
 AGENT_TENANTS = Metric("cotenant_agent_tenants", "gauge", "Tenants of this agent.")
 AGENT_UNLISTED = Metric(
-    "cotenant_agent_tenants_unlisted", "gauge", "Tenants beyond the number that is exported one by one."
+    "cotenant_agent_tenants_unlisted", "gauge", "Tenants without metrics of their own, because there are too many."
 )
 AGENT_PROCESSES = Metric("cotenant_agent_processes", "gauge", "Connected processes of tenants.")
 AGENT_REFUSED = Metric("cotenant_agent_refused_connections_total", "counter", "Connections that the agent refused.")
@@ -34,11 +34,11 @@ AGENT_CONFIG_FAULT = Metric(
     "gauge",
     "1 while the configuration file, or part of it, is not in effect.",
 )
-TURN_SECONDS = Metric("cotenant_turn_seconds", "histogram", "Duration of turns.", ("gpu",), TURN_BUCKETS_S)
+TURN_SECONDS = Metric("cotenant_turn_seconds", "histogram", "Duration of tenants' turns.", ("gpu",), TURN_BUCKETS_S)
 TURN_WAIT = Metric(
     "cotenant_turn_wait_seconds",
     "histogram",
-    "Time between asking for a turn and getting it.",
+    "Time from a tenant's request for a turn to the start of the turn.",
     ("gpu",),
     TURN_BUCKETS_S,
 )
@@ -51,7 +51,7 @@ TENANT_SHARE = Metric(
 )
 TENANT_SHORT = Metric(
     "cotenant_tenant_share_short_seconds", "gauge",
-    "Time for which the tenant has had less than its request while wanting the GPU; 0 if it has "
+    "Time for which the tenant has had less than its request although it wanted the GPU; 0 if it gets "
     "its request.", ("tenant", "gpu"),
 )  # fmt: skip
 TENANT_MEMORY = Metric("cotenant_tenant_memory_bytes", "gauge", "GPU memory charged to the tenant.", ("tenant", "gpu"))
@@ -71,7 +71,7 @@ TENANT_OVERRUN = Metric(
     "Time by which the tenant's turns exceeded their length.",
     ("tenant", "gpu"),
 )
-TENANT_TURNS = Metric("cotenant_tenant_turns_total", "counter", "Its turns.", ("tenant", "gpu"))
+TENANT_TURNS = Metric("cotenant_tenant_turns_total", "counter", "Turns of the tenant.", ("tenant", "gpu"))
 TENANT_LAUNCHES = Metric(
     "cotenant_tenant_launches_total", "counter", "Kernel and graph launches of the tenant.", ("tenant",)
 )
@@ -93,21 +93,22 @@ SERVER_REQUESTS = Metric(
     "Finished requests by outcome: ok, late, dropped, full, failed, cancelled.", ("service", "outcome"),
 )  # fmt: skip
 SERVER_SECONDS = Metric(
-    "cotenant_server_request_seconds", "histogram", "Time from arrival to answer, of answered requests.", ("service",),
+    "cotenant_server_request_seconds", "histogram", "Time from arrival to answer of answered requests.", ("service",),
     (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
 )  # fmt: skip
 SERVER_BATCH = Metric(
     "cotenant_server_batch_items", "histogram", "Items per batch.", ("service",), (1, 2, 4, 8, 16, 32, 64, 128)
 )
 SERVER_WAITING = Metric("cotenant_server_waiting", "gauge", "Requests in the queue.", ("service",))
-SERVER_SLO = Metric("cotenant_server_slo_seconds", "gauge", "The service's SLO.", ("service",))
+SERVER_SLO = Metric("cotenant_server_slo_seconds", "gauge", "Latency objective of the service.", ("service",))
 SERVER_RATE = Metric("cotenant_server_arrivals_per_second", "gauge", "Rate of arrivals, smoothed.", ("service",))
 SERVER_CAPACITY = Metric(
     "cotenant_server_capacity_per_second", "gauge", "Requests per second for which the plan provides.", ("service",)
 )
 SERVER_READY = Metric("cotenant_server_ready", "gauge", "1 while the service can answer.", ("service",))
 SERVER_BUSY = Metric(
-    "cotenant_server_gpulet_busy_seconds_total", "counter", "Time that a gpulet was running batches.", ("gpu", "gpulet")
+    "cotenant_server_gpulet_busy_seconds_total", "counter",
+    "Time that a gpulet (a partition of a GPU) was running batches.", ("gpu", "gpulet"),
 )
 SERVER_GPUS_USED = Metric("cotenant_server_gpus_in_use", "gauge", "GPUs that the plan uses.")
 SERVER_GPUS_HELD = Metric("cotenant_server_gpus_held", "gauge", "GPUs that the server holds.")
@@ -143,7 +144,7 @@ FLEET_MEMORY = Metric("cotenant_fleet_peak_memory_bytes", "gauge", "Peak memory 
 
 
 def _of(*owners: str) -> tuple[Metric, ...]:
-    """The metrics above whose names begin with cotenant_OWNER_, in order."""
+    """The metrics of this module whose names begin with cotenant_OWNER_, in order."""
     starts = tuple(f"cotenant_{owner}_" for owner in owners)
     return tuple(each for each in globals().values() if isinstance(each, Metric) and each.name.startswith(starts))
 
@@ -152,5 +153,5 @@ AGENT, SERVER, FLEET = _of("gpu", "agent", "turn", "tenant"), _of("server"), _of
 
 
 def every() -> tuple[Metric, ...]:
-    """All live metrics, in the order of documents and dashboards."""
+    """All live metrics, in the order in which docs and dashboards list them."""
     return AGENT + SERVER + metrics_llm.MODEL + FLEET + metrics_kube.WEBHOOK + metrics_kube.PLUGIN

@@ -14,7 +14,9 @@ REVIEW_SECONDS = Metric(
     (),
     REVIEW_BUCKETS_S,
 )
-DEVICES = Metric("cotenant_plugin_devices", "gauge", "Units advertised to the kubelet.", ("resource", "health"))
+DEVICES = Metric(
+    "cotenant_plugin_devices", "gauge", "Units of the resource offered to the kubelet.", ("resource", "health")
+)
 ALLOCATIONS = Metric(
     "cotenant_plugin_allocations_total",
     "counter",
@@ -24,7 +26,7 @@ ALLOCATIONS = Metric(
 REGISTRATIONS = Metric(
     "cotenant_plugin_registrations_total", "counter", "Registrations with the kubelet.", ("resource",)
 )
-BOUND = Metric("cotenant_plugin_bound_containers", "gauge", "Containers bound to their tenant.")
+BOUND = Metric("cotenant_plugin_bound_containers", "gauge", "Containers that have their tenant in the agent.")
 UNBOUND = Metric("cotenant_plugin_unbound_containers", "gauge", "Containers whose share the agent refused.")
 ESCAPED = Metric(
     "cotenant_plugin_escaped_processes", "gauge", "Processes of pods that use a GPU without a limit on their share."

@@ -1,4 +1,4 @@
-"""The live metrics of language models, which metrics.py includes in its list."""
+"""The live metrics of language models; metrics.py includes them in the list of all metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ MODEL_SWITCHES = Metric(
     "cotenant_model_switches_total", "counter", "Starts, evictions, returns and stops of the model.", ("model", "kind")
 )
 MODEL_SWITCH_SECONDS = Metric(
-    "cotenant_model_switch_seconds_total", "counter", "Time that these took.", ("model", "kind")
+    "cotenant_model_switch_seconds_total",
+    "counter",
+    "Time that starts, evictions, returns and stops of the model took.",
+    ("model", "kind"),
 )
 MODEL_DEATHS = Metric("cotenant_model_program_deaths_total", "counter", "Programs that died unexpectedly.", ("model",))
 MODEL_CONNECTIONS = Metric("cotenant_model_door_connections", "gauge", "Client connections to the endpoint.")

@@ -1,1 +1,1 @@
-"""The software GPU: a stand-in libcuda for machines without one, its build, and a small program that uses it."""
+"""Python parts of the software GPU, which simulates a GPU on machines without one; its driver is in native/softgpu."""

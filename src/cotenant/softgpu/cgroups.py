@@ -1,8 +1,8 @@
-"""Imitates a cgroup2 hierarchy, with or without the dmem controller, in a folder: the kernel's part of memory limits on
-a machine with driver 615. The software GPU's driver (native/softgpu/limits.c) reads the same files.
+"""Imitates control groups (cgroup version 2), with or without the dmem controller, in an ordinary folder: the kernel's
+part of memory limits on a machine with driver 615. The software GPU's driver (native/softgpu/limits.c) reads its files.
 
-COTENANT_SOFTGPU_CGROUPS names the folder. Rules and texts are from the manual (Documentation/admin-guide/cgroup-v2.rst
-of Linux 6.14); calls fail as the kernel's files do, with an OSError.
+The environment variable COTENANT_SOFTGPU_CGROUPS names the folder. The rules are those of the kernel's manual
+(Documentation/admin-guide/cgroup-v2.rst, Linux 6.14); where the kernel returns an error, methods raise OSError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def region(index: int) -> str:
 
 
 class FolderCgroups:
-    """The hierarchy in a folder. Groups are folders by their full path, as the driver takes them."""
+    """The imitated tree of control groups in a folder. A group is given by the full path of its folder."""
 
     version = 2
 
@@ -34,7 +34,7 @@ class FolderCgroups:
 
     @classmethod
     def make(cls, root: Path, *, dmem: bool, memory_bytes: int, gpus: int = 1, version: int = 2) -> FolderCgroups:
-        """Create the hierarchy of a machine that has just started. `version` 1: old control groups."""
+        """Create the tree of a machine that has just started. `version`: version of its control groups, 1 or 2."""
         root.mkdir(parents=True)
         (root / "cgroup.procs").write_text("")
         if version == 2:
@@ -49,7 +49,7 @@ class FolderCgroups:
 
     @classmethod
     def found(cls) -> FolderCgroups | None:
-        """The hierarchy that the environment names."""
+        """The tree in the folder that the environment variable names; None if it is not set."""
         folder = os.environ.get(VARIABLE)
         if not folder:
             return None
@@ -60,7 +60,7 @@ class FolderCgroups:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def of(self, pid: int) -> Path:
-        """The group of a process: where it is listed, else the group of its nearest listed ancestor, else the root."""
+        """The group of a process: the group that lists it or its nearest listed ancestor, or the root if none does."""
         listed = {number: group for group in self.groups(self.root) for number in self._listed(group)}
         while pid > 1:
             if pid in listed:
@@ -69,21 +69,21 @@ class FolderCgroups:
         return self.root
 
     def groups(self, top: Path) -> Iterator[Path]:
-        """A group and all below it."""
+        """A group and all groups below it."""
         yield top
         try:
             below = sorted(child for child in top.iterdir() if child.is_dir())
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # the group was removed meanwhile
             return
         for child in below:
             yield from self.groups(child)
 
     def processes(self, group: Path) -> list[int]:
-        """Living processes that were put into a group (their children are not listed here)."""
+        """Living processes that were moved into a group; their children are not listed."""
         return [pid for pid in self._listed(group) if _alive(pid)]
 
     def read(self, group: Path, name: str) -> str:
-        """A file of a group."""
+        """Read a file of a group."""
         return (group / name).read_text()
 
     # -- changing --------------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ class FolderCgroups:
         self._offer(group)
 
     def delegate(self, group: Path, controller: str) -> None:
-        """Enable a controller for the groups below this one. ENOENT if it is not available here, EBUSY if processes are
-        in it.
+        """Enable a controller for the groups below this group. Raises OSError: ENOENT if the group does not have the
+        controller, EBUSY if the group has processes.
         """
         if controller not in self.read(group, "cgroup.controllers").split():
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(group / "cgroup.subtree_control"))
@@ -114,7 +114,9 @@ class FolderCgroups:
             self._offer(child)
 
     def enter(self, group: Path, pid: int) -> None:
-        """Move a process; its memory stays charged to the old group. EBUSY if the group may contain only groups."""
+        """Move a process into a group; its memory stays charged to its old group. Raises OSError: ESRCH if the process
+        has ended, EBUSY if the group has enabled controllers and so may have no processes.
+        """
         if not _alive(pid):
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH), str(group / "cgroup.procs"))
         if group != self.root and self.read(group, "cgroup.subtree_control").split():
@@ -128,13 +130,15 @@ class FolderCgroups:
                 fresh.rename(other / "cgroup.procs")
 
     def remove(self, group: Path) -> None:
-        """Remove a group. EBUSY while processes or groups are in it. Its charges stay in its ancestors' sums."""
+        """Remove a group; what it was charged stays in the sums of the groups above. Raises OSError (EBUSY) if it has
+        processes or groups.
+        """
         if self.processes(group) or any(child.is_dir() for child in group.iterdir()):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group))
         shutil.rmtree(group)
 
     def write(self, group: Path, name: str, line: str) -> None:
-        """Change the line of a region, to test what root in a container or another program of the node may do."""
+        """Replace the line of a GPU's memory in a file of a group, as other programs with root's rights may do."""
         wanted = line.split()[0]
         kept = [old for old in self.read(group, name).splitlines() if old.split()[0] != wanted]
         (group / name).write_text("".join(f"{text}\n" for text in [*kept, line]))
@@ -155,7 +159,7 @@ class FolderCgroups:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process; ("X", 0) when there is none."""
+    """State and parent of a process; ("X", 0) if there is no such process."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -168,5 +172,5 @@ def _alive(pid: int) -> bool:
     return _stat(pid)[0] not in "ZX"
 
 
-if __name__ == "__main__":  # FOLDER dmem|misc: for people who try it; the agent's environment then names the folder
+if __name__ == "__main__":  # arguments FOLDER dmem|misc: creates a tree by hand, for the agent's environment variable
     FolderCgroups.make(Path(sys.argv[1]), dmem=sys.argv[2] == "dmem", memory_bytes=16 << 30, gpus=16)

@@ -1,4 +1,4 @@
-"""The software GPU's controls on channel groups: the ioctl calls of /dev/nvidiactl, answered by its own library."""
+"""Control of channel groups on the software GPU: its library answers the ioctl calls of /dev/nvidiactl."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cotenant.native.libraries import SOFT_DRIVER, library_path
 
 
 class SoftIoctl:
-    """Has the signature of fcntl.ioctl. The file is the state file that a program has open."""
+    """Callable like fcntl.ioctl. Instead of /dev/nvidiactl it takes a program's open state file of the software GPU."""
 
     def __init__(self, path: str = "") -> None:
-        """`path`: the library, if it is already built."""
+        """`path`: path of the library, if it is known to be compiled."""
         self.path = path or str(library_path(SOFT_DRIVER))
         self._call = ctypes.CDLL(self.path, use_errno=True).cotenant_soft_ioctl
         self._call.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]

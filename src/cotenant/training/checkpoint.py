@@ -1,10 +1,10 @@
-"""Checkpoints on disk: whole or not there, whatever happens to the process or the machine while one is written.
+"""Checkpoints on disk. A crash of the process or the machine while one is written leaves the last checkpoint intact.
 
-    checkpoint/manifest.json     {"step", "attempt", "world", "folder", "previous"}: the one thing that is ever replaced
+    checkpoint/manifest.json     {"step", "attempt", "world", "folder", "previous"}: the only file that is ever replaced
     checkpoint/step-120/rank-0.pt ...
 
-A checkpoint is written beside the last one, synced, and becomes the last one when the manifest is renamed over the old.
-The one before is kept until then, and one longer, for the day that the last cannot be read.
+A new checkpoint is written into its own folder and synced to disk. It becomes the last checkpoint when a new manifest
+is renamed over the old manifest. The previous checkpoint is kept, too, in case that the last cannot be read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 
 
 class FencedError(WorkError):
-    """A later start of this job has taken over the folder."""
+    """The job was started again later, and that start has written into the folder."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,26 @@ class Saved:
 
 
 class CheckpointStore:
-    """The checkpoints of a job, as one of its ranks sees them. Ranks share the folder.
+    """Reads and writes a job's checkpoints for one rank. All ranks share the folder.
 
-    `attempt`: how often the job was started before; one of an earlier attempt that still runs cannot overwrite those
-    of a later one. Raises WorkError when the disk fails; the last checkpoint is then still the last.
+    `attempt`: how often the job was started before. A process of an earlier start that still runs cannot overwrite the
+    checkpoints of a later start. Methods raise WorkError if the disk fails; the last checkpoint then stays the last.
     """
 
     def __init__(self, folder: Path, rank: int = 0, world: int = 1, attempt: int = 0) -> None:
         self.folder, self.rank, self.world, self.attempt = folder, rank, world, attempt
 
     def step(self) -> int | None:
-        """Step of the last checkpoint, or None."""
+        """Step of the last checkpoint; None if there is none."""
         manifest = read_json(self.folder / MANIFEST)
         return None if manifest is None else _whole(manifest.get("step"))
 
     def save(self, step: int, state: dict[str, Any], together: Callable[[bool], bool] = lambda well: well) -> int:
-        """Make `state` the checkpoint of `step`; returns the bytes this rank wrote.
+        """Write `state` as the checkpoint of `step`; returns the bytes that this rank wrote.
 
-        `together(well)` returns once every rank of the gang has called it, and whether all is well with all. A step
-        that is the last checkpoint's already may be written again: it is the same state.
+        `together(well)` must return after every rank has called it: whether all ranks passed True. The step of the last
+        checkpoint may be written again, since its state is equal. Raises WorkError if a rank could not write, and
+        FencedError if the job was started again meanwhile.
         """
         written, trouble = 0, None
         try:
@@ -77,14 +78,14 @@ class CheckpointStore:
         if isinstance(trouble, FencedError):
             raise trouble
         if not well:
-            why = _why(trouble) if trouble is not None else "another rank could not write its part"
+            why = _why(trouble) if trouble is not None else "another rank could not write its state"
             raise WorkError(f"the checkpoint of step {step} could not be written: {why}") from trouble
         return written
 
     def load(self) -> Saved | None:
         """The last checkpoint, or the previous one if the last cannot be read. None if there is no checkpoint.
 
-        WorkError if no existing checkpoint can be read, because starting from step 0 would hide the loss.
+        Raises WorkError if checkpoints exist but none can be read, because a silent start from step 0 would hide that.
         """
         manifest: dict[str, Any] | None = read_json(self.folder / MANIFEST)
         if manifest is None:
@@ -96,7 +97,7 @@ class CheckpointStore:
             folder = self.folder / str(manifest.get("folder"))
             world = _whole(manifest.get("world")) or 1
             try:
-                # ranks above the size of the gang that wrote the checkpoint load the state of rank 0
+                # if the checkpoint was written by fewer ranks, additional ranks load the state of rank 0
                 state = _read(folder, self.rank if self.rank < world else 0)
                 return Saved(int(manifest["step"]), world, state, "; ".join(troubles) or None)
             except Exception as error:  # whatever a damaged pickle raises
@@ -140,7 +141,7 @@ class CheckpointStore:
             json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
-        _sync(self.folder)  # the step's folder itself must be there before the manifest names it
+        _sync(self.folder)  # the step's folder must be on disk before the manifest names it
         part.replace(self.folder / MANIFEST)
         _sync(self.folder)
         kept = {content["folder"], (previous or {}).get("folder")}
@@ -152,7 +153,7 @@ class CheckpointStore:
         last = read_json(self.folder / MANIFEST)
         if last is not None and (_whole(last.get("attempt")) or 0) > self.attempt:
             raise FencedError(
-                f"start {last['attempt']} of this job has written a checkpoint; this one, start {self.attempt}, ends"
+                f"start {last['attempt']} of this job has written a checkpoint; this start, {self.attempt}, ends"
             )
         return last
 
@@ -172,7 +173,7 @@ def _read(folder: Path, rank: int) -> dict[str, Any]:
             return state
     import torch
 
-    # the folder is the job's own; optimizers and random states are more than tensors. load_state_dict copies to the GPU
+    # not weights_only, because optimizers and random states are more than tensors, and the job itself wrote the file
     loaded: dict[str, Any] = torch.load(folder / f"rank-{rank}.pt", map_location="cpu", weights_only=False)
     return loaded
 

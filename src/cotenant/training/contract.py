@@ -1,7 +1,9 @@
-"""Protocol between a job and the process that started it: environment, files in the job's folder, one exit code.
+"""Protocol between a training job and the process that started it: environment variables, files in the job's folder,
+and an exit code.
 
-Files are JSON and replaced by rename, so a reader sees the old or the new one. They outlive both sides: a controller
-that comes back finds what its jobs did meanwhile. The folder is the same wherever the job is moved.
+The files are JSON. They are replaced by rename, so that a reader sees either the old or the new file. They stay when
+either process ends, so that a restarted controller learns what its jobs have done. A job that moves to another node
+keeps its folder.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ CPUS_ENV = "COTENANT_CPUS"
 MEMORY_ENV = "COTENANT_MEMORY_BYTES"
 GPUS_ENV = "COTENANT_GPUS"
 
-PREEMPTED_EXIT = 75  # EX_TEMPFAIL of sysexits: try again later
+PREEMPTED_EXIT = 75  # exit code of a job that was stopped and can be resumed (EX_TEMPFAIL of sysexits)
 PROGRESS_FILE = "progress.json"
 CHECKPOINT_FOLDER = "checkpoint"
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What a job may use until when. `until_s` is on this machine's monotonic clock, which no clock change moves; None:
-    without end. `cpus` and `memory_bytes`: what its node gives the process. `stop`: save and leave after this step."""
+    """What a job may use, and until when. `until_s`: time of this machine's monotonic clock; None: no end. `cpus` and
+    `memory_bytes`: cores and memory of this process. `stop`: the job must save and end after this step."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -41,7 +43,9 @@ class Lease:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is. `step`: whole steps done; `checkpoint_step`: those that a crash cannot take; None: none yet."""
+    """Progress of a job. `step`: number of steps done; `checkpoint_step`: step of the last checkpoint, None if there is
+    none.
+    """
 
     attempt: int
     state: str  #: running | preempted | finished
@@ -56,12 +60,12 @@ class Progress:
 
 
 def lease_file(folder: Path, rank: int = 0) -> Path:
-    """Path of a rank's lease."""
+    """Path of the file with a rank's lease."""
     return folder / f"lease-{rank}.json"
 
 
 def write_lease(folder: Path, rank: int, lease: Lease) -> None:
-    """Grant, renew, change or end a lease."""
+    """Replace a rank's lease."""
     write_json(lease_file(folder, rank), asdict(lease))
 
 
@@ -80,7 +84,7 @@ def read_lease(folder: Path, rank: int = 0) -> Lease | None:
 
 
 def write_progress(folder: Path, progress: Progress) -> None:
-    """Write the job's progress."""
+    """Replace the job's progress report."""
     write_json(folder / PROGRESS_FILE, asdict(progress))
 
 
@@ -108,7 +112,7 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file atomically. The file is not synced to disk, because it is a message that is sent again if lost."""
+    """Replace a file atomically. It is not synced to disk, because a lost file is soon written again."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(json.dumps(content))
@@ -120,7 +124,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object of a JSON file; None if the file is missing or does not hold an object."""
+    """Read a JSON file with an object; None if the file is missing or contains no object."""
     try:
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError):

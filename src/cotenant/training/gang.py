@@ -1,5 +1,5 @@
-"""The ranks of one job. They must stop after the same step, because otherwise the remaining ranks would wait in a
-collective for ever."""
+"""Lets all ranks of a job stop after the same step, because otherwise the remaining ranks would wait in a collective
+for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Gang:
-    """The gang of a job with one process."""
+    """The ranks of a job (its gang). This class is for a job with a single process."""
 
     rank = 0
     world = 1
@@ -24,7 +24,7 @@ class Gang:
         return well
 
     def close(self) -> None:
-        """Called on every rank at the very end of the loop."""
+        """End the communication. Every rank calls it at the end of the loop."""
 
 
 class TorchGang(Gang):
@@ -41,7 +41,7 @@ class TorchGang(Gang):
         self._work: Any = None
 
     def agree(self, leave: bool, save: bool) -> tuple[bool, bool]:
-        """As `Gang`: requests of any rank are known to all ranks one step later."""
+        """See Gang. The result has the requests that ranks made one step before."""
         wanted = self._read()
         self._wishes = self._torch.tensor([leave, save], dtype=self._torch.int32)
         self._work = self._dist.all_reduce(self._wishes, group=self._group, async_op=True)
@@ -62,9 +62,10 @@ class TorchGang(Gang):
         return bool(troubles.item() == 0)
 
     def close(self) -> None:
-        """As `Gang`. Ends Gloo's threads before the interpreter ends: a running one aborts the process in about one
-        exit of ten, and a job that stopped with a checkpoint would count as failed. The default group may be used until
-        the program's last line, so it is destroyed only then, and only if the program has not done so."""
+        """See Gang. Ends Gloo's threads, because a thread that runs when the interpreter ends aborts the process in
+        about one exit of ten, so that a job that stopped with a checkpoint would count as failed. The program may use
+        the default group until its last line, so that group is destroyed only at exit, if the program has not done it.
+        """
         self._read()
         self._dist.destroy_process_group(self._group)
         atexit.register(self._destroy_default)
@@ -75,7 +76,7 @@ class TorchGang(Gang):
 
 
 def find_gang() -> Gang:
-    """The gang of this process: torch.distributed's group if it is initialised."""
+    """The ranks of this job: those of torch.distributed if it is initialized, otherwise this process alone."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return TorchGang(torch)
@@ -83,11 +84,11 @@ def find_gang() -> Gang:
 
 
 def apart_rank() -> int:
-    """The rank of a process that was started as one of several but does not communicate with them; else 0."""
+    """The rank in a job of several processes (WORLD_SIZE) that do not communicate by torch.distributed; otherwise 0."""
     return stated_rank() if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") else 0
 
 
 def stated_rank() -> int:
-    """The rank set by the launcher; 0 if there is none."""
+    """The rank in the environment variable RANK; 0 if it is not set."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Reads the lease of a running job."""
+"""Reads the lease of a running job: what the job may use, and until when."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOOK_S = 0.05  # interval between checks of the lease file
 
 
 class LeaseWatch:
-    """Follows the lease file; `lease` is the current lease.
+    """Follows the job's lease file. `lease`: the current lease; without a file, the values in environment variables,
+    without an end.
 
-    Without a file, the lease is the one in the environment, without an end. `fenced`: the file is for a later start of
-    this job, so a process that reads this should not be running.
+    `fenced`: the file is for a later start of this job, so that this process must end.
     """
 
     def __init__(self, folder: Path | None, attempt: int) -> None:
@@ -31,7 +31,7 @@ class LeaseWatch:
         self.look(time.monotonic())
 
     def look(self, now_s: float) -> bool:
-        """Read the file if it is due and has changed; returns whether the lease changed."""
+        """If LOOK_S has passed since the last check, read the file. Returns whether the lease has changed."""
         if self._file is None or self._folder is None or now_s < self._next_s:
             return False
         self._next_s = now_s + LOOK_S
@@ -48,7 +48,7 @@ class LeaseWatch:
         self._seen = seen
         self.fenced = found.attempt > self._attempt
         if found.attempt < self._attempt:
-            return False  # written for the previous start; ours is not written yet
+            return False  # the file is for the previous start of the job; that for this start is not written yet
         before = self.lease
         self.lease = replace(
             found,

@@ -1,4 +1,4 @@
-"""Which source a loader needs: torch's DataLoader, a sequence, an iterable, or a function of the epoch."""
+"""Makes a source, which can begin an epoch at any batch, from what a program passes as loader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from cotenant.training.sources import IterableSource, SequenceSource, Source
 
 
 def find_source(loader: Any, most_workers: int = 16) -> Source:
-    """The source for a loader: torch's DataLoader, a sequence, an iterable, or a function of the epoch."""
+    """The source for a loader, which is a torch DataLoader, a sequence, an iterable, or a function from the epoch to an
+    iterable. `most_workers`: most worker processes of a DataLoader. Raises InputError for other objects.
+    """
     data = sys.modules.get("torch.utils.data")
     if data is not None and isinstance(loader, data.DataLoader):
         from cotenant.training.torch_source import torch_source
@@ -21,7 +23,7 @@ def find_source(loader: Any, most_workers: int = 16) -> Source:
         return SequenceSource(loader)
     if isinstance(loader, Iterator):
         raise InputError(
-            "the loader is an iterator, which cannot begin again: give what it was made of, or a function of the epoch",
+            "the loader is an iterator, which cannot begin again: pass the iterable, or a function of the epoch",
             field="loader",
         )
     if isinstance(loader, Iterable):

@@ -1,8 +1,8 @@
 """`for batch in cotenant.loop(loader, checkpoint=...)`: a training loop that can be stopped, moved and resumed exactly.
 
-After every step the loop reads its lease, reports its progress, and saves a checkpoint if one is due or requested. When
-asked to stop, it saves and ends the process with exit code 75; started again with the same folder, it resumes at the
-next batch.
+After every step the loop reads its lease (what the job may use, and until when), reports its progress, and saves a
+checkpoint if one is due or requested. If the job must stop, the loop saves and ends the process with exit code 75. When
+the program is started again with the same folder, it resumes at the next batch.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ REPORT_S = 0.5  # interval between reports of progress
 
 
 class Loop:
-    """One training loop of a process; see `cotenant.loop` for what it is given. Iterate over it once.
+    """The iterable that `cotenant.loop` returns. A program iterates over it once.
 
-    `step`: whole steps done since the beginning of training; `epoch`: the current one, from 0; `lease`: what the job
-    may use at the moment.
+    `step`: number of steps done since the beginning of training; `epoch`: number of the current epoch, from 0; `lease`:
+    what the job may use now.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Loop:
 
     @property
     def lease(self) -> Lease:
-        """What this process may use: the latest lease, or else the one that it was started with."""
+        """What this process may use: the latest lease, or the lease with which the process was started."""
         return self._watch.lease
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the whole training; None where the loader cannot tell."""
+        """Number of steps of the whole training; None if the loader does not tell its length."""
         length = self._source.length()
         total = None if length is None else length * self._epochs
         return total if self._steps is None else self._steps if total is None else min(self._steps, total)
@@ -85,7 +85,7 @@ class Loop:
             raise RuntimeError("a loop can be iterated over only once; create another one for more training")
         self._begun = True
         self._gang = find_gang()
-        # one of several processes that do not communicate: each saves its own checkpoints
+        # several processes that do not communicate each save their own checkpoints
         self._apart = apart_rank() if self._gang.world == 1 else 0
         before = self._listen()
         try:
@@ -97,7 +97,7 @@ class Loop:
                 signal.signal(signal.SIGTERM, before)
 
     def save(self) -> None:
-        """Ask for a checkpoint; it is made when the current step is done (in a gang: one step later)."""
+        """Request a checkpoint. It is written after the current step, or with several ranks after the next step."""
         self._asked = True
 
     def _save(self) -> None:
@@ -131,8 +131,7 @@ class Loop:
                 self._batch = 0
 
     def _other_workers(self, before: Lease) -> bool:
-        """Whether the lease requires other worker processes, because the number of cores or the memory budget
-        changed."""
+        """Whether new worker processes are needed, because the lease's cores or memory have changed."""
         workers = self._source.workers(self.lease.cpus)
         other_memory = self.lease.memory_bytes != before.memory_bytes
         return workers != self._source.workers(before.cpus) or (workers > 0 and other_memory)
@@ -180,14 +179,14 @@ class Loop:
             saved = self._store.load()
             if saved is not None:
                 if saved.remark:
-                    _say(f"{saved.remark}; going on from step {saved.step}")
+                    _say(f"{saved.remark}; resuming from step {saved.step}")
                 state = saved.state
                 self._states.put(state["objects"])
                 self.step = self._saved_step = saved.step
                 self.epoch, self._batch, self._seed = state["epoch"], state["batch"], state["seed"]
                 if self._gang.rank < saved.world:
                     randomness.put(state["random"])
-                else:  # a new rank: random numbers that no other rank uses, but reproducible
+                else:  # a rank without saved state gets reproducible random numbers that no other rank has
                     randomness.set_all(randomness.derive(self._seed, saved.step, self._gang.rank))
         if self._seed is None:
             self._seed = _seed_of_process()
@@ -209,7 +208,9 @@ class Loop:
         self._tell("finished")
 
     def _try_to_save(self) -> None:
-        """Save; if the disk fails, training continues and the report says so. A job that was replaced ends."""
+        """Save a checkpoint. If the disk fails, training continues and the progress report says so. If the job was
+        started again meanwhile, this process ends.
+        """
         try:
             self._save()
         except FencedError as error:
@@ -238,8 +239,8 @@ class Loop:
             )  # fmt: skip
             self._mute = False
         except OSError as error:
-            if not self._mute:  # print it once per outage
-                _say(f"progress could not be told: {error.strerror or error}")
+            if not self._mute:  # print the error only once until a report can be written again
+                _say(f"the progress report could not be written: {error.strerror or error}")
             self._mute = True
 
 
@@ -254,18 +255,19 @@ def loop(
     seed: int | None = None,
     most_workers: int = 16,
 ) -> Loop:
-    """Iterate over the batches of `epochs` epochs (at most `steps` of them), so that training can be stopped anywhere
-    and resumed exactly.
+    """Iterate over the batches of `epochs` epochs (at most `steps` batches), so that training can be stopped after any
+    batch and resumed exactly.
 
     `loader`: a torch DataLoader, a sequence of batches, an iterable, or a function from the epoch to an iterable.
-    `checkpoint`: what training changes, by name: `{"model": model, "optimizer": optimizer, "scheduler": scheduler}`;
-    anything with `state_dict` and `load_state_dict`, and random generators of numpy and torch. Saved beside it: the
-    place in the data and the random state of Python, numpy and torch. None: nothing is saved.
-    `folder`: where; by default the job's folder that the fleet gives, and outside of a fleet nothing is saved.
-    `every_s`: seconds between checkpoints while running. `seed`: of the order of the data; by default torch's initial
-    seed, so `torch.manual_seed` before governs it. `most_workers`: a DataLoader that has workers gets as many as the
-    job has cores, at most this many.
-    InputError for arguments that cannot be right, WorkError for a checkpoint that cannot be read.
+    `checkpoint`: the objects that training changes, by name: `{"model": model, "optimizer": optimizer}`. They must have
+    `state_dict` and `load_state_dict`, or be random generators of numpy or torch. The position in the data and the
+    random states of Python, numpy and torch are saved, too. None: nothing is saved.
+    `folder`: folder for checkpoints; by default the folder that the fleet gives the job. Outside of a fleet nothing is
+    saved by default.
+    `every_s`: seconds between checkpoints. `seed`: determines the order of the data; by default torch's initial seed,
+    which `torch.manual_seed` sets. `most_workers`: a DataLoader with workers gets as many workers as the job has cores,
+    but at most this many.
+    Raises InputError for invalid arguments, WorkError if a checkpoint cannot be read.
     """
     if epochs < 1:
         raise InputError(f"epochs must be 1 or more, not {epochs}", field="epochs")
@@ -285,7 +287,7 @@ def loop(
 
 
 def _say(text: str) -> None:
-    """Write to standard error if possible: a log on the same full disk must not end the training."""
+    """Write a line to standard error. Errors are ignored, so that a log on a full disk does not end the training."""
     with contextlib.suppress(OSError):
         print(f"cotenant: {text}", file=sys.stderr, flush=True)
 

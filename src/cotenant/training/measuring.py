@@ -1,4 +1,4 @@
-"""Measures a training loop: a few steps to warm up, a timed window, then the process ends."""
+"""Measures the speed of a training loop: after some steps to warm up, it times some steps and ends the process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from cotenant.training.contract import Lease, write_json
 from cotenant.training.sources import Source
 
-STEPS_ENV = "COTENANT_MEASURE_STEPS"  # "WARM,TIMED"
+STEPS_ENV = "COTENANT_MEASURE_STEPS"  # "WARM,TIMED": numbers of steps to warm up and to time
 MEASURED_FILE = "measured.json"
 
 
 class Measuring:
-    """Counts steps; after the last it writes the measurement into the job's folder and exits with code 0."""
+    """Counts steps. After the last it writes the measurement into the job's folder and ends the process with code 0."""
 
     def __init__(self, folder: Path, warm: int, timed: int) -> None:
         self._folder, self._warm, self._timed = folder, warm, timed
@@ -25,14 +25,14 @@ class Measuring:
 
     @classmethod
     def wanted(cls, folder: Path | None) -> Measuring | None:
-        """A `Measuring` if the process that started this one has requested a measurement, else None."""
+        """A `Measuring` if the environment variable COTENANT_MEASURE_STEPS requests a measurement, else None."""
         warm, _, timed = os.environ.get(STEPS_ENV, "").partition(",")
         if folder is None or not (warm.isdecimal() and timed.isdecimal()):
             return None
         return cls(folder, int(warm), max(1, int(timed)))
 
     def step(self, source: Source, lease: Lease) -> None:
-        """Count a step."""
+        """Count a step; may end the process."""
         self._done += 1
         if self._done not in (self._warm, self._warm + self._timed):
             return

@@ -1,6 +1,4 @@
-"""States of a process's random number generators: read, restored, or set from a seed; only of libraries that are
-loaded.
-"""
+"""Reads, restores and seeds a process's random number generators: Python's, and those of numpy and torch if loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ State = dict[str, Any]
 
 
 def take() -> State:
-    """The state of every generator: Python's, numpy's global one, torch's of the CPU and of every GPU in use."""
+    """Read the states of all generators: Python's, numpy's global generator, and torch's for the CPU and each GPU."""
     state: State = {"python": random.getstate()}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
@@ -28,7 +26,7 @@ def take() -> State:
 
 
 def put(state: State) -> None:
-    """Restore a state. GPUs that the state does not contain keep theirs."""
+    """Restore the states that `take` returned. Generators of GPUs that are not in `state` are left unchanged."""
     random.setstate(state["python"])
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and "numpy" in state:
@@ -42,7 +40,7 @@ def put(state: State) -> None:
 
 
 def set_all(seed: int) -> None:
-    """Set every generator of the CPU from a seed."""
+    """Seed all generators of the CPU."""
     random.seed(seed)
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
@@ -53,7 +51,7 @@ def set_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def apart(seed: int) -> Iterator[None]:
-    """Inside, the CPU's generators start from a seed; afterwards they continue from their previous state."""
+    """Context manager: within it the CPU's generators start from a seed; afterwards they have their previous state."""
     kept = _take_cpu()
     set_all(seed)
     try:
@@ -63,7 +61,7 @@ def apart(seed: int) -> Iterator[None]:
 
 
 def derive(*parts: object) -> int:
-    """A seed of 63 bits from any parts, the same on every machine and in every process."""
+    """A seed of 63 bits from any values, equal on all machines and in all processes."""
     text = "/".join(map(repr, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -79,8 +77,8 @@ def _take_cpu() -> State:
 
 
 class Stream:
-    """CPU generators of its own, from a seed: code inside `with stream` draws from them and leaves the process's
-    generators unchanged, however the two alternate.
+    """A separate stream of random numbers from a seed. Code inside `with stream` uses the stream's generators of the
+    CPU; the process's own generators are unchanged afterwards. A stream can be entered repeatedly and continues.
     """
 
     def __init__(self, seed: int) -> None:

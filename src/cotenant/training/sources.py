@@ -1,7 +1,7 @@
-"""Sources of batches by number: every source can begin an epoch at any batch and gives the same batches again.
+"""Sources of batches: a source can begin an epoch at any batch and then returns the batches of an uninterrupted run.
 
-What a loader draws (its order, its augmentations) depends only on the seed, the epoch and the batch's number. So it
-needs no saving, and it does not change with the number of workers, which follows the cores of the job.
+All random choices (order, augmentations) depend only on the seed, the epoch and the batch's number. So they need not be
+saved, and they do not change with the number of worker processes, which depends on the job's cores.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from cotenant.training.randomness import Stream, derive
 
 
 class Source(ABC):
-    """Batches of epochs."""
+    """Source of the batches of each epoch."""
 
     @abstractmethod
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
-        """The batches of an epoch from number `first` on. `cpus`: cores the job has, None: not known."""
+        """The batches of an epoch from number `first` on. `cpus`: number of cores of the job; None: not known."""
 
     def length(self) -> int | None:
-        """Batches per epoch, None: not known."""
+        """Number of batches per epoch; None if it is not known."""
         return None
 
     def workers(self, cpus: float | None) -> int:
-        """Processes that prepare batches with that many cores."""
+        """Number of processes that prepare batches if the job has `cpus` cores."""
         return 0
 
     def samples_per_batch(self) -> int | None:
-        """Samples in a batch, None: not known."""
+        """Number of samples in a batch; None if it is not known."""
         return None
 
-    def set_memory(self, memory_bytes: int) -> None:  # noqa: B027 most sources keep nothing
+    def set_memory(self, memory_bytes: int) -> None:  # noqa: B027 most sources keep no data
         """Pass the job's memory size to code that keeps data in memory."""
 
 
 class SequenceSource(Source):
-    """A sequence of batches, the same in every epoch."""
+    """A sequence of batches, which every epoch iterates over in order."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = batches
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
         """See Source."""
-        if isinstance(self._batches, list | tuple | range):  # a list or range draws no random numbers
+        if isinstance(self._batches, list | tuple | range):  # reading an item of these draws no random numbers
             yield from self._batches[first:]
             return
         for number in range(first, len(self._batches)):
@@ -59,8 +59,8 @@ class SequenceSource(Source):
 
 
 class IterableSource(Source):
-    """Anything that can be iterated again for each epoch, or a function from the epoch to an iterable. To begin in the
-    middle, the earlier batches are drawn and dropped.
+    """An iterable that every epoch iterates over, or a function from the epoch to an iterable. To begin in the middle
+    of an epoch, it draws and drops the earlier batches.
     """
 
     def __init__(self, make: Callable[[int], Iterable[Any]], length: int | None, loader: Any = None) -> None:
@@ -90,8 +90,8 @@ class IterableSource(Source):
 
 
 def tell_memory(dataset: Any, memory_bytes: int) -> None:
-    """Pass the job's memory size to the data set, and to the one that it wraps (`.dataset`), if it has a method for
-    that."""
+    """Pass the job's memory size to the dataset, and to the datasets that it wraps (attribute `dataset`), if they have
+    a method `set_memory_budget`."""
     while dataset is not None:
         if hasattr(dataset, "set_memory_budget"):
             dataset.set_memory_budget(memory_bytes)

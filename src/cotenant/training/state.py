@@ -1,4 +1,4 @@
-"""Objects that training changes, by name, and how each kind of object saves and restores its state."""
+"""Saves and restores the states of the objects that training changes, such as the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class _Object:
 
 @dataclass(frozen=True)
 class States:
-    """Named objects with state. `wanted`: whether anything is saved at all."""
+    """The named objects whose states are saved. `wanted`: whether checkpoints are written at all."""
 
     objects: Mapping[str, _Object]
     wanted: bool
 
     def take(self) -> dict[str, Any]:
-        """The state of each object, by name."""
+        """Read the state of each object, by name."""
         return {name: one.take() for name, one in self.objects.items()}
 
     def put(self, states: Mapping[str, Any]) -> None:
-        """Restore each object's state; WorkError if the names differ from the saved ones, or an object refuses its
-        state.
+        """Restore each object's state. Raises WorkError if the saved names are not those of the objects, or if an
+        object refuses its state.
         """
         if set(states) != set(self.objects):
             raise WorkError(
@@ -43,7 +43,7 @@ class States:
 
 
 def find_states(checkpoint: Any) -> States:
-    """The objects of a `checkpoint=` argument; InputError names one without state."""
+    """The objects of the argument `checkpoint` of `cotenant.loop`. Raises InputError for an object without state."""
     if checkpoint is None:
         return States({}, False)
     if not isinstance(checkpoint, Mapping):

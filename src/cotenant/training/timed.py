@@ -1,9 +1,9 @@
-"""A simulated training job: each step sleeps as long as the model's profile says for its cores and memory.
+"""A simulated training job: each step sleeps as long as the model's profile states for the job's cores and memory.
 
     python -m cotenant.training.timed --profile F.json --model NAME --iterations N [--gpus G] [--time-scale X]
 
-It trains nothing and needs no GPU, but it is a job of `cotenant.loop` like any other: leases, progress, checkpoints,
-resuming. It uses only the standard library, because many of them start on one machine.
+It trains nothing and needs no GPU, but it uses `cotenant.loop` as other jobs do, with lease, progress, checkpoints and
+resuming. It imports only the standard library, because many such jobs start on one machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.training.contract import GPUS_ENV, Lease
 from cotenant.training.loop import loop
 
-MOST_STEP_S = 0.05  # an iteration is cut into steps no longer than this, so that a request to stop is noticed soon
-BEHIND_S = 0.25  # longest delay of the machine that later steps catch up, as a real GPU would have computed on
+MOST_STEP_S = 0.05  # an iteration is divided into steps of at most this length, so that the job stops soon if requested
+BEHIND_S = 0.25  # if the machine delays the job, up to this delay is made up for, since a GPU would have computed on
 
 
 class Pace:
@@ -37,10 +37,12 @@ class Pace:
         self._memory: list[float] = [float(m) for m in profile["memory_gb_per_gpu"]]
         self._table: list[list[float]] = [[float(v) for v in row] for row in entry["throughput"]]
         if len(self._table) != len(self._cpus) or any(len(row) != len(self._memory) for row in self._table):
-            raise ValueError("throughput is not a row per core count of a number per memory size")
+            raise ValueError("throughput must have a row for each core count, with a number for each memory size")
 
     def at(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> float:
-        """Seconds per iteration: bilinear inside the table, flat beyond, proportional to cores below the first row."""
+        """Seconds per iteration. The speed is interpolated bilinearly in the table, and constant outside; below the
+        first core count it is proportional to the cores.
+        """
         i, u = _cell(self._cpus, cpus_per_gpu)
         j, v = _cell(self._memory, memory_gb_per_gpu)
         low, high = (self._between(row, j, v) for row in (self._table[i], self._table[min(i + 1, len(self._cpus) - 1)]))
@@ -99,13 +101,13 @@ class _Small:
 
 
 def steps_per_iteration(iteration_s: float) -> int:
-    """Steps that an iteration is cut into."""
+    """Number of steps into which an iteration is divided."""
     return max(1, math.ceil(iteration_s / MOST_STEP_S - 1e-9))
 
 
 def train(pace: Pace, iterations: float, gpus: float, time_scale: float = 1.0, *, torch: bool = False) -> None:
-    """Sleep through the iterations; `time_scale` 0.1 is ten times as fast as the profile. `torch`: each step trains a
-    small PyTorch model and sleeps for the rest.
+    """Run the iterations by sleeping. `time_scale` 0.1: ten times as fast as the profile. `torch`: each step trains a
+    small PyTorch model and sleeps for the rest of its time.
     """
     parts = steps_per_iteration(pace.iteration_s * time_scale)
     model = _Small() if torch else _Nothing()
@@ -124,9 +126,9 @@ def train(pace: Pace, iterations: float, gpus: float, time_scale: float = 1.0, *
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and run the pretend training job."""
-    parser = argparse.ArgumentParser(prog="python -m cotenant.training.timed", description="A pretend training job.")
-    parser.add_argument("--profile", type=Path, required=True, help="profile file, as simulate --profiles reads it")
+    """Parse the command line and run the simulated training job."""
+    parser = argparse.ArgumentParser(prog="python -m cotenant.training.timed", description="A simulated training job.")
+    parser.add_argument("--profile", type=Path, required=True, help="a profile file of `cotenant simulate --profiles`")
     parser.add_argument("--model", required=True)
     parser.add_argument("--iterations", type=float, required=True)
     parser.add_argument("--gpus", type=float, default=_gpus_here())
@@ -149,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _gpus_here() -> float:
-    """Number of GPUs that this process has by its environment, which has their number or their names."""
+    """Number of GPUs of this process, from the environment variable, which has their number or their names."""
     text = os.environ.get(GPUS_ENV, "")
     try:
         return float(text)

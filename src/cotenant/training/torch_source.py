@@ -1,5 +1,5 @@
-"""Source of batches from PyTorch's DataLoader: its dataset, sampler and settings in a loader that can begin at any
-batch.
+"""Source of batches from a PyTorch DataLoader: a new loader with its dataset, sampler and settings that can begin at
+any batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Numbered(list[Any]):
 
 
 class _Seeded:
-    """A dataset that gives whole batches, whose random choices (of samples, and of combining them) depend only on seed,
+    """A dataset that returns whole batches. Random choices in its samples, and in combining them, depend only on seed,
     epoch and batch number.
     """
 
@@ -37,7 +37,7 @@ class _Seeded:
             return self._collate(many(list(batch)) if many else [self._dataset[index] for index in batch])
 
     def __getitem__(self, one: _Numbered) -> Any:
-        # called if the loader does not batch (batch_size=None): `one` has a single entry, given by the loader's sampler
+        # for a loader without batches (batch_size=None): `one` has a single index, which the loader's sampler drew
         with apart(derive(self._seed, self._epoch, one.number)):
             return self._collate(self._dataset[one[0]])
 
@@ -47,7 +47,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class _Order:
-    """The sampler's batches from a given one on, drawn on demand, from random generators of their own."""
+    """The batches of a sampler from number `first` on, drawn on demand with a separate stream of random numbers."""
 
     def __init__(self, sampler: Any, seed: int, epoch: int, first: int, *, batched: bool) -> None:
         self._sampler, self._first, self._batched = sampler, first, batched
@@ -77,19 +77,20 @@ class _Order:
 
 
 class _Worker:
-    """Start of a worker process: ignore signals that are for the job, then run the user's own initialization."""
+    """Initializes a worker process: ignores SIGTERM, and then calls the user's own worker_init_fn."""
 
     def __init__(self, users: Callable[[int], None] | None) -> None:
         self._users = users
 
     def __call__(self, worker: int) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stop goes to the whole group; workers end with the loop
+        # the fleet sends SIGTERM to the whole process group to stop a job; workers end when the loop ends
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self._users is not None:
             self._users(worker)
 
 
 class TorchSource(Source):
-    """A DataLoader over a dataset with indices."""
+    """Source of batches from a DataLoader whose dataset has indices."""
 
     def __init__(self, loader: DataLoader[Any], most_workers: int) -> None:
         self._loader, self._most_workers = loader, most_workers
@@ -122,8 +123,8 @@ class TorchSource(Source):
         return _length(self._loader)
 
     def workers(self, cpus: float | None) -> int:
-        """Number of worker processes: the number of cores, up to a maximum, if the loader has workers and the cores are
-        known."""
+        """Number of worker processes. If the loader has workers and the job's cores are known, it is their number, but
+        at most `most_workers`; otherwise the loader's own number."""
         stated = self._loader.num_workers
         return stated if stated == 0 or cpus is None else max(1, min(int(cpus), self._most_workers))
 
@@ -137,8 +138,8 @@ class TorchSource(Source):
 
 
 def torch_source(loader: DataLoader[Any], most_workers: int) -> Source:
-    """A DataLoader as a source. One over a stream (IterableDataset) has no indices: it keeps its workers, and to begin
-    in the middle of an epoch its earlier batches are drawn and dropped.
+    """The source for a DataLoader. A DataLoader of an IterableDataset, which has no indices, keeps its number of
+    workers; to begin in the middle of an epoch, it draws and drops the earlier batches.
     """
     if isinstance(loader.dataset, IterableDataset):
         return IterableSource(lambda epoch: loader, _length(loader), loader)

@@ -1,8 +1,8 @@
-"""Loaded by a tenant's Python when it was started with --empty-cache: frees PyTorch's cached blocks at the right time.
+"""Frees PyTorch's cached memory before a tenant is evicted. The Python of a tenant started with --empty-cache loads it.
 
-When a tenant is evicted, blocks that PyTorch has freed but keeps in its cache are copied to the host and back too. This
-module waits until the program imports torch, and then calls torch.cuda.empty_cache after optimizer steps, in the
-program's own thread: after each (`iteration`), or only after the last one before the turn ends (`turn`).
+Eviction copies also blocks that PyTorch has freed but keeps in its cache. When the program has imported torch, this
+module calls torch.cuda.empty_cache after optimizer steps, in the program's own thread: after each step (`iteration`),
+or only after the last step before the tenant's turn on the GPU ends (`turn`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ask: Callable[[], int] | None = None
 
 
 def _turn_left_s() -> float:
-    """Seconds until this program's turn ends; infinite without the shim, or while no other tenant waits."""
+    """Seconds until this tenant's turn on the GPU ends; infinite without the shim, or while no other tenant waits."""
     global _ask
     if _ask is None:
         try:
@@ -63,7 +63,7 @@ class _Steps:
 
 def _torch_is_there(torch: Any) -> None:
     optimizer = None
-    with contextlib.suppress(ImportError):  # another module has that name
+    with contextlib.suppress(ImportError):  # a module named torch that is not PyTorch
         optimizer = importlib.import_module("torch.optim.optimizer")
     register = getattr(optimizer, "register_optimizer_step_post_hook", None)
     if register is not None:  # PyTorch 2.1 and later
@@ -73,7 +73,7 @@ def _torch_is_there(torch: Any) -> None:
 
 
 class _Finder:
-    """Notices the import of torch; everything else passes."""
+    """An import hook that acts only when the program imports torch."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -93,7 +93,7 @@ class _Finder:
 
 
 def _next_sitecustomize() -> None:
-    """The one that this hides, if the installation has one."""
+    """Run the installation's own sitecustomize, which this module hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     others = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
