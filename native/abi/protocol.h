@@ -214,7 +214,8 @@ _Static_assert(sizeof(struct cotenant_token_release) == 224, "cotenant_token_rel
 struct cotenant_token_grant {
     uint64_t epoch;
     uint64_t deadline_ns; /* NO_DEADLINE: until revoked */
-    uint64_t inflight_allowed_ns; /* as in the GPU's slot of the shared page */
+    /* largest predicted GPU time of work in flight, as in the GPU's slot of the shared page */
+    uint64_t inflight_allowed_ns;
     uint8_t reserved[200];
 };
 _Static_assert(sizeof(struct cotenant_token_grant) == 224, "cotenant_token_grant has a hole");

@@ -45,9 +45,9 @@ def tenant(enforce: str, **more: Any) -> Tenant:
         (BEST, "kernel", ""),
         (BEST, "driver", ""),  # the kernel is stronger
         (DRIVER, "driver", ""),
-        (DRIVER, "kernel", "by the kernel or something stronger, which is not possible: GPU 3 limits it by the driver"),
+        (DRIVER, "kernel", "or something stronger, which is not possible: memory on GPU 3 is limited by the driver"),
         (OLD, "shim", ""),
-        (OLD, "driver", "GPU 3 limits it by the shim: .*driver 580.126.20 has no memory limits"),
+        (OLD, "driver", "memory on GPU 3 is limited by the shim: .*driver 580.126.20 has no memory limits"),
     ],
 )
 def test_a_demand_holds_or_is_refused_with_the_reason(

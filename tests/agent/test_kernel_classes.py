@@ -118,7 +118,7 @@ def test_wrong_profiles_are_one_sentence(tmp_path: Path) -> None:
 
 def test_tables_that_are_none_are_refused() -> None:
     for text in ("?", "AAAA", "A" * 64):  # the last: two rows with the same key, of no class
-        with pytest.raises(InputError, match="not a table"):
+        with pytest.raises(InputError, match="not a kernel table"):
             check_spec(TenantSpec("t", best_effort=True, kernels=text))
     with pytest.raises(InputError, match="only to best-effort"):
         check_spec(TenantSpec("t", kernels=compiled(ROWS)))

@@ -186,7 +186,7 @@ def test_a_server_that_vanishes_after_its_creation_is_no_start(node: Callable[..
     """Else its programs would run past MPS, with the whole GPU and no error."""
     here = node()
     unknown = Gpu("GPU-99999999-2222-3333-4444-555555555555", "?", GIB, 9)
-    with pytest.raises(WorkError, match="ended at once: does the driver know them"):
+    with pytest.raises(WorkError, match="ended at once; the driver may not know these"):
         here.agent((unknown,)).grant(TenantSpec("a"), (unknown,))
     wait_for(lambda: not here.runs(), 60)
 

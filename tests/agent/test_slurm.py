@@ -172,7 +172,7 @@ def test_stop_releases_a_job_that_is_over_and_says_why_it_does_not(agent: HeldAg
     start(ASKS, agent.folder)
     agent.put("0::/system.slice/slurmstepd.scope/job_4711/step_extern/user/task_special\n")
     answer = agent.call("stop", name="slurm-4711", grace_s=0)
-    assert answer["held"] == "its share is held for Slurm job 4711, which runs; `scancel 4711` ends it"
+    assert answer["held"] == "the share is held for Slurm job 4711, which runs; `scancel 4711` ends the job"
     assert "slurm-4711" in tenants(agent)
     agent.put("0::/init.scope\n")
     assert agent.call("stop", name="slurm-4711", grace_s=0)["held"] == ""

@@ -201,7 +201,8 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "token_grant": (  # TOKEN_GRANT
         ("epoch", "Q"),
         ("deadline_ns", "Q"),  # NO_DEADLINE: until revoked
-        ("inflight_allowed_ns", "Q"),  # as in the GPU's slot of the shared page
+        # largest predicted GPU time of work in flight, as in the GPU's slot of the shared page
+        ("inflight_allowed_ns", "Q"),
         ("reserved", "200x"),
     ),
     "token_revoke": (  # TOKEN_REVOKE

@@ -1,4 +1,4 @@
-"""The agent: one process per node that owns its GPUs. Constructs all parts and keeps them running."""
+"""The agent, a process that owns the GPUs of a node. This module creates all its parts and keeps them running."""
 
 from __future__ import annotations
 

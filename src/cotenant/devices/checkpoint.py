@@ -173,7 +173,7 @@ class Checkpointer:
             process = self._process
             assert process.stdin is not None
             assert process.stdout is not None
-            silence = "the process that calls the driver has ended (the agent's log has its last words)"
+            silence = "the process that calls the driver has ended (see the agent's log)"
             try:
                 process.stdin.write(encode({"op": op, "pid": pid} | more))
                 await process.stdin.drain()

@@ -24,7 +24,7 @@ from cotenant.policy.shares.slice_tenant import Usage
 
 RECORDS, RECORD_BYTES = 1 << 14, 32
 STARTS, ENDS = 6, 7  # tags of the records of a run's start and end
-SAVING_NS = 100_000  # part of a run that saves and restores state; subtracted from short runs
+SAVING_NS = 100_000  # time of a process's run on the GPU for saving and restoring state; subtracted from short runs
 SHORT_NS = 5_000_000  # a run below this length counts as short
 ROOT, DEVICE, SUBDEVICE, MEMORY, BUFFER = 0x41, 0x80, 0x2080, 0x3E, 0x90CD
 BIND, ENABLE, SET_GET, FLUSH = 0x20801238, 0x90CD0101, 0x90CD0102, 0x90CD0104

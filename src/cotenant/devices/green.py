@@ -18,7 +18,7 @@ WHOLE = 1.0 - 1e-9  # a fraction of at least this means all SMs
 
 
 class GreenError(RuntimeError):
-    """The driver refused, or has no green contexts."""
+    """The driver refused a call, or has no green contexts."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ MOST_BYTES = 64 << 20
 
 
 class Remote:
-    """The live page of a component at a URL. While it cannot be reached, its last rows are kept and it is marked."""
+    """The live page of a component at a URL. While it cannot be reached, its last rows are shown and marked as old.
+    """
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")

@@ -47,7 +47,8 @@ TENANT_REQUEST = Metric(
 )
 TENANT_LIMIT = Metric("cotenant_tenant_limit_ratio", "gauge", "Most GPU time of the tenant, its limit.", ("tenant",))
 TENANT_SHARE = Metric(
-    "cotenant_tenant_share_ratio", "gauge", "GPU time of the tenant over the last window.", ("tenant", "gpu")
+    "cotenant_tenant_share_ratio", "gauge", "Fraction of the GPU's time that the tenant had in the last window.",
+    ("tenant", "gpu"),
 )
 TENANT_SHORT = Metric(
     "cotenant_tenant_share_short_seconds", "gauge",

@@ -42,6 +42,6 @@ MODEL_SWITCH_SECONDS = Metric(
     ("model", "kind"),
 )
 MODEL_DEATHS = Metric("cotenant_model_program_deaths_total", "counter", "Programs that died unexpectedly.", ("model",))
-MODEL_CONNECTIONS = Metric("cotenant_model_door_connections", "gauge", "Client connections to the endpoint.")
+MODEL_CONNECTIONS = Metric("cotenant_model_door_connections", "gauge", "Client connections to the models' endpoint.")
 
 MODEL = tuple(each for name, each in list(globals().items()) if isinstance(each, Metric))

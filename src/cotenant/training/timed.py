@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("iterations", "gpus", "time_scale"):
             value = getattr(given, name)
             if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{value:g} is not above 0", field=name.replace("_", "-"))
+                raise InputError(f"must be above 0, not {value:g}", field=name.replace("_", "-"))
         train(_pace(given.profile, given.model), given.iterations, given.gpus, given.time_scale, torch=given.torch)
     except InputError as error:
         print(f"cotenant: {error}", file=sys.stderr)

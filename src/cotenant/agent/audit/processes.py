@@ -26,7 +26,7 @@ from cotenant.devices.registry import device
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-LOOK_AGAIN_S = 0.5  # interval after a scan that found a new process: it is reported within 2 s of its first use
+LOOK_AGAIN_S = 0.5  # interval after a scan that found a new process, so that it is reported within 2 s
 # MPS processes, which use the GPU for their clients, have names that begin like this; /proc truncates longer names
 MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="
@@ -116,7 +116,8 @@ class UnseenWatch:
                 end(row)
 
     def look(self, running: Mapping[str, Iterable[int]]) -> list[Unseen]:
-        """Find the unconnected ones among `running`, the pids on each GPU; returns those not reported before."""
+        """Find unconnected processes in `running`, the pids on each GPU; returns those that were not reported before.
+        """
         seen = {session.peer.pid for tenant in self._registry.tenants.values() for session in tenant.sessions}
         mine = {os.getpid(), *seen}
         there = {

@@ -23,7 +23,7 @@ from cotenant.core.errors import WorkError
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
-# a process on a GPU that is no MPS client is reported after this many checks: before, it may still be connecting
+# a process on a GPU that is not an MPS client is reported after this many checks, since it may still be connecting
 LOOKS = 2
 # number of checks for a process that only the shim reports: the shim announces a context before the MPS server, which
 # may still be starting, accepts the client
@@ -54,7 +54,7 @@ class ShareProof:
                     look, running = await asyncio.to_thread(self._ask, mechanism)
                 except WorkError as error:
                     for tenant in tenants:
-                        found[tenant.name].append(f"it is unknown whether its share is enforced: {error}")
+                        found[tenant.name].append(f"whether the tenant's share is enforced is not known: {error}")
                     continue
                 if look is not None:
                     for name, texts in self.judge(look, running).items():
@@ -107,7 +107,8 @@ class ShareProof:
     def _on_gpus(
         self, tenants: Mapping[str, Tenant], running: Mapping[str, Iterable[int]]
     ) -> Iterable[tuple[str, int, Tenant]]:
-        """(GPU, process, tenant) for all processes that use a GPU, by the device's list or by the shim's messages."""
+        """GPU, pid and tenant of each process of a tenant that uses a GPU, as the driver or the process's shim reports.
+        """
         seen = {
             (uuid, session.peer.pid): tenant
             for tenant in tenants.values()

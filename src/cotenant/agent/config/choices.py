@@ -44,7 +44,7 @@ def one_or_range(parse: Callable[[Any], N]) -> Callable[[Any], N | tuple[N, N]]:
         if not isinstance(given, str) or SEPARATOR not in given:
             return parse(given)
         first, _, second = given.partition(SEPARATOR)
-        if second.startswith("."):  # 0%...50% would end at .50%
+        if second.startswith("."):  # the upper bound of 0%...50% would be read as .50%
             raise InputError(f"{given!r} has more than two dots between its bounds; write it like 10%..50%")
         least, most = parse(first), parse(second)
         if least > most:

@@ -109,6 +109,6 @@ def check_work(work_class: str, work_sms: int, in_flight_us: int, **where: Any) 
     if work_class not in _CLASSES:
         raise InputError(f"unknown class of work {work_class!r}; known: {', '.join(_CLASSES)}", **where)
     if not 0 <= work_sms <= 1 << 20:
-        raise InputError(f"{work_sms} is not a possible number of SMs", **where)
+        raise InputError(f"the number of SMs must be 0 to {1 << 20}, not {work_sms}", **where)
     if not 0 <= in_flight_us <= 1_000_000:
         raise InputError("the in-flight limit of a best-effort tenant must be between 1 and 1000000 us", **where)

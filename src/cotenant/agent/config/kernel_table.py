@@ -60,7 +60,7 @@ def compiled(rows: Sequence[KernelRow]) -> str:
 
 
 def _agreed(rows: Sequence[KernelRow]) -> KernelRow:
-    """A row for a kernel's name, with the values that all its rows share."""
+    """A row for all launches of a kernel, with the values that all its rows (one for each grid and block) share."""
     classes, sms = {row.work_class for row in rows}, {row.sms for row in rows}
     return KernelRow(
         rows[0].name,
@@ -77,10 +77,10 @@ def entries_of(text: str) -> bytes:
     except (binascii.Error, ValueError):
         data = b"?"
     if len(data) % KERNEL.size or len(data) > MOST * KERNEL.size:
-        raise InputError("not a table of kernels", field="kernels")
+        raise InputError("the value is not a kernel table", field="kernels")
     keys = [key for key, *_ in KERNEL.iter_unpack(data)]
     if keys != sorted(set(keys)) or any(not 1 <= kind <= 3 for *_, kind in KERNEL.iter_unpack(data)):
-        raise InputError("not a table of kernels", field="kernels")
+        raise InputError("the value is not a kernel table", field="kernels")
     return data
 
 

@@ -115,18 +115,18 @@ def _memory(given: Any) -> Any:
 
 
 class TenantEntry(Strict):
-    """One of `tenants`. Missing fields have TenantSpec's defaults."""
+    """An entry of the setting `tenants`. Missing fields have the defaults of TenantSpec."""
 
     name: Annotated[str, parsed(check_name)]
-    """1 to 63 letters, digits and . _ / -"""
+    """The tenant's name: 1 to 63 letters, digits and . _ / -"""
     request: Share = 0.0
-    """Share of its GPU while others compete. A range (10%..50%) lets the launcher choose."""
+    """Share of the GPU that the tenant gets while others compete. A range (10%..50%) lets the launcher choose."""
     limit: Share = 1.0
     """Share that the tenant never exceeds, even if it is alone on the GPU. May be a range, too."""
     memory_bytes: Annotated[int | tuple[int, int] | MemoryLimit, parsed(_memory), A_LIMIT] = Field(
         default=UNSET, alias="memory"
     )
-    """GPU memory of all its processes together: a size, a range, or a mapping with the weakest accepted enforcement."""
+    """GPU memory of all processes of the tenant: a size, a range, or a mapping that demands an enforcement."""
     priority: int = 0
     """For the discipline `priority`: tenants with a larger number go first."""
     weight: float = 0.0
@@ -140,7 +140,7 @@ class TenantEntry(Strict):
     best_effort: StrictBool = False
     """Hold the tenant's work back while latency-sensitive tenants of its GPU have work."""
     work_class: str | None = None
-    """Resource that limits its kernels, for the scheme orion: memory, compute, unknown."""
+    """Resource that limits the tenant's kernels, for the scheme orion: memory, compute, unknown."""
     work_sms: int = 0
     """Number of SMs that the tenant's kernels fill; 0: not known."""
     kernel_profile: Annotated[Any, WithJsonSchema({"type": "string"})] = None
@@ -148,9 +148,9 @@ class TenantEntry(Strict):
     in_flight_us: Annotated[int, parsed(lambda value: whole(value, ""))] = 0
     """GPU time that a best-effort tenant may have in flight; 0: the scheme's value."""
     copy_weight: float = Field(default=UNSET)
-    """Weight of its copies over the PCIe link."""
+    """Weight of the tenant's copies over the PCIe link."""
     latency_sensitive: StrictBool = False
-    """Best-effort tenants of its GPU are held back while the tenant has work there, and its copies go first."""
+    """Best-effort tenants are held back while this tenant has work on their GPU, and this tenant's copies go first."""
     oversubscribe: str = "none"
     """How the tenant's memory leaves the GPU to make space for others: none, swap, managed, park."""
 
@@ -159,7 +159,7 @@ class AgentFile(Strict):
     """The whole file. Missing settings have the defaults of AgentConfig and QuotaSettings."""
 
     gpus: Annotated[tuple[str, ...], parsed(_some_gpus), SOME_GPUS] = ("all",)
-    """`soft`: the software GPU; `all`; or indices or UUIDs."""
+    """GPUs of the agent: `soft` (the software GPU), `all`, or indices or UUIDs."""
     fail: Literal["open", "closed"] = "closed"
     """What tenants do without the agent: wait (closed), or continue without limits (open)."""
     discipline: Annotated[str, parsed(_discipline)] = "request-limit"

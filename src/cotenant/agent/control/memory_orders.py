@@ -132,7 +132,7 @@ class MemoryOrders:
     def _mine(self, caller: Caller, name: Any) -> str:
         """Check that the caller may move the tenant or process with this name; returns the name. Raises InputError."""
         if not isinstance(name, str) or not name:
-            raise InputError("give a tenant, or pid:N", field="NAME")
+            raise InputError("name a tenant, or a process as pid:N", field="NAME")
         tenant = self._registry.tenants.get(name)
         if not caller.trusted and (tenant is None or tenant.uid != caller.peer.uid):
             raise InputError(f"{name} is not a tenant of user {caller.peer.uid}")

@@ -79,7 +79,7 @@ class Operations:
         return {"gpus": self._rows.promises(mps), "mechanisms": each}
 
     async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """List all tenants with request, limit and received share, and the parked processes of no tenant."""
+        """List all tenants with request, limit and received share, and parked processes that belong to no tenant."""
         tenants = [self._rows.tenant(t) for t in self._registry.tenants.values()]
         programs = [parked.as_dict() for parked in self._parked.rows.values() if parked.name.startswith("pid:")]
         return {"agent": self._rows.status(), "tenants": tenants, "parked": programs}
@@ -115,7 +115,7 @@ class Operations:
                 )
             self._choose(caller, tenant, given)
             if not tenant.sessions and tenant.root is None:
-                tenant.warnings.clear()  # faults of an earlier run
+                tenant.warnings.clear()  # these were about an earlier run
         elif existing is not None and order.get("join"):
             self._check_user(caller, existing)
             tenant = existing
@@ -208,7 +208,7 @@ class Operations:
         self._check_user(caller, tenant)
         pid = order.get("pid")
         key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
-        if tenant.name in caller.registered:  # a program that joined an existing tenant does not change its state
+        if tenant.name in caller.registered:  # not if the program has joined a tenant that another launcher registered
             tenant.launching = False
         if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):
             # `stop` signals this process and its descendants, so it must belong to the caller
@@ -256,9 +256,9 @@ class Operations:
         self._check_user(caller, tenant)
         grace_s = _seconds(order, "grace_s", 10.0)
         patience = time.monotonic() + STARTING_S
-        while tenant.launching and time.monotonic() < patience:  # its program is about to start
+        while tenant.launching and time.monotonic() < patience:  # the tenant's program is about to start
             await asyncio.sleep(0.02)
-        # finds also daemons that have not used the GPU yet, so that the agent does not know them
+        # this also finds daemons that the agent does not know, because they have not used the GPU yet
         found = await asyncio.to_thread(by_token, [tenant.token])
         keys = kill(tenant, grace_s, found.get(tenant.token, frozenset()))
         deadline = time.monotonic() + grace_s + 5.0

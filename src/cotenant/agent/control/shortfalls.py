@@ -87,7 +87,7 @@ class Shortfalls:
         return 0.0 if since is None else max(0.0, (now_ns - since) / 1e9)
 
     def hour(self, tenant: Tenant, uuid: str) -> list[tuple[float, float] | None]:
-        """The minutes of `Hour`; empty in a tenant's first minute."""
+        """A tenant's due and received share in each minute of the last hour; empty in the tenant's first minute."""
         known = self._hours.get((tenant.name, uuid))
         return [] if known is None else known.minutes
 

@@ -105,7 +105,7 @@ class Copies:
         return SlotFlag.COPIES if self.is_on(gpu) and session.tenant.name in self._queues.get(gpu, {}) else 0
 
     def _refresh(self, gpu: str) -> None:
-        """Assign queues to tenants that need them, and set the flag in the pages of their processes."""
+        """Assign queues to tenants that need them, and set SlotFlag.COPIES in the shared pages of their processes."""
         on = self.is_on(gpu)
         for tenant in self._tenants.get(gpu, {}).values():
             # a tenant keeps its queue, even while copies are not scheduled

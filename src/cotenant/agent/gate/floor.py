@@ -70,7 +70,7 @@ class Floors:
         self.path = path
         self._in_container = in_container
         self.settings = settings
-        self._own = settings  # in effect while there are no temporary settings
+        self._own = settings  # permanent settings, in effect while there are no temporary ones
         self._loans: list[ColocationSettings] = []
         self.pages = {uuid: FloorPage() for uuid in gpus}
         self.shares = {uuid: Shares() for uuid in self.pages}

@@ -45,7 +45,7 @@ class Caller:
 
 
 class ControlServer:
-    """Answers orders on a unix stream socket."""
+    """Serves the control socket, a unix stream socket. Its requests are called orders."""
 
     def __init__(self, path: Path, operations: dict[str, Handler], on_gone: Callable[[Caller], None]) -> None:
         self.path = path

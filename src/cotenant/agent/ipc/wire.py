@@ -72,7 +72,7 @@ def fields(name: str, data: bytes) -> dict[str, Any]:
 
 def pack(kind: MessageType, values: dict[str, Any] | None = None, *, sequence: int = 0, slot: int = NO_SLOT,
          status: int = 0, sent_ns: int = 0) -> bytes:  # fmt: skip
-    """A message; fields that `values` leaves out are zero."""
+    """Pack a message; fields that `values` leaves out are zero."""
     head = HEADER.pack(PROTOCOL_MAGIC, PROTOCOL_VERSION, kind, sequence, status, slot, sent_ns)
     name = BODY_OF.get(kind)
     if name is None or values is None:

@@ -20,7 +20,7 @@ NO_TURN = 1 << 63  # turns are numbered; no turn has this number
 
 
 class Accounts:
-    """What the agent keeps for the tenants on their GPUs."""
+    """Puts tenants' shares and memory limits into effect on their GPUs, and ends them."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class Lives:
         except InputError:
             self._registry.resize(tenant, before)
             raise
-        self._history.decided(f"{tenant.name} changed: {promise(spec)}; holds {when}")
+        self._history.decided(f"{tenant.name} changed: {promise(spec)}; takes effect: {when}")
         self._save()
         return when
 

@@ -15,7 +15,7 @@ class Cores(Mechanism):
     capabilities = Capabilities(
         compute="whole CPU cores; two workers share a core only when there are fewer cores than they need",
         memory="not enforced",
-        resize="a new process",
+        resize="needs a new process",
         isolation="processes of the operating system",
         sms_by=Strength.KERNEL,
         needs_gpu=False,

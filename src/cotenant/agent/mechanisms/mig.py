@@ -18,8 +18,8 @@ class Mig(Mechanism):
     uses = frozenset({Use.SERVICE})
     capabilities = Capabilities(
         compute="the SMs, caches and memory bandwidth of the instance",
-        memory="the instance's own",
-        resize="a new process, on another instance",
+        memory="the memory of the instance",
+        resize="needs a new process on another instance",
         isolation="as between two GPUs: faults and errors stay within the instance",
         sms_by=Strength.HARDWARE,
         memory_by=Strength.HARDWARE,

@@ -25,10 +25,10 @@ class Mps(Mechanism):
     name = "mps"
     uses = frozenset({Use.TENANT, Use.SERVICE, Use.JOB, Use.PROFILE})
     capabilities = Capabilities(
-        compute="at most limit percent of the SMs; from driver release 615 on the request is reserved as SMs "
-        "while the GPU has no other programs, before it is not enforced; memory bandwidth and caches "
-        "are shared by all",
-        memory="limited by the shim per tenant; MPS's own limit on pinned memory adds one per process",
+        compute="at most the percentage of the SMs that is the tenant's limit; from driver release 615 on, SMs are "
+        "reserved for the request if the GPU has no other programs; before, the request is not enforced; "
+        "memory bandwidth and caches are shared by all",
+        memory="limited by the shim for each tenant, and by MPS's limit on pinned memory for each process",
         resize="an SM percentage is fixed when a process connects: a new one applies to processes started later",
         isolation="address spaces are isolated, faults are not: a client killed inside a kernel or a fatal GPU "
         "error can end all clients of the server, except those of other SM partitions; without "
@@ -87,7 +87,7 @@ class Mps(Mechanism):
 
     def worker_gone(self, name: str) -> None:
         """See Mechanism."""
-        if self._three is not None:  # a daemon per GPU is kept for the next worker
+        if self._three is not None:  # with protocol 2, the GPU's daemon is kept for the next worker
             self._three.revoke(name)
 
     def taken_over(self) -> None:
@@ -136,7 +136,7 @@ class Mps(Mechanism):
         return next((pid for pid in found if pid is not None), None)
 
     def can(self, command: str) -> Abilities:
-        """The capabilities of the MPS control command, which is run for that only once."""
+        """What the MPS control command can do. The command is run once to find that."""
         if self._can is None:
             self._can = abilities(command)
         return self._can

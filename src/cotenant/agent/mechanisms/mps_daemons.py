@@ -157,7 +157,7 @@ class MpsDaemons:
                 daemon.control.order(order)
                 return
             except WorkError:
-                continue  # second attempt: the daemon has already ended
+                continue  # if the second attempt fails, too, the daemon has already ended
 
     def await_end(self, uuid: str) -> None:
         """If a GPU's daemon was told to quit, wait until it has ended."""

@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 SERVER = "agent"  # the server of all tenants without a weight
 DEFAULT = "default"
-DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")  # for clients that name no namespace
+DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")  # of clients that name no namespace
 STEP_MIB = 256  # granularity of the driver's memory limits
 # tenants' names that can be names of namespaces: they are part of a socket's path, which is limited to 107 bytes
 SHORT = re.compile(r"[a-z0-9_]{1,16}")
@@ -86,7 +86,7 @@ class MpsNamespaces:
         self._can = can
         self._all = tuple(gpu.uuid for gpu in gpus)
         self._granted: dict[str, _Granted] = {}
-        self._prepared: set[str] = set()  # prepared and not yet granted
+        self._prepared: set[str] = set()  # names of tenants that are prepared but not granted yet
         self._orders = ThreadPoolExecutor(1, "mps-orders")
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
@@ -167,7 +167,7 @@ class MpsNamespaces:
     def _make(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         uuids = tuple(gpu.uuid for gpu in gpus)
         space = short_name(spec.name)
-        before = self._granted.get(spec.name)  # set if the tenant already has running programs
+        before = self._granted.get(spec.name)  # the tenant's present namespace, if its share changes
         weighted = before.weight > 0 if before else self._can.weights and spec.weight > 0
         place = Place(space, "tenant") if weighted else Place(SERVER, space)
         made = _Granted(
@@ -204,8 +204,8 @@ class MpsNamespaces:
             self._control.order("server", "create", name, *([f"--allowed-devices={','.join(uuids)}"] if uuids else []))
             if name not in {row[0] for row in self._control.rows("server", "list")}:
                 raise WorkError(
-                    f"mps: the server for {', '.join(uuids) or 'all GPUs'} ended at once: does the driver know them?"
-                    f" {self._control.log}/{name}/server.log has more"
+                    f"mps: the server for {', '.join(uuids) or 'all GPUs'} ended at once; the driver may not know "
+                    f"these GPUs: see {self._control.log}/{name}/server.log"
                 )
             # limits for clients that name no namespace; namespaces do not inherit them
             self._control.order("server", "set", name, *DEFAULT_LIMITS)
@@ -266,7 +266,7 @@ class MpsNamespaces:
         if mine is not None and mine.chunks == wanted:
             return mine, total, ""
         if spec.request <= 0 or made.weight > 0 or len(made.gpus) > 1:
-            several = "partitions are for tenants with one GPU" if len(made.gpus) > 1 and spec.request > 0 else ""
+            several = "only tenants with one GPU can have partitions" if len(made.gpus) > 1 and spec.request > 0 else ""
             return None, total, several and f"the tenant's request of {spec.request:.0%} is not reserved: {several}"
         try:
             if mine is not None:
@@ -351,7 +351,7 @@ class MpsNamespaces:
         try:
             self._control.order(*order)
         except WorkError as error:
-            LOG.warning("%s", error)  # the agent started next tries again
+            LOG.warning("%s", error)  # the agent started next tries again to delete it
 
     def _quit(self) -> None:
         if self._control.answers():

@@ -39,7 +39,7 @@ def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
     can, obstacles = found.can, _obstacles(found)
     if not can.protocol:
         why = f"{DAEMON} is not installed, so MPS cannot run"
-        todo = f"{why}: install the one that belongs to this driver"
+        todo = f"{why}: install the version that belongs to this driver"
         return (
             Prospect(Promise.SMS, Strength.NOTHING, "no MPS", why, (todo,)),
             Prospect(Promise.FAULTS, Strength.NOTHING, "no MPS", why),

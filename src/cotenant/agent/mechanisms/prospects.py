@@ -51,8 +51,8 @@ def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
         mps_prospects(found.mps)
         if mechanism == Mps.name
         else (
-            Prospect(Promise.SMS, can.sms_by, "", "a tenant has all SMs during its time"),
-            Prospect(Promise.FAULTS, can.faults_by, "a context of its own", can.isolation),
+            Prospect(Promise.SMS, can.sms_by, "", "a tenant has all SMs while it may run"),
+            Prospect(Promise.FAULTS, can.faults_by, "a CUDA context for each tenant", can.isolation),
         )
     )
     memory = found.memory
@@ -65,7 +65,7 @@ def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
     time = Prospect(Promise.TIME, can.time_by, can.compute, can.compute)
     if mechanism == Slices.name and found.slices:
         why = f"hardware time slices are not available: {found.slices}"
-        todo = f"{why}; turns of the agent (--mechanism time) do not need them"
+        todo = f"{why}; turns that the agent grants (--mechanism time) do not need them"
         time = Prospect(Promise.TIME, Strength.NOTHING, "", why, (todo,))
     return time, sms, memory, bandwidth, faults
 

@@ -36,7 +36,8 @@ def find(name: str, use: Use | None = None, *, field: str = "mechanism") -> type
 
 
 def choose(use: Use, *, concurrent: bool) -> str:
-    """The first shared mechanism under which tenants run concurrently, or with `concurrent=False` one after the other.
+    """Name of the first mechanism in the list that lets tenants share a GPU concurrently; with `concurrent=False`, one
+    after the other.
     """
     shared = (name for name in names(use) if not MECHANISMS[name].capabilities.exclusive)
     return next(name for name in shared if MECHANISMS[name].capabilities.concurrent == concurrent)

@@ -30,7 +30,7 @@ class Slices(Mechanism):
         sliced=True,
         live_resize=True,
         worker_parts=False,
-        notes=("a tenant can set its own slice: it is read back, restored and reported",),
+        notes=("a tenant can change its time slice: the agent reads it back, restores it and reports that",),
     )
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:

@@ -8,13 +8,13 @@ from cotenant.core.strength import Strength
 
 
 class Time(Mechanism):
-    """Turns: one tenant at a time."""
+    """Turns: only one tenant at a time launches work on the GPU."""
 
     name = "time"
     uses = frozenset({Use.TENANT, Use.SERVICE, Use.JOB})
     capabilities = Capabilities(
         compute="at least the request while it wants the GPU, at most the limit, over the window; one kernel "
-        "may overrun a turn, which is charged",
+        "may run beyond the end of a turn, and its time is charged",
         memory="limited by the shim over all allocation families",
         resize="at once",
         isolation="one tenant runs at a time; a running kernel cannot be stopped, so one that hangs delays the "

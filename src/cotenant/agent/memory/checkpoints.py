@@ -135,7 +135,7 @@ class Checkpoints:
         await self.settled(tenant.name)
         parked = self._parked.rows.get(tenant.name)
         if parked is None:
-            return "it is not parked"
+            return "the tenant is not parked"
         try:
             await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:

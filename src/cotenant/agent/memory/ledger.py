@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cotenant.abi.protocol import NO_LIMIT, MemoryFamily
 
 HOST = "host"  # key that stands for a GPU's UUID where pinned host memory is counted
-MAX_RESERVATIONS = 4096  # outstanding reservations per connection
+MAX_RESERVATIONS = 4096  # most outstanding reservations of a process
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._caps: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes
-        self._used: dict[tuple[str, str], int] = {}  # committed and reserved
+        self._used: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes committed or reserved
         self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes kept for the tenant
         self._movable: set[str] = set()  # tenants whose contents can be swapped
         self._processes: dict[int, _Holding] = {}

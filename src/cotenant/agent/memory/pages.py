@@ -14,7 +14,7 @@ class MemoryPages:
         self._ledger, self._registry = ledger, registry
 
     def publish(self, tenant: Tenant, gpu: str) -> None:
-        """Write a tenant's memory numbers into the pages of all its processes."""
+        """Write a tenant's used memory and limit on a GPU into the shared pages of its processes."""
         used, limit = self._ledger.used(tenant.name, gpu), self._ledger.limit(tenant.name, gpu)
         for session, slot in tenant.slots_on(gpu):
             page = session.page.slots[slot]
@@ -24,7 +24,8 @@ class MemoryPages:
             self.publish_kept(gpu)
 
     def publish_kept(self, gpu: str) -> None:
-        """Write into all pages of a GPU how much of its free memory is kept for others."""
+        """Write into the shared pages of all processes on a GPU how much of its free memory is kept for other tenants.
+        """
         for tenant in self._registry.on_gpu(gpu):
             kept = self._ledger.not_for(tenant.name, gpu)
             for session, slot in tenant.slots_on(gpu):
@@ -47,6 +48,6 @@ class MemoryPages:
         """Warn about memory beyond the limit that could only be counted after it was allocated."""
         limit, used = self._ledger.limit(tenant.name, gpu), self._ledger.used(tenant.name, gpu)
         tenant.warn(
-            f"over its memory limit: {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use (a graph's "
+            f"the tenant is over its memory limit: {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use (a graph's "
             "memory is counted after its launch)"
         )

@@ -156,7 +156,7 @@ class Residency:
             if self.refusal:
                 break  # the driver has refused the restore; another attempt would fail, too
         return self.refusal or (
-            "other tenants could not be evicted for it" if plan.out else residents.lack(gpu, plan, [])
+            "other tenants could not be evicted to make space" if plan.out else residents.lack(gpu, plan, [])
         )
 
     async def _carry_out(self, plan: Switch, tenant: Tenant, gpu: str) -> bool:

@@ -36,7 +36,7 @@ class Residents:
         # GPU -> tenants that are being evicted; a turn granted meanwhile would be returned and requested at once
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
         self.mute: set[int] = set()  # numbers of connections whose process did not answer an order
-        self.retry_s: dict[str, float] = {}  # tenants that could not be brought in -> time until the next attempt
+        self.retry_s: dict[str, float] = {}  # tenants that could not be restored -> time until the next attempt
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class Residents:
             starting = not any(state for session in other.sessions for state in session.moves.values())
             leaves = occupant.can_leave or (starting and other.spec.oversubscribe != "none")
             staying += occupant.fixed_bytes + (0 if leaves else occupant.resident_bytes)
-            if leaves:  # what it has reserved but not allocated can wait
+            if leaves:  # memory that the other tenant has reserved but not allocated can wait
                 staying -= self._ledger.asked(other.name, gpu, MemoryFamily.PLAIN)
         return staying <= residency.capacity_bytes - residency.overhead_bytes
 

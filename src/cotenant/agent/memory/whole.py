@@ -81,16 +81,16 @@ class WholeProcesses:
             return
         for gpu in tenant.gpus:
             if gpu.uuid.startswith("MIG-"):
-                raise InputError(f"{name} runs on the MIG device {gpu.uuid}; the driver does not checkpoint those")
+                raise InputError(f"{name} runs on {gpu.uuid}; the driver cannot checkpoint processes on MIG devices")
             if self._ledger.families(name, gpu.uuid).get(MemoryFamily.MANAGED.name.lower(), 0):
-                raise InputError(f"{name} uses managed memory; the driver does not checkpoint that")
+                raise InputError(f"{name} uses managed memory, which the driver cannot checkpoint")
 
     async def _probe(self, name: str, keys: tuple[ProcessKey, ...]) -> tuple[ProcessKey, ...]:
         """Select the processes that the driver can checkpoint; it cannot if a process has no CUDA context. Raises
         InputError if there are none, or if another program has already checkpointed one.
         """
         able = []
-        why = "they have ended"
+        why = "all its processes have ended"
         for key in keys:
             try:
                 state = await self.state(key)
@@ -99,7 +99,7 @@ class WholeProcesses:
                 continue
             if state != "running":
                 what = f"another program has {state} process {key.pid} of {name}"
-                raise InputError(f"{what}; resume it there first")
+                raise InputError(f"{what}; resume it with that program first")
             able.append(key)
         if not able:
             raise InputError(f"{name} has no process that the driver can checkpoint: {why}", field="NAME")

@@ -109,7 +109,7 @@ class MemoryLimits:
         for gpu in tenant.gpus:
             found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
             if not found.by.at_least(tenant.spec.enforce_memory):
-                raise _too_weak(tenant, f"GPU {gpu.index} limits it by the {found.by}: {found.why}")
+                raise _too_weak(tenant, f"memory on GPU {gpu.index} is limited by the {found.by}: {found.why}")
 
     def tenant_in(self, pid: int) -> Tenant | None:
         """The tenant in whose control group a process is."""

@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
 # a job without processes for this long has ended; it is long enough for processes to reconnect to a restarted agent
 PATIENCE_S = 30.0
-PROLOG_S = 1800.0  # a job that was not seen running for this long has ended; slow prologs of others may run before it
+PROLOG_S = 1800.0  # a job that was not seen running for this long has ended; slow prologs may run before a job
 KIND = "slurm"
 
 
@@ -82,7 +82,7 @@ def why_held(tenant: Tenant, running: Callable[[], Iterable[str]]) -> str:
     if owner is None:
         return ""
     if owner.kind != KIND:
-        return f"its share is held for {owner.kind} {owner.id} until the {owner.kind} is deleted"
+        return f"the share is held for {owner.kind} {owner.id} until the {owner.kind} is deleted"
     if tenant.sessions or owner.id in running():
-        return f"its share is held for Slurm job {owner.id}, which runs; `scancel {owner.id}` ends it"
+        return f"the share is held for Slurm job {owner.id}, which runs; `scancel {owner.id}` ends the job"
     return ""

@@ -27,7 +27,8 @@ from cotenant.policy.shares.slices import TINY_US, GpuSlices
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.1
-LONG_KERNEL_AGO_NS = 1_000_000_000  # a tenant without long kernels for this time needs no forced preemption
+# a best-effort tenant without long kernels for this time has a longer time slice beside latency-sensitive work
+LONG_KERNEL_AGO_NS = 1_000_000_000
 GUARD_S = 0.01  # interval between checks of time slices on which a latency-sensitive tenant relies
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines
 # a tenant is reported when a group's time slice differs from the value set for the third time: libcuda sets it once

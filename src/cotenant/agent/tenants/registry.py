@@ -51,7 +51,7 @@ class Registry:
         return self._by_token.get(token)
 
     def by_process(self, pids: Iterable[int]) -> Tenant | None:
-        """The tenant whose program is the first of these processes that is one (a process and its parents)."""
+        """The tenant whose program is one of these processes. `pids`: a process and its parents, nearest first."""
         roots = {t.root.pid: t for t in self.tenants.values() if t.root is not None}
         return next((roots[pid] for pid in pids if pid in roots), None)
 

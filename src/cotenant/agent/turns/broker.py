@@ -19,7 +19,7 @@ from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
 from cotenant.policy.shares.turn import UNDRAINED
 
-_REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # every other reason: released
+_REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # all others count as "released"
 SAFETY_NS = 1_000_000_000
 LATE_REPORT_NS = 20_000_000  # a process may report that its work ended at most this long ago
 
