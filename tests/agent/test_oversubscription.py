@@ -276,7 +276,7 @@ def test_parked_on_one_gpu_and_back_on_another(node: Callable[..., Node]) -> Non
     hog = Program(here, "hog", None)
     assert hog.ask("on(1)") == "0"
     assert hog.ask("take(640)") == "0"
-    with pytest.raises(WorkError, match="GiB are needed and"):
+    with pytest.raises(WorkError, match="GiB are needed to resume"):
         here.call("resume", name="a", gpu=uuids[1])
     assert here.tenant("a")["gpus"][0]["uuid"] == uuids[0]
     assert here.tenant("a")["state"] == "parked"

@@ -21,7 +21,7 @@ from cotenant.observability.http import LiveServer, is_loopback, parse_address
 
 LOG = logging.getLogger(__name__)
 
-MOST_TENANTS = 2000  # number of tenants that are exported individually
+MOST_TENANTS = 2000  # most tenants that have metrics of their own
 
 
 class LivePage:

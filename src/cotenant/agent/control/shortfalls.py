@@ -64,7 +64,7 @@ class Shortfalls:
             self.look(time.monotonic_ns())
 
     def look(self, now_ns: int) -> None:
-        """Measure all tenants' shares and update shortfalls and minutes."""
+        """Measure all tenants' shares; update the shortfalls and the record of the last hour."""
         since: dict[_Key, int] = {}
         counts: dict[_Key, deque[tuple[int, int, int]]] = {}
         hours: dict[_Key, Hour] = {}

@@ -52,7 +52,7 @@ class ControlServer:
         self._operations = operations
         self._on_gone = on_gone
         self._server = LineServer(self._admit, self._answer, self._gone, most_bytes=MAX_LINE)
-        self._callers: Counter[int] = Counter()  # connections by user
+        self._callers: Counter[int] = Counter()  # uid -> number of the user's connections
 
     async def listen(self, mode: int) -> None:
         """Open the socket."""

@@ -21,7 +21,7 @@ class Abilities:
     """
 
     protocol: int
-    multiuser: bool = False  # serves clients of several users
+    multiuser: bool = False  # the daemon can serve clients of several users
     shareable: bool = False  # SM partitions can lend and borrow
     weights: bool = False  # time slices of the servers can have weights
 

@@ -157,7 +157,7 @@ class Ledger:
         self._hold(holding, gpu, family, holding.held.get((gpu, family), 0) + size)
 
     def release(self, process: int, gpu: str, family: int, size: int) -> int:
-        """Return memory; returns the credited bytes (at most what this process holds in that family)."""
+        """Count memory that a process has freed. Returns the credited bytes: at most what it held in that family."""
         holding = self._processes[process]
         held = holding.held.get((gpu, family), 0)
         credited = min(held, size)

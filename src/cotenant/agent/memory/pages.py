@@ -8,7 +8,7 @@ from cotenant.agent.tenants.tenant import Tenant
 
 
 class MemoryPages:
-    """Writes used memory and limits of tenants, and warns about refused memory."""
+    """Writes tenants' used memory and limits into their processes' shared pages, and warns about refused memory."""
 
     def __init__(self, ledger: Ledger, registry: Registry) -> None:
         self._ledger, self._registry = ledger, registry

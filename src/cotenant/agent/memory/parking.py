@@ -76,9 +76,8 @@ class Parking:
         before = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
         if not await self._residency.evacuate(tenant, gpu):
             self._broker.unsuspend(tenant)
-            raise WorkError(
-                f"{tenant.name} could not be moved: {next(iter(reversed(tenant.warnings)), 'it cannot be evicted')}"
-            )
+            why = next(iter(reversed(tenant.warnings)), "the tenant cannot be evicted")
+            raise WorkError(f"{tenant.name} could not be moved: {why}")
         if started and not tenant.sessions:
             self._broker.unsuspend(tenant)  # another process of the tenant may connect
             raise WorkError(f"{tenant.name} ended while it was being parked")

@@ -25,7 +25,7 @@ class MoveEnd:
 
     status: int | None
     moved_bytes: int = 0
-    elapsed_ns: int = 0  # from the order to the end, measured in the process
+    elapsed_ns: int = 0  # time from the order to its end, measured in the process
     mapping_ns: int = 0  # part of elapsed_ns: mapping and unmapping memory
     copying_ns: int = 0  # part of elapsed_ns: waiting for copies
     handed_bytes: int = 0  # part of moved_bytes: device memory passed to or from another process
@@ -46,10 +46,10 @@ class MoveCount:
     out_bytes: int = 0
     in_bytes: int = 0
     seconds: float = 0.0
-    mapping_ns: int = 0  # mapping and unmapping memory, in its processes
-    copying_ns: int = 0  # time that its processes waited for copies
+    mapping_ns: int = 0  # time that the tenant's processes took to map and unmap memory
+    copying_ns: int = 0  # time that the tenant's processes waited for copies
     handed_bytes: int = 0  # device memory passed to or from another process
-    elapsed_ns: int = 0  # time that its processes took for all orders
+    elapsed_ns: int = 0  # time that the tenant's processes took for all orders
 
     def add_out(self, end: MoveEnd) -> None:
         """Count an eviction."""

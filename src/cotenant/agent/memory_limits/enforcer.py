@@ -357,7 +357,7 @@ class MemoryLimits:
         card.set_memory_limits(group, soft, hard)
         self._in_force.pop((group, gpu.uuid), None)
         if limit_bytes is not None:
-            self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # the driver may round
+            self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # the driver may round it
 
     def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:
         assert tenant.held is not None

@@ -176,7 +176,7 @@ def task_lines(environment: Mapping[str, str], folder: Path) -> list[str]:
     with ControlClient(folder) as client:
         name = job_name(environment)
         if not client.call("owned", **_place(environment))["names"]:
-            raise InputError(f"the share of {name} is no longer held: the agent lost it, or it was stopped")
+            raise InputError(f"the share of {name} is no longer held: the agent has lost or released it")
         answer: dict[str, Any] = client.call("register", tenant={"name": name, "limit": None})
     return [f"export {key}={value}" for key, value in environment_changes(answer).items()]
 

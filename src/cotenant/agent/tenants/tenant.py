@@ -44,7 +44,7 @@ class Tenant:
     declared: bool = False
     owner: Owner | None = None  # the pod or job for which the tenant is held
     root: ProcessKey | None = None
-    left_behind: bool = False  # the program has ended; other processes of its group, or with the token, may run
+    left_behind: bool = False  # the program has ended; processes of its group, or with the tenant's token, may run
     group: int | None = None
     orphans: frozenset[ProcessKey] = frozenset()
     launching: bool = False  # registered by a launcher that has not started the program yet
@@ -118,7 +118,7 @@ class MoveState:
     fixed: bool = False
 
     def take(self, values: dict[str, Any]) -> None:
-        """Apply the process's newest report."""
+        """Apply the process's newest report about its memory."""
         self.resident, self.evicted = values["resident_bytes"], values["away_bytes"]
         self.staying = values["staying_bytes"]
         self.backing, self.pinned = values["backing_bytes"], values["pinned_bytes"]
