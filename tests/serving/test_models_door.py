@@ -171,11 +171,11 @@ def test_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
     with door(tmp_path, model("a", options="--fail 'no weights here'"), broken) as it:
         status, headers, content = it.chat("a")
         assert (status, content["error"]["code"]) == (503, "model_unavailable")
-        told = "a is not available: it could not be started: it ended with code 1: no weights here"
+        told = "a is not available: its program could not be started: the program ended with code 1: no weights here"
         assert content["error"]["message"] == told
         assert int(headers["retry-after"]) >= 1
-        told = "gone is not available: it could not be started: /nowhere/engine cannot be started: no such file or"
-        assert it.chat("gone")[2]["error"]["message"] == f"{told} directory"
+        told = "gone is not available: its program could not be started: /nowhere/engine cannot be started:"
+        assert it.chat("gone")[2]["error"]["message"] == f"{told} no such file or directory"
         assert it.row("a")["fault"].endswith("no weights here")
 
 
@@ -189,13 +189,13 @@ def test_a_program_that_dies(tmp_path: Path) -> None:
         last = events(text)[-1]
         assert events(text)[0]["text"] == "die-late 0"
         assert last["error"]["code"] == "program_failed"
-        told = "the program of a did not finish this answer: it ended with code 4: asked die-late"
+        told = "the program of a did not finish this answer: the program ended with code 4: asked die-late"
         assert last["error"]["message"] == told
         assert it.chat("a")[0] == 200
         # it may be what ends every program: no third try
         status, _, content = it.chat("a", "die")
         assert status == 502
-        told = "the program of a did not finish this answer: it ended with code 3: asked die"
+        told = "the program of a did not finish this answer: the program ended with code 3: asked die"
         assert content["error"]["message"] == told
 
 

@@ -25,7 +25,7 @@ def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:
         row = next(line.split() for line in out.splitlines() if line.startswith("a "))
         assert row[5:10] == ["5,000", "100.00%", "0", "0", "0"] or row[5:7] == ["5000", "100.00%"]
         assert "a (4)" in out
-        assert "b: the plan has no place for it" in out
+        assert "b: the plan has no place for the service" in out
         code, out, _ = call("top", "--url", server.http_url, "--json", *token)
         assert json.loads(out)["services"][0]["outcomes"]["ok"] == 1
         code, _, err = call("top", "--url", server.http_url, "--once")

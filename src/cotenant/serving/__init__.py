@@ -1,1 +1,1 @@
-"""The serving runtime: gateway, live dispatch, workers, replanning. docs/architecture.md has the map."""
+"""The serving runtime: gateway, dispatch of requests, workers, replanning. docs/architecture.md describes its parts."""

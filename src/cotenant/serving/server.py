@@ -283,7 +283,7 @@ def build(
     services: str | Path | Mapping[str, Any] | Deployment, options: Options, *, profile: str | Path | None = None,
     gpus: int | None = None, factory: WorkerFactory | None = None,
 ) -> Server:  # fmt: skip
-    """A server for a services file (or its content), not yet started."""
+    """Create a server for a services file (or its content). The server is not started."""
     if isinstance(services, Deployment):
         deployment = services
     else:
@@ -292,7 +292,8 @@ def build(
     config = read_serving(deployment)
     failed: dict[str, str] = {}
     if gpus is None and quick_wanted(config, profile):
-        doors.let_go(doors.take(options.addresses))  # measuring takes seconds: report an address in use before
+        # bind first: measuring takes seconds, and an address in use should be reported before
+        doors.let_go(doors.take(options.addresses))
         with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
             found = Path(folder) / "profile.json"
             content, failed = measured(config)

@@ -24,8 +24,8 @@ def http_limits(config: ServingConfig) -> HttpLimits:
 
 
 def local_factory(config: ServingConfig, problem: Problem, agent: Path | None) -> WorkerFactory:
-    """Factory for worker processes on this machine, with devices for models that need one. `agent`: folder of the
-    node's agent.
+    """Create the factory of worker processes on this machine, with GPUs for models that need one. `agent`: folder of
+    the node's agent.
     """
     from cotenant.serving.workers.local import LocalWorkers
 

@@ -2,7 +2,7 @@
 gpulet.
 
 This module separates the gateway's live state (pool.py) from what runs batches: processes on this machine
-(workers/local.py), or actors elsewhere. Everything that crosses it is plain data and can be pickled.
+(workers/local.py), or actors elsewhere. All data exchanged through this interface is plain data and can be pickled.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Description of a worker: a share (`fraction` of a GPU, named `partition`; `start`: initial fraction of the SMs,
-    if the mechanism can choose) and its models.
+    """Description of a worker: its models and its share of a GPU. `partition`: the share's name; `fraction`: its size;
+    `start`: fraction of the SMs with which the worker starts, if the mechanism allows a choice.
     """
 
     name: str
@@ -50,7 +50,7 @@ class WorkerSpec:
 @dataclass(slots=True)
 class Job:
     """A batch for a worker: `units` are items, each with its input tensors in the model's order and with the shape of
-    one item. `expected_ms`: planned duration (which a timed model takes exactly).
+    one item. `expected_ms`: planned duration (a timed model takes exactly that long).
     """
 
     number: int
@@ -81,17 +81,17 @@ class UnavailableError(WorkError):
 
 
 class WorkerListener(Protocol):
-    """Gets workers' events, in the event loop's thread."""
+    """Receives workers' events, in the event loop's thread."""
 
     def finished(self, worker: Worker, job: Job, result: Result) -> None:
         """A job has an answer."""
 
     def died(self, worker: Worker, why: str) -> None:
-        """The worker has ended; its job gets no answer."""
+        """The worker has ended. The job that it was running gets no answer."""
 
 
 class Worker(Protocol):
-    """One share with its models."""
+    """A worker: one share of a GPU with its models."""
 
     spec: WorkerSpec
     pid: int | None
@@ -113,10 +113,10 @@ class WorkerFactory(Protocol):
     """Creates workers."""
 
     def gpus(self) -> Sequence[int] | None:
-        """Plan's GPU numbers that are usable now, None for all."""
+        """The GPUs that can be used now, by their numbers in the plan; None: all."""
 
     def create(self, spec: WorkerSpec, listener: WorkerListener) -> Worker:
         """A worker that is not yet started."""
 
     async def close(self) -> None:
-        """Release what workers shared. All of them have been stopped."""
+        """Release what the workers shared. Called after all of them have been stopped."""

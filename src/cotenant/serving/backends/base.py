@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Share:
-    """What a backend may use: `cores` if CPU cores stand in for SMs, else (`on_gpu`) a `fraction` of the visible GPU.
-    `resizes`: the backend enforces the share itself, by green contexts, starting with the fraction `start` of the SMs.
+    """What a backend may use. `on_gpu`: a `fraction` of the visible GPU; otherwise the CPU `cores`, which stand in for
+    SMs. `resizes`: the backend enforces the share itself, by green contexts, starting with the fraction `start` of the
+    SMs.
     """
 
     fraction: float
@@ -34,20 +35,21 @@ class Backend(Protocol):
     info: ModelInfo
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
-        """Outputs for inputs, both in the order of `info`. Stacked along a first dimension of `count` if the model is
-        batchable, else one item without that dimension. The text of any exception is sent as the answer.
+        """Run the model: returns its outputs. Inputs and outputs are in the order of `info`. If the model is batchable,
+        `count` items are stacked along the first dimension; otherwise there is one item without that dimension. The
+        text of any exception is sent as the answer.
         """
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """Called once per batch of `count` items before its results are sent, with the monotonic time of its submission
-        and its expected duration.
+        """The worker calls this once per batch of `count` items before it sends the results. `submitted_s`: the
+        monotonic time at which the batch was submitted; `expected_ms`: its planned duration.
         """
 
     def resize(self, fraction: float) -> None:
         """Use another share from the next batch on. Raises NotImplementedError if that needs a new process."""
 
     def lost(self) -> bool:
-        """Whether the device has failed permanently for this process. Called after a failure."""
+        """Whether the device has failed permanently for this process. The worker asks after a batch failed."""
 
     def close(self) -> None:
         """Free the model's resources."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cotenant.serving.worker import ModelSpec
 
 PLATFORM = "onnxruntime_onnx"
-# element types as ONNX Runtime names them -> the protocol's
+# ONNX Runtime's names of element types -> the protocol's names
 TYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
@@ -25,8 +25,8 @@ TYPES = {
 
 
 class OnnxModel:
-    """One session. A model is batchable if the first dimension of every input and output is free, or if its
-    configuration says so (max_batch_size).
+    """A model in one ONNX Runtime session. The model is batchable if the first dimension of every input and output is
+    free, or if its configuration sets max_batch_size.
     """
 
     def __init__(self, spec: ModelSpec, share: Share) -> None:
@@ -39,7 +39,7 @@ class OnnxModel:
         if share.cores:
             options.intra_op_num_threads = len(share.cores)
             options.inter_op_num_threads = 1
-            # spinning idle threads would take the cores of neighbours
+            # idle threads must not spin, since that would use CPU time of other workers
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         elif "CUDAExecutionProvider" in ort.get_available_providers():
             providers.insert(0, "CUDAExecutionProvider")
@@ -71,7 +71,7 @@ class OnnxModel:
                 inputs.append(np.full(shape, fill, DTYPES[x.datatype]))
             try:
                 self.run(inputs, count)
-            except Exception:  # sizes allowed by the type may not be allowed by the model: skip the warm-up then
+            except Exception:  # the model may refuse sizes that its input types allow: then there is no warm-up
                 return
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
@@ -98,7 +98,7 @@ class OnnxModel:
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """Strings as ONNX Runtime takes them: str, not bytes."""
+    """Convert strings from bytes to str, as ONNX Runtime requires."""
     out = np.empty(array.size, object)
     out[:] = [x.decode() if isinstance(x, bytes) else x for x in array.ravel().tolist()]
     return out.reshape(array.shape)

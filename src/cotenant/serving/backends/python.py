@@ -28,7 +28,7 @@ FILE = "model.py"
 
 
 class PythonModel:
-    """A model whose version folder has a model.py."""
+    """A model that is a file model.py in its version folder."""
 
     def __init__(self, spec: ModelSpec) -> None:
         began = time.monotonic()
@@ -57,7 +57,7 @@ class PythonModel:
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """See Backend: unknown."""
+        """False: a Python model cannot tell whether its device has failed."""
         return False
 
     def close(self) -> None:
@@ -80,6 +80,6 @@ def _tensors(names: dict[str, Any], which: str) -> tuple[TensorSpec, ...]:
 
 
 def open_model(spec: ModelSpec, share: Share) -> PythonModel:
-    """Run the file; the share is enforced from outside."""
+    """Execute the file. Nothing is done about the share, which is enforced from outside the process."""
     del share
     return PythonModel(spec)

@@ -1,7 +1,7 @@
 """Backend timed: a model that only sleeps as long as its profile says, on partitions of any size, without a GPU.
 
 OUTPUT is INPUT plus a number derived from the model's name (`offset`), so that answers of a wrong model are detected.
-The file timed.json of a version may define other inputs and outputs, and faults for drills:
+The file timed.json of a version may define other inputs and outputs, and faults to inject in tests:
 
     {"inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [4]}], "latency_ms": {"1": 2.0, "8": 5.0},
      "faults": {"on_load": "crash|hang|memory|error", "on_value": {"666": "crash|hang|memory|error|lost"}}}
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from cotenant.serving.worker import ModelSpec
 
 DEFAULT_INPUT = {"name": "INPUT", "datatype": "FP32", "shape": [-1]}
-SPIN_S = 0.0003  # how late a sleeping process may wake up
+SPIN_S = 0.0003  # a sleeping process may wake up this much too late
 
 
 def offset(model: str) -> float:
-    """What a timed model adds to its input."""
+    """The number that a timed model adds to its input."""
     return float(zlib.crc32(model.encode()) % 1000)
 
 
@@ -80,7 +80,7 @@ class TimedModel:
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """Whether a drill has made the device fail; see Backend."""
+        """Whether an injected fault has made the device fail; see Backend."""
         return self._lost
 
     def close(self) -> None:
@@ -88,14 +88,15 @@ class TimedModel:
 
 
 def _times(spec: ModelSpec) -> list[float]:
-    """Milliseconds by batch size from the file's own table, interpolated linearly; empty: as planned."""
+    """Milliseconds for each batch size from 1 on, interpolated linearly in the table of timed.json. An empty list, if
+    there is no table, means that batches take their planned time."""
     own = {int(k): float(v) for k, v in dict(spec.config.get("latency_ms", {})).items()}
     sizes = sorted(own)
     return np.interp(range(1, spec.batch + 1), sizes, [own[b] for b in sizes]).tolist() if own else []
 
 
 def _fault(kind: str | None) -> None:
-    """Fail as a drill requests."""
+    """Fail in one of the ways that `faults` in timed.json can name."""
     if kind == "crash":
         os.abort()
     if kind == "hang":
@@ -107,6 +108,6 @@ def _fault(kind: str | None) -> None:
 
 
 def open_model(spec: ModelSpec, share: Share) -> TimedModel:
-    """Create a timed model; the share is part of its times."""
+    """Create a timed model. The share is ignored, since the model's times are those of its partition."""
     del share
     return TimedModel(spec)

@@ -2,7 +2,8 @@
 
 On a GPU every batch size of GRAPH_SIZES has a CUDA graph with fixed buffers; a batch runs the smallest graph that holds
 it. If the backend itself enforces the share (mechanism `green`), graphs are captured on a green context of the share's
-size, and another share uses another context from the next batch on. Other mechanisms act from outside the process.
+size, and another share uses another context from the next batch on. Other mechanisms enforce the share from outside the
+process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cotenant.serving.backends.base import Share
     from cotenant.serving.worker import ModelSpec
 
-# batch sizes with a graph: steps of at most a third, so that little padding is computed
+# batch sizes with a CUDA graph: close to each other, so that little padding is computed
 GRAPH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 WARM_RUNS = 3
 TORCH_NAMES = {
@@ -47,7 +48,7 @@ class TorchModel:
         self._torch, self._share = torch, share
         on_gpu = torch.cuda.is_available() and share.on_gpu
         self._device = torch.device("cuda" if on_gpu else "cpu")
-        # with a GPU, threads only copy batches: several would wait for each other longer than that takes
+        # with a GPU, CPU threads only copy batches: starting several threads would take longer than the copy
         torch.set_num_threads(len(share.cores) if share.cores else 1)
         self._contexts: Any = None
         self._stream: Any = torch.cuda.Stream() if on_gpu else None
@@ -71,7 +72,7 @@ class TorchModel:
     # ---- loading ----
 
     def _probe(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        """Run one item to find the outputs, named by the configuration if it names outputs."""
+        """Run one item to find the outputs. Their names come from the configuration if it has any."""
         shapes = [tuple(1 if size < 0 else size for size in x.shape) for x in self.info.inputs]
         zeros = [np.zeros((1, *s) if self.info.batchable else s, DTYPES[x.datatype])
                  for s, x in zip(shapes, self.info.inputs, strict=True)]  # fmt: skip
@@ -120,7 +121,7 @@ class TorchModel:
         elif fraction != self._share.fraction:
             raise NotImplementedError("another share needs a new process")
         if self._captured and self._sms not in self._graphs:
-            # the largest first: the others fit into its memory
+            # capture the largest graph first: the smaller ones fit into its memory pool
             pool = self._torch.cuda.graph_pool_handle()
             self._graphs[self._sms] = {n: self._capture(n, pool) for n in sorted(self._sizes, reverse=True)}
 
@@ -182,7 +183,7 @@ class TorchModel:
         """See Backend: does nothing."""
 
     def lost(self) -> bool:
-        """See Backend: a sticky error of the context is returned by synchronisation."""
+        """See Backend. After a sticky CUDA error, every synchronisation of the context fails."""
         if self._device.type != "cuda":
             return False
         try:
@@ -213,7 +214,7 @@ def _set(spec: ModelSpec, name: str) -> bool:
 
 
 def _load(torch: Any, spec: ModelSpec, device: Any) -> tuple[Any, tuple[TensorSpec, ...], bool]:
-    """(callable, its inputs, whether the batch dimension is free) of a version's folder."""
+    """Load the model of a version's folder: (callable, its inputs, whether the batch dimension is free)."""
     assert spec.path is not None
     exported, script = Path(spec.path) / "model.pt2", Path(spec.path) / "model.pt"
     configured = tuple(_from_config(entry) for entry in spec.config.get("input", []))

@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 from cotenant.core.errors import InputError
 
-AUTO = "auto"  # the first backend for which a version's folder has a file
+AUTO = "auto"  # if no backend is named, the first one for which the version's folder has a file is used
 
 
 class BackendRow(NamedTuple):
-    """One backend: a module with `open_model(spec, share)`, and the files of a version's folder that it runs.
-
-    `pretends`: it only sleeps, so it needs neither device nor file. `settings`: a JSON file of the folder that extends
-    the model's configuration.
+    """One backend: a module with `open_model(spec, share)`, and the names of the model files that it can run.
+    `pretends`: the backend only sleeps, so it needs neither device nor file. `settings`: a JSON file in the version's
+    folder that extends the model's configuration.
     """
 
     module: str

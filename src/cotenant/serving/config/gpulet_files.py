@@ -27,7 +27,7 @@ MODEL_IDS = (
     *(f"lenet{i}" for i in range(1, 7)), "googlenet", "resnet50", "ssd-mobilenetv1", "vgg16", "mnasnet1_0",
     "mobilenet_v2", "densenet161", "bert",
 )  # fmt: skip
-TWINS = 2  # most gpulets of one GPU
+TWINS = 2  # the public scheduler cuts a GPU into at most this many gpulets
 _PLANNERS = {(1, 0): "gpulet", (1, 1): "gpulet-interference"}
 
 
@@ -98,7 +98,7 @@ def _id(model: str) -> str:
 
 
 def _profile(spec: Mapping[str, Any], folder: Path, file: Path) -> ServingProfile:
-    """The profile that a device spec names, otherwise the built-in one of that GPU."""
+    """The profile that a device spec names; if it names none, the built-in profile of that GPU."""
     gpu = str(spec.get("type", ""))
     named = spec.get("latency_prof_file")
     table = folder / str(named) if named else None
@@ -165,7 +165,7 @@ def _planner(config: Mapping[str, Any]) -> str:
 
 
 def sim_config(problem: Problem, planner: str) -> dict[str, Any]:
-    """A problem as sim-config.json."""
+    """Write a problem as the content of sim-config.json."""
     counts = [problem.gpus.types.count(t) for t in range(len(problem.gpus.profiles))]
     first = problem.gpus.profiles[0]
     return {
@@ -181,7 +181,7 @@ def sim_config(problem: Problem, planner: str) -> dict[str, Any]:
 
 
 def device_config(problem: Problem) -> dict[str, Any]:
-    """A problem's GPU types as device-config.json, with the usual file names."""
+    """Write a problem's GPU types as the content of device-config.json, with the usual file names."""
     return {
         "device_specs": [
             {

@@ -21,13 +21,14 @@ from cotenant.policy.residency import ModelFacts
 from cotenant.serving.config.server import ListenEntry
 from cotenant.serving.config.services import MOST_PRIORITY
 
-CPU = "cpu"  # value of gpus.model: programs without a GPU, which are stopped when they must make room
+CPU = "cpu"  # value of gpus.model for programs without a GPU, which are stopped instead of evicted
 MOST_MODELS = 10_000
 PORT = "{port}"
 
 
 class ModelGpusEntry(Strict):
-    """`gpus`: number of GPUs for the models, and memory of each. `model: soft` is the software GPU, `cpu` none."""
+    """The setting `gpus`: number of GPUs for the models, and memory of each. `model: soft` is the software GPU; `model:
+    cpu` means that there is no GPU."""
 
     count: int = Field(default=1, ge=1, le=64)
     """Number of GPUs that the models may use."""
@@ -47,17 +48,17 @@ class ModelEntry(Strict):
     memory: Memory
     """GPU memory it may use in total: weights, KV cache, workspaces."""
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
-    """Best-effort models wait for the work of the others on their GPU, and are evicted first."""
+    """Best-effort models wait while latency-sensitive models on their GPU work, and are evicted first."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
-    """Within its class, the larger goes first."""
+    """Among models of one class, those with a larger priority go first."""
     ttft_ms: float = Field(default=1000.0, allow_inf_nan=False, gt=0)
-    """Target for the time to the first token; first requests are ordered by when they would miss it."""
+    """Target for the time to the first token. Of several models that wait for a GPU, the one that would miss its target
+    first goes first."""
     tpot_ms: float = Field(default=100.0, allow_inf_nan=False, gt=0)
-    """Target for the time to the first token; models' first requests are ordered by the time at which they would miss
-    it.
+    """Target for the mean time between output tokens, which metrics and simulations compare with the measured time.
     """
     keep: int = Field(default=0, ge=0)
-    """1: start with the server and never evict."""
+    """1: start the model with the server, and never evict it."""
     served_as: str | None = Field(default=None, min_length=1)
     """The program's name for the model; by default `name` if the program knows it, else the first of its
     `/v1/models`."""
@@ -84,7 +85,7 @@ class ModelsFile(BaseModel):
     load_timeout: Seconds = Field(default=600.0, gt=0)
     """How long a program may take to start."""
     idle: Seconds = Field(default=10.0, ge=0)
-    """How long a model must be idle before one of a lower class or priority gets its memory."""
+    """How long a model must be idle before a model of a lower class or priority can replace it on its GPU."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _check_model(model: ModelEntry, where: str) -> None:
 
 
 def _check_memory(raw: ModelsFile) -> None:
-    """Check memory as far as possible without knowing the GPUs."""
+    """Check the declared memory as far as that is possible before the GPUs are known."""
     each = raw.gpus.memory
     if each is None:
         if raw.gpus.model == CPU:

@@ -21,8 +21,8 @@ from cotenant.serving.config.services import MAX_GPUS, Deployment
 @dataclass(frozen=True)
 class Problem:
     """A planning problem: `services` (stages of applications last), GPUs, profiles by GPU model, applications with
-    their stages, and the factor on rates. `apart`: no gpulet holds services of both classes; `max_models`: most
-    services of a gpulet.
+    their stages, and `headroom`, the factor on rates. `apart`: a gpulet must not hold both latency-sensitive and
+    best-effort services; `max_models`: largest number of services in a gpulet.
     """
 
     gpus: Gpus
@@ -34,7 +34,7 @@ class Problem:
     max_models: int = MOST_MODELS
 
     def planner(self, name: str | None = None) -> Spec:
-        """The planner of that name (default: the usual one) for this problem; InputError lists the known ones."""
+        """The planner of that name (None: the default planner) for this problem. InputError lists the known names."""
         spec = find_planner(name or DEFAULT_PLANNER)
         rules = replace(spec.rules, seats=min(spec.rules.seats, self.max_models), crowd=self.max_models)
         spec = replace(spec, rules=rules)
@@ -94,8 +94,8 @@ def _enforceable(profile: ServingProfile, deployment: Deployment) -> ServingProf
 def build_problem(
     deployment: Deployment, profile: str | Path | None = None, gpus: int | None = None, *, live: bool = False
 ) -> Problem:
-    """The planning problem of a services file. `profile` replaces the file's; `gpus` the count (its first model).
-    `live`: only sizes that a server's workers can be given."""
+    """The planning problem of a services file. `profile` replaces the file's profile, and `gpus` its number of GPUs (of
+    its first GPU model). `live`: use only partition sizes that a server can give its workers."""
     models = deployment.gpu_models
     if gpus is not None:
         if gpus < 1:

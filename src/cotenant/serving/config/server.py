@@ -54,7 +54,7 @@ class ServingEntry(Strict):
     backend: Annotated[str, parsed(backends.check)] = backends.AUTO
     """Backend of all models; by default chosen by their files. `timed`: batches take the time of the profile."""
     models: str | None = None
-    """Folder of the models that are named without a slash, relative to this file."""
+    """Folder that contains the models whose names have no slash, relative to this file."""
     autoscale: bool = True
     """Whether GPUs are added and removed as rates change."""
     forecast: Literal["ewma", "trend"] = "trend"
@@ -62,7 +62,7 @@ class ServingEntry(Strict):
     patience: int = Field(default=3, ge=1, le=1000)
     """Number of successive periods that must need fewer GPUs before one is released."""
     least_rate: float = Field(default=0.1, ge=0, le=1)
-    """Fraction of its announced rate for which an idle service is planned."""
+    """An idle service is planned for this fraction of the rate in its file."""
     verify: bool = True
     """Whether plans are simulated before they are used."""
     hold: float = Field(default=0.0, ge=0, le=1)
@@ -99,7 +99,7 @@ class ServingConfig:
 
 
 def read_serving(deployment: Deployment) -> ServingConfig:
-    """The server's part of a services file; InputError names line and key."""
+    """Read the server's settings from a services file. InputError names line and key."""
     with deployment.located():
         return _read_serving(deployment)
 
@@ -134,7 +134,8 @@ def _read_serving(deployment: Deployment) -> ServingConfig:
 
 
 def _path(model: str | None, name: str, base: Path, folder: Path | None) -> Path | None:
-    """With a slash: a path relative to the file; without: a name in `models`, or without `models` a folder there."""
+    """Path of a model's folder. A name with a slash is a path relative to the services file; another name is a folder
+    in `models`, or next to the services file if `models` is not set."""
     if model is not None and ("/" in model or (folder is None and (base / model).is_dir())):
         return base / model
     return None if folder is None else folder / (model or name)

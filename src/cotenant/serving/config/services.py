@@ -24,16 +24,16 @@ MOST_PRIORITY = 10**9
 
 
 class GpusEntry(Strict):
-    """`gpus`: number and model of the GPUs."""
+    """The setting `gpus`: number and model of the GPUs."""
 
     count: int = Field(ge=1, le=MAX_GPUS)
     """Number of GPUs."""
     model: str
-    """Their model, by its name in the catalog or the profile; `cpu` with the mechanism `cores`."""
+    """Model of the GPUs, by its name in the catalog or the profile; `cpu` with the mechanism `cores`."""
 
 
 class ReplanEntry(Strict):
-    """`replan`: how often a server makes a new plan, and the factor on the rates to plan for."""
+    """The setting `replan`: how often a server makes a new plan, and the factor on the rates to plan for."""
 
     period: Seconds = 20.0
     """Interval at which a server makes a new plan from the measured rates."""
@@ -42,7 +42,7 @@ class ReplanEntry(Strict):
 
 
 class ServiceEntry(Strict):
-    """One of `services`. Without a rate it is planned for 1 request/s until one is measured."""
+    """One entry of `services`. A service without a rate is planned for 1 request/s until its rate is measured."""
 
     name: str = Field(min_length=1, max_length=200)
     """The service's name in requests."""
@@ -53,27 +53,27 @@ class ServiceEntry(Strict):
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
     """Time within which an answer must arrive."""
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
-    """A best-effort service has no deadlines and, under a co-location scheme, yields to the others."""
+    """A best-effort service has no deadlines and, under a co-location scheme, yields to latency-sensitive services."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     """Larger values go first if not all services fit."""
     memory: Memory | None = None
-    """GPU memory reserved for its worker under a co-location scheme."""
+    """GPU memory reserved for the service's worker under a co-location scheme."""
     input_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Size of a request, for the time that its copy to the GPU takes."""
+    """Size of a request; determines how long its copy to the GPU takes in plans and simulations."""
     copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Weight of its worker's copies over the PCIe link."""
+    """Weight of the copies of the service's worker on the PCIe link."""
     work_class: Literal["unknown", "memory", "compute"] = "unknown"
-    """Resource that limits its kernels, for scheme orion."""
+    """Resource that limits the service's kernels, which the scheme orion uses."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
     """Requests that may wait; one more is refused."""
     arrivals: str | None = None
     """Arrival process in simulations: poisson, constant, gamma:CV, mmpp:..., trace:FORMAT:FILE."""
     backend: str | None = None
-    """Backend of its model; by default that of the whole file."""
+    """Backend of the service's model; by default the `backend` of the whole file."""
     version: int | None = Field(default=None, ge=1)
-    """Version of the model; by default the largest."""
+    """Version of the model; by default the one with the largest number."""
     max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Requests that may be in the server at once."""
+    """Largest number of the service's requests that may be in the server at once."""
     sample: str | None = None
     """File with an inference request in JSON to measure the model with."""
 
@@ -84,7 +84,8 @@ class ServiceEntry(Strict):
 
 
 class ApplicationEntry(Strict):
-    """One of `applications`. `graph`: stage to following stages, or the name of a known one (game, traffic)."""
+    """One entry of `applications`. `graph`: maps each stage to the stages that follow it, or is the name of a known
+    graph (game, traffic)."""
 
     name: str = Field(min_length=1, max_length=200)
     """The application's name in requests."""
@@ -99,7 +100,7 @@ class ApplicationEntry(Strict):
     arrivals: str | None = None
     """Arrival process in simulations, as for services."""
     inputs: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """By stage and input: the output (`STAGE.OUTPUT`) that it is taken from."""
+    """For each stage and input: the output (`STAGE.OUTPUT`) from which the input is taken."""
 
 
 class ServicesFile(BaseModel):
@@ -111,7 +112,7 @@ class ServicesFile(BaseModel):
     cluster: str | None = None
     """A cluster in the notation of simulations (16x8, a file); alternative to `gpus`."""
     mechanism: str = "mps"
-    """How a part of a GPU is enforced: time, mps, green, mig, cores."""
+    """Mechanism that enforces a part of a GPU: time, mps, green, mig, cores."""
     partitions: list[str | float] | None = None
     """Sizes of gpulets, by their labels in the profile; by default all sizes of the profile."""
     max_gpulets: int | None = Field(default=None, ge=1, le=64)
@@ -133,8 +134,8 @@ class ServicesFile(BaseModel):
 @dataclass(frozen=True)
 class Deployment:
     """services.yaml, validated: GPU model names in order, services, applications, planning settings. `raw`: the file's
-    content, with the server's keys; `source`: positions in the file. `colocation`: the scheme for latency-sensitive and
-    best-effort services, None: no difference is made.
+    content, with the server's keys; `source`: positions in the file. `colocation`: the scheme under which
+    latency-sensitive and best-effort services share GPUs; None: both classes are treated alike.
     """
 
     file: str
@@ -156,7 +157,7 @@ class Deployment:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of its mechanism."""
+        """Capabilities of the deployment's mechanism."""
         return mechanisms.find(self.mechanism).capabilities
 
     def located(self) -> AbstractContextManager[None]:
@@ -176,7 +177,8 @@ def read_services(path: str | Path) -> Deployment:
 
 
 def with_scheme(deployment: Deployment, scheme: str | None) -> Deployment:
-    """The deployment with the co-location scheme of an option (`none`: without); without the option, the file's."""
+    """The deployment with the co-location scheme that an option names (`none`: no scheme). If the option is not given,
+    the deployment keeps the scheme of its file."""
     return deployment if scheme is None else replace(deployment, colocation=_scheme(scheme))
 
 
@@ -226,7 +228,6 @@ def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
         applications=tuple(_application(a, i) for i, a in enumerate(raw.applications)),
         mechanism=raw.mechanism,
         partitions=partitions,
-        # relative to the file, as usual for paths in a file
         profiles={gpu: str(p if Path(p).is_absolute() else base / p) for gpu, p in profiles.items()},
         headroom=raw.replan.headroom,
         period_s=raw.replan.period,
@@ -257,7 +258,8 @@ def _gpu_models(raw: ServicesFile) -> tuple[str, ...]:
 
 
 def gpu_name(name: str) -> str:
-    """The catalog's name if it has one; any other name is kept (CPU cores, or a profile's own)."""
+    """Name of a GPU model in the catalog. A name that the catalog does not have is returned as it is: `cpu`, or a name
+    that only the profile knows."""
     try:
         return find_gpu(name).name
     except InputError:
@@ -265,7 +267,7 @@ def gpu_name(name: str) -> str:
 
 
 def _label(value: str | float, i: int) -> str:
-    """A partition as the profile labels it: 40%, 1g, 16sm."""
+    """A partition's label as written in profiles: 40%, 1g, 16sm."""
     if isinstance(value, str) and not value.strip().replace(".", "", 1).rstrip("%").isdigit():
         return value.strip()
     fraction = parse_fraction(value, field=f"partitions[{i}]")

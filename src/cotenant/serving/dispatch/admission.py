@@ -17,7 +17,8 @@ MOST_ROWS = 1024
 
 
 class Admission:
-    """`state`: why a known service is not ready, "" if it is. `concurrency`: most items at once, by service."""
+    """`state`: returns why a service is not ready, or "" if it is ready. `concurrency`: largest number of items at
+    once, by service."""
 
     def __init__(
         self, pool: Pool, stats: Stats, state: Callable[[str], str], concurrency: Mapping[str, int] | None = None
@@ -33,7 +34,8 @@ class Admission:
             self.stats.unit(name, self.pool.now_ms(), 0.0, 0, "", 0.0, Outcome.FULL, 0.0)
 
     def ready(self, name: str, version: str = "") -> Loaded:
-        """What is loaded for a service. Raises Refusal if it is unknown, not ready, or of another version."""
+        """The loaded model of a service. Raises Refusal if the service is unknown or not ready, or if its model has
+        another version than the requested one."""
         loaded = self.pool.loaded.get(name)
         if loaded is None or self._state(name):
             if name not in self.pool.service:
@@ -46,7 +48,7 @@ class Admission:
         return loaded
 
     def submit(self, request: InferRequest, reply: Reply, deadline_ms: float | None = None) -> Withdraw:
-        """Put a request to a service (or a stage of an application) into its queue, item by item."""
+        """Put a request into the queue of a service (or of a stage of an application), item by item."""
         name = request.model
         loaded = self.ready(name, request.version)
         try:
@@ -74,7 +76,7 @@ class Admission:
             deadline_ms = request.timeout_ms
         offer = self.pool.offer
         for row, tensors in enumerate(split(inputs, rows, loaded.info.batchable)):
-            if call.done:  # an item was refused, so the others need not run
+            if call.done:  # a request with a refused item fails, so its other items need not run
                 break
             offer(call, tensors, row, deadline_ms)
         return partial(self.pool.withdraw, call)

@@ -1,7 +1,8 @@
 """Applications: requests that pass through a graph of services.
 
-A stage starts when all its predecessors are done. Each of its inputs is taken, in this order, from what `inputs` in the
-services file says, from the output of that name of a predecessor, or from the request's input of that name. The answer
+A stage starts when all its predecessors are done. Each of its inputs is taken, in this order, from the output that
+`inputs` in the services file names, from the output of that name of a predecessor, or from the request's input of that
+name. The answer
 contains the outputs of the last stages, named STAGE.OUTPUT.
 """
 
@@ -22,7 +23,7 @@ Wiring = Mapping[str, Mapping[str, str]]  # stage -> its input -> "INPUT" of the
 
 @dataclass
 class _Graph:
-    """An application: its stages by short name, with predecessors and successors."""
+    """An application: its stages by name (without the application's name), each with predecessors and successors."""
 
     app: Application
     stages: dict[str, Stage]
@@ -46,7 +47,7 @@ class _Run:
     done: bool = False
 
     def withdraw(self) -> None:
-        """The client has disconnected: the first withdrawn stage ends the whole run."""
+        """Called when the client has disconnected. Withdraws one stage, whose refusal ends the whole run."""
         for withdraw in list(self.withdraws.values()):
             withdraw()
 
@@ -76,7 +77,7 @@ class Applications:
         return graph.stages[graph.app.order()[0]].service.name
 
     def application_of(self, service: str) -> str | None:
-        """The application of which a service is a stage, None for a service of its own."""
+        """The application of which a service is a stage; None if the service is no stage."""
         return self._whose.get(service)
 
     @property
@@ -85,7 +86,8 @@ class Applications:
         return self._graphs
 
     def begin(self, request: InferRequest, reply: Reply) -> Withdraw:
-        """Run a request; `reply` gets the joined answer, or the first refusal of a stage."""
+        """Run a request. `reply` gets the answer with the outputs of all last stages, or the first refusal by a
+        stage."""
         graph = self._graphs[request.model]
         if request.version not in ("", "1"):
             raise Refusal(Kind.UNKNOWN, f"application {request.model!r} has no versions")
@@ -165,7 +167,8 @@ class Applications:
         run.reply(InferAnswer(app.name, "1", outputs, 0.0, took, 1))
 
     def info(self, name: str) -> ModelInfo:
-        """Inputs and outputs of an application as of a model. Raises Refusal if a stage is not ready."""
+        """Inputs and outputs of an application, described like those of a model. Raises Refusal if a stage is not
+        ready."""
         graph = self._graphs[name]
         infos = {short: self.admission.ready(stage.service.name).info for short, stage in graph.stages.items()}
         return ModelInfo(_inputs(graph, infos), _outputs(graph, infos), True, "cotenant_application")

@@ -11,7 +11,7 @@ from cotenant.serving.protocol.tensors import Tensor, TensorError
 
 
 class Outcome(Enum):
-    """Outcome of a unit or a call; values as in request logs."""
+    """Outcome of a unit or a call. The values are those in request logs."""
 
     OK = "ok"
     LATE = "late"
@@ -44,7 +44,7 @@ class Refusal(Exception):  # noqa: N818 - most of them are no errors of anybody
 
 
 Reply = Callable[["InferAnswer | Refusal"], None]
-Withdraw = Callable[[], None]  # called when the client has disconnected: cancels what is not yet running
+Withdraw = Callable[[], None]  # called when the client has disconnected: cancels the items that do not run yet
 
 
 def nothing() -> None:
@@ -52,7 +52,7 @@ def nothing() -> None:
 
 
 class Unit:
-    """One item of a call in the queue of a service."""
+    """One item of a call, which waits in the queue of a service or runs in a batch."""
 
     __slots__ = ("alone", "arrived_ms", "call", "deadline_ms", "row", "tensors", "tries")
 
@@ -79,7 +79,7 @@ class Call:
         self.unstacked = False  # the model takes one item, without a batch dimension
 
     def answered(self, row: int, tensors: list[Tensor], queued_ms: float, executed_ms: float, batch: int) -> None:
-        """A unit has its outputs; the last unit completes the call."""
+        """Store the outputs of a unit. The last unit completes the call."""
         if self.done:
             return
         self.answers[row] = tensors
@@ -92,7 +92,7 @@ class Call:
             self.reply(self._answer())
 
     def refused(self, refusal: Refusal) -> None:
-        """A unit was refused, and so is the call."""
+        """Refuse the call, because one of its units was refused."""
         if not self.done:
             self.done = True
             self.reply(refusal)

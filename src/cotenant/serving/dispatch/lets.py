@@ -1,4 +1,4 @@
-"""A gpulet at run time: its worker and its current batch; and the loaded model of a service."""
+"""State of a gpulet at run time (its worker and its current batch), and of the loaded model of a service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cotenant.serving.worker import Job, Worker
 @dataclass(eq=False)
 class Let:
     """A gpulet with its worker. `index`: position in the current plan, -1 once it is being drained; `running`: units of
-    the current job, `parts`: those of the same batch that run after it; `free` is set when nothing runs.
+    the current job; `parts`: units of the same batch that run after the current job; `free` is set when nothing runs.
     """
 
     spec: Gpulet

@@ -22,13 +22,14 @@ from cotenant.serving.worker import Job, Result, Worker
 
 TICK_S = 0.02
 HUNG_FACTOR, HUNG_SLOS, HUNG_LEAST_MS = 10.0, 2.0, 1000.0
-HUNG_BEST_EFFORT_MS = 60_000.0  # a best-effort batch that waits for latency-sensitive work is not hung
-MOST_SPARE = 0.1  # fraction of a deadline
-OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02  # rates at which the overrun of batches is learned, and forgotten
+HUNG_BEST_EFFORT_MS = 60_000.0  # time limit of a best-effort batch, which may have to wait for latency-sensitive work
+MOST_SPARE = 0.1  # largest reserve, as a fraction of the time to the deadline
+OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02  # weight of a sample of the overrun above and below its average
 
 
 class Pool:
-    """See the module. `lost` is called with a gpulet whose worker has ended, and the reason."""
+    """The live state of a server, as described at the top of the module. `lost` is called with a gpulet whose worker
+    has ended, and the reason."""
 
     def __init__(
         self, services: Sequence[Service], profiles: Mapping[str, ServingProfile], stats: Stats,
@@ -75,7 +76,7 @@ class Pool:
             deadline = now + deadline_ms
         unit = Unit(call, row, tensors, now, deadline)
         self.in_flight[name] += 1
-        # reserve the time by which batches exceed the profile: otherwise, near the deadline, all would be late
+        # plan for an earlier deadline, since batches take longer than in the profile by the average overrun
         spare = min(self._overrun_ms[name], MOST_SPARE * (deadline - now))
         number, instructions = self.desk.request(name, now, deadline - spare)
         if number < 0:
@@ -102,7 +103,7 @@ class Pool:
         waiting = self._waiting[start.service]
         units = [waiting.pop(number) for number in start.requests]
         if any(unit.alone for unit in units):
-            # each of these items may have killed a worker: it runs alone, so that no other item fails with it
+            # an item marked `alone` may have killed a worker: it runs alone, so that no other item fails with it
             together = [unit for unit in units if not unit.alone]
             let.parts.extend([together] if together else [])
             let.parts.extend([unit] for unit in units if unit.alone)
@@ -225,7 +226,7 @@ class Pool:
             self._carry_out(drops, now)
         for let in [*self.lets, *self.leaving]:
             if late > 0:
-                let.hung_ms += late  # this loop itself was delayed, which is not the worker's fault
+                let.hung_ms += late  # this event loop itself was delayed: the worker may have answered meanwhile
             if now > let.hung_ms and let.worker is not None:
                 worker = let.worker
                 self.died(worker, f"hung for {now - let.started_ms:.0f} ms on a batch of {len(let.running)}")
@@ -251,12 +252,12 @@ class Pool:
     # ---- workers ----
 
     def died(self, worker: Worker, why: str) -> None:
-        """See WorkerListener. The items it was running go back into the queue once, to be run alone, as do those not
-        yet begun.
+        """See WorkerListener. The worker's items go back into the queue. Those that it was running are tried once more,
+        each alone.
         """
         let = self._of.pop(worker, None)
         if let is None:
-            self._early.add(worker)  # it may be about to be attached
+            self._early.add(worker)  # the worker was started, but is not attached to a gpulet yet
             return
         now = self.now_ms()
         let.worker, let.job, let.hung_ms = None, None, math.inf
@@ -287,7 +288,7 @@ class Pool:
         self._carry_out(instructions, now)
 
     def attach(self, let: Let, worker: Worker) -> None:
-        """A gpulet's (new) worker is ready."""
+        """Attach a ready worker to a gpulet."""
         if worker in self._early:
             self._stillborn(let, worker)
             return
@@ -298,7 +299,8 @@ class Pool:
             self._carry_out(self.desk.done(let.index, now), now)
 
     def adjust(self, plan: ServingPlan) -> bool:
-        """Apply a plan that differs from the current one only in rates and duty cycles; False if it differs in more."""
+        """Apply a plan that differs from the current one only in rates and duty cycles. Returns False, and does
+        nothing, if the plan differs in more."""
         if [_what(x) for x in plan.gpulets] != [_what(x) for x in self.plan.gpulets]:
             return False
         self.plan = plan
@@ -307,7 +309,8 @@ class Pool:
         return True
 
     def switch(self, plan: ServingPlan, lets: Sequence[Let], desk: Dispatcher | None = None) -> list[Let]:
-        """Apply a plan, with a gpulet and a ready worker for each of the plan's. Waiting requests keep their order and
+        """Apply a plan. `lets` has an entry with a ready worker for each gpulet of the plan. Waiting requests keep
+        their order and
         deadlines. Returns the old gpulets that are no longer needed; they may still run a batch. `desk`: the plan's
         dispatcher, if already constructed.
         """
@@ -343,7 +346,7 @@ class Pool:
         return gone
 
     def _stillborn(self, let: Let, worker: Worker | None) -> None:
-        """A worker died between being ready and its first use."""
+        """Handle the death of a worker between its start and its first use."""
         assert worker is not None
         self._early.discard(worker)
         self._of.pop(worker, None)

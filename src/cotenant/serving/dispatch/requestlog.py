@@ -17,7 +17,7 @@ LOG = logging.getLogger(__name__)
 
 REQUEST_COLUMNS = "service,received_s,queued_ms,batch,gpulet,executed_ms,outcome\n"
 GPU_COLUMNS = "time_s,gpus_in_use,gpus_held,gpulets,allocated\n"
-MOST_ROWS = 2000  # rows written at once: a crash loses few, and rows are cheap
+MOST_ROWS = 2000  # rows are written in groups of this size; a crash loses at most one group
 
 
 class CsvLog:
@@ -92,5 +92,5 @@ def _emptied(path: Path) -> TextIOWrapper:
 
 
 def quoted(name: str) -> str:
-    """A name as a CSV cell."""
+    """Quote a name for a CSV cell if that is necessary."""
     return '"' + name.replace('"', '""') + '"' if any(c in name for c in ',"\r\n') else name

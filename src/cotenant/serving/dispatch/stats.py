@@ -18,7 +18,7 @@ PARTS = ("compute_input", "compute_infer", "compute_output")
 
 
 class Duration:
-    """Count and total duration of an event."""
+    """Count and total duration of events of one kind."""
 
     __slots__ = ("count", "ms")
 
@@ -31,7 +31,7 @@ class Duration:
         self.ms += ms
 
     def shown(self) -> dict[str, int]:
-        """In the form of the statistics extension."""
+        """The counters as a row of the statistics extension."""
         return {"count": self.count, "ns": round(self.ms * 1e6)}
 
 
@@ -63,7 +63,7 @@ class Requests:
             known[name].add(ms)
 
     def shown(self) -> dict[str, object]:
-        """In the form of the statistics extension."""
+        """The counters as a row of the statistics extension."""
         nothing = Duration().shown()  # there is no response cache
         return {
             "last_inference": round(self.last_s * 1e3), "inference_count": self.items,

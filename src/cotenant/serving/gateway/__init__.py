@@ -1,4 +1,4 @@
-"""HTTP and gRPC front of the server."""
+"""The gateway: the server's endpoints for HTTP and gRPC."""
 
 from cotenant.core.extras import require
 

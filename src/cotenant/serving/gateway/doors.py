@@ -15,7 +15,8 @@ Address = tuple[str, int]
 
 
 def take(addresses: Mapping[str, Address | None]) -> dict[str, list[socket.socket]]:
-    """Bound sockets for each endpoint; port 0 chooses a free one. Raises WorkError that names the address which cannot
+    """Bind the sockets of each endpoint; port 0 chooses a free port. Raises WorkError that names the address which
+    cannot
     be bound.
     """
     taken: dict[str, list[socket.socket]] = {}
@@ -37,13 +38,13 @@ def _take(host: str, port: int, taken: list[socket.socket]) -> None:
     for family, kind, protocol, _, where in dict.fromkeys(found):
         try:
             door = socket.socket(family, kind, protocol)
-        except OSError:  # without IPv6 in the kernel, the name's IPv4 address remains
+        except OSError:  # if the kernel has no IPv6, only the name's IPv4 address is bound
             if len(found) > 1:
                 continue
             raise
         taken.append(door)
         door.setblocking(False)
-        # sockets of an ended server in TIME_WAIT do not matter
+        # lets a new server bind the address while sockets of an ended server are in TIME_WAIT
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

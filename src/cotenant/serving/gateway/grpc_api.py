@@ -29,11 +29,11 @@ _CONTENTS = {
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
 INVALID = 3
-MOST_HEADS, MOST_HEAD = 1024, 4096  # decoded headers kept, and largest size in bytes
+MOST_HEADS, MOST_HEAD = 1024, 4096  # number of decoded headers that are cached, and largest size of one in bytes
 
 
 class GrpcApi:
-    """Handlers by path for an Http2Front."""
+    """Handlers of the gRPC methods, by path, for an Http2Front."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -95,7 +95,7 @@ class GrpcApi:
     def _model_ready(self, message: Any) -> dict[str, Any]:
         try:
             self.api.model_info(message.name, message.version)
-        except Refusal:  # also for unknown models: clients poll this, and would take an error for a broken server
+        except Refusal:  # clients poll this for unknown models, too, and would take an error for a broken server
             return {"ready": False}
         return {"ready": True}
 
@@ -187,7 +187,7 @@ class GrpcApi:
             return self._parsed(data, None)
         end, spans = parts
         head = data[:end]
-        if b"shared_memory_region" in head:  # depends on registered regions, so it is not cached
+        if b"shared_memory_region" in head:  # not cached: depends on the registered regions
             return self._parsed(data, None)
         known = self._heads.get(head)
         if known is None:
@@ -211,8 +211,8 @@ class GrpcApi:
         )  # fmt: skip
 
     def _parsed(self, data: bytes, raws: int | None) -> InferRequest:
-        """Decode a whole request; or, given the number of raw contents that follow, its header: tensors without
-        data.
+        """Decode a whole request. If the number of raw contents that follow is given, decode only the request's header:
+        its tensors have no data.
         """
         from google.protobuf.message import DecodeError
 
@@ -249,7 +249,7 @@ class GrpcApi:
         return request
 
     def _encoded(self, request: InferRequest, answer: InferAnswer) -> bytes:
-        """Encode a ModelInferResponse; its header is cached per shape of answer."""
+        """Encode a ModelInferResponse. The encoded header is cached for answers with the same shapes."""
         if request.places:
             return self._with_places(request, answer)
         outputs = answer.outputs
@@ -270,7 +270,7 @@ class GrpcApi:
         return b"".join(parts)
 
     def _with_places(self, request: InferRequest, answer: InferAnswer) -> bytes:
-        """An answer with some outputs in shared memory, which have empty raw contents."""
+        """Encode an answer with some outputs in shared memory. Their raw contents are empty."""
         response = self._response(model_name=answer.model, model_version=answer.version, id=request.id)
         for tensor in answer.outputs:
             entry = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
@@ -286,8 +286,8 @@ RAW = 0x3A  # field 7, raw_input_contents
 
 
 def split_raw(data: bytes) -> tuple[int, list[tuple[int, int]]] | None:
-    """(end of the part before the raw contents, positions of the raw contents) of a ModelInferRequest; None unless it
-    ends with raw contents and consists of length-delimited fields before them.
+    """Find the raw contents of a ModelInferRequest: (end of the part before them, their positions). None unless the
+    message ends with raw contents and has only length-delimited fields before them.
     """
     at, total = 0, len(data)
     end = -1

@@ -38,7 +38,7 @@ def _nothing() -> None:
 
 
 def _ignored(full: bool) -> None:
-    """Does nothing: the writer of a short answer need not know that the client is slow."""
+    """Does nothing; used for short answers, whose writer need not know that the client is slow."""
 
 
 def head_of(status: int) -> bytes:
@@ -48,7 +48,8 @@ def head_of(status: int) -> bytes:
 
 class Exchange:
     """One request and its answer. Header names are lower case. `withdraw` is called if the client disconnects before
-    the end of its answer; `slow` if it reads a streamed answer too slowly (True), and when it has caught up (False).
+    the end of its answer. `slow(True)` is called if the client reads a streamed answer too slowly, and `slow(False)`
+    when it has caught up.
     """
 
     __slots__ = (
@@ -126,7 +127,8 @@ Handler = Callable[[Exchange], None]
 
 
 class Connection(asyncio.Protocol):
-    """One client connection. `deadline`: when it is closed, inf while the server must act."""
+    """One client connection. `deadline`: the time at which the connection is closed; inf while the client waits for the
+    server."""
 
     __slots__ = (
         "_bytes", "_chunks", "_current", "_header_bytes", "_over", "_paused", "deadline", "front", "parser", "queue",
@@ -147,7 +149,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses of it
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are not of this class
         if len(self.front.connections) >= self.front.limits.connections:
             self.front.refused += 1
             self._over = True
@@ -182,8 +184,8 @@ class Connection(asyncio.Protocol):
             self._bad(400, b"not HTTP/1.1")
 
     def eof_received(self) -> bool:
-        """Half-close by the client, which may have given up or may still wait. Requests that are still queued here are
-        refused; running ones are answered.
+        """The client has closed its sending side; it may have given up or may still wait. Requests of this connection
+        that have not begun are refused; running ones are answered.
         """
         if not self.queue or self._over:
             return False
@@ -307,7 +309,8 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def leave(self) -> None:
-        """The answer is a stream: read nothing more, and leave timeouts to its writer."""
+        """Begin a streamed answer: read nothing more from the client, and leave timeouts to the writer of the
+        stream."""
         self.queue.clear()
         self._over = True
         self.deadline = float("inf")

@@ -46,13 +46,14 @@ from cotenant.serving.gateway.http2_stream import Handler, Stream, header_frame
 NO_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 3, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 STREAMS, WINDOW, MOST_FRAME = 1024, 4 << 20, 1 << 20
-KNOWN_BLOCKS, KNOWN_BYTES = 64, 1024  # header blocks kept for each connection, and the size of one
-MOST_CONTROL = 10_000  # frames without any request or data between them
-MOST_RESETS = 2 * STREAMS  # calls that a client took back beyond those that were answered
+# number of decoded header blocks cached for each connection, and largest size of one
+KNOWN_BLOCKS, KNOWN_BYTES = 64, 1024
+MOST_CONTROL = 10_000  # largest number of control frames without a request or data between them
+MOST_RESETS = 2 * STREAMS  # largest excess of cancelled calls over answered calls
 
 
 class _Table(HeaderTable):
-    """A header table that counts its changes, so that decoded blocks can be cached between changes."""
+    """A header table of HPACK that counts its changes, so that decoded header blocks can be cached between changes."""
 
     changes = 0
 
@@ -99,7 +100,7 @@ class Connection(asyncio.Protocol):
         self.front.connections.add(self)
         settings = struct.pack(
             ">HIHIHIHI", 3, STREAMS, 4, WINDOW, 5, MOST_FRAME, 6, MOST_HEADER_BYTES
-        )  # streams, window of each, frame, headers
+        )  # the settings limit streams, the window of each stream, and the sizes of frames and headers
         grow = struct.pack(">I", 4 * WINDOW - FIRST_WINDOW)
         self.transport.write(frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, grow))
 
@@ -191,11 +192,11 @@ class Connection(asyncio.Protocol):
                 self.transport.write(frame(PING, ACK, 0, payload))
         elif kind == PUSH_PROMISE:
             raise ProtocolError(PROTOCOL_ERROR, "a client must not push")
-        else:  # priorities, and unknown kinds
+        else:  # frames of priority, and of unknown kinds, are ignored
             self._controlled()
 
     def _reset(self, stream: Stream | None) -> None:
-        """Count a cancelled call against the answered ones."""
+        """Count a cancelled call. Close the connection if far more calls were cancelled than answered."""
         if stream is None:
             self._controlled()
             return
@@ -205,7 +206,7 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(ENHANCE_YOUR_CALM, "too many cancelled calls")
 
     def _controlled(self) -> None:
-        """Count frames that cause work but carry no request."""
+        """Count frames that cause work but carry no request; close the connection if there are too many."""
         self._control += 1
         if self._control > MOST_CONTROL:
             raise ProtocolError(ENHANCE_YOUR_CALM, "too many control frames")
@@ -240,7 +241,7 @@ class Connection(asyncio.Protocol):
                 self._known.clear()
             elif len(self._known) < KNOWN_BLOCKS and len(block) <= KNOWN_BYTES:
                 self._known[block] = known
-        if number in self.streams:  # a client's trailers, which are not needed
+        if number in self.streams:  # trailers from a client are not needed
             self._controlled()
             self.streams[number].received(b"", True)
             return
@@ -326,7 +327,7 @@ class Connection(asyncio.Protocol):
     # ---- the end ----
 
     def forget(self, stream: Stream) -> None:
-        """A stream has been answered."""
+        """Forget a stream that has been answered."""
         self.streams.pop(stream.number, None)
         self._resets = max(0, self._resets - 1)
         if not self.streams:
@@ -335,7 +336,7 @@ class Connection(asyncio.Protocol):
                 self.end(NO_ERROR, "")
 
     def end(self, code: int, why: str) -> None:
-        """Send the reason, and close."""
+        """Send the client a GOAWAY frame with the reason, and close."""
         if self.closing:
             return
         self.closing = True
@@ -382,7 +383,7 @@ class Http2Front:
         return Connection(self)
 
     def sweep(self) -> None:
-        """Called about once a second."""
+        """Close connections past their deadline. Called about once a second."""
         now = time.monotonic()
         for connection in list(self.connections):
             connection.expire(now)

@@ -19,7 +19,7 @@ OK, CANCELLED, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 1, 8, 12, 13
 
 
 def header_frame(stream: int, block: bytes, ends: bool) -> bytes:
-    """A HEADERS frame that is whole."""
+    """A HEADERS frame that contains the whole header block."""
     return frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, stream, block)
 
 
@@ -28,7 +28,7 @@ DONE = literal(b"grpc-status", b"0")
 
 
 def trailers(status: int, message: str, extra: bytes = b"") -> bytes:
-    """The block that ends a call."""
+    """The encoded headers that end a call: its status and a message."""
     block = literal(b"grpc-status", b"%d" % status)
     if message:
         block += literal(b"grpc-message", quote(message, safe=" !#$&'()*+,/:;=?@[]~").encode()[:4000])
@@ -36,7 +36,7 @@ def trailers(status: int, message: str, extra: bytes = b"") -> bytes:
 
 
 class Front(Protocol):
-    """What a stream needs of the server whose port accepted its connection."""
+    """The server that accepted a stream's connection, as far as the stream needs it."""
 
     @property
     def limits(self) -> HttpLimits:
@@ -44,7 +44,7 @@ class Front(Protocol):
 
     @property
     def guard(self) -> Callable[[bytes], tuple[int, str] | None]:
-        """Status and message for a caller without a valid token, None for others."""
+        """A function that returns status and message for a caller without a valid token, and None for others."""
 
     @property
     def failed(self) -> Callable[[BaseException], None]:
@@ -52,7 +52,8 @@ class Front(Protocol):
 
 
 class Connection(Protocol):
-    """What a stream needs of its connection. `window`: bytes that may be sent on all streams together."""
+    """A stream's connection, as far as the stream needs it. `window`: bytes that may be sent on all streams
+    together."""
 
     window: int
     most_frame: int
@@ -63,7 +64,7 @@ class Connection(Protocol):
         """The server."""
 
     def forget(self, stream: Stream) -> None:
-        """The stream has ended."""
+        """Forget a stream that has ended."""
 
 
 def _nothing() -> None:
@@ -71,8 +72,8 @@ def _nothing() -> None:
 
 
 class Slot:
-    """Position of one message's answer in the order of a stream. `withdraw` is called if the client disconnects
-    before.
+    """Place of one message's answer in the order of a stream's answers. `withdraw` is called if the client disconnects
+    before the answer is complete.
     """
 
     __slots__ = ("data", "filled", "stream", "withdraw")
@@ -90,21 +91,23 @@ class Slot:
             self.stream.advance()
 
     def fail(self, status: int, message: str, retry_s: float | None = None) -> None:
-        """No answer: end the call with a status."""
+        """End the call with a status instead of an answer."""
         if not self.filled:
             self.filled = True
             self.stream.fail(status, message, retry_s)
 
 
 class Handler:
-    """Answers a method: `serve(slot, message)`, now or later. `streaming`: several messages per call."""
+    """A gRPC method. `serve(slot, message)` answers a message, now or later. `streaming`: a call has several
+    messages."""
 
     def __init__(self, serve: Callable[[Slot, bytes], None], streaming: bool = False, guarded: bool = True) -> None:
         self.serve, self.streaming, self.guarded = serve, streaming, guarded
 
 
 class Stream:
-    """See the module. `window`: bytes that may be sent; `credit`: bytes received and not yet returned."""
+    """One gRPC call. `window`: bytes that may be sent; `credit`: received bytes whose flow-control window was not yet
+    returned to the client."""
 
     def __init__(self, connection: Connection, number: int, headers: dict[bytes, bytes], window: int) -> None:
         self.connection, self.number, self.headers, self.window = connection, number, headers, window
@@ -249,7 +252,7 @@ class Stream:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the windows allow."""
+        """Send as much as the flow-control windows allow."""
         connection = self.connection
         output = self._output
         while output and not self.gone:
@@ -277,6 +280,6 @@ class Stream:
             block = START + block
         transport = self.connection.transport
         transport.write(header_frame(self.number, block, True))
-        if not self.complete:  # the rest of the request is not wanted
+        if not self.complete:  # tells the client to stop sending the rest of the request
             transport.write(frame(RST_STREAM, 0, self.number, struct.pack(">I", 0)))
         self.connection.forget(self)

@@ -64,7 +64,7 @@ class Api:
     # ---- the protocol ----
 
     def server_metadata(self) -> dict[str, Any]:
-        """Name, version, extensions."""
+        """Name, version and extensions of the server."""
         return {"name": "cotenant", "version": version("cotenant"), "extensions": EXTENSIONS}
 
     def names(self) -> list[str]:
@@ -77,12 +77,12 @@ class Api:
             return "the server is shutting down"
         for name in self.pool.service:
             why = self.crew.why_not(name)
-            if why and why != "it has been unloaded":
+            if why and why != "the model has been unloaded":
                 return f"{name}: {why}"
         return ""
 
     def model_info(self, name: str, wanted: str) -> tuple[ModelInfo, str]:
-        """(description of a model, its version). Raises Refusal if it is unknown or not ready."""
+        """(description of a model, its version). Raises Refusal if the model is unknown or not ready."""
         if name in self.gateway.applications.names:
             if wanted not in ("", "1"):
                 raise Refusal(Kind.UNKNOWN, f"application {name!r} has no versions")
@@ -91,7 +91,7 @@ class Api:
         return loaded.info, loaded.version
 
     def model_metadata(self, name: str, wanted: str) -> dict[str, Any]:
-        """Inputs and outputs."""
+        """Metadata of a model or application: its inputs and outputs."""
         info, number = self.model_info(name, wanted)
 
         def one(spec: TensorSpec) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Api:
         }  # fmt: skip
 
     def model_config(self, name: str, wanted: str) -> dict[str, Any]:
-        """The configuration in Triton's form, as far as it applies here."""
+        """A model's configuration in Triton's form, with the fields that mean something here."""
         info, _ = self.model_info(name, wanted)
         batch = 1 if name in self.gateway.applications.names else self.crew.max_batch(name)
 
@@ -156,7 +156,7 @@ class Api:
             raise Refusal(Kind.WRONG, str(error)) from None
 
     def memory(self, name: str) -> list[dict[str, Any]]:
-        """All registered regions, or the one of a name."""
+        """All registered regions of shared memory, or the one with the given name."""
         try:
             return self.regions.status(name)
         except TensorError as error:
@@ -188,7 +188,6 @@ class Api:
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Stop serving a model and free its resources."""
         self._known(name)
-        # nothing that can be unloaded has dependents
         wrong = next((k for k, v in parameters.items() if k != "unload_dependents" or not isinstance(v, bool)), None)
         if wrong is not None:
             raise Refusal(Kind.WRONG, f"unload takes one parameter, unload_dependents: a boolean; got {wrong[:200]!r}")

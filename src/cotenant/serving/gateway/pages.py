@@ -44,7 +44,7 @@ class Pages:
         return (await self._feed.snapshot()).encode()
 
     def events(self, x: Exchange) -> None:
-        """Send all rows, then only changed rows."""
+        """Send a viewer all rows, then only changed rows."""
         if len(self._viewers) >= MOST_VIEWERS:
             raise Refusal(Kind.UNAVAILABLE, "too many viewers", 10.0)
         transport = x.stream(EVENTS)

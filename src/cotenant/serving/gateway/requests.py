@@ -11,7 +11,7 @@ from cotenant.serving.protocol.tensors import TensorError
 
 
 class Gateway:
-    """Validates requests and passes them on. `limit`: most requests in the server, of all services."""
+    """Validates requests and queues them. `limit`: largest number of requests in the server, over all services."""
 
     def __init__(self, admission: Admission, applications: Applications, limit: int = 10_000) -> None:
         self.admission, self.applications, self.limit = admission, applications, limit
@@ -19,8 +19,8 @@ class Gateway:
         self.open = 0
 
     def infer(self, request: InferRequest, reply: Reply) -> Withdraw:
-        """Serve a request: `reply` gets the answer or refusal once, now or later. Returns a function for the case that
-        the client disconnects.
+        """Serve a request: `reply` gets the answer or refusal once, now or later. Returns a function to call if the
+        client disconnects.
         """
         self.open += 1
 
@@ -42,7 +42,7 @@ class Gateway:
             return nothing
 
     def _classified(self, request: InferRequest, answer: InferAnswer) -> InferAnswer | Refusal:
-        """The answer with classes in place of outputs for which they were requested."""
+        """The answer, with classes instead of the tensor for each output for which the client requested classes."""
         loaded = self.admission.pool.loaded.get(request.model)
         labels = {} if loaded is None else loaded.info.labels
         batchable = loaded is None or loaded.info.batchable
@@ -56,7 +56,7 @@ class Gateway:
         return answer
 
     def _room(self, request: InferRequest) -> None:
-        """Refuse requests beyond the server's limit; those of lower priority earlier."""
+        """Refuse requests beyond the server's limit. Requests of lower priority are refused earlier."""
         service = self.admission.pool.service.get(request.model)
         priority = request.priority or (service.priority if service is not None else 0)
         most = self.limit

@@ -27,7 +27,8 @@ from cotenant.serving.llm.tickets import Ticket
 LOG = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # seconds until a failed program is restarted
-WAITED_FOR_S = 4.0  # requests wait for a pause of at most this length, and are refused in a longer one
+# a failed program is restarted after a pause: requests wait if it is at most this long, else they are refused
+WAITED_FOR_S = 4.0
 MOVE_TRIES = 3
 DRAIN_POLL_S = 0.02
 
@@ -43,7 +44,7 @@ class Model:
         self.program: Program | None = None
         self.stats = ModelStats()
         self.failures = self.moves_failed = 0
-        self.fault = ""  # why it is unavailable, if it is
+        self.fault = ""  # why the model is unavailable; empty if it is available
 
 
 class Dispatch:
@@ -149,7 +150,7 @@ class Dispatch:
             self._alarm = loop.call_later(max(0.001, self.policy.wake_s - now_s), self.turn)
 
     def _waiting(self) -> list[Model]:
-        """Models that were draining and no longer need to."""
+        """Resident models with waiting requests. While a model drains before its eviction, it gets none of them."""
         return [self.models[name] for name in self.policy.resident if self.models[name].queue]
 
     def _begin(self, action: Action) -> None:
@@ -194,7 +195,7 @@ class Dispatch:
         self._tell(f"{name} is ready after {took_s:.1f} s")
 
     async def _launch(self, model: Model, gpu: int) -> Program:
-        """Start its program; if host memory is exhausted, evicted programs without requests are stopped."""
+        """Start a model's program. If host memory is exhausted, evicted programs without requests are stopped first."""
         while True:
             try:
                 return await launch(model.entry, gpu, self._host, self._keeper, self._logs, self._ports)
@@ -213,7 +214,7 @@ class Dispatch:
         model.stats.switched("stop", time.monotonic() - began_s)
 
     def _not_started(self, model: Model, why: str) -> None:
-        model.fault = f"it could not be started: {why}"
+        model.fault = f"its program could not be started: {why}"
         self._tell(f"{model.entry.name}: {model.fault}")
         self.policy.failed(model.entry.name, time.monotonic(), self._pause_s(model))
         self._refuse_all(model)
@@ -223,7 +224,7 @@ class Dispatch:
         return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (model.failures - 1))
 
     def _refuse_all(self, model: Model) -> None:
-        """Refuse all requests for a program that is unavailable now."""
+        """Refuse all waiting requests of a model that is unavailable now."""
         wait_s = max(1.0, model.row.not_before_s - time.monotonic())
         text = f"{model.entry.name} is not available: {model.fault}"
         for ticket in list(model.queue):
@@ -234,7 +235,7 @@ class Dispatch:
         self._notice(model)
 
     def _notice(self, model: Model) -> None:
-        """Handle a program that ended unexpectedly, before anything that follows from it."""
+        """Handle a program that ended unexpectedly. This runs before its failed requests are handled."""
         program = model.program
         if program is None or not program.ended.is_set():
             return
@@ -242,7 +243,7 @@ class Dispatch:
         self._programs.discard(program)
         self._ports.discard(program.upstream.port)
         model.stats.deaths += 1
-        pause_s = 0.0  # at once, unless the previous run also answered nothing
+        pause_s = 0.0  # restart at once, unless the previous run also answered nothing
         if model.failures:
             pause_s = self._pause_s(model)
         else:
@@ -259,7 +260,7 @@ class Dispatch:
         try:
             await self._host.evict(name)
         except (InputError, WorkError) as error:
-            if model.row.place is Place.LEAVING:  # otherwise its program has ended meanwhile
+            if model.row.place is Place.LEAVING:  # otherwise the model's program has ended meanwhile
                 self._tell(f"{name} cannot be moved to host memory, so it is stopped: {error}")
                 await self._stop(model, gpu)
             return

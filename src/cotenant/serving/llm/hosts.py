@@ -45,7 +45,7 @@ class GpuRoom:
 
 
 class NoHostMemoryError(WorkError):
-    """The agent cannot promise a program enough host memory for eviction."""
+    """The agent has not enough host memory left to reserve what a program needs for its eviction."""
 
 
 class Host(Protocol):
@@ -67,10 +67,10 @@ class Host(Protocol):
         """Start a program in a process group of its own, with its output in a file."""
 
     async def evict(self, name: str) -> None:
-        """Evict a program from its GPU."""
+        """Evict a program from its GPU to host memory."""
 
     async def bring(self, name: str) -> None:
-        """Bring it back."""
+        """Bring an evicted program back to its GPU."""
 
     async def close(self) -> None:
         """Release what the host has started."""
@@ -90,7 +90,7 @@ async def spawn(command: list[str], log: Path, environment: Mapping[str, str] | 
 
 
 class PlainHost:
-    """Programs without a GPU, within an amount of memory; they cannot be evicted."""
+    """Runs programs without a GPU, within an amount of memory. They cannot be evicted."""
 
     moves = False
     agent = None
@@ -117,8 +117,8 @@ class PlainHost:
 
 
 class AgentHost:
-    """Programs as tenants. If no agent runs in `folder` (None: this user's), one is started, kept running, and stopped
-    at the end.
+    """Runs programs as tenants of an agent. If no agent runs in `folder` (None: this user's folder), one is started,
+    restarted if it ends, and stopped at the end.
     """
 
     moves = True
@@ -178,7 +178,7 @@ class AgentHost:
             await asyncio.sleep(0.05)
 
     async def _keep_own(self) -> None:
-        """Restart an agent that ends, in the same folder, where it takes over its tenants."""
+        """Restart an agent that ends, in the same folder: the new agent takes over the old one's tenants."""
         while True:
             assert self._own is not None
             await self._own.wait()
@@ -240,7 +240,7 @@ class AgentHost:
         await self._order("resume", "is not parked", name=name, timeout_s=AGENT_BACK_S)
 
     async def _order(self, op: str, done: str, **values: Any) -> None:
-        """Send an idempotent order, again if the agent restarted during it."""
+        """Send the agent an idempotent order. Send it again if the agent restarted meanwhile."""
 
         def give() -> None:
             deadline = time.monotonic() + AGENT_BACK_S
@@ -264,7 +264,7 @@ class AgentHost:
         await self._in_thread(give)
 
     def _connected(self) -> ControlClient:
-        """A connection, waiting for a restarting agent."""
+        """A connection to the agent; waits for an agent that restarts."""
         deadline = time.monotonic() + AGENT_BACK_S
         while True:
             try:

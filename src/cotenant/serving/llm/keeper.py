@@ -14,7 +14,7 @@ import sys
 
 
 class Keeper:
-    """The server's end of the connection to the keeper process."""
+    """The server's end of the pipe to the keeper process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -37,7 +37,8 @@ class Keeper:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # the keeper was killed: only the server's own shutdown remains
+        # the keeper process was killed: now only the server's own shutdown ends the programs
+        with contextlib.suppress(OSError):
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 
@@ -58,7 +59,7 @@ def kill_group(group: int, number: int = signal.SIGKILL) -> None:
 
 
 def main() -> None:
-    """Listen until the server has ended."""
+    """Read process groups until the server has ended, then kill those that remain."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

@@ -15,7 +15,7 @@ from cotenant.serving.gateway.http1 import Exchange
 
 JSON = b"content-type: application/json\r\n"
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-# hop-by-hop headers, or set by the endpoint itself
+# headers that are not forwarded: hop-by-hop ones, and those that the endpoint sets itself
 NOT_ASKED = frozenset(
     b"host connection keep-alive proxy-connection transfer-encoding te trailer upgrade expect content-length"
     b" authorization accept-encoding x-request-id".split()
@@ -61,7 +61,8 @@ def refuse(x: Exchange, error: OpenAIError, request_id: bytes = b"") -> None:
 
 
 def request_id_of(x: Exchange) -> bytes:
-    """The client's own name for its request, or a new one: a UUID, since llama.cpp's server takes nothing else."""
+    """The client's own id of its request, or a new id. A new id is a UUID, since llama.cpp's server accepts nothing
+    else."""
     given = x.headers.get(b"x-request-id", b"")
     return given if REQUEST_ID.fullmatch(given) else str(uuid.uuid4()).encode()
 
@@ -95,7 +96,7 @@ def model_object(name: str, created: int) -> dict[str, Any]:
 
 
 def request_bytes(x: Exchange, host: bytes, request_id: bytes, body: bytes) -> bytes:
-    """The request as sent to the program."""
+    """The request in the form in which it is sent to the program."""
     parts = [b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (x.method, x.url, host)]
     parts += [b"%s: %s\r\n" % pair for pair in x.headers.items() if pair[0] not in NOT_ASKED]
     parts.append(b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (request_id, len(body)))
@@ -104,7 +105,8 @@ def request_bytes(x: Exchange, host: bytes, request_id: bytes, body: bytes) -> b
 
 
 def answer_headers(headers: Iterable[tuple[bytes, bytes]], request_id: bytes, queued_s: float) -> bytes:
-    """The program's headers without hop-by-hop ones, and ours."""
+    """The headers of the answer to the client: the program's headers without hop-by-hop ones, and the endpoint's
+    own."""
     kept = b"".join([b"%s: %s\r\n" % pair for pair in headers if pair[0] not in NOT_ANSWERED])
     return kept + b"x-request-id: %s\r\ncotenant-queued-ms: %.3f\r\n" % (request_id, queued_s * 1e3)
 
@@ -121,7 +123,8 @@ class Renamed:
         self._rest = b""
 
     def take(self, data: bytes) -> bytes:
-        """Process a chunk; what may be the beginning of the name is held back until the next one."""
+        """Process a chunk. Bytes at its end that may be the beginning of the name are held back until the next
+        chunk."""
         if self._rest:
             data, self._rest = self._rest + data, b""
         for old, new in self._pairs:

@@ -41,27 +41,27 @@ class Program:
 
     async def _watch(self) -> None:
         await self.process.wait()
-        self._keeper.ended(self.process.pid)  # kills what the program left running, too
+        self._keeper.ended(self.process.pid)  # also kills processes that the program left running
         self.ended.set()
         self.upstream.close()
 
     @property
     def why_ended(self) -> str:
-        """How it ended, with the last line of its output."""
+        """How the program ended, with the last line of its output."""
         code = self.process.returncode
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
-                return f"it was ended by {signal.Signals(-code).name}"
+                return f"the program was ended by {signal.Signals(-code).name}"
         said = last_line(self.log)
-        return f"it ended with code {code}" + (f": {said}" if said else "")
+        return f"the program ended with code {code}" + (f": {said}" if said else "")
 
     async def ready(self, within_s: float) -> None:
-        """Wait until it answers. Raises WorkError if it ends before, or not in time."""
+        """Wait until the program answers. Raises WorkError if it ends before, or does not answer in time."""
         try:
             async with asyncio.timeout(within_s):
                 await self._ready()
         except TimeoutError:
-            raise WorkError(f"it was not ready within {within_s:g} s") from None
+            raise WorkError(f"the program was not ready within {within_s:g} s") from None
 
     async def _ready(self) -> None:
         every_s = ASK_EVERY_S
@@ -79,7 +79,8 @@ class Program:
             every_s = min(ASK_SELDOM_S, every_s * 1.2)
 
     def _named(self, content: bytes) -> None:
-        """Find the program's name of the model: the public name if the program has it, else the first of its list."""
+        """Find the name that the program uses for the model: the public name if the program's list has it, else the
+        first name of the list."""
         if self.model.served_as is not None:
             return
         try:
@@ -90,7 +91,7 @@ class Program:
             self.served_as = names[0]
 
     async def _get(self, path: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer; status 0 if there is none."""
+        """Status and body of the program's answer; status 0 if there is no answer."""
         answer = _Answer()
         host = self.upstream.host
         links: list[Link] = []
@@ -108,7 +109,7 @@ class Program:
             return 0, b""
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
-        """Stop it: SIGTERM, and SIGKILL after `grace_s`."""
+        """Stop the program: SIGTERM, and SIGKILL after `grace_s`."""
         if self.process.returncode is None:
             kill_group(self.process.pid, signal.SIGTERM)
             try:
@@ -147,8 +148,8 @@ class _Answer:
 async def launch(
     model: ModelEntry, gpu: int, host: Host, keeper: Keeper, logs: Path, taken: Collection[int]
 ) -> Program:
-    """Start the program of a model on a free port, never on one given to another program that may not listen yet:
-    otherwise a program could answer for the wrong model.
+    """Start the program of a model on a free port. `taken`: ports of other programs, which may not listen yet; one port
+    for two programs would let a program answer for the wrong model.
     """
     port = free_port()
     while port in taken:

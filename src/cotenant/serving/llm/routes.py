@@ -1,4 +1,5 @@
-"""Endpoints: OpenAI's API by model name, live page, metrics, status; and those of services, if any."""
+"""HTTP endpoints: OpenAI's API, where the request names the model; live page, metrics and status; and the endpoints of
+services if the file has services."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ OPEN = frozenset({b"/health", b"/v2/health/live", b"/v2/health/ready"})
 
 
 class ModelRoutes:
-    """Finds the endpoint of a request. `services` answers everything that is not for language models, if the file has
-    services.
+    """Finds the endpoint of a request. `services`: the endpoints of the file's services, which answer everything that
+    is not for language models.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cotenant.observability.exposition import Histogram
 from cotenant.observability.metrics_llm import MODEL_TPOT, MODEL_TTFT
 
-RECENT = 512  # streams kept per model for percentiles in `top`
+RECENT = 512  # number of recent streams per model that percentiles in `top` are taken from
 OUTCOMES = ("ok", "error", "full", "unavailable", "failed", "cancelled")
 
 
@@ -19,8 +19,8 @@ class ModelStats:
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
-        self.switches: Counter[str] = Counter()  # starts, evictions, returns, stops
-        self.seconds: dict[str, float] = {}  # total durations of switches
+        self.switches: Counter[str] = Counter()  # numbers of starts, evictions, returns and stops
+        self.seconds: dict[str, float] = {}  # total durations of starts, evictions, returns and stops
         self.deaths = self.retries = 0
         self.ttft: Histogram | None = None
         self.tpot: Histogram | None = None
@@ -28,7 +28,8 @@ class ModelStats:
         self.tpots: deque[float] = deque(maxlen=RECENT)
 
     def streamed(self, ttft_s: float, between_s: float | None) -> None:
-        """A stream has ended: time from the request's arrival to the first event, and mean time between events."""
+        """Count a stream that has ended, with the time from the request's arrival to the first event, and the mean time
+        between events."""
         if self.ttft is None or self.tpot is None:
             self.ttft, self.tpot = Histogram(MODEL_TTFT.buckets), Histogram(MODEL_TPOT.buckets)
         self.ttft.observe(ttft_s)
@@ -38,7 +39,7 @@ class ModelStats:
             self.tpots.append(between_s)
 
     def switched(self, what: str, seconds: float) -> None:
-        """A start, eviction, return or stop took so long."""
+        """Count a start, eviction, return or stop, and add its duration."""
         self.switches[what] += 1
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 

@@ -1,4 +1,4 @@
-"""One request: waits for its model, then is streamed from the program to the client."""
+"""One request to a language model: waits for its model; then the answer is streamed from the program to the client."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cotenant.serving.llm.openai import (
 from cotenant.serving.llm.program import Program
 from cotenant.serving.llm.upstream import Link
 
-MOST_TRIES = 2  # a request during which a program died may have caused that
+MOST_TRIES = 2  # a request that ran when a program died may have caused the death, so it is tried only this often
 EVENT_END, DONE = b"\n\n", b"data: [DONE]\n\n"
-DEATH_WITHIN_S = 2.0  # a connection may break before the program's end is noticed
+DEATH_WITHIN_S = 2.0  # a connection may break this long before the end of the program is noticed
 
 
 class Ticket:
-    """See the module. `over` is called once, when the request is answered or its client has disconnected; `again` if it
-    should be sent to a program once more.
+    """One request. `over` is called once, when the request is answered or its client has disconnected; `again` is
+    called if the request should be sent to a program once more.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class Ticket:
         now_s = time.monotonic()
         if not self._first_s:
             self._first_s = now_s
-        events = data.count(EVENT_END) - data.endswith(DONE)  # that event comes with the last token
+        events = data.count(EVENT_END) - data.endswith(DONE)  # the event DONE follows the last token at once
         if events > 0:
             self._last_s = now_s
             self._events += events
@@ -157,7 +157,7 @@ class Ticket:
         """Report the fault to the client, or retry if nothing of an answer was forwarded yet."""
         program = self._program
         assert program is not None
-        # the program may have closed an idle connection: does not count as an attempt
+        # the program may have closed an idle connection: this does not count as an attempt
         if self._kept and not self.streamed:
             self._kept = False
             self.tries -= 1
@@ -198,7 +198,8 @@ class Ticket:
 
     @property
     def times(self) -> tuple[float, float | None] | None:
-        """Of a stream: seconds to its first event, and mean time between events (None with a single one)."""
+        """Times of a streamed answer: seconds to its first event, and mean seconds between events (None if there was
+        only one)."""
         if not self._events:
             return None
         between = (self._last_s - self._first_s) / (self._events - 1) if self._events > 1 else None

@@ -1,6 +1,6 @@
 """Requests to one program over persistent HTTP/1.1 connections: answers are forwarded as they arrive.
 
-Callbacks and a parser in C, as on the client side (decision 0138 compares it with an ordinary client library).
+Uses callbacks and a parser in C, like the server's side (decision 0138 compares it with an ordinary client library).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Receiver(Protocol):
         """The answer is complete."""
 
     def got_fault(self, why: str) -> None:
-        """There is no answer, or an incomplete one."""
+        """The answer is missing or incomplete."""
 
 
 class Link(asyncio.Protocol):
@@ -42,7 +42,7 @@ class Link(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
         self._sized = False
-        self.kept = False  # reused from an earlier request: the program may be closing it
+        self.kept = False  # whether the connection was used before: then the program may be closing it now
 
     def ask(self, request: bytes, receiver: Receiver) -> None:
         """Send a request."""
@@ -68,13 +68,13 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. Everything received in one read is forwarded as one piece."""
-        if self._receiver is None:  # unsolicited, or after the end
+        if self._receiver is None:  # data that no request asked for, or after the end of an answer
             self.transport.abort()
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._fault("its answer is not HTTP/1.1")
+            self._fault("the program's answer is not HTTP/1.1")
             self.transport.abort()
             return
         self._hand_on()
@@ -84,8 +84,8 @@ class Link(asyncio.Protocol):
         self._upstream.lost(self)
         if self._receiver is not None and self._headers and not self._sized:
             self._hand_on()
-            self._end()  # an answer delimited by the end of the connection
-        self._fault("it closed the connection" if exc is None else f"the connection broke: {exc}")
+            self._end()  # an answer without a length ends with the connection
+        self._fault("the program closed the connection" if exc is None else f"the connection broke: {exc}")
 
     def _fault(self, why: str) -> None:
         receiver, self._receiver = self._receiver, None
@@ -167,8 +167,8 @@ class Upstream:
 
         def connected(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if task.cancelled():  # by `close`, possibly before it started
-                receiver.got_fault("it has ended")
+            if task.cancelled():  # `close` cancelled the task, possibly before it started
+                receiver.got_fault("the program has ended")
 
         task.add_done_callback(connected)
 
@@ -178,10 +178,10 @@ class Upstream:
             async with asyncio.timeout(CONNECT_S):
                 _, link = await loop.create_connection(lambda: Link(self), "127.0.0.1", self.port)
         except TimeoutError:
-            receiver.got_fault("it accepts no connection")
+            receiver.got_fault("the program accepts no connection")
             return
         except OSError as error:
-            receiver.got_fault(f"it cannot be reached: {(error.strerror or str(error)).lower()}")
+            receiver.got_fault(f"the program cannot be reached: {(error.strerror or str(error)).lower()}")
             return
         self._links.add(link)
         if begun(link):
@@ -190,7 +190,7 @@ class Upstream:
             link.transport.abort()
 
     def free(self, link: Link) -> None:
-        """A connection is free for the next request."""
+        """Keep a connection that is free for the next request."""
         link.kept = True
         if len(self._free) < MOST_KEPT:
             self._free.append(link)
@@ -198,7 +198,7 @@ class Upstream:
             link.transport.close()
 
     def lost(self, link: Link) -> None:
-        """A connection was closed."""
+        """Forget a connection that was closed."""
         self._links.discard(link)
         if link in self._free:
             self._free.remove(link)
@@ -212,7 +212,8 @@ class Upstream:
 
 
 class Begun(Protocol):
-    """Called with the connection of a request; returns False if the request was cancelled meanwhile."""
+    """Function that is called with the connection on which a request is to be sent. Returns False if the request was
+    cancelled meanwhile."""
 
     def __call__(self, link: Link) -> bool:
         """See the class."""

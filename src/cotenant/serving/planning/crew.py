@@ -25,14 +25,14 @@ from cotenant.serving.protocol.tensors import ModelInfo
 from cotenant.serving.worker import LoadError, ModelSpec, UnavailableError, Worker, WorkerFactory, WorkerSpec
 from cotenant.serving.workers.repository import Found, find
 
-RESTARTS = 3  # consecutive attempts before a service counts as failed
+RESTARTS = 3  # a service counts as failed after this many consecutive attempts to start its worker
 BACKOFF_S = (0.0, 0.5, 2.0)
 UNAVAILABLE_S = 0.5
 DRAIN_S = 60.0
 
 
 class ApplyError(Exception):
-    """A plan could not be applied: services whose models cannot be loaded, with the reasons."""
+    """A plan could not be applied. `failed`: the services whose models cannot be loaded, with the reasons."""
 
     def __init__(self, failed: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"{name}: {why}" for name, why in failed.items()))
@@ -41,8 +41,9 @@ class ApplyError(Exception):
 
 @dataclass
 class _Model:
-    """The model to load for a service. `generation` distinguishes reloads; `why`: why it is not ready; `previous`
-    continues to serve while a new generation is loaded, and if that fails, `fault` says why.
+    """The model to load for a service. `generation` distinguishes reloads; `why`: why the model is not ready;
+    `previous`: the older model, which serves while a new generation is loaded; `fault`: why the new generation could
+    not be loaded.
     """
 
     found: Found | None = None
@@ -65,7 +66,7 @@ class Say(Protocol):
     """Takes a sentence for the log and the live page."""
 
     def __call__(self, text: str, level: int = logging.INFO) -> None:
-        """`level`: as of the logging module."""
+        """Log `text` at a level of the logging module."""
 
 
 class Crew:
@@ -84,14 +85,16 @@ class Crew:
         self._keys: dict[Worker, frozenset[tuple[str, int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.closing = False
-        self.unmeasured: dict[str, str] = {}  # services that no plan can include -> reason
+        # services that no plan can include, because they could not be measured -> reason
+        self.unmeasured: dict[str, str] = {}
         self._count = self._generations = 0
         self._best_effort = {s.name for s in config.deployment.services if not s.latency_sensitive}
 
     # ---- models ----
 
     def resolve(self, service: str) -> None:
-        """Find a service's model on disk; errors become the reason why it is not ready."""
+        """Find a service's model on disk. If that fails, the error is stored as the reason why the service is not
+        ready."""
         model = self.models[service]
         try:
             model.found = self._find(service)
@@ -105,8 +108,8 @@ class Crew:
         return find(self.config.models[service], config)
 
     def max_batch(self, service: str) -> int:
-        """The largest batch that a plan may use for a service: its configuration's, else its profile's, else that of a
-        fixed plan without a profile.
+        """The largest batch that a plan may use for a service: from the model's configuration, else from the profile,
+        else, for a fixed plan without a profile, from that plan.
         """
         found = self.models[service].found
         configured = None if found is None else found.config.get("max_batch_size")
@@ -118,7 +121,7 @@ class Crew:
         return max([1, *(p.max_batch(model, size.label) for p in known for size in p.partitions), *seats])
 
     def ready_services(self) -> list[str]:
-        """Services that a plan may include: their model was found and has not failed."""
+        """Services that a plan may include: those whose model was found and has not failed."""
         return [name for name, model in self.models.items() if model.why in ("", "loading")]
 
     def why_not(self, service: str) -> str:
@@ -137,7 +140,7 @@ class Crew:
         if not self.pool.plan.gpulets and not self.pool.plan.left_out:
             return "a plan for the GPUs that can be used is being made"
         why = next((x.reason for x in self.pool.plan.left_out if x.service == service), "the GPUs do not suffice")
-        return f"the plan has no place for it: {why}"
+        return f"the plan has no place for the service: {why}"
 
     # ---- plans ----
 
@@ -177,7 +180,8 @@ class Crew:
             self._run(self._retire(let))
 
     def _blamed(self, fresh: Sequence[_New], results: Sequence[object]) -> dict[str, str]:
-        """Services whose models could not be loaded, with reasons. A vanished GPU is no service's fault."""
+        """Services whose models could not be loaded, with reasons. Failures because a GPU has disappeared are not
+        counted."""
         usable = self.factory.gpus()
         failed: dict[str, str] = {}
         for new, result in zip(fresh, results, strict=True):
@@ -199,7 +203,7 @@ class Crew:
             model.previous = None
 
     def _match(self, plan: ServingPlan) -> tuple[list[Let], list[_New]]:
-        """For each gpulet of the plan an existing one that matches, or a new worker."""
+        """For each gpulet of the plan, find an existing gpulet that matches, or create a new worker."""
         # a worker with an unloaded or outdated model is not reused, since it would hold its memory
         ready = {(name, self.models[name].generation) for name in self.ready_services()}
         free = [let for let in self.pool.lets if let.worker is not None and self._keys[let.worker] <= ready]
@@ -250,7 +254,7 @@ class Crew:
         for seat in let.seats:
             found = self.models[seat.service].found
             assert found is not None
-            # the largest batch that a later plan may use on this worker without replacing it
+            # the worker loads the model for the largest batch of any later plan, so that it need not be replaced
             most = max(seat.batch, profile.max_batch(seat.model, let.partition))
             sensitive = seat.service not in self._best_effort
             spec = (seat.service, seat.model, found.backend, found.path, found.version, most, found.config, sensitive)
@@ -287,7 +291,7 @@ class Crew:
     # ---- deaths ----
 
     def lost(self, let: Let, why: str) -> None:
-        """A gpulet's worker has ended: create another one."""
+        """Create another worker for a gpulet whose worker has ended."""
         if self.closing or let.index < 0:
             return
         self.say(f"the worker of {let.spec.name} {why}; starting another one", logging.WARNING)
@@ -307,7 +311,7 @@ class Crew:
             self._keys[worker] = self._key(let.spec)
             try:
                 infos = await worker.start()
-            except (UnavailableError, InputError) as error:  # retry without limit, since the models are not at fault
+            except (UnavailableError, InputError) as error:  # retry without limit, since the models did not cause this
                 self._keys.pop(worker, None)
                 if not said:
                     self.say(f"{let.spec.name} waits for its worker: {error}", logging.WARNING)
@@ -340,8 +344,8 @@ class Crew:
     # ---- models that change ----
 
     def reload(self, service: str, config: dict[str, Any] | None = None) -> None:
-        """Reload the service's newest files with the next applied plan, with `config` instead of theirs. Raises
-        InputError if there are none.
+        """Load the newest files of the service's model with the next plan that is applied, with `config` instead of the
+        files' configuration. Raises InputError if there are no files.
         """
         found = self._find(service, config)
         model = self.models[service]
@@ -355,7 +359,7 @@ class Crew:
 
     def unload(self, service: str) -> None:
         """Exclude a service from plans from now on."""
-        self.models[service].why = "it has been unloaded"
+        self.models[service].why = "the model has been unloaded"
         self.pool.abandon_service(service, f"model {service!r} has been unloaded")
 
     # ---- the end ----

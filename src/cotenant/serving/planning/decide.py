@@ -1,5 +1,5 @@
-"""Makes one plan for one problem, for `cotenant plan` and notebooks: packs, verifies, and renumbers it after an old
-plan.
+"""Makes one plan for one problem, for `cotenant plan` and notebooks: packs the services, verifies the plan by
+simulation, and numbers its GPUs like those of an earlier plan.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cotenant.sim.serving.verify import Verified, plan_verified
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan; the result of its simulation (None: not requested); the time of packing alone."""
+    """A plan; the result of its simulation (None: not requested); the time that packing took."""
 
     plan: ServingPlan
     verified: Verified | None
@@ -46,14 +46,15 @@ def decide(
     """
     services, gpus = problem.services, problem.gpus
     rates = [s.rate_rps * headroom for s in services]
-    Packer(spec, gpus, services)  # reports wrong input before anything is compiled
+    Packer(spec, gpus, services)  # this line reports wrong input before anything is compiled
     if on_ready is not None:
         on_ready()
     if min_gpus:
         least = fewest_gpus(spec, gpus, services, rates, time_limit_s)
         gpus = gpus.first(least.gpus_used) if least.feasible else gpus
     packer = Packer(spec, gpus, services, time_limit_s=time_limit_s)
-    packer.plan(rates, start=start)  # the first call builds tables and compiles, which is not part of a decision's time
+    # the first call builds tables and compiles code, which is not part of the reported time
+    packer.plan(rates, start=start)
     began = time.perf_counter()
     plan = packer.plan(rates, start=start)
     decision_ms = (time.perf_counter() - began) * 1e3

@@ -23,7 +23,7 @@ def main() -> int:
     source, write = pickles.take_streams()
     problem, name = pickles.read(source)
     planner = Planner(problem, name)
-    os.nice(5)  # the gateway's requests have priority for the CPU
+    os.nice(5)  # a lower CPU priority than the gateway, which serves requests
     while True:
         try:
             ask: Ask = pickles.read(source)

@@ -14,8 +14,9 @@ from cotenant.sim.serving.verify import plan_verified
 
 @dataclass(frozen=True)
 class Ask:
-    """A request for a plan: for `rates_rps` (exactly these services) on at most `count` of the GPUs `gpus`, similar to
-    `start`; `fewest`: on as few GPUs as possible. `verify`: raise rates until simulated requests are in time.
+    """A request for a plan for exactly the services in `rates_rps`, on at most `count` of the GPUs `gpus`, similar to
+    the plan `start`. `fewest`: use as few GPUs as possible. `verify`: plan for higher rates until the requests of a
+    simulation are answered in time.
     """
 
     rates_rps: Mapping[str, float]
@@ -27,14 +28,14 @@ class Ask:
 
 
 class Planner:
-    """Keeps the planners' tables between requests."""
+    """Answers requests for plans; keeps the planners' tables between requests."""
 
     def __init__(self, problem: Problem, planner: str) -> None:
         self.problem, self.spec = problem, problem.planner(planner)
         self._sizers: dict[tuple[tuple[str, ...], tuple[int, ...]], Sizer] = {}
 
     def answer(self, ask: Ask) -> ServingPlan:
-        """The plan, with the GPUs' own numbers."""
+        """Make the plan, with the server's numbers of the GPUs."""
         names = tuple(ask.rates_rps)
         services = [s for s in self.problem.services if s.name in ask.rates_rps]
         key = (names, ask.gpus)
@@ -70,6 +71,6 @@ class Planner:
         return plan if start is None else renamed(plan, start, packer.gpus)
 
     def _inward(self, plan: ServingPlan, gpus: tuple[int, ...]) -> ServingPlan:
-        """The plan renumbered to positions among the usable GPUs, without gpulets on others."""
+        """The plan with GPU numbers replaced by positions in the list of usable GPUs, without gpulets on other GPUs."""
         at = {gpu: i for i, gpu in enumerate(gpus)}
         return replace(plan, gpulets=tuple(replace(x, gpu=at[x.gpu]) for x in plan.gpulets if x.gpu in at))

@@ -27,11 +27,12 @@ from cotenant.serving.planning.planner import Ask
 from cotenant.serving.worker import UnavailableError, WorkerFactory
 
 SAMPLE_S = 0.5
-LEAST_RATE = 0.01  # an idle service is still planned for, so that it stays reachable
+LEAST_RATE = 0.01  # an idle service is planned for at least this rate, so that it stays reachable
 PLAN_LIMIT_S = 120.0
-# timeout of a planner process that may have to compile first: half a minute on a quiet machine
+# timeout of the first plan, before which the planner process may compile for half a minute or longer
 FIRST_PLAN_LIMIT_S = 900.0
-ATTEMPTS = 100  # most attempts: each leaves out a service that cannot be loaded, or a GPU that has gone
+# largest number of attempts to apply plans; each leaves out a service that cannot be loaded, or a lost GPU
+ATTEMPTS = 100
 
 
 class PlannerProcess:
@@ -44,7 +45,8 @@ class PlannerProcess:
         self._lock = asyncio.Lock()
 
     async def ask(self, ask: Ask) -> ServingPlan:
-        """The plan. Raises InputError if the services cannot be planned, WorkError without an answer."""
+        """Request a plan from the planner process. Raises InputError if the services cannot be planned, WorkError if no
+        answer comes."""
         async with self._lock:
             limit_s = FIRST_PLAN_LIMIT_S if self._streams is None else PLAN_LIMIT_S
             try:
@@ -68,7 +70,8 @@ class PlannerProcess:
     async def _begin(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         with theirs:
-            # started from the loop's own thread, with which the process dies (PR_SET_PDEATHSIG)
+            # the kernel kills this process when the thread that started it ends (PR_SET_PDEATHSIG): here, the loop's
+            # thread
             command = [sys.executable, "-P", "-m", "cotenant.serving.planning.main"]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self._streams = await asyncio.open_unix_connection(sock=ours)
@@ -119,7 +122,7 @@ class Replanner:
     # ---- rates ----
 
     def sample(self, seconds: float) -> None:
-        """Count the requests since the last sample."""
+        """Update the rates with the requests that arrived in the last `seconds`."""
         for name, tracker in self.trackers.items():
             received = self.stats.services[name].received
             rate = (received - self._seen[name]) / seconds
@@ -231,10 +234,10 @@ class Replanner:
                 if str(error) != self.note:
                     self.say(f"no new plan: {error}", logging.WARNING)
                 self.note = str(error)
-                if isinstance(error, UnavailableError):  # no error of the plan; a later attempt may succeed
+                if isinstance(error, UnavailableError):  # not caused by the plan: try again later
                     loop.call_later(SAMPLE_S, self.wanted.set)
 
 
 def _with_seats(let: Gpulet, rates: Mapping[str, float]) -> Gpulet:
-    """A gpulet with only the placements of services that can be served."""
+    """The gpulet without the services that have no rate, since these cannot be served."""
     return replace(let, seats=tuple(seat for seat in let.seats if seat.service in rates))

@@ -15,7 +15,7 @@ MOST_CLASSES = 10_000
 
 
 def wanted(name: str, parameters: Mapping[str, Any]) -> int:
-    """Number of classes requested of an output, 0 for the tensor."""
+    """Number of classes that the client requested for an output; 0 if it wants the tensor."""
     count = parameters.get("classification", 0)
     if type(count) is not int or not 0 <= count <= MOST_CLASSES:
         raise TensorError(f"output {name!r}: classification must be a number of classes up to {MOST_CLASSES}")

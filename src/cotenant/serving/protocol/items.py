@@ -35,7 +35,8 @@ def joined(answers: list[list[Tensor] | None]) -> list[Tensor]:
 
 
 def check_inputs(inputs: list[Tensor], info: ModelInfo) -> tuple[list[Tensor], int]:
-    """(inputs in the model's order, number of items); TensorError names what does not fit the model."""
+    """Validate a request: (inputs in the model's order, number of items). TensorError names what does not fit the
+    model."""
     specs, batchable = info.inputs, info.batchable
     if len(inputs) != len(specs):
         given, wanted = ", ".join(t.name for t in inputs), ", ".join(s.name for s in specs)

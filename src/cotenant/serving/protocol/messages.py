@@ -93,7 +93,7 @@ _MESSAGES = {
     "CudaSharedMemoryRegisterResponse": "",
     "CudaSharedMemoryUnregisterRequest": "string name 1",
     "CudaSharedMemoryUnregisterResponse": "",
-    # messages of config.pbtxt for models that can run here: others (ensembles, sequences, operators) are refused
+    # messages of config.pbtxt for models that can run here; those for ensembles, sequences and operators are refused
     "ModelConfig": (
         "string name 1, string platform 2, ModelVersionPolicy version_policy 3, int32? max_batch_size 4, "
         "[ModelInput] input 5, [ModelOutput] output 6, [ModelInstanceGroup] instance_group 7, "

@@ -24,8 +24,9 @@ class WireError(ValueError):
 
 @dataclass(slots=True)
 class InferRequest:
-    """One inference: input tensors, and the wanted outputs (None: all), each as binary data or not. `classes`: number
-    of classes requested instead of an output's tensor; `places`: outputs to be written to shared memory.
+    """One inference request. `outputs`: the wanted outputs (None: all), and whether each is sent as binary data.
+    `classes`: number of classes requested instead of an output's tensor; `places`: outputs to be written to shared
+    memory.
     """
 
     model: str
@@ -42,7 +43,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferAnswer:
-    """The outputs of one inference, with ms waiting, ms executing, and the size of its batch."""
+    """The outputs of one inference, with the ms that it waited and executed, and the size of its batch."""
 
     model: str
     version: str
@@ -105,7 +106,7 @@ def _inputs(raw: Any, binary: memoryview, regions: Regions) -> list[Tensor]:
 
 
 def placed(name: str, datatype: str, shape: tuple[int, ...], place: Place) -> Tensor:
-    """An input in shared memory."""
+    """Decode an input that is in shared memory."""
     if datatype not in DTYPES:
         raise WireError(f"input {name!r} has the unknown data type {datatype!r}")
     tensor = Tensor(name, datatype, shape, place.read())
@@ -137,7 +138,7 @@ def _outputs(raw: Any, request: InferRequest, regions: Regions) -> dict[str, boo
 
 
 def timeout_ms(parameters: dict[str, Any]) -> float | None:
-    """The client's time limit from `timeout` (microseconds), None without one."""
+    """The client's time limit in ms, from the parameter `timeout` (microseconds); None without that parameter."""
     value = parameters.get("timeout")
     if value is None or value == 0:
         return None
@@ -157,7 +158,8 @@ def priority(parameters: dict[str, Any]) -> int:
 def decode_request(
     model: str, version: str, body: Buffer, header_length: str | None, regions: Regions = NO_REGIONS
 ) -> InferRequest:
-    """Decode an inference request; `header_length`: the header of that name, if binary data follows the JSON."""
+    """Decode an inference request. `header_length`: value of the HTTP header with the length of the JSON part, if
+    binary data follows it."""
     view = memoryview(body)
     binary = view[len(view) :]
     if header_length is not None:
@@ -192,8 +194,8 @@ def _written(place: Place, tensor: Tensor) -> dict[str, Any]:
 
 
 def encode_answer(request: InferRequest, answer: InferAnswer) -> tuple[bytes, int | None]:
-    """(body, length of its JSON part, None without binary data) of an answer. Raises WireError for values that JSON
-    cannot represent.
+    """Encode an answer: (body, length of its JSON part, or None if the body is JSON only). Raises WireError for values
+    that JSON cannot represent.
     """
     outputs: list[dict[str, Any]] = []
     binary: list[Buffer] = []

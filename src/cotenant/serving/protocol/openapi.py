@@ -143,8 +143,8 @@ def document() -> dict[str, Any]:
         "info": {"title": "cotenant serve", "version": version("cotenant")},
         "components": {"schemas": _schemas(), "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "paths": {
-            "/v2": get("server", "Name and extensions.", _ref("Server")),
-            "/v2/health/live": get("live", "Whether the process runs.", None),
+            "/v2": get("server", "Name and extensions of the server.", _ref("Server")),
+            "/v2/health/live": get("live", "Whether the server's process runs.", None),
             "/v2/health/ready": get("allReady", "Whether every service can answer.", None, "503"),
             **of_model("", [_NAME]),
             **of_model("OfVersion", [_NAME, _VERSION]),
@@ -154,9 +154,9 @@ def document() -> dict[str, Any]:
             },
             **repository,
             "/": get("livePage", "The live page.", {"type": "string"}, kind="text/html"),
-            "/state.json": get("state", "What the live page shows.", anything),
+            "/state.json": get("state", "The data that the live page shows.", anything),
             "/metrics": get("metrics", "Metrics for Prometheus.", {"type": "string"}, kind="text/plain"),
             "/cotenant/status": get("status", "The server's state.", anything),
-            "/cotenant/plan": get("plan", "The plan in force.", anything),
+            "/cotenant/plan": get("plan", "The plan that the server uses now.", anything),
         },
     }

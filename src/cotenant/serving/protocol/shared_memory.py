@@ -26,7 +26,7 @@ class Region:
     key: str
     offset: int
     byte_size: int
-    file: FileIO = field(repr=False, compare=False)  # closed after the last request that uses it
+    file: FileIO = field(repr=False, compare=False)  # the file is closed when no request uses it any more
 
     def status(self) -> dict[str, Any]:
         """The region as the protocol's status request describes it."""
@@ -49,7 +49,7 @@ class Place:
         return data
 
     def write(self, name: str, data: Buffer) -> dict[str, Any]:
-        """Write an output there; returns the parameters that say so."""
+        """Write an output into the region. Returns the parameters that tell the client where it is."""
         if len(data) > self.size:
             raise TensorError(f"output {name!r} has {len(data)} bytes, but its shared memory only {self.size}")
         if os.pwrite(self.region.file.fileno(), data, self.region.offset + self.offset) != len(data):
@@ -66,7 +66,7 @@ class Regions:
         self._regions: dict[str, Region] = {}
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
-        """All regions, or one. Raises TensorError if it is not registered."""
+        """All regions, or the named one. Raises TensorError if that is not registered."""
         if name and name not in self._regions:
             raise TensorError(f"shared memory region {name[:200]!r} is not registered")
         return [region.status() for region in self._regions.values() if name in ("", region.name)]
@@ -104,8 +104,8 @@ class Regions:
             self._regions.clear()
 
     def place(self, name: str, parameters: Mapping[str, Any]) -> Place | None:
-        """The location of a tensor in shared memory by its parameters, None if it is sent. Raises TensorError if it is
-        not within a region.
+        """Where a tensor is in shared memory, from its parameters; None if the tensor is part of the message. Raises
+        TensorError if that place is not within a region.
         """
         region = parameters.get("shared_memory_region")
         if region is None:

@@ -81,7 +81,7 @@ def elements(shape: Iterable[int]) -> int:
 
 
 def pack_strings(strings: Iterable[bytes]) -> bytes:
-    """BYTES elements in their sent form."""
+    """Encode the elements of a BYTES tensor as they are sent."""
     return b"".join(part for s in strings for part in (_LENGTH.pack(len(s)), s))
 
 
@@ -171,7 +171,7 @@ def from_list(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
 
 
 def packed(name: str, datatype: str, values: Sequence[Any]) -> bytes:
-    """Numbers or strings of the type's kind in their sent form. Raises TensorError for values outside the type."""
+    """Encode numbers or strings of a JSON list as they are sent. Raises TensorError for values outside the type."""
     if datatype == "BYTES":
         try:
             return pack_strings(x.encode() if isinstance(x, str) else x for x in values)
@@ -179,7 +179,7 @@ def packed(name: str, datatype: str, values: Sequence[Any]) -> bytes:
             raise TensorError(f"input {name!r} has a string that is not Unicode text") from None
     dtype = DTYPES[datatype]
     try:
-        # with an explicit type: numpy would convert a list of 1 and 2**64 - 1 to float64
+        # the type is explicit, since numpy would convert a list of 1 and 2**64 - 1 to float64
         array = np.array(values, np.float64 if dtype.kind == "f" else dtype)
     except OverflowError:
         raise TensorError(f"input {name!r} has elements outside {datatype}") from None
@@ -191,7 +191,8 @@ def packed(name: str, datatype: str, values: Sequence[Any]) -> bytes:
 
 
 def json_data(tensor: Tensor) -> Any:
-    """An output's elements for JSON, exactly. Raises TensorError for values that JSON cannot represent."""
+    """An output's elements as JSON values that represent them exactly. Raises TensorError for values that JSON cannot
+    represent."""
     if tensor.datatype == "BYTES":
         try:
             return [x.decode() for x in unpack_strings(tensor.data)]

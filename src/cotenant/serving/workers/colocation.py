@@ -1,9 +1,9 @@
 """Workers that share GPUs with best-effort programs: LS workers set the LS-activity flag of their GPU, BE workers wait
 for it to clear.
 
-The gateway registers every worker with the node's agent as a tenant: its memory is reserved, its copies have their
-weight, its SMs are the scheme's. The worker has a gate around each batch; its parameters are in the worker's
-environment.
+The gateway registers every worker with the node's agent as a tenant: the agent reserves its memory, weights its copies,
+and gives it the SMs of the co-location scheme. The worker calls a gate before and after each batch: for LS work the
+gate sets the flag, for BE work it waits. The gate's parameters are in the worker's environment.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ VARIABLE = "COTENANT_WORKER_FLOOR"
 LOOK_S = 0.00005
 SIGN_S = 0.1  # heartbeat interval while a batch runs: a fifth of the usual heartbeat timeout
 KEEP_S = 1.0
-# unique within this process: a tenant of its previous server may still exist when the next one starts
+# numbers for tenants' names, never used twice: a tenant of the previous server in this process may still exist
 NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Claim:
     """Resources of a service: memory in bytes (None: not stated), and its weight on the link. `work_class`: the
-    resource that limits its kernels, a name of node.floor.WORK_CLASSES.
+    resource that limits its kernels, a name of `WORK_CLASSES` in agent/gate/floor.py.
     """
 
     memory_bytes: int | None = None
@@ -59,7 +59,7 @@ def tenant_name(pid: int, number: int, services: Sequence[str]) -> str:
 
 
 class Colocation:
-    """The gateway's side. Raises WorkError without an agent in `folder`, InputError for an unknown scheme."""
+    """Co-location in the gateway. Raises WorkError if no agent runs in `folder`, InputError for an unknown scheme."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class Colocation:
         self._claims = claims
         self._clients: dict[str, ControlClient] = {}
         self._names: dict[str, str] = {}
-        self._sensitive: dict[str, tuple[str, int]] = {}  # of LS workers: the GPU and the pid
+        self._sensitive: dict[str, tuple[str, int]] = {}  # name of each LS worker -> its GPU and pid
         self._floors: dict[str, Floor] = {}
-        self._keeper = ControlClient(folder)  # the scheme is in effect while this is open
+        self._keeper = ControlClient(folder)  # the scheme is in effect while this connection is open
         self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["overlap"])
         self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
         on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
@@ -150,7 +150,7 @@ class Colocation:
             latency_sensitive=not best_effort,
             work_class=claims[0].work_class if len({claim.work_class for claim in claims}) == 1 else "unknown",
         )
-        client = ControlClient(self.folder)  # the tenant exists while this is open
+        client = ControlClient(self.folder)  # the tenant exists while this connection is open
         self._clients[spec.name], self._names[spec.name] = client, tenant.name
         try:
             return register(client, Launch(self.folder, tenant, [spec.name]))
@@ -173,15 +173,15 @@ class Colocation:
     def _join(self, gpu: str) -> None:
         from cotenant.agent.gate.client import join_floor
 
-        with contextlib.suppress(WorkError):  # without the LS gate, workers set the flag themselves, a little later
+        with contextlib.suppress(WorkError):  # without this, workers set the flag themselves a little later
             if gpu not in self._floors:
                 floor = join_floor(self.folder, gpu)
                 if self._floors.setdefault(gpu, floor) is not floor:  # workers are started concurrently
                     floor.close()
 
     def coming(self, spec: WorkerSpec, service: str) -> None:
-        """A batch is sent to a worker, which takes tens of microseconds: set the LS-activity flag now, so that
-        best-effort work in flight ends meanwhile. The worker sets it again, and clears it.
+        """A batch is being sent to a worker, which takes tens of microseconds. Set the LS-activity flag now, so that
+        best-effort work in flight ends meanwhile. The worker sets the flag again, and clears it after the batch.
         """
         gpu, pid = self._sensitive.get(spec.name, ("", 0))
         if gpu in self._floors and _sensitive(spec, service):
@@ -214,7 +214,7 @@ class Colocation:
         self._keeper.close()
 
     def _keep(self) -> None:
-        """Set the scheme again at the agent's successor."""
+        """Set the scheme again when another agent has replaced the present one."""
         from cotenant.agent.ipc.client import ControlClient
 
         while not self._over.wait(KEEP_S):
@@ -234,11 +234,12 @@ def _sensitive(spec: WorkerSpec, service: str) -> bool:
 
 
 class Turnstile:
-    """The worker's gate around each batch, by the class of its service.
+    """The worker's gate, which is called before and after each batch.
 
     `gated`: the shim delays BE launches, so that batches need not wait. Otherwise a BE batch waits while LS work is
     active, or runs on `beside` of the SMs meanwhile, and on `whole` when none is active (scheme tidal, between
-    batches). `classes`: class shown at the LS gate while a service's batch runs, unknown for others.
+    batches). `classes`: work class that is reported to the agent while a service's batch runs; `unknown` for services
+    that are not listed.
     """
 
     def __init__(
@@ -256,12 +257,12 @@ class Turnstile:
         self._floor, self._best_effort, self._gated = floor, best_effort, gated
         self._beside, self._whole, self._resize = beside, whole, resize
         self._now = whole
-        self._runs: WorkClass | None = None  # LS work, by its class
+        self._runs: WorkClass | None = None  # work class of the LS batch that runs now
         self._lock = threading.Lock()
         threading.Thread(target=self._show_signs, name="signs", daemon=True).start()
 
     def enter(self, service: str) -> None:
-        """A batch begins. LS: set the LS-activity flag."""
+        """Called before a batch. An LS batch sets the LS-activity flag; a BE batch may wait here."""
         if service not in self._best_effort:
             with self._lock:
                 self._runs = self._classes.get(service, WorkClass.UNKNOWN)
@@ -279,7 +280,7 @@ class Turnstile:
             self._now = fraction
 
     def leave(self, service: str) -> None:
-        """The batch is answered."""
+        """Called after a batch, when it has been answered."""
         if service not in self._best_effort:
             with self._lock:
                 self._runs = None
@@ -297,7 +298,7 @@ class Turnstile:
 
 
 def turnstile(models: Sequence[Any], resize: Callable[[float], None]) -> Turnstile | None:
-    """The gate of this worker process, which changes its SMs by `resize`; None without co-location."""
+    """The gate of this worker process; None without co-location. The gate changes the process's SMs by `resize`."""
     text = os.environ.pop(VARIABLE, None)
     if text is None:
         return None

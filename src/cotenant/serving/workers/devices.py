@@ -29,7 +29,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 class Devices:
-    """Assigns GPUs to workers. What a mechanism starts for the first worker of a GPU is ended by `close`."""
+    """Assigns GPUs to workers. A mechanism may start servers for the first worker of a GPU; `close` ends them."""
 
     def __init__(self, mechanism: str, count: int, find: Callable[[], tuple[Gpu, ...]] = visible_gpus) -> None:
         self.gpus = find()

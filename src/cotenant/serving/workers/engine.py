@@ -16,9 +16,9 @@ from cotenant.serving.protocol.tensors import ModelInfo, Tensor, from_array, to_
 from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, WorkerSpec
 
 MOST_ITEMS = 1 << 30
-MOST_SAID = 500  # most characters of a model's own error that are sent to the client
+MOST_SAID = 500  # at most this many characters of a model's error are sent to the client
 
-Outputs = list[tuple[str, str, np.ndarray]]  # (name, datatype, array with the batch first)
+Outputs = list[tuple[str, str, np.ndarray]]  # (name, datatype, array whose first dimension is the batch)
 
 
 class Engine:
@@ -49,7 +49,7 @@ class Engine:
     def run_stacked(
         self, service: str, inputs: list[np.ndarray], count: int, submitted_s: float, expected_ms: float
     ) -> list[np.ndarray]:
-        """Run a batch of items of equal shape: arrays with the batch dimension first, in and out."""
+        """Run a batch of items of equal shape. The first dimension of all arrays, in and out, is the batch."""
         model = self._models[service]
         found = self._run(service, inputs, count)
         model.pace(count, submitted_s, expected_ms)
@@ -58,7 +58,9 @@ class Engine:
     def _run(self, service: str, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
         model, most = self._models[service], self._most[service]
         if model.info.batchable:
-            if count > most:  # plans are based on profiles, not configurations
+            # a plan may use a larger batch than the configuration allows, since plans are based on
+            # profiles
+            if count > most:
                 parts = [
                     self._run(service, [x[at : at + most] for x in inputs], min(most, count - at))
                     for at in range(0, count, most)
@@ -77,7 +79,8 @@ class Engine:
             model.resize(fraction)
 
     def run(self, job: Job) -> Result:
-        """Run a batch of items of any shapes; failing items get their own error, the others their answers."""
+        """Run a batch of items of any shapes; an item that fails gets an error, and the other items get their
+        answers."""
         began = time.monotonic()
         model = self._models[job.service]
         answers: list[list[Tensor] | str] = [""] * len(job.units)
@@ -120,17 +123,18 @@ class Engine:
 
 
 def entries(config: Mapping[str, Any], side: str) -> Sequence[Mapping[str, Any]]:
-    """Inputs or outputs of a config.pbtxt; in the file of a timed model these words have another meaning."""
+    """Inputs or outputs listed in a config.pbtxt. The file of a timed model uses these keys for something else."""
     found = config.get(side)
     return found if isinstance(found, list) else ()
 
 
 def labels(model: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Labels of outputs whose configuration names a file of labels, next to the version's folder."""
+    """Labels of the outputs for which the configuration names a file of labels. The file is in the model's folder."""
     found = {}
     for entry in entries(model.config, "output"):
         file = entry.get("label_filename")
-        if file and Path(file).name != file:  # the configuration of a load request comes over the network
+        # the configuration may come over the network, so it must not name files elsewhere
+        if file and Path(file).name != file:
             raise ValueError(f"label_filename {file!r} is not the name of a file in the model's folder")
         if file and model.path is not None:
             text = (Path(model.path).parent / file).read_text(encoding="utf-8")
@@ -161,7 +165,7 @@ def _fits(dims: list[int], shape: list[int]) -> bool:
 
 
 def _alike(units: Sequence[list[Tensor]]) -> list[list[int]]:
-    """Indices of units by equal shapes."""
+    """Indices of units, grouped by equal shapes."""
     groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for i, unit in enumerate(units):
         groups.setdefault(tuple(tensor.shape for tensor in unit), []).append(i)

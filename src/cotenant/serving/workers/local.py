@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: a socket for messages, shared memory for tensors, a share each."""
+"""Workers as processes of this machine. Each has a share, a socket for messages, and shared memory for tensors."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class LocalWorker:
         self._arena = Arena.create("worker")
         numbers = (theirs.fileno(), self._arena.fd)
         with theirs:
-            # started from the loop's own thread, since the worker dies with that thread (see main.settle); output of a
-            # model must not mix with the gateway's standard output
+            # start the worker from the loop's own thread, since the worker dies with that thread (see main.settle); its
+            # output goes to standard error, so as not to mix with the gateway's standard output
             prints = sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "cotenant.serving.workers.main", *map(str, numbers)],
@@ -291,7 +291,7 @@ def _has_descriptor(stream: Any) -> bool:
 
 
 async def _ended(process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Wait until a process has been reaped; it is killed after `limit_s`."""
+    """Wait until a process has ended; kill it after `limit_s`."""
     end = time.monotonic() + limit_s
     pause = 0.001
     while process.poll() is None:

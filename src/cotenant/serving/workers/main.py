@@ -35,14 +35,14 @@ DEVICE_LOST = 75  # exit code
 
 
 def settle(cores: tuple[int, ...]) -> None:
-    """Set up the process: die with the gateway, precise timers, no core files, pinned to the share's cores, own signal
-    handling.
+    """Set up the process: die with the gateway, precise timers, no core files, pinned to the share's cores, with its
+    own signal handling.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    # these are often sent to the whole process group, but batches must be finished
+    # ignore these signals: they are often sent to the whole process group, but batches must be finished
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if cores:
@@ -104,7 +104,7 @@ class Loop:
                 written, size = self._write(self.infos[service], outputs, end)
                 return ("done", number, (time.monotonic() - began) * 1e3, True, written, size)
             except Exception:
-                pass  # an item may be at fault: the item-wise path finds out which
+                pass  # a single item may have caused this: running the items one by one finds out which
         units = self._units(service, count, stacked, layout)
         result = self.engine.run(Job(number, service, units, expected_ms, submitted_s))
         if any(isinstance(answer, str) for answer in result.answers) and self.engine.lost():
@@ -113,7 +113,7 @@ class Loop:
         return self._answer(number, result, end)
 
     def _write(self, info: ModelInfo, outputs: list[np.ndarray], end: int) -> tuple[list[Any], int]:
-        """Write outputs behind the inputs: [(offset, shape of one item)], and the end offset."""
+        """Write outputs into the arena, behind the inputs. Returns [(offset, shape of one item)] and the end offset."""
         layout, at = [], aligned(end)
         for spec, array in zip(info.outputs, outputs, strict=True):
             if spec.datatype == "BYTES" or array.dtype != DTYPES[spec.datatype]:
@@ -182,10 +182,10 @@ def main() -> int:
 
 
 def void(sent: int) -> None:
-    """Discard the number of bytes sent."""
+    """Send a packet; nothing is done with the number of bytes sent."""
 
 
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # skip the runtime's shutdown: everything has been answered
+    os._exit(code)  # skip the interpreter's shutdown, since everything has been answered

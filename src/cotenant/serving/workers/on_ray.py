@@ -107,7 +107,7 @@ class RayWorker:
 
 class RayWorkers:
     """A WorkerFactory for a Ray cluster. GPU k of the plan is on node k // per_node. A new node gets the GPU numbers of
-    one that Ray has given up."""
+    a node that Ray has reported as dead."""
 
     def __init__(
         self, address: str, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S
@@ -121,7 +121,7 @@ class RayWorkers:
         self._usable: tuple[int, ...] = ()
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._orders: queue.SimpleQueue[Any] | None = None  # None: no bridge
+        self._orders: queue.SimpleQueue[Any] | None = None  # None: no bridge process runs
         self._closing = threading.Event()
         self._process, connection = self._connect()
         self._thread = threading.Thread(target=self._keep, args=(connection,), name="cotenant-ray", daemon=True)
@@ -200,7 +200,7 @@ class RayWorkers:
             lost = threading.Event()
             self._tell(self._bridge_lost, lost)
             while not (lost.wait(PING_S) or self._closing.is_set()):
-                pass  # calls to the next bridge must not be answered as lost with this one
+                pass  # calls to the next bridge must not be reported as lost when this bridge ends
             said = ""
             while not self._closing.wait(AGAIN_S):
                 try:
@@ -249,7 +249,7 @@ class RayWorkers:
             dead.gone(values[1])
 
     def _bridge_lost(self, done: threading.Event) -> None:
-        self._usable = ()  # a last word of that bridge may have come after its end
+        self._usable = ()  # a last message of the old bridge may have set this after the bridge's end
         if not self._closing.is_set():
             LOG.warning("Ray at %s is lost: none of its GPUs can be used", self._settings.address)
         for future in [f for f in self._asked.values() if not f.done()]:

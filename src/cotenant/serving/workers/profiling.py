@@ -65,7 +65,7 @@ class ProfileRun:
 
 
 class OneAtATimeError(InputError):
-    """Several batch sizes were given for a model that takes one item at a time."""
+    """Raised if several batch sizes were given for a model that takes one item at a time."""
 
 
 class Partial:
@@ -94,8 +94,8 @@ class Partial:
 
 
 def cell_of(samples: Sequence[Sample]) -> dict[str, float]:
-    """Statistics of a measurement: median ms in the worker, median ms of overhead, and the ratio of a slow batch (95th
-    percentile) to the median."""
+    """Statistics of a measurement: median ms in the worker, median ms of overhead, and the 95th percentile of a batch's
+    duration divided by its median."""
     totals = sorted(s.total_ms for s in samples)
     executed = statistics.median(s.executed_ms for s in samples)
     middle = totals[len(totals) // 2]
@@ -121,7 +121,7 @@ async def measure_cell(model: OneModel, batch: int, seconds: float) -> dict[str,
 async def measure(
     run: ProfileRun, partial: Partial, tick: Tick = lambda done, of: None, factory: WorkerFactory | None = None
 ) -> dict[str, Any]:
-    """All measurements of a run: those of the partial file, and the missing ones, which are made now."""
+    """All measurements of a run: those in the partial file, and the missing ones, which this function makes."""
     made = local_factory(run.mechanism) if factory is None else factory
     cells = run.cells
     total = len(cells) + 1 + len(run.against)
@@ -172,8 +172,8 @@ async def _partition(
 
 
 async def _base_bytes(run: ProfileRun, factory: WorkerFactory) -> int:
-    """Main memory of a worker without models, which every gpulet needs. On a GPU the context counts in the figure of
-    each model instead, so the sum may be too large but never too small."""
+    """Main memory of a worker without models, in bytes; every gpulet needs that much. On a GPU the CUDA context counts
+    in each model's memory instead, so the sum over models may be too large but never too small."""
     if run.needs_gpu:
         return 0
     from cotenant.serving.worker import WorkerSpec

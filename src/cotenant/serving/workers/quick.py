@@ -43,7 +43,8 @@ def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
 
 def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
     """Measure the models of a file. Returns a profile as a JSON object, and for each model that could not be measured
-    the reason. Those get a placeholder of 1 ms, because applications need a time for every stage, and are not served.
+    the reason. A model that could not be measured gets a placeholder of 1 ms in the profile, because applications need
+    a time for every stage; it is not served.
     InputError if no model can be measured."""
     gpu = config.deployment.gpu_models[0]
     done: dict[str, Any] = {}
@@ -56,7 +57,7 @@ def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
                 done = _one(gpu, entry, find(entry), Path(folder), done or None)
             except (InputError, WorkError, LoadError) as error:
                 hint = "" if entry.sample is not None else " (sample: names a file with a request to measure it with)"
-                failed[entry.model] = f"it cannot be measured{hint}: {error}"
+                failed[entry.model] = f"the model cannot be measured{hint}: {error}"
     if not done:
         name, why = next(iter(failed.items()))
         raise InputError(why, file=config.deployment.file, field=f"models.{name}")
@@ -79,6 +80,6 @@ def _one(gpu: str, entry: ModelEntry, found: Found, folder: Path, earlier: dict[
         except OneAtATimeError:
             if batches == (1,):
                 raise
-            batches = (1,)  # the model accepts one item per call
+            batches = (1,)
             continue
         return assemble(run, rows, earlier, time.strftime("%Y-%m-%d"))

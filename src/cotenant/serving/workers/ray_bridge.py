@@ -47,13 +47,13 @@ class Settings:
 
 
 class LostNodeError(Exception):
-    """The node of a call is lost, or the GPU has no node."""
+    """Raised if the node that was called is lost, or no node has the GPU."""
 
 
 @dataclass
 class Slot:
-    """The GPUs of a node, from number `first` on, with the node's machine id and actor. `lost` ends one connection to
-    the node (a life)."""
+    """The GPUs of a node, from number `first` on, with the node's machine id and actor. A node that was lost and found
+    again starts a new `life`; `lost` is completed with the reason when the present life ends."""
 
     first: int
     gpus: int
@@ -113,7 +113,8 @@ class Bridge:
         self._send("gpus", self._gpus())
 
     def _send(self, *message: Any) -> None:
-        with contextlib.suppress(OSError):  # the server has closed the socket, which the reader notices
+        # the server has closed the socket: the thread that reads from it notices that
+        with contextlib.suppress(OSError):
             self.connection.send(message)
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class Bridge:
         if not task.done():
             task.cancel()
             if not lost.done():
-                self._lost(slot, f"it has said nothing for {within_s:g} s")
+                self._lost(slot, f"the node has not answered for {within_s:g} s")
             raise LostNodeError
         try:
             return task.result()
@@ -196,11 +197,11 @@ class Bridge:
                     slot.actor = await asyncio.wait_for(asyncio.to_thread(self._place, slot), CLOSE_S)
             slot.life += 1
             await asyncio.wait_for(_result(slot.actor.begin.remote(slot.life)), within_s)
-        except Exception as error:  # or Ray's head is down: running workers continue
+        except Exception as error:  # the node may be dead, or only Ray's head may be down: running workers continue
             errors = self.ray.exceptions
             if isinstance(error, errors.RayActorError) and not isinstance(error, errors.ActorUnavailableError):
                 slot.actor = None  # the old actor has ended
-            why = (str(error) and _first_line(error)) or "it does not answer"
+            why = (str(error) and _first_line(error)) or "the node does not answer"
             if why != slot.why:
                 LOG.warning("GPUs %d to %d have no node: %s", slot.first, slot.first + slot.gpus - 1, why)
             slot.why = why

@@ -14,8 +14,8 @@ GONE = "is not there any more"
 
 
 class NodeHost:
-    """Workers of one life: the time from the caller's connection to this node until it lost the node. Delayed calls of
-    another life have no effect."""
+    """The workers of a node. A `life` is the time from the server's connection to this node until the server lost the
+    node. Calls of another life, which arrive late, have no effect."""
 
     def __init__(self, mechanism: str, gpus: int, timed: bool, load_limit_s: float) -> None:
         self._factory = LocalWorkers(mechanism, gpus, timed=timed, load_limit_s=load_limit_s)
@@ -32,7 +32,9 @@ class NodeHost:
         self._life = life
         workers, self._workers = list(self._workers.values()), {}
         answers, self._answers, self._dead = list(self._answers.values()), {}, {}
-        for answer in answers:  # the callers have gone; an actor runs a limited number of calls at a time
+        # answer these calls although nothing waits for the answers: an actor runs a limited number of calls
+        # at a time
+        for answer in answers:
             if not answer.done():
                 answer.set_result(GONE)
         await asyncio.gather(*(worker.stop(0.0) for worker in workers))
@@ -105,7 +107,7 @@ class NodeHost:
             self._dead[name] = why
 
     def _forget(self, worker: Worker) -> bool:
-        """Whether a worker was of this life; from now on it is not."""
+        """Remove a worker from this life. Returns whether it was in this life."""
         if self._workers.get(worker.spec.name) is not worker:
             return False
         del self._workers[worker.spec.name]

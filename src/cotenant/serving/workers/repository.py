@@ -93,7 +93,7 @@ def versions(path: Path) -> list[int]:
 
 
 def stamp(path: Path | None) -> tuple[tuple[str, int, int], ...]:
-    """Names, times and sizes of a model's files, which change when the model does."""
+    """Names, modification times and sizes of a model's files. They change if the model was changed."""
     if path is None or not path.is_dir():
         return ()
     found = []
