@@ -20,7 +20,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
-    """One of our parsers as a pydantic validator; its InputError becomes the validation error."""
+    """Make a pydantic validator of a parser in core/units.py or the like. The parser's InputError becomes the
+    validation error."""
 
     def convert(value: Any) -> Any:
         try:
@@ -31,7 +32,7 @@ def parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
-# how quantities are written in a file, for editors: by JSON Schema
+# JSON Schema of quantities in a configuration file, which editors use
 TIME = WithJsonSchema({"type": ["number", "string"], "title": "time", "examples": ["2h", "500ms", "10s"]})
 SIZE = WithJsonSchema({"type": ["integer", "string"], "title": "size", "examples": ["256MiB", "62.5GB", "8GiB"]})
 PART = WithJsonSchema({"type": ["number", "string"], "title": "part", "examples": [0.3, "30%"]})
@@ -45,7 +46,8 @@ Fraction = Annotated[float, parsed(parse_fraction), PART]
 
 
 class Strict(BaseModel):
-    """A model that refuses keys it does not have, and says which it has. What a field is for stands below it."""
+    """Base of the models of configuration files. Unknown keys are refused with a list of the known ones. The string
+    below a field is its description."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
@@ -80,7 +82,8 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
     elif first["type"] == "value_error":
         inner = cause.args[0] if cause is not None and cause.args else first["msg"]
         text = inner.message if isinstance(inner, InputError) else str(inner)
-        if isinstance(inner, InputError) and inner.field:  # keep the inner error's field, too
+        # the error's field is the outer field followed by the inner error's field
+        if isinstance(inner, InputError) and inner.field:
             where[-1:] = [inner.field] if inner.field.split(".")[0] == where[-1:][0] else [*where[-1:], inner.field]
     elif first["type"] == "missing":
         text = "is missing"

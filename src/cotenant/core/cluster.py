@@ -29,7 +29,7 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines, as groups of equal nodes; node ids count through the groups in order."""
+    """A cluster: its machines, as groups of equal nodes. Node ids count through the groups in order."""
 
     groups: tuple[NodeGroup, ...]
     source: str = ""
@@ -77,7 +77,7 @@ class Cluster:
         return tuple(dict.fromkeys(g.gpu.name for g in self.groups if g.gpus))
 
     def describe(self) -> str:
-        """One line for users: 16 nodes x 8 A100-40GB, 24 CPUs, 500 GB each."""
+        """Describe the cluster in one line for users: 16 nodes x 8 A100-40GB, 24 CPUs, 500 GB each."""
         return "; ".join(
             f"{g.count:,} x {g.gpus} {g.gpu.name}, {g.cpus:g} CPU{'' if g.cpus == 1 else 's'}, "
             f"{format_memory(g.memory_bytes)}"

@@ -33,7 +33,8 @@ class InputError(Exception):
         return f"{where}: {self.message}" if where else self.message
 
     def _named_field(self) -> str:
-        """An option or argument of the command line by its name, what stands in a file as its field."""
+        """How a message names the place of the error: an option or argument by its name, a key in a file as `field
+        NAME`."""
         field = self.field or ""
         typed = self.file is None and (field.startswith("--") or field.isupper())
         return field if typed or not field else f"field {field}"
@@ -44,4 +45,5 @@ class TakenNameError(InputError):
 
 
 class WorkError(Exception):
-    """The input was valid but the operation failed (exit code 1): a full disk, a dead solver, a lost server."""
+    """Raised if the input was valid but the operation failed (exit code 1): a full disk, a dead solver, a lost
+    server."""

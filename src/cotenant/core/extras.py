@@ -24,7 +24,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 class MissingExtraError(ModuleNotFoundError):
-    """A module of an optional extra is not installed. `name`: the module; `extra`: the extra to install."""
+    """Raised if a module of an optional extra is not installed. `name`: the module; `extra`: the extra to install."""
 
     def __init__(self, who: str, extra: str, module: str) -> None:
         super().__init__(f"{who} needs the extra \"{extra}\": pip install 'cotenant[{extra}]'", name=module)
@@ -32,7 +32,8 @@ class MissingExtraError(ModuleNotFoundError):
 
 
 def require(extra: str, *modules: str) -> None:
-    """Raise MissingExtraError unless these modules can be imported; for packages that are useless without them."""
+    """Raise MissingExtraError unless these modules can be imported. Called by packages that are useless without
+    them."""
     for module in modules:
         if module not in sys.modules and not _exists(module):
             raise MissingExtraError(_caller(), extra, module)
@@ -50,13 +51,15 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def extra_of(module: str, preferred: str | None = None) -> str | None:
-    """The extra that installs a module: `preferred` if it does, else the smallest; None if no extra does."""
+    """The extra that installs a module: `preferred` if that extra does, else the first one in EXTRAS; None if no extra
+    does."""
     found = [extra for extra, modules in EXTRAS.items() if any(_within(module, each) for each in modules)]
     return preferred if preferred in found else next(iter(found), None)
 
 
 def _within(module: str, other: str) -> bool:
-    """Whether one module is the other or contains it: a failed import may name only a parent such as google."""
+    """Whether the modules are equal, or one contains the other: a failed import may name only a parent, such as
+    google."""
     return f"{module}.".startswith(f"{other}.") or f"{other}.".startswith(f"{module}.")
 
 

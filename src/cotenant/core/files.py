@@ -17,22 +17,21 @@ _PART = re.compile(r"\.part-(\d+)$")
 
 
 def cannot_write(path: str | Path, error: OSError) -> InputError:
-    """InputError for an output that cannot be written, with the path and the system's error."""
+    """The InputError for an output that cannot be written, with the path and the system's error."""
     return InputError(f"cannot write here: {(error.strerror or str(error)).lower()}", file=path)
 
 
 def _is_stream(path: str | Path) -> bool:
-    """Whether `path` is not a regular file but a pipe or device, which renaming would replace."""
+    """Whether `path` is a pipe or device, which a renamed file would replace."""
     found = Path(path)
     return found.exists() and not found.is_file()
 
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[TextIO]:
-    """A text file (UTF-8) that replaces `path` when the block ends without an error.
-
-    Symbolic links are kept: the file that they point to is replaced. Pipes and devices (/dev/stdout) are written
-    directly. Bytes go to its `buffer`. Raises InputError if the file cannot be created.
+    """A text file (UTF-8) that replaces `path` when the block ends without an error. Symbolic links are kept: the file
+    that they point to is replaced. Pipes and devices (/dev/stdout) are written directly. To write bytes, use the file's
+    `buffer`. Raises InputError if the file cannot be created.
     """
     if Path(path).is_dir():
         raise InputError("is a folder; name a file", file=path)

@@ -1,4 +1,4 @@
-"""Default folders of Cotenant, each of which an environment variable can move.
+"""Default folders of Cotenant. An environment variable can replace each of them.
 
 | folder | variable | default |
 |---|---|---|

@@ -97,7 +97,8 @@ ALIASES: dict[str, str] = {
     # the openb trace does not identify these models; GPUs of similar size stand in for them, so that it can be
     # simulated
     "G2": "A10", "G3": "A100-80GB",
-    # nor does Alibaba's trace of 2026; the stand-ins are models that the trace does not contain otherwise
+    # Alibaba's trace of 2026 does not identify these models either; here, models that the trace does not contain stand
+    # in for them
     "GPU-series-1": "L40S", "GPU-series-2": "H20",
     # export variants: the same chip and memory, with less bandwidth between GPUs
     "A800-SXM4-80GB": "A100-80GB", "H800": "H100-80GB",

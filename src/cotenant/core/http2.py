@@ -1,4 +1,4 @@
-"""What client and server of HTTP/2 share: numbers, frames, header literals (RFC 9113, RFC 7541)."""
+"""Definitions of HTTP/2 for client and server: numbers, frames, header literals (RFC 9113, RFC 7541)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDO
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 PROTOCOL_ERROR = 1
 FIRST_WINDOW, MOST_WINDOW = 65_535, (1 << 31) - 1
-FRAME_HEAD = struct.Struct(">HBBBI")  # length as two parts, type, flags, stream
+FRAME_HEAD = struct.Struct(">HBBBI")  # the fields: length (16 and 8 bits), type, flags, stream
 
 
 class ProtocolError(ValueError):
-    """What a peer may not do: the connection ends with this code."""
+    """Raised if the peer violates the protocol. The connection then ends with this error code."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -27,7 +27,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes | bytearray | memor
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header that enters no table, without Huffman coding (RFC 7541, 6.2.2)."""
+    """Encode a header that is not added to the table, without Huffman coding (RFC 7541, 6.2.2)."""
     return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
 
 
@@ -43,8 +43,8 @@ def _length(size: int) -> bytes:
 
 
 def unpadded(flags: int, payload: bytes) -> bytes:
-    """The payload of a DATA or HEADERS frame without its padding (RFC 9113, 6.1). ProtocolError: more padding
-    than frame."""
+    """The payload of a DATA or HEADERS frame without its padding (RFC 9113, 6.1). Raises ProtocolError if the padding
+    is longer than the frame."""
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):

@@ -47,9 +47,9 @@ class Lines:
 class LineServer(Generic[C]):
     """Answers orders, one at a time per connection.
 
-    `admit` makes a caller of a new connection, from which it may first read lines; it refuses by InputError or
-    WorkError. `answer` executes a line. `gone` is called once for each admitted caller. `idle_s`: how long a caller may
-    send nothing; None: unlimited.
+    `admit` returns the caller behind a new connection, from which it may read lines first, or raises InputError or
+    WorkError to refuse it. `answer` executes a line. `gone` is called once for each admitted caller, when its
+    connection has ended. `idle_s`: how long a caller may send nothing; None: unlimited.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LineServer(Generic[C]):
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             made.bind(str(path))
-            os.chmod(path, mode)  # before any client can connect
+            os.chmod(path, mode)  # set the mode before any client can connect
             self._servers.append(await asyncio.start_unix_server(self._serve, sock=made, limit=CHUNK, backlog=1024))
         except OSError as error:
             made.close()
@@ -108,7 +108,8 @@ class LineServer(Generic[C]):
                     await writer.drain()
             finally:
                 self._gone(caller)
-        except InputError as error:  # the line is too long, and the start of the next one is unknown
+        # the line is too long: end the connection, since the start of the next line is unknown
+        except InputError as error:
             writer.write(encode(failure(error)))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             pass

@@ -40,7 +40,7 @@ def order_of(line: bytes) -> Message:
 
 
 def failure(error: Exception, server: str = "server") -> Message:
-    """The answer to a failed order; unexpected exceptions are logged and do not end the server."""
+    """The answer to a failed order. Unexpected exceptions are logged; they do not end the server."""
     if isinstance(error, InputError):
         kind = next(name for name, type_ in INPUT_ERRORS.items() if isinstance(error, type_))
         return {"error": error.message, "field": error.field, "file": error.file, "kind": kind}
@@ -51,8 +51,8 @@ def failure(error: Exception, server: str = "server") -> Message:
 
 
 class LineClient:
-    """An open connection to a server at `where`. `who` names it in messages: the agent, the fleet. Raises the
-    InputError or WorkError that it answers."""
+    """An open connection to a server at `where`. `who` names it in messages: the agent, the fleet. If the server
+    answers with an InputError or WorkError, the client raises it."""
 
     def __init__(self, connection: socket.socket, who: str, where: str) -> None:
         self._socket = connection
@@ -66,7 +66,7 @@ class LineClient:
             line = self._file.readline()
         except OSError as error:
             raise WorkError(f"{self._peer} does not answer: {error.strerror or error}") from None
-        if not line.endswith(b"\n"):  # nothing, or half of an answer
+        if not line.endswith(b"\n"):  # the connection ended before the answer was complete
             raise WorkError(f"{self._peer} has gone")
         answer: Message = json.loads(line)
         if "error" in answer:

@@ -21,8 +21,8 @@ FORMAT_VARIABLE, LEVEL_VARIABLE = "COTENANT_LOG_FORMAT", "COTENANT_LOG_LEVEL"  #
 
 
 def configure(form: str | None = None, level: str | None = None) -> None:
-    """Configure the log of a long-running process, and through the environment that of its children. None: from the
-    environment, else text at level info. Raises InputError for unknown values.
+    """Configure the log of a long-running process and, through the environment, of its child processes. Settings that
+    are None come from the environment; the default is text at level info. Raises InputError for unknown values.
     """
     form = form or os.environ.get(FORMAT_VARIABLE) or "text"
     level = level or os.environ.get(LEVEL_VARIABLE) or "info"

@@ -24,7 +24,7 @@ from cotenant.core.mig_tables import GIB, TABLES
 class SliceProfile:
     """A kind of instance on one GPU: `kind` (7g, 4g, 3g, 2g, 1g+, 1g), full `name`, memory and SMs (None: unknown).
 
-    `most`: how many of it a GPU can have; `engines`: video decoders and optical flow units of an instance.
+    `most`: largest number of such instances on a GPU; `engines`: video decoders and optical flow units of an instance.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class SliceProfile:
     starts: tuple[int, ...]
     most: int = 8
     engines: tuple[int, int] = (0, 0)
-    also: str = ""  # its name with other driver versions
+    also: str = ""  # name of the profile with other driver versions
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,12 +48,12 @@ class Placement:
     kind: str
 
     def __str__(self) -> str:
-        """As `3g@4`, which `parse_placement` reads."""
+        """The notation `3g@4`, which `parse_placement` reads."""
         return f"{self.kind}@{self.start}"
 
 
 def parse_placement(text: str) -> Placement:
-    """The placement that `3g@4` means; InputError otherwise."""
+    """Parse a placement such as `3g@4`. Raises InputError for anything else."""
     kind, _, start = text.partition("@")
     if not (kind and start.isdecimal()):
         raise InputError(f"{text!r} is not a slice and its start, such as 3g@4", field="slice")
@@ -225,8 +225,8 @@ def reachable(geo: Geometry, running: Iterable[Placement]) -> tuple[Layout, ...]
 
 
 def place(geo: Geometry, kinds: Sequence[str], keep: Iterable[Placement] = ()) -> Layout | None:
-    """A legal placement of these kinds that keeps as many of the instances in `keep` as possible; ties go to the given
-    order on the axis.
+    """A legal placement of these kinds that keeps as many of the instances in `keep` as possible. Among equally good
+    placements, the one closest to the given order on the axis of memory slots wins.
     """
     matches: set[Layout] = set()
 

@@ -29,8 +29,8 @@ KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
 @dataclass(frozen=True)
 class Rule:
-    """`devices`: indices, None for all; `pci_ids`: 0xDDDDVVVV, None for any; `profiles`: number of instances by
-    profile.
+    """One rule of a list. `devices`: indices of GPUs, None: all; `pci_ids`: 0xDDDDVVVV (device and vendor), None: any;
+    `profiles`: number of instances by profile.
     """
 
     devices: tuple[int, ...] | None
@@ -43,8 +43,8 @@ class Rule:
         return (self.devices is None or index in self.devices) and (self.pci_ids is None or pci_id in self.pci_ids)
 
     def layout(self, geo: Geometry, keep: Iterable[Placement] = ()) -> Layout:
-        """Placements of its instances that keep existing ones in place. Raises InputError if they do not fit on this
-        GPU.
+        """Placements of the rule's instances that keep existing instances in place. Raises InputError if the instances
+        do not fit on this GPU.
         """
         kinds = [kind_of(geo, name) for name, count in self.profiles.items() for _ in range(count)]
         order = {kind: i for i, kind in enumerate(geo.every)}
@@ -54,7 +54,8 @@ class Rule:
         return found
 
     def models(self) -> tuple[list[str], str]:
-        """Catalog models that support the rule, and why a model that it names does not (otherwise empty)."""
+        """Catalog models that support the rule, and why a model that the rule names does not support it (otherwise
+        empty)."""
         named = None if self.pci_ids is None else [PCI_MODELS.get(i >> 16, "") for i in self.pci_ids]
         fit, why = [], ""
         for model in dict.fromkeys(named or TABLES):

@@ -16,7 +16,7 @@ GIB = 1 << 30
 class Row(NamedTuple):
     """One profile of one GPU: kind (`1g+` is the double-memory 1g), name, memory in GiB, SMs (None: not published).
 
-    `also`: its name with other drivers.
+    `also`: the profile's name with other drivers.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 class Table(NamedTuple):
     """All profiles of one GPU; `double_memory`: whether `1g+` is offered by default.
 
-    A shape without a row is a variant of the row that its kind begins with: `1g+me` of `1g`.
+    A shape without a row of its own is a variant of a row: `1g+me` is a variant of `1g`.
     """
 
     shapes: dict[str, Shape]

@@ -23,7 +23,7 @@ def frame(message: object) -> bytes:
 
 
 def read(stream: BinaryIO) -> Any:
-    """The next message; EOFError at the end."""
+    """Read the next message. Raises EOFError at the end of the stream."""
     return pickle.loads(_exactly(stream, _LENGTH.unpack(_exactly(stream, _LENGTH.size))[0]))
 
 
@@ -35,7 +35,7 @@ def _exactly(stream: BinaryIO, count: int) -> bytes:
 
 
 async def receive(stream: _Exactly) -> Any:
-    """The next message; asyncio.IncompleteReadError (an EOFError) at the end."""
+    """Read the next message. Raises asyncio.IncompleteReadError (an EOFError) at the end of the stream."""
     (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
     return pickle.loads(await stream.readexactly(length))
 

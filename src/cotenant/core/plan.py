@@ -20,8 +20,9 @@ Floats = NDArray[np.float64]
 class Grant:
     """A job's share: on node `nodes[i]` it holds `node_gpus[i]` GPUs (a fraction of one below 1).
 
-    `cpus` (cores) and `memory_bytes` are totals over all nodes; `level`: level of the allotment (policy.arrays);
-    `speed`: relative to the proportional share on the reference GPU; `reserved`: started by a reservation.
+    `cpus` (cores) and `memory_bytes` are totals over all nodes; `level`: number of the allotment of CPU and memory
+    (policy/jobs/allotment.py); `speed`: relative to the proportional share on the reference GPU; `reserved`: whether a
+    reservation started the job.
     """
 
     job: str

@@ -1,4 +1,4 @@
-"""Tables of rich on a terminal as they are, and in a file without the spaces that fill their lines."""
+"""Prints tables of the library rich. In a file, lines have no trailing spaces."""
 
 from __future__ import annotations
 

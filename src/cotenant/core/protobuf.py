@@ -24,8 +24,8 @@ def classes(
     package: str, messages: Mapping[str, str], enums: Mapping[str, str] | None = None,
     oneofs: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Message classes by name. `enums`: names of values, numbered from 0. `oneofs`: messages of which one field is set,
-    with the name of the oneof.
+    """Build message classes; returns them by name. `enums`: names of each enumeration's values, numbered from 0.
+    `oneofs`: messages whose fields are all in one oneof -> the oneof's name.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -73,7 +73,7 @@ def classes(
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """The set fields of a message as plain data, enumerations by name."""
+    """The fields of a message that are set, as plain data. Values of enumerations are given by name."""
 
     def value(field: Any, one: Any) -> Any:
         if field.message_type is not None:

@@ -13,7 +13,7 @@ MAX_BATCH = 1024
 MAX_GPUS = 1_000_000
 
 
-MOST_MODELS = 128  # of one gpulet
+MOST_MODELS = 128  # largest number of models in one gpulet
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Seat:
 
 @dataclass(frozen=True)
 class Gpulet:
-    """A partition of one GPU whose seats take turns in cycles of `duty_ms`; `slot` distinguishes gpulets of
-    equal size. `instance`: first memory slot of the MIG instance that it is or that it shares; 0 without MIG."""
+    """A gpulet: a partition of one GPU. The services placed on it (`seats`) each run one batch per cycle of `duty_ms`.
+    `slot` distinguishes gpulets of equal size. `instance`: first memory slot of the MIG instance that the gpulet is, or
+    is a part of; 0 without MIG."""
 
     gpu: int
     gpu_model: str
@@ -77,7 +78,8 @@ class Gpulet:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A service for `missing_rps` of whose rate the plan has no place, and the reason."""
+    """A service that the plan does not serve at its full rate: `missing_rps` requests per second have no place, for the
+    reason `reason`."""
 
     service: str
     missing_rps: float
@@ -120,7 +122,7 @@ class ServingPlan:
         return {name: cap / self.rates_rps[name] for name, cap in self.capacities().items() if name in self.rates_rps}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON; `from_dict` gives the same plan back."""
+        """The plan as plain data for JSON; `from_dict` gives the same plan back."""
         return {
             "planner": self.planner,
             "gpus": self.gpus,

@@ -1,4 +1,5 @@
-"""How strongly promises about a share are enforced: by what, and by what they could be on a machine."""
+"""How strongly the properties of a tenant's share (its time, SMs, memory ...) are enforced on a machine, and by
+what."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from cotenant.core.errors import InputError
 
 
 class Promise(enum.StrEnum):
-    """What is promised with a share of a GPU."""
+    """A property that a share of a GPU guarantees to its tenant."""
 
     TIME = "time"
     SMS = "sms"
@@ -20,7 +21,7 @@ class Promise(enum.StrEnum):
 
 
 class Strength(enum.StrEnum):
-    """What enforces a promise, strongest first. A tenant can circumvent only `shim` and below."""
+    """What enforces a guaranteed property, strongest first. A tenant can circumvent only `shim` and what follows it."""
 
     KERNEL = "kernel"  # the operating system, by the tenant's cgroup
     DRIVER = "driver"  # NVIDIA's kernel driver
@@ -49,10 +50,10 @@ def strength_named(text: object, **where: Any) -> Strength:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What would enforce one promise of a tenant on one GPU of this machine."""
+    """What enforces one property of a tenant's share on one GPU of this machine."""
 
     promise: Promise
     by: Strength
-    how: str  # what enforces it, in a few words: "dmem.max of the tenant's cgroup"
+    how: str  # what enforces the property, in a few words: "dmem.max of the tenant's cgroup"
     why: str  # one sentence: why no stronger enforcement is possible
-    obstacles: tuple[str, ...] = ()  # what prevents a stronger one, one sentence each
+    obstacles: tuple[str, ...] = ()  # what prevents a stronger enforcement, one sentence each

@@ -11,7 +11,7 @@ _BYTES = {
     "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-    # Kubernetes spells binary units without the B
+    # Kubernetes writes binary units without the B
     "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40,
 }  # fmt: skip
 _SECONDS = {
@@ -43,7 +43,7 @@ def _split(text: str | float, field: str | None, example: str) -> tuple[float, s
 
 
 def _finite(number: float, text: str | float, field: str | None) -> float:
-    """The number. Raises InputError if its unit has made it more than a float can be."""
+    """Return the number. Raises InputError if it became infinite when it was multiplied by its unit."""
     if not math.isfinite(number):
         raise InputError(f"{str(text)[:40]!r} is not a finite number", field=field)
     return number
@@ -75,7 +75,7 @@ def parse_memory(text: str | float, field: str | None = None) -> int:
 
 
 def parse_memory_or_zero(text: str | float, field: str | None = None) -> int:
-    """As `parse_memory`, for memory that may also be none at all: 0 needs no unit."""
+    """Like `parse_memory`, but 0 is allowed and needs no unit."""
     return 0 if _split(text, field, "8GiB or 500MB")[0] == 0 else parse_memory(text, field)
 
 

@@ -62,13 +62,14 @@ class Jobs:
         return cls(**filled)
 
     def take(self, rows: NDArray[Any] | slice) -> Jobs:
-        """The given rows (indices, a mask or a slice), in that order."""
+        """The jobs of the given rows (indices, a mask or a slice), in that order."""
         return Jobs(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
 @dataclass(repr=False)
 class Trace:
-    """Jobs and their origin: numbers of rows kept and left out, remarks for the user, the seed of random parts."""
+    """A trace: jobs, their source, numbers of rows kept and left out, remarks for the user, and the seed of what was
+    drawn at random."""
 
     jobs: Jobs
     source: str

@@ -19,7 +19,7 @@ _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 @dataclass(frozen=True)
 class YamlFile:
-    """The content of a file, and the position of each part in it."""
+    """The content of a YAML file, and the line of each part of the content."""
 
     content: Any
     file: str | None
@@ -75,7 +75,8 @@ def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]
         raise InputError(f"not valid YAML: {error.problem or error.context}", file=file, line=line) from None
     except RecursionError:
         raise InputError("not valid YAML: nested too deeply", file=file) from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # characters or dates that do not exist
+    # PyYAML raises other errors for characters and dates that do not exist
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise InputError(f"not valid YAML: {str(error).splitlines()[0]}", file=file) from None
     return found
 

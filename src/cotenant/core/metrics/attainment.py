@@ -32,7 +32,8 @@ def requests_to_tell(good: float = REACHED_ALONE, bad: float = WANTED, error: fl
     alarms in `error` of the cases and detection in `power` of them.
 
     n = ((z(1 - error) sqrt(good (1 - good)) + z(power) sqrt(bad (1 - bad))) / (good - bad))^2, the normal approximation
-    of two binomials (Fleiss, Statistical Methods for Rates and Proportions). 99 from 99.5 %: 1,597.
+    of two binomials (Fleiss, Statistical Methods for Rates and Proportions). Example: 1,597 requests distinguish 99 %
+    from 99.5 %.
     """
     normal = NormalDist()
     root = normal.inv_cdf(1 - error) * math.sqrt(good * (1 - good)) + normal.inv_cdf(power) * math.sqrt(bad * (1 - bad))

@@ -19,7 +19,7 @@ def allocation(record: Record, timeline: Timeline) -> dict[str, float]:
 
 
 def utilisation(record: Record, timeline: Timeline) -> dict[str, float]:
-    """As allocation, but counts only those cores and that memory which a job can use."""
+    """Like `allocation`, but cores and memory that a job cannot use do not count."""
     return _shares(record, timeline, useful=True)
 
 
@@ -40,8 +40,8 @@ def capacities(record: Record) -> tuple[float, float, float]:
 
 
 def stranded_gpus(record: Record) -> Floats:
-    """After each round: free GPUs on partly used nodes while jobs wait, which a gang that needs whole nodes
-    cannot use.
+    """Stranded GPUs after each round: free GPUs on partly used nodes while jobs wait. A gang that needs whole nodes
+    cannot use them.
     """
     rounds = {name: record.rounds[name].to_numpy() for name in ("gpus_held", "gpus_free_whole_nodes", "waiting")}
     free = capacities(record)[0] - rounds["gpus_held"]
@@ -69,14 +69,14 @@ class Series:
     gpu: Floats  #: share of the cluster held by jobs that can use it, 0..1
     cpu: Floats
     memory: Floats
-    useful_cpu: Floats  #: GPUs wanted by running and waiting jobs relative to the cluster's; above 1 in overload
+    useful_cpu: Floats  #: share of the cluster's cores held by jobs that can use them, 0..1
     useful_memory: Floats
-    wanted: Floats  #: GPUs wanted by running and waiting jobs against the cluster's; above 1 when overloaded
+    wanted: Floats  #: GPUs wanted by running and waiting jobs, divided by the cluster's GPUs; above 1 in overload
     stranded: Floats  #: share of the cluster's GPUs that are stranded, 0..1
 
 
 def series(record: Record, timeline: Timeline, bins: int = 240) -> Series:
-    """The cluster over time."""
+    """Compute the time series of the cluster."""
     edges = np.linspace(timeline.first_s, max(timeline.end_s, timeline.first_s + 1e-9), bins + 1)
 
     def over_time(held: Floats) -> Floats:

@@ -49,7 +49,7 @@ def job_metrics(record: Record, timeline: Timeline, energy_j: Floats) -> JobMetr
         rejected=rejected,
         running_s=running,
         jct_s=jct,
-        # rounding in the sum of many intervals may make the difference negative, which a waiting time cannot be
+        # the difference may be slightly negative, since the sum of many intervals has rounding errors
         queueing_s=np.where(np.isnan(jct), np.nan, np.maximum(jct - running, 0.0)),
         response_s=np.where(np.isnan(jct), np.nan, first_start - record.job("arrival_s")),
         slowdown=slowdown,
@@ -69,7 +69,8 @@ def _time_of(record: Record, kind: Kind) -> Floats:
 
 def _first_share(record: Record, timeline: Timeline) -> Floats:
     times = np.full(record.jobs.height, np.nan)
-    rows = np.flatnonzero(timeline.holding)[::-1]  # reversed, so that the earliest event of a job is written last
+    # in reverse order, so that a job's earliest event is assigned last and wins
+    rows = np.flatnonzero(timeline.holding)[::-1]
     times[record.events.job[rows]] = record.events.time_s[rows]
     return times
 

@@ -10,7 +10,7 @@ Better = Literal["lower", "higher", "neither"]
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of a run. `key` is its path in the summary, with dots between levels."""
+    """One metric of a run. `key` is the metric's path in the summary, with dots between levels."""
 
     key: str
     label: str

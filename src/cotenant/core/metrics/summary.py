@@ -21,7 +21,7 @@ QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 @dataclass
 class Analysis:
-    """A record with its derived values, each computed once on first use."""
+    """A record and the values derived from it, each computed once on first use."""
 
     record: Record
 
@@ -39,7 +39,8 @@ class Analysis:
 
     @cached_property
     def measured(self) -> NDArray[np.bool_]:
-        """Per job, whether figures of single jobs include it: those in the range of option `measure`, else all."""
+        """For each job, whether figures of single jobs include it: the jobs in the range of the option `measure`, or
+        all jobs without that option."""
         rows = np.arange(self.record.jobs.height)
         first, last = self.record.info.options.get("measure") or (0, len(rows))
         return np.asarray((rows >= first) & (rows < last))

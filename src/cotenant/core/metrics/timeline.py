@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Resource = Literal["gpu", "cpu", "memory"]
 
-# kinds of events after which a job holds a share; after all others it holds none
+# kinds of events after which a job holds a share; after events of all other kinds it holds none
 HOLDING = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE, Kind.PROFILE, Kind.REPARTITION)
 
 

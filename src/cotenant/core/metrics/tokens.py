@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Target:
-    """The SLOs of a model; a None field is no SLO."""
+    """The SLOs of a model; None means that there is no such SLO."""
 
     name: str
     ttft_ms: float | None = None
@@ -24,7 +24,8 @@ class Target:
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """(n,) requests: index of the model, due time, first and last token in seconds (NaN: never), number of tokens."""
+    """Times of n requests as arrays: index of the model, due time, times of the first and last token in seconds (NaN:
+    never), numbers of tokens."""
 
     model: np.ndarray
     due_s: np.ndarray
@@ -47,7 +48,7 @@ class TokenTimes:
         return found
 
     def csv(self, names: Sequence[str]) -> str:
-        """One row per request; empty cells for events that did not happen."""
+        """The requests as CSV, one row each. Cells for events that did not happen are empty."""
         lines = ["model,due_s,first_s,last_s,prompt_tokens,output_tokens,ttft_ms,tpot_ms"]
         columns = (self.due_s, self.first_s, self.last_s, self.prompt, self.output, self.ttft_ms, self.tpot_ms)
         for model, *cells in zip(self.model, *columns, strict=True):
@@ -79,7 +80,7 @@ class TokenTimes:
         return found
 
     def total(self, targets: Sequence[Target], duration_s: float) -> dict[str, Any]:
-        """The same figures over all models together."""
+        """The figures of `summary` over all models together."""
         return self._row(np.ones(len(self.model), bool), self.kept(targets), duration_s)
 
     def _row(self, mine: np.ndarray, kept: np.ndarray, duration_s: float) -> dict[str, Any]:

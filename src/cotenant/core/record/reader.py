@@ -77,7 +77,8 @@ def read_info(path: str | Path) -> RunInfo:
     if not folder.is_dir():
         raise InputError("no such folder" if not folder.exists() else "is a file; a run is a folder", file=path)
     if not file.is_file():
-        below = (*folder.glob(f"*/{RUN_FILE}"), *folder.glob(f"*/*/{RUN_FILE}"))  # a sweep's runs are two levels below
+        # the runs of a sweep are two levels below the folder
+        below = (*folder.glob(f"*/{RUN_FILE}"), *folder.glob(f"*/*/{RUN_FILE}"))
         within = min(below, default=None)
         hint = (
             f", but contains some; name one of them, such as {within.parent}" if within else f": it has no {RUN_FILE}"

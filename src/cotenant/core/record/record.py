@@ -58,7 +58,7 @@ class Events:
         return len(self.time_s)
 
     def take(self, rows: NDArray[Any]) -> Events:
-        """The given rows (indices or a mask), in that order."""
+        """The events of the given rows (indices or a mask), in that order."""
         return Events(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 

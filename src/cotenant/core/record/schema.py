@@ -44,8 +44,8 @@ EVENTS: dict[str, pl.DataType] = {
     "reason": pl.Int8(),  # model.events.Reason
     "cpu_milli": pl.Int64(),  # thousandths of a core held from now on, over all nodes; 0 when not running
     "memory_mb": pl.Int64(),  # 10^6 bytes held from now on, over all nodes
-    "speed": pl.Float64(),  # work per second against the proportional share on the reference GPU; 0 when not running
-    # nodes it runs on from now on; null if the record has no placements, empty when not running
+    "speed": pl.Float64(),  # speed relative to the proportional share on the reference GPU; 0 when not running
+    # nodes on which the job runs from now on; null if the record has no placements, empty when not running
     "nodes": pl.List(pl.Int32()),
     "node_gpus": pl.List(pl.Float32()),  # GPUs held on each of those nodes
 }
@@ -55,7 +55,7 @@ ROUNDS: dict[str, pl.DataType] = {
     "running": pl.Int32(),  # jobs
     "waiting": pl.Int32(),  # jobs
     "gpus_held": pl.Float64(),
-    "gpus_wanted": pl.Float64(),  # by running and waiting jobs
+    "gpus_wanted": pl.Float64(),  # GPUs that running and waiting jobs want
     "gpus_free_whole_nodes": pl.Float64(),  # free GPUs on nodes without jobs
     "cpu_milli_held": pl.Int64(),
     "memory_mb_held": pl.Int64(),
@@ -74,9 +74,9 @@ class RunInfo:
     trace: dict[str, Any] = field(default_factory=dict)  #: source, kept, left_out, remarks
     #: keys: description, nodes, gpus, cpus, memory_bytes, node_gpus
     cluster: dict[str, Any] = field(default_factory=dict)
-    placements: bool = True  #: False: events hold no nodes and moves are not recorded
+    placements: bool = True  #: False: events have no nodes, and moves are not recorded
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """As a plain dictionary for JSON."""
+        """The run's description as a plain dictionary for JSON."""
         return asdict(self)

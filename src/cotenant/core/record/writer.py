@@ -60,7 +60,7 @@ class RecordWriter:
         self._last_s = -np.inf
         self._record: Record | None = None
         self._height = 0
-        self._jobs = _frame({}, JOBS)  #: those that are not on disk
+        self._jobs = _frame({}, JOBS)  #: jobs that are not on disk yet
         try:
             self._take_jobs((jobs,) if isinstance(jobs, pl.DataFrame) else jobs)
         except BaseException:
@@ -141,7 +141,8 @@ class RecordWriter:
             self._put(ROUNDS_FILE, self._take_rounds())
 
     def close(self) -> Record:
-        """Finish and return the record; the folder, if any, is then at its destination. May be called again."""
+        """Finish the record and return it. If the record has a folder, it is now at its destination. May be called
+        again."""
         if self._record is not None:
             return self._record
         if self._folder is None:
@@ -153,7 +154,7 @@ class RecordWriter:
         return self._record
 
     def discard(self) -> None:
-        """Discard everything; nothing appears on disk."""
+        """Discard everything; no folder appears on disk."""
         self._events = []
         self._rounds = []
         if self._folder is not None:
@@ -190,7 +191,7 @@ class RecordWriter:
         return Record(self.info, self._jobs, Events(**columns), self._take_rounds(), None, lambda: placements)
 
     def _put(self, file: str, frame: pl.DataFrame) -> None:
-        """Put the next piece of a table on disk."""
+        """Write the next piece of a table to disk."""
         assert self._folder is not None
         pieces = self._pieces[file]
         piece = self._folder.part / f"{file}-{len(pieces):06d}.arrow"
@@ -202,7 +203,7 @@ class RecordWriter:
         pieces.append(piece)
 
     def _finish(self, file: str, rest: pl.DataFrame) -> None:
-        """Write a table from its pieces and from what is left of it in memory."""
+        """Write a table from its pieces on disk and its remaining rows in memory."""
         assert self._folder is not None
         pieces = self._pieces[file]
         if pieces and rest.height:
