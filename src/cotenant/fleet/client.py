@@ -12,9 +12,9 @@ from cotenant.core.lines import LineClient
 
 
 class FleetClient(LineClient):
-    """One connection. `where`: the fleet's folder, or 127.0.0.1:PORT with the token in $COTENANT_FLEET_TOKEN.
-
-    Raises WorkError if no fleet answers, and the InputError or WorkError that it answers.
+    """One connection to a fleet's controller. `where`: the fleet's folder, or 127.0.0.1:PORT with the token in
+    $COTENANT_FLEET_TOKEN. Raises WorkError if no fleet answers, and any InputError or WorkError that the controller
+    answers with.
     """
 
     def __init__(self, where: Path | str, timeout_s: float = 120.0) -> None:

@@ -26,13 +26,12 @@ MOST_RETRIES = 1000
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What to run and the resources it needs.
-
-    `gpus`: whole ones, or a fraction of one below 1. `slice`: a MIG instance instead (`2g`). `cpus` (cores) and
+    """The command of a job and the resources it needs. `gpus`: a number of whole GPUs, or a fraction below 1 of one
+    GPU. `slice`: a MIG instance instead (`2g`). `cpus` (cores) and
     `memory_bytes`: the most that the whole job can use; None: from its profile, else its proportional share. `model`:
     name of a profile; `profile`: a profile file. `duration_s`: run time alone at the proportional share; `iterations`:
-    the same as an amount of work. `processes`: one per `gpu` or one per `node` of a gang. `job_dir`: its folder; None:
-    one in the fleet's folder.
+    the same as an amount of work. `processes`: one per `gpu` or one per `node` of a gang. `job_dir`: the job's folder;
+    None: a folder inside the fleet's.
     """
 
     name: str
@@ -57,12 +56,12 @@ class JobSpec:
     job_dir: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for the store and the socket."""
+        """The spec as plain data, for the store and the socket."""
         return vars(self) | {"command": list(self.command), "env": dict(self.env)}
 
     @property
     def shared(self) -> bool:
-        """Whether it needs less than one GPU."""
+        """Whether the job needs less than one GPU."""
         return self.slice is not None or self.gpus < 1
 
 
@@ -84,7 +83,7 @@ def spec_from_dict(data: Mapping[str, Any]) -> JobSpec:
 
 
 def check_spec(spec: JobSpec) -> JobSpec:
-    """Validate a spec and return it. Raises InputError for impossible values."""
+    """Validate a spec and return it. Raises InputError for invalid values."""
     if not isinstance(spec.name, str) or not NAME.fullmatch(spec.name):
         raise InputError(
             f"{str(spec.name)[:80]!r} is not a job name: 1 to 63 letters, digits, '.', '_' or '-', the first a letter "
@@ -252,7 +251,7 @@ def _quantity(value: Any, field_name: str) -> str | float:
 
 
 def _name_of(command: Any) -> str:
-    """A name derived from the program, for jobs without one."""
+    """A name for a job without one, derived from its program."""
     words = [os.path.basename(str(word)) for word in command] if isinstance(command, tuple) else []
     scripts = [word for word in words[1:3] if word.endswith((".py", ".sh"))]
     text = re.sub(r"[^A-Za-z0-9._-]+", "-", (scripts or words or ["job"])[0]).strip("-._")

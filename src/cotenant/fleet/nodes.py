@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PRETEND = "pretend"  # not a device: jobs only get its number
+PRETEND = "pretend"  # kind of a pretended GPU: jobs only get its number
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class MigInstance:
     profile: str
 
     def satisfies(self, wanted: str) -> bool:
-        """Whether it is what a job asks for: a profile such as 2g.20gb, or only its size, 2g."""
+        """Whether the instance is what a job asks for: a profile such as 2g.20gb, or only a size, such as 2g."""
         return wanted in (self.profile, self.profile.partition(".")[0])
 
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """One GPU. `kind`: the device's, or PRETEND."""
+    """One GPU. `kind`: the kind of device, or PRETEND."""
 
     uuid: str
     model: str
@@ -36,7 +36,8 @@ class NodeGpu:
 class NodeSpec:
     """One node. `cores`: ids of the CPU cores that jobs are pinned to; empty: no limit is enforced (pretended nodes).
 
-    `agent`: folder of the agent's sockets, None if GPUs are assigned without one. `address`: for gangs' rendezvous.
+    `agent`: folder of the agent's sockets, None if GPUs are assigned without one. `address`: network address at which
+    the ranks of a gang find the node.
     """
 
     name: str
@@ -50,7 +51,7 @@ class NodeSpec:
 
     @property
     def plain_gpus(self) -> tuple[NodeGpu, ...]:
-        """GPUs without MIG instances, which are assigned whole or in shares."""
+        """GPUs without MIG instances. They are assigned whole or in shares."""
         return tuple(gpu for gpu in self.gpus if not gpu.instances)
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class NodeSpec:
 
 
 def node_from_dict(data: Mapping[str, Any]) -> NodeSpec:
-    """The inverse of to_dict."""
+    """Rebuild the node from the output of `to_dict`."""
     gpus = tuple(
         NodeGpu(**{**gpu, "instances": tuple(MigInstance(**i) for i in gpu.get("instances", ()))})
         for gpu in data["gpus"]

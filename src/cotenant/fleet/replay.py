@@ -80,7 +80,7 @@ class Outcome:
     pace_error: float = 0.0
 
     def summary(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The result as `--json` prints it."""
         real, model = (Analysis(record) for record in (self.measured, self.simulated))
         jct, expected = real.jobs.jct_s, model.jobs.jct_s
         error = np.abs(jct / expected - 1)
@@ -218,7 +218,8 @@ def measure_profiles(
 
 
 def steadied(measure: Callable[[], float], due_s: float) -> tuple[float, float]:
-    """(measured seconds, |measured / due - 1|). A measurement that deviates by more than OFF is repeated, up to TRIES
+    """Measure a pretended job: (measured seconds, |measured / due - 1|). A measurement that deviates by more than OFF
+    is repeated, up to TRIES
     times in all; if all deviate, the median counts.
     """
     found: list[float] = []
@@ -274,7 +275,7 @@ def _run(
 
 
 def _torch_rows(jobs: Jobs, options: ReplayOptions) -> NDArray[np.bool_]:
-    """Which jobs train in PyTorch: the first ones with a single GPU."""
+    """Which jobs train in PyTorch: the first `torch_jobs` jobs with a single GPU."""
     chosen = np.zeros(len(jobs), dtype=np.bool_)
     chosen[np.flatnonzero(jobs.gpus == 1)[: options.torch_jobs]] = True
     return chosen
@@ -313,7 +314,8 @@ def timed_command(options: ReplayOptions, model: str, iterations: float, *, torc
 
 
 def _options(options: ReplayOptions, folder: Path, profiles: Profiles) -> FleetOptions:
-    chosen = TrainingConfig(sticky=options.sticky, restart_cost=1.0)  # starts have a cost in real time
+    # a restart costs a job time here, unlike in a simulation without a restart cost
+    chosen = TrainingConfig(sticky=options.sticky, restart_cost=1.0)
     return FleetOptions(
         folder=folder,
         nodes=options.nodes,

@@ -32,7 +32,7 @@ from cotenant.profiles.training.tables import Profiles, load_profiles
 
 LOG = logging.getLogger(__name__)
 
-if TYPE_CHECKING:  # a machine with GPUs only runs a fleet without it
+if TYPE_CHECKING:  # these modules are imported only when needed: a fleet on GPU machines runs without them
     from cotenant.core.record.record import Record
     from cotenant.fleet.controller.live import LivePort
 
@@ -43,11 +43,13 @@ MOST_NODES = 10_000
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """Options of a fleet, as of `cotenant fleet up` (docs/howto/fleet.md). Times in seconds, sizes in bytes.
+    """Options of a fleet, the same as those of `cotenant fleet up` (docs/howto/fleet.md). Times in seconds, sizes in
+    bytes.
 
     `gpu`: pretend (pretended nodes), real (this machine with whole GPUs), agent (`agents`: folders of agents, one per
     node), or machines (those of the Ray cluster at `address`, with their real GPUs). `cluster`: pretended nodes as a
-    Cluster. `profiles`: for planning, a set or a file. `planner`: instead of `policy`. `store`: URL of a PostgreSQL
+    Cluster. `profiles`: profiles to plan with, as a set or a file. `planner`: a planner to use instead of
+    `policy`. `store`: URL of a PostgreSQL
     database for the jobs, otherwise they are stored in the folder.
     """
 
@@ -97,7 +99,7 @@ def node_specs(options: FleetOptions) -> tuple[NodeSpec, ...]:
 
 
 def make_executor(options: FleetOptions) -> Executor:
-    """The executor that the options name."""
+    """Create the executor that the options name."""
     if options.executor == "local":
         from cotenant.fleet.executors.local import LocalExecutor
 
@@ -127,7 +129,7 @@ class Fleet:
         settings = ControllerOptions(options.folder, options.lease_s, options.keep_s, options.grace_s, options.early)
         if options.store is not None:
             keep_store_url(options.folder, options.store)
-        lock = take_lock(options.folder, waiting)  # taken before anything is started on the nodes
+        lock = take_lock(options.folder, waiting)  # take the lock before anything is started on the nodes
         try:
             made = executor or make_executor(options)
         except BaseException:
@@ -272,7 +274,7 @@ class Fleet:
         return False
 
     def record(self, out: Path | None = None) -> Record:
-        """The run so far as a record, as of simulated runs."""
+        """The run so far as a record, in the format of simulated runs."""
         from cotenant.fleet.controller.recording import record_of
 
         return record_of(self.options.folder, out, self.profiles)

@@ -14,14 +14,14 @@ from cotenant.fleet.jobs import JobSpec
 WAITING, RUNNING, FINISHED, FAILED, CANCELLED = "waiting", "running", "finished", "failed", "cancelled"
 OVER = (FINISHED, FAILED, CANCELLED)
 
-# phases of an attempt, each durable before it is acted on
+# phases of an attempt; each is stored before it is acted on
 STARTING, UP, STOPPING, PARKED, ENDED = "starting", "running", "stopping", "parked", "ended"
 
 
 @dataclass(frozen=True)
 class GpuShare:
-    """A GPU of a job, or `fraction` of one, and its mechanism; `instance`: UUID of its MIG instance. `limit`: the most
-    of the GPU that it may use, None: its fraction.
+    """A GPU of a job, or `fraction` of one, and the mechanism that enforces it. `instance`: UUID of a MIG instance.
+    `limit`: largest fraction of the GPU that the job may use; None: `fraction`.
     """
 
     uuid: str
@@ -34,7 +34,7 @@ class GpuShare:
 
 @dataclass(frozen=True)
 class Place:
-    """A job's resources on one node; `cpus` and `memory_bytes` are totals there."""
+    """A job's resources on one node. `cpus` and `memory_bytes` are totals on that node."""
 
     node: str
     gpus: tuple[GpuShare, ...]
@@ -44,8 +44,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where a job runs with what. `level`: of the allotment (policy.arrays); `speed`: relative to the proportional
-    share; `reserved`: started by a reservation.
+    """The nodes and resources of a job. `level`: number of the allotment of CPU and memory (policy/jobs/allotment.py);
+    `speed`: relative to the proportional share; `reserved`: whether a reservation started the job.
     """
 
     places: tuple[Place, ...]
@@ -54,7 +54,7 @@ class Assignment:
     reserved: bool = False
 
     def same_gpus(self, other: Assignment) -> bool:
-        """Whether it holds the same GPUs by the same mechanism."""
+        """Whether another assignment has the same GPUs with the same mechanism."""
         return {p.node: set(p.gpus) for p in self.places} == {p.node: set(p.gpus) for p in other.places}
 
     @property
@@ -68,7 +68,7 @@ class Assignment:
         return sum(p.memory_bytes for p in self.places)
 
     def gpus_by_node(self) -> list[tuple[str, float]]:
-        """(node, GPUs held there)."""
+        """The number of GPUs held on each node: (node, GPUs)."""
         return [(p.node, round(sum(g.fraction for g in p.gpus), 6)) for p in self.places]
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Assignment:
 
 
 def assignment_from_dict(data: Mapping[str, Any]) -> Assignment:
-    """The inverse of to_dict."""
+    """Rebuild the assignment from the output of `to_dict`."""
     places = tuple(
         Place(p["node"], tuple(GpuShare(*gpu) for gpu in p["gpus"]), p["cpus"], p["memory_bytes"])
         for p in data["places"]
@@ -115,12 +115,12 @@ class Attempt:
     up: set[str] = field(default_factory=set)  #: nodes whose processes have started
     progress: dict[str, Any] | None = None
     port: int = 0
-    off: bool = False  #: whether the attempt is parked, or is stopping after that: it holds no GPU
-    off_on: set[str] = field(default_factory=set)  #: nodes that have parked it
+    off: bool = False  #: whether the attempt holds no GPU, because it is parked, or was parked and is stopping
+    off_on: set[str] = field(default_factory=set)  #: nodes on which the attempt is parked
 
     @property
     def nodes(self) -> list[str]:
-        """Its nodes; the first one hosts the gang's rendezvous."""
+        """The attempt's nodes. The ranks of a gang find each other through the first one."""
         return [p.node for p in self.assignment.places]
 
 
@@ -133,7 +133,7 @@ class Job:
     spec: JobSpec
     arrival_s: float
     state: str = WAITING
-    n: int = 0  #: attempts so far
+    n: int = 0  #: number of attempts so far
     failures: int = 0
     losses: int = 0
     done: float = 0.0
@@ -151,7 +151,7 @@ class Job:
 
     @property
     def isolated_s(self) -> float | None:
-        """Run time alone, as stated by its user."""
+        """Run time of the job alone, in seconds, as its user stated it."""
         return self.spec.duration_s
 
     def grace_s(self, default_s: float) -> float:
@@ -159,6 +159,6 @@ class Job:
         return default_s if self.spec.grace_s is None else self.spec.grace_s
 
     def attempt_id(self) -> str:
-        """Name of its current attempt, which is never reused."""
+        """Name of the job's current attempt. Names are never reused."""
         assert self.attempt is not None
         return f"{self.id}.{self.attempt.n}"

@@ -74,7 +74,7 @@ def status(controller: Controller) -> dict[str, Any]:
 
 
 def queue(controller: Controller, *, everything: bool = False) -> list[dict[str, Any]]:
-    """Unfinished jobs: the running ones, then the waiting ones by arrival. `everything`: also finished ones."""
+    """Unfinished jobs: the running ones, then the waiting ones by arrival. `everything`: finished jobs, too."""
     now_s = controller.clock.now_s()
     jobs = sorted(controller.table.jobs.values(), key=lambda j: (j.attempt is None, j.arrival_s, j.row))
     rows = [job_row(job, now_s) for job in jobs[:MOST_LISTED]]
@@ -129,14 +129,15 @@ def job_row(job: Job, now_s: float) -> dict[str, Any]:
 
 
 def _state(job: Job) -> str:
-    """State in one word: the job's, or what is about to happen to its attempt."""
+    """A job's state in one word; for a running job, what is about to happen to its current attempt."""
     if job.attempt is None:
         return job.state if job.arrived or job.finished_s is not None else "to come"
     return "cancelling" if job.cancel and job.attempt.phase == STOPPING else job.attempt.phase
 
 
 def _done(job: Job) -> float | None:
-    """Fraction of its work that is done; None if the job ran without reporting progress and its length is unknown."""
+    """Fraction of the job's work that is done; None if the job ran without reporting progress and its length is
+    unknown."""
     progress = None if job.attempt is None else job.attempt.progress
     if job.done == 0 and job.attained_s > 0 and job.isolated_s is None and progress is None:
         return None
@@ -151,7 +152,7 @@ def _why(job: Job) -> str:
 
 
 def _error(job: Job) -> str:
-    """The last error, in a few words."""
+    """The job's last error, in a few words."""
     exit_ = job.exit or {}
     code = int(exit_.get("code", 0))
     if exit_.get("oom"):

@@ -18,7 +18,7 @@ from cotenant.fleet.nodes import NodeSpec
 from cotenant.fleet.state import PARKED, RUNNING, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
 
 EPSILON = 1e-6
-MOST_STARTS = 64  # most starts per step: hundreds at once would delay everything else
+MOST_STARTS = 64  # largest number of starts per step: hundreds at once would delay everything else
 
 
 class Applier:
@@ -60,12 +60,13 @@ class Applier:
             reason = int(plan.reasons.get(job.id, Reason.REPLACED))
             ask_stop(self.table, job, "move", now_s, job.grace_s(self.grace_s), reason)
         elif attempt.phase == PARKED:
-            job.target = target  # the parked job resumes when its GPUs are free
+            job.target = target  # a parked job resumes when its GPUs are free
         elif _amounts(target) != _amounts(attempt.assignment):
             self._resize(job, attempt, target, now_s)
 
     def _leave(self, job: Job, attempt: Attempt, now_s: float, reason: Reason) -> None:
-        """Preempt: park if the GPU's agent can and the job cannot save its own state, otherwise stop it gracefully."""
+        """Preempt a job. If the job cannot save its own state and the GPU's agent can park it (move its memory off the
+        GPU), it is parked; otherwise it is stopped gracefully."""
         if attempt.phase == PARKED:
             return
         can = attempt.phase == UP and attempt.progress is None and all(self.parks.get(n) for n in attempt.nodes)
@@ -120,7 +121,9 @@ class Applier:
                 gang = _processes(job, target) > 1
                 port = port_of(target.places[0].node) if gang else 0
                 if gang and not port:
-                    continue  # the first node does not answer now: without its port the ranks would not find each other
+                    # no start now: the first node, whose port the ranks need to find each other,
+                    # does not answer
+                    continue
                 self._start(job, target, nodes, clocks_ns, leases, now_s, port)
 
     def _unpark(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:
@@ -171,7 +174,7 @@ class Applier:
 
 
 class _Room:
-    """Free resources, reduced as this step assigns them."""
+    """Free resources of the nodes. What this step assigns is subtracted."""
 
     def __init__(self, nodes: Mapping[str, NodeSpec], running: list[Job]) -> None:
         self.gpus = GpuChooser(nodes.values())
@@ -184,7 +187,7 @@ class _Room:
                 self._subtract(attempt.assignment)
 
     def take(self, target: Assignment) -> bool:
-        """Take all shares of the target and return True, or take none and return False."""
+        """Take all shares of a job's target assignment and return True, or take none and return False."""
         need: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for place in target.places:
             need[place.node][0] += place.cpus
@@ -220,7 +223,8 @@ def _processes(job: Job, target: Assignment) -> int:
 def _rank_environment(
     rank: int, local: int, world: int, here: int, node: int, target: Assignment, address: str, port: int
 ) -> dict[str, str]:
-    """Environment as set by torchrun; for a job of one process only its number."""
+    """Environment of a rank, with the variables that torchrun sets. A job of one process gets only its rank's
+    number."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(here)}
     if world > 1:
         own |= {

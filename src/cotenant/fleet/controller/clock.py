@@ -15,7 +15,7 @@ Monotonic = Callable[[], int]
 
 
 def _boot() -> str:
-    """Identity of the current boot and time namespace, in which monotonic clocks are comparable."""
+    """Identifies the current boot and time namespace. Monotonic clocks are comparable only within one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/time")
     except OSError:
@@ -23,7 +23,8 @@ def _boot() -> str:
 
 
 class FleetClock:
-    """Clock with `now_s()`, which stands at its last value until `begin()`. After a reboot or on another machine it
+    """The fleet's clock. Until `begin()`, `now_s()` returns the last recorded value. After a reboot or on another
+    machine it
     continues from the last recorded time.
     """
 
@@ -41,7 +42,7 @@ class FleetClock:
         return self._origin_ns is not None
 
     def begin(self) -> None:
-        """Start the clock if it does not run. Saved with the next commit."""
+        """Start the clock if it does not run. The next commit saves its state."""
         if self._origin_ns is None:
             self._origin_ns = self._monotonic_ns() - round(self.last_s * 1e9)
             self._store.set_meta("origin_ns", str(self._origin_ns))
@@ -54,5 +55,5 @@ class FleetClock:
         return self.last_s
 
     def save(self) -> None:
-        """Save the time, for after a reboot."""
+        """Save the time, from which the clock continues after a reboot."""
         self._store.set_meta("time_s", repr(self.now_s()))

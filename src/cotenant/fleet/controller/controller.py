@@ -1,4 +1,5 @@
-"""The controller's loop, in a single thread: observe, snapshot, policy, plan, apply. Transitions are durable first.
+"""The controller's loop, in a single thread: observe, snapshot, policy, plan, apply. A transition is stored before it
+is acted on.
 
 A step sends the previous step's orders together with a request for reports, records the answers in the job table,
 decides if a round begins, commits the changes, and only then creates new orders. If it is killed at any point, the next
@@ -69,7 +70,8 @@ class Controller:
     def __init__(
         self, options: ControllerOptions, executor: Executor, planner: Planner, lock: Lock | None = None
     ) -> None:
-        """Take the folder's lock, unless given, and load its job table. WorkError if another controller holds it."""
+        """Load the folder's job table. Takes the folder's lock, unless `lock` is given; raises WorkError if another
+        controller holds it."""
         self.options, self.executor, self.planner = options, executor, planner
         self.lock = lock or take_lock(options.folder)
         try:
@@ -88,8 +90,8 @@ class Controller:
         self.can_park = can_park
         self.applier = Applier(self.table, options.grace_s, options.folder, self.parks)
         self.nodes: dict[str, NodeSpec] = {}
-        self.known: dict[str, NodeSpec] = {}  # every node seen by this controller
-        self.node_ns: dict[str, int] = {}  # each node's monotonic clock, as last reported
+        self.known: dict[str, NodeSpec] = {}  # all nodes that this controller has seen
+        self.node_ns: dict[str, int] = {}  # node -> its monotonic clock, as last reported
         self.leases = Leases(options.lease_s, options.keep_s)
         self.fault, self.planner_fault = "", ""
         self._next_tick = 0
@@ -125,7 +127,8 @@ class Controller:
         return [job.id for job in jobs]
 
     def cancel(self, job_id: str, *, flush: bool = True) -> str:
-        """Cancel a job; returns its state, cancelled or stopping. Without `flush` the caller makes it durable."""
+        """Cancel a job; returns its state, cancelled or stopping. Without `flush`, the caller must make the change
+        durable."""
         job = self.find(job_id)
         now_s = self.clock.now_s()
         job.cancel, job.target = True, None
@@ -144,7 +147,7 @@ class Controller:
         return state
 
     def find(self, job_id: str) -> Job:
-        """The unfinished job of that id. Raises InputError if there is none."""
+        """The unfinished job with that id. Raises InputError if there is none."""
         job = self.table.jobs.get(job_id)
         if job is None:
             found = self.store.rows("SELECT state FROM jobs WHERE id=?", (job_id,))
@@ -153,7 +156,7 @@ class Controller:
         return job
 
     def begin(self) -> None:
-        """Start fleet time."""
+        """Start the fleet's clock."""
         self.clock.begin()
         self.store.commit()
 
@@ -271,7 +274,8 @@ class Controller:
         self.ingest.failed = self.ingest.freed = False
 
     def _unreachable(self, name: str, jobs: list[Job], now_s: float) -> None:
-        """Handle jobs of an unresponsive node: they may still run there until all their leases have ended."""
+        """Handle jobs of unresponsive nodes. A job may still run on such a node until its lease and grace time have
+        ended."""
         for job in jobs:
             if self.leases.surely_over(name, job.grace_s(self.options.grace_s), now_s):
                 self.ingest.lost_node(name, job, now_s)
@@ -342,8 +346,8 @@ class Controller:
         self._apply(plan, view, now_s, early)
 
     def _is_pinned(self, job: Job, now_s: float) -> bool:
-        """Whether a job that cannot save its work, and has lost it r times, has run for less than 2^r rounds. Such jobs
-        are kept running; otherwise, taking turns, they would start over for ever.
+        """Whether a job that cannot save its work, and has lost it r times, has run for less than 2^r rounds. Such a
+        job is kept running: otherwise jobs that take turns would start over for ever.
         """
         attempt = job.attempt
         if attempt is None or attempt.progress is not None or attempt.started_s is None:
@@ -357,7 +361,7 @@ class Controller:
             return
         self.applier.plan(plan, view.jobs, now_s, early=early)
         for job in self.table.running():
-            self.table.touch(job)  # update its progress
+            self.table.touch(job)  # update the job's progress
         self.store.add_round(round_row(view, plan, self.counts.last_decision_s))
         self.clock.save()
 

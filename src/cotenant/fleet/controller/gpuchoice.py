@@ -1,5 +1,4 @@
-"""Chooses the particular GPUs for a job, of which the policy only gives the number per node. No GPU is assigned
-twice.
+"""Chooses the GPUs of a job. The policy only decides how many the job gets on each node. No GPU is assigned twice.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ EPSILON = 1e-6
 
 
 class GpuChooser:
-    """Assigned GPUs, in one plan or of all running jobs."""
+    """The set of assigned GPUs, either in one plan or by all running jobs."""
 
     def __init__(self, nodes: Iterable[NodeSpec]) -> None:
         given = tuple(nodes)
@@ -25,7 +24,7 @@ class GpuChooser:
         self._mechanism: dict[str, str] = {}
 
     def free(self, share: GpuShare) -> bool:
-        """Whether exactly this share is free."""
+        """Whether this GPU, or this fraction of it, is free."""
         if share.instance is not None:
             return share.instance not in self._taken
         taken = self._taken.get(share.uuid, 0.0)
@@ -51,8 +50,8 @@ class GpuChooser:
         return True
 
     def choose(self, node: str, gpus: float, mechanism: str) -> tuple[GpuShare, ...] | None:
-        """Whole GPUs, lowest first, or a fraction of one, preferably of a GPU already shared. None if there are
-        none.
+        """Choose whole GPUs, lowest number first, or a fraction of one GPU, preferably of one that is shared already.
+        Returns None if not enough is free.
         """
         plain = self._plain.get(node, [])
         if gpus < 1:

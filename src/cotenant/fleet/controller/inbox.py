@@ -1,4 +1,4 @@
-"""Orders of other threads, carried out in the controller's own between two steps."""
+"""Orders of other threads, which the controller's thread executes between two steps."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 
 class Inbox:
-    """One per controller: other threads `call`, the controller's thread `serve`s."""
+    """The queue of orders of one controller. Other threads use `call`, the controller's thread uses `serve`."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._closed = False
 
     def call(self, work: Callable[[], T], timeout_s: float) -> T:
-        """The result of `work`. Raises WorkError if the controller has ended, or did not begin it in time: then it is
-        not carried out later either.
+        """Have the controller's thread execute `work`, and return the result. Raises WorkError if the controller has
+        ended or did not begin in time; then `work` is never executed.
         """
         future: Future[T] = Future()
         self._orders.put((work, future))
@@ -31,7 +31,7 @@ class Inbox:
         try:
             return future.result(timeout_s)
         except TimeoutError:
-            if not future.cancel():  # it is being carried out
+            if not future.cancel():  # the controller is executing the order
                 return future.result()
             raise WorkError("the controller is busy and did not answer: nothing was done") from None
 
@@ -40,20 +40,20 @@ class Inbox:
         self._orders.put((lambda: None, Future()))
 
     def serve(self, patience_s: float) -> None:
-        """Carry out what is there; waits up to `patience_s` for the first order."""
+        """Execute the queued orders. Waits up to `patience_s` for the first one."""
         with suppress(queue.Empty):
             while True:
                 work, future = self._orders.get(timeout=max(0.0, patience_s))
                 patience_s = 0.0
                 if not future.set_running_or_notify_cancel():
-                    continue  # its caller has given up
+                    continue  # the order's caller has given up
                 try:
                     future.set_result(work())
                 except BaseException as error:
                     future.set_exception(error)
 
     def close(self) -> None:
-        """Refuse all orders that are there or come."""
+        """Refuse all queued orders, and all later ones."""
         self._closed = True
         self._refuse()
 

@@ -93,7 +93,7 @@ class JobTable:
             self._attempts[job.row, job.attempt.n] = job.attempt
 
     def tell(self, time_s: float, job: Job, kind: Kind, reason: int, held: Assignment | None = None) -> None:
-        """Record one event; `held`: what the job holds from now on."""
+        """Record one event. `held`: the resources that the job holds from now on."""
         if held is None:
             self._events.append((time_s, job.row, int(kind), int(reason), 0, 0, 0.0, []))
         else:
@@ -147,14 +147,14 @@ def holds_gpus(attempt: Attempt) -> bool:
 def ask_stop(
     table: JobTable, job: Job, why: str, now_s: float, grace_s: float, reason: int = int(Reason.OUTRANKED)
 ) -> None:
-    """Ask a job's attempt to stop; the order is sent once this is durable."""
+    """Request that a job's attempt stops. The order is sent to the nodes when the request is durable."""
     attempt = job.attempt
     if attempt is None or attempt.phase == ENDED:
         return
     if attempt.phase == STOPPING and why not in ("cancel", "lost"):
         return
     if attempt.phase == PARKED:
-        grace_s = min(grace_s, 1.0)  # no running process could save anything
+        grace_s = min(grace_s, 1.0)  # no process of the attempt runs, so nothing has to be saved
     attempt.phase, attempt.stop_why = STOPPING, why
     attempt.stop_s = now_s if attempt.stop_s is None else attempt.stop_s
     job.target_reason = reason

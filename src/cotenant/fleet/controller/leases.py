@@ -12,16 +12,16 @@ LOST_MARGIN_S = 1.0
 
 
 class Leases:
-    """`keep_s`: length of a lease. Ends are given in the node's own monotonic clock as last reported, so that a delayed
-    order does not grant more time than a prompt one.
+    """Extends the leases of running attempts; `keep_s`: length of a lease. The end of a lease is a time of the node's
+    own monotonic clock, so that a delayed order does not grant more time than a prompt one.
     """
 
     def __init__(self, lease_s: float, keep_s: float) -> None:
         self.keep_s = keep_s
         self.every_s = min(lease_s, keep_s / 4)
-        # by node: time of the last extension; a node that reconnects is served at once
+        # node -> time of the last extension. A node that reconnects is not listed, so its leases are extended at once.
         self._extended_s: dict[str, float] = {}
-        self._ends_s: dict[str, float] = {}  # by node: fleet time by which all leases ever granted there have ended
+        self._ends_s: dict[str, float] = {}  # node -> fleet time by which all leases granted there have ended
 
     def extend(
         self, orders: Mapping[str, list[dict[str, Any]]], here: Mapping[str, list[Job]], clocks_ns: Mapping[str, int],
@@ -48,7 +48,7 @@ class Leases:
                 self._ends_s[name] = fleet_s + self.keep_s
 
     def granted(self, node: str, fleet_s: float) -> None:
-        """A new attempt received a lease with its start."""
+        """Record the lease that a new attempt received with the order to start."""
         self._ends_s[node] = fleet_s + self.keep_s
 
     def surely_over(self, node: str, grace_s: float, fleet_s: float) -> bool:

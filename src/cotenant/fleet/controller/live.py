@@ -22,7 +22,7 @@ from cotenant.observability.http import LiveServer, parse_address
 if TYPE_CHECKING:
     from cotenant.fleet.controller.controller import Controller
 
-MOST_JOBS = 500  # on the page: running jobs, then those that have waited longest
+MOST_JOBS = 500  # largest number of jobs on the page: running jobs, then those that have waited longest
 MOST_DECISIONS = 40
 START_WITHIN_S = 10.0
 WORDS = {
@@ -40,19 +40,19 @@ WORDS = {
 }
 WAITS = {
     Reason.GPUS_FULL: "earlier jobs hold all GPUs",
-    Reason.GANG_TOO_LARGE_NOW: "fewer GPUs are free than it needs together",
-    Reason.NO_CPU_OR_MEMORY: "GPUs are free, but no node with free GPUs has the CPU and memory it needs",
-    Reason.NO_GPU_OF_MODEL: "no GPU of a model it accepts is free",
+    Reason.GANG_TOO_LARGE_NOW: "fewer GPUs are free than the job needs together",
+    Reason.NO_CPU_OR_MEMORY: "GPUs are free, but no node with free GPUs has the CPU and memory that the job needs",
+    Reason.NO_GPU_OF_MODEL: "no GPU of a model that the job accepts is free",
     Reason.RESERVED: "free GPUs are reserved for a job that has waited longer",
-    Reason.OUTRANKED: "earlier jobs took its GPUs",
+    Reason.OUTRANKED: "earlier jobs took the job's GPUs",
     Reason.BELOW_FLOOR: "no free slice satisfies its QoS minimum",
     Reason.FAILED: "its processes failed; it is restarted",
-    Reason.LOST: "its node, or the process that ran it there, was lost",
+    Reason.LOST: "the job's node, or the process that ran the job there, was lost",
 }
 
 
 def short(reason: Reason) -> str:
-    """A reason in the words of `cotenant queue`."""
+    """A reason in the words that `cotenant queue` prints."""
     return reason.name.lower().replace("_", " ")
 
 
@@ -139,7 +139,7 @@ def _share(job: Any, share: Any) -> dict[str, Any]:
         "mechanism": f"mig {share.slice}" if share.slice else share.mechanism,
         "granted": share.fraction,
         "limit": share.fraction if share.limit is None else share.limit,
-        "got": None,  # measured by the node's agent
+        "got": None,  # not known here: the node's agent measures it
         "state": job.attempt.phase,
     }
 

@@ -3,7 +3,7 @@
 The decisions are those of the simulator (policy.mig): which GPU admits a job, which slices a GPU's jobs get, and
 whether a move pays. This planner stores measurements, turns decisions into shares, and takes steps from progress
 reports. Slices are MIG instances where MIG is on; elsewhere the same fractions of the SMs as MPS percentages (or turns,
-on the software GPU). Jobs move between them by the checkpoint of `cotenant.loop`.
+on the software GPU). To move to another slice, a job saves a checkpoint by `cotenant.loop` and starts again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from cotenant.fleet.state import Assignment, GpuShare, Job, Place
 from cotenant.policy.mig.decide import PartitionRules, Tenancy, choose_gpu, cost_table, fit_mask, replan, warm_up
 from cotenant.profiles.mig.mps_mig import MpsMigModel
 
-STANDS_IN = "A100-40GB"  # geometry for GPUs without MIG: that of the predictor's training data
+STANDS_IN = "A100-40GB"  # slice sizes for GPUs without MIG: those of the GPU that the predictor was trained on
 
 
 class MisoPlanner:
     """A planner that partitions GPUs; a job has one slice of one GPU, a gang has whole GPUs.
 
     `rules`: those of the simulator, policy miso. `mechanism`: how slices are made: mig, mps or time. `measure_s`:
-    seconds of steady steps at each of the three levels. `restart_s`: cost of a move to a job, which the move must
-    outweigh.
+    seconds of steady steps at each of the three levels. `restart_s`: time that a move costs a job; a move must gain
+    more than that.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class MisoPlanner:
                     gpu.see(name, int(told.get("attempt") or 0), told["step"], told["written_unix_s"])
 
     def _believed(self, gpu: MisoGpu, names: list[str], jobs: dict[str, Job]) -> np.ndarray:
-        """(jobs, kinds) estimated speeds: measured, else the square root of the fraction of SMs; 0 for slices below the
-        job's minimum.
+        """Estimated speeds as an array (jobs, kinds of slices): the measured speed if there is one, else the square
+        root of the slice's fraction of the SMs; 0 for slices below the job's minimum.
         """
         prior = np.sqrt([p.compute / gpu.geo.compute_slices for p in gpu.geo.profiles.values()])
         rows = []
@@ -248,7 +248,8 @@ class MisoPlanner:
         return False
 
     def _choose(self, job: Job, jobs: dict[str, Job], open_: dict[str, MisoGpu]) -> str | None:
-        """The GPU that loses least by the job, among GPUs of one geometry at a time; ties go to the first."""
+        """The GPU whose present jobs lose least if the job joins them. GPUs of one geometry are compared at a time; the
+        first of equally good GPUs wins."""
         by_geometry: dict[str, list[str]] = {}
         for uuid, gpu in open_.items():
             by_geometry.setdefault(gpu.geo.gpu, []).append(uuid)
@@ -332,7 +333,8 @@ def _geometry_of(gpu: NodeGpu) -> Geometry:
 
 
 def _placement(text: str | None) -> Placement | None:
-    """The placement of a share's slice; None without one, or for a MIG instance that another planner chose."""
+    """The placement of a share's slice; None if the share has no slice, or has a MIG instance that another planner
+    chose."""
     return parse_placement(text) if text is not None and "@" in text else None
 
 

@@ -1,6 +1,7 @@
 """State machine of one GPU under MISO: its jobs with their slices, or the progress of its measurement under MPS.
 
-Input: events (arrivals, departures, numbers of steps) with their times. Output: what each job should have now.
+Input: events (arrivals, departures, numbers of steps) with their times. Output: the share that each job should have
+now.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from cotenant.core.mig import Geometry, Placement
 from cotenant.profiles.mig.mps_columns import LEVELS, predictor_input
 from cotenant.profiles.mig.speeds import compute_fraction
 
-Predict = Callable[[np.ndarray], np.ndarray]  # (3, 7) latencies -> (7, kinds) speeds relative to the whole GPU
+# maps (3, 7) step times (percentages, jobs) to (7, kinds) speeds on each kind of slice relative to the whole GPU
+Predict = Callable[[np.ndarray], np.ndarray]
 LEAST_STEPS = 3
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a job should have: at most `limit` of the SMs, with `share` of the GPU accounted to it. `slice`: kind and
+    """What a job should have now: at most `limit` of the SMs; `share` of the GPU is accounted to the
+    job. `slice`: kind and
     start of its slice, None during a measurement or alone on the GPU.
     """
 
@@ -40,7 +43,8 @@ class Steps:
     last: tuple[int, float] | None = None
 
     def see(self, attempt: int, step: int, at_s: float) -> None:
-        """Handle a report. Those of an earlier attempt belong to the previous level."""
+        """Handle a progress report. A report of an earlier attempt belongs to the previous percentage, and is
+        ignored."""
         if attempt < self.attempt:
             return
         if attempt > self.attempt or self.first is None:
@@ -48,7 +52,7 @@ class Steps:
         self.last = (step, at_s)
 
     def latency_s(self, least_s: float) -> float | None:
-        """Seconds per step, once observed for long enough."""
+        """Seconds per step; None until the job was observed for long enough."""
         if self.first is None or self.last is None:
             return None
         steps, taken_s = self.last[0] - self.first[0], self.last[1] - self.first[1]
@@ -70,8 +74,8 @@ class Measurement:
 
 @dataclass
 class MisoGpu:
-    """State of one GPU. `place`: slice of each job, None: the whole GPU or not placed yet; `attempts`: each job's start
-    number when it was last told to change.
+    """State of one GPU. `place`: slice of each job; None: the job has the whole GPU, or no slice yet. `attempts`:
+    number of each job's start when it was last ordered to restart with another share.
     """
 
     geo: Geometry
@@ -86,7 +90,8 @@ class MisoGpu:
         return list(self.place)
 
     def begin(self, job: str | None, attempts: Mapping[str, int], now_s: float) -> None:
-        """Start measuring all jobs, with `job` as newcomer. `attempts`: the running start of each job, -1 for none."""
+        """Start to measure all jobs of the GPU, to which `job` is added. `attempts`: number of each job's present
+        start; -1 if the job does not run."""
         if job is not None:
             self.place[job] = None
         for name in self.place:
@@ -96,7 +101,7 @@ class MisoGpu:
 
     def _next_level(self, attempts: Mapping[str, int]) -> None:
         assert self.measurement is not None
-        # every job is restarted with another percentage: only the start after the present one counts
+        # every job is restarted with another percentage: only reports of its next start count
         self.measurement.seen = {job: Steps(attempts.get(job, -1) + 1) for job in self.place}
 
     def see(self, job: str, attempt: int, step: int, at_s: float) -> None:
@@ -105,15 +110,15 @@ class MisoGpu:
             self.measurement.seen[job].see(attempt, step, at_s)
 
     def stays(self, job: str, attempt: int) -> None:
-        """The job already runs at this level, from an aborted measurement: it is not restarted, and its present start
-        counts.
+        """Use a job's present start for the measurement. The job already runs at this percentage, after an aborted
+        measurement, so it is not restarted.
         """
         if self.measurement is not None and job in self.measurement.seen:
             steps = self.measurement.seen[job]
             steps.attempt = min(steps.attempt, attempt)
 
     def leave(self, job: str) -> None:
-        """The job has ended or moves to another GPU."""
+        """Remove a job that has ended or moves to another GPU."""
         del self.place[job]
         if self.measurement is not None:
             self.measurement.seen.pop(job, None)
@@ -149,7 +154,7 @@ class MisoGpu:
         return {job: speeds[column] for column, job in enumerate(self.place)}
 
     def wishes(self) -> dict[str, Wish]:
-        """What each job should have now."""
+        """The share that each job should have now."""
         if self.measurement is not None:
             share = _part(1 / len(self.place))
             limit = LEVELS[self.measurement.level]
@@ -166,5 +171,5 @@ class MisoGpu:
 
 
 def _part(fraction: float) -> float:
-    """Rounded down to a millionth: fractions that fill a GPU must not exceed it."""
+    """Round down to a millionth, so that fractions that fill a GPU do not exceed it."""
     return math.floor(float(fraction) * 1e6) / 1e6

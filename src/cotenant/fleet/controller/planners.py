@@ -1,4 +1,5 @@
-"""Planners: from the controller's view to jobs on GPUs. They have no clock and send no orders."""
+"""Planners: decide which jobs run on which GPUs, from the controller's view of the fleet. A planner has no clock and
+sends no orders."""
 
 from __future__ import annotations
 
@@ -62,13 +63,13 @@ class Planner(Protocol):
     """A policy for the fleet."""
 
     def plan(self, view: View) -> FleetPlan:
-        """The complete plan for this moment. It may depend on earlier views, as that of measurements does."""
+        """The complete plan for this moment. It may also depend on earlier views, if the planner measures jobs."""
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
-        """Raise InputError if such a job could never be planned on these nodes."""
+        """Raise InputError if a job like this could never be planned on these nodes."""
 
     def describe(self) -> dict[str, Any]:
-        """Its name and options, for status and records (`label` and those of RunInfo.options)."""
+        """The planner's name and options, for status and records (`label` and `options` of RunInfo)."""
 
     def trouble(self) -> str:
         """What the planner is missing about its jobs, in one sentence; "" if nothing."""
@@ -78,10 +79,9 @@ class Planner(Protocol):
 
 
 class JobPlanner:
-    """The simulator's job policies: ordering + allotment + placement, by the same functions.
-
-    `lease_s`: attained service is counted in whole leases, as it is granted. To the millisecond, the order of jobs that
-    ran equally often would depend on how long their programs took to start.
+    """Plans by ordering, allotment and placement, with the same functions as the simulator. `lease_s`: attained service
+    is counted in whole leases. Counted in milliseconds, the order of jobs that ran equally often would depend on how
+    long their programs took to start.
     """
 
     def __init__(self, policy: JobPolicy, profiles: ProfileBook, lease_s: float = 0.0) -> None:
@@ -139,7 +139,7 @@ class JobPlanner:
             return plan
         cluster, base = _cluster(nodes), reference_share(nodes)
         jobs = jobs_of(whole, self.profiles)
-        if view.pinned:  # first of all, so that a sticky policy lets them keep their GPUs
+        if view.pinned:  # pinned jobs come before all others, so that a sticky policy lets them keep their GPUs
             jobs.priority[[job.id in view.pinned for job in whole]] += ABOVE_ALL
         fits = runnable_jobs(jobs, cluster)
         for row in np.flatnonzero(~fits).tolist():
@@ -192,8 +192,8 @@ class JobPlanner:
     def _choose(
         self, grant: Grant, mechanism: str, nodes: tuple[NodeSpec, ...], chooser: GpuChooser
     ) -> tuple[Place, ...] | None:
-        """GPUs on the named nodes, all or none; for a single node also on an equal one, if a parked job took its
-        GPUs.
+        """Choose GPUs on the named nodes: all of them or none. If a parked job holds the GPUs of the only node, take
+        GPUs of an equal node.
         """
         asked = [nodes[n] for n in grant.nodes]
         equal = ([n] for n in nodes if len(asked) == 1 and n is not asked[0] and _kind(n) == _kind(asked[0]))
@@ -205,7 +205,8 @@ class JobPlanner:
         return None
 
     def _slice(self, job: Job, view: View, chooser: GpuChooser, plan: FleetPlan) -> None:
-        """Assign an existing MIG instance to a job: its own, else the first free one in order of arrival."""
+        """Assign an existing MIG instance to a job: the one that it holds, else the first free one. Called in order
+        of arrival."""
         current = _current(job)
         if current is not None and chooser.keep(current):
             plan.assign[job.id] = current
@@ -223,7 +224,8 @@ class JobPlanner:
 
 
 def _current(job: Job) -> Assignment | None:
-    """What a job holds, or held when it was parked, since it can only continue there."""
+    """The assignment that a job holds. A parked job has the assignment that it held when it was parked, since it can
+    continue only there."""
     return job.attempt.assignment if job.attempt is not None else None
 
 
@@ -232,13 +234,14 @@ def _parked(job: Job) -> bool:
 
 
 def _kind(node: NodeSpec) -> tuple[object, ...]:
-    """The properties of a node that a policy sees: nodes with equal ones are interchangeable."""
+    """The properties of a node that a policy sees. Nodes with equal properties are interchangeable."""
     gpus = node.plain_gpus
     return len(gpus), gpus[0].model, node.cpus, node.memory_bytes
 
 
 def _with(grant: Grant, places: Assignment) -> Assignment:
-    """The places with the grant's CPU and memory, divided among nodes by their GPUs."""
+    """The places of an assignment, with the grant's CPU and memory divided among the nodes in proportion to their
+    GPUs."""
     total = sum(grant.node_gpus)
     split = dict(places.gpus_by_node())
     return Assignment(

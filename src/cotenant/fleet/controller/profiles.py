@@ -43,8 +43,8 @@ class ProfileBook:
         return self._keys[wanted]
 
     def key_or_plain(self, spec: JobSpec) -> str:
-        """As `key`, but a job admitted earlier whose profile has since disappeared gets the neutral one, without
-        affecting other jobs. `trouble` reports it.
+        """Like `key`, but if the profile of a job has disappeared since its admission, the job gets the neutral profile
+        and `trouble` reports that.
         """
         wanted = (spec.profile, spec.model)
         if wanted in self._missing:
@@ -82,7 +82,7 @@ class ProfileBook:
         return key
 
     def length(self, spec: JobSpec) -> tuple[float, float]:
-        """(duration in seconds, iterations) of a job; NaN for what is not stated."""
+        """(duration in seconds, iterations) of a job; NaN for a value that the job does not state."""
         if spec.duration_s is not None:
             return spec.duration_s, math.nan if spec.iterations is None else spec.iterations
         if spec.iterations is not None:
@@ -98,7 +98,8 @@ class ProfileBook:
 
 
 def keep_profiles(specs: Iterable[JobSpec], folder: Path) -> list[JobSpec]:
-    """The jobs with copies, in `folder`, of their profile files, since a job may wait longer than a file exists.
+    """Copy the profile files of jobs into `folder`, and return the jobs with the paths of the copies. A job may wait
+    longer than the original file exists.
 
     Raises InputError for a file that cannot be read, WorkError if the folder cannot be written.
     """
@@ -115,7 +116,7 @@ def keep_profiles(specs: Iterable[JobSpec], folder: Path) -> list[JobSpec]:
 
 
 def _copy(file: Path, folder: Path) -> Path:
-    """A copy named by file name and content; written once."""
+    """Copy a file under a name made of its name and a hash of its content; write it only once."""
     try:
         raw = file.read_bytes()
     except OSError as error:

@@ -40,7 +40,7 @@ def record_of(folder: Path, out: Path | None = None, profiles: ProfileBook | Non
 
 
 def error_of(folder: Path, job: str) -> str:
-    """What ended a job's last start, as `cotenant queue` has it; empty where nothing went wrong."""
+    """What ended a job's last start, in the words of `cotenant queue`; empty if nothing went wrong."""
     store = Store(folder, read_only=True)
     try:
         found = store.rows("SELECT exit FROM jobs WHERE id=?", (job,))

@@ -27,8 +27,8 @@ BACK_OFF_MOST_S = 60.0
 
 
 class ReportIngest:
-    """Applies nodes' answers to the job table. `freed`: GPUs were released; `failed`: because a job failed or was
-    lost.
+    """Applies nodes' answers to the job table. `freed`: whether GPUs were released; `failed`: whether that was because
+    a job failed or was lost.
     """
 
     def __init__(self, table: JobTable, grace_s: float, counts: Counts) -> None:
@@ -60,11 +60,11 @@ class ReportIngest:
             attempt = job.attempt
             if attempt is not None and node in attempt.nodes and job.id not in seen and node not in attempt.ended:
                 # the job's orders were sent before this answer, so it does not exist on the node
-                error = "the node does not know it" if node in attempt.up else "it was never started"
+                error = "the node does not know the attempt" if node in attempt.up else "the attempt was never started"
                 self._part_ended(node, job, attempt, {"code": 1, "lost": True, "asked": "", "error": error}, now_s)
 
     def _stranger(self, node: str, report: dict[str, Any], forget: list[str]) -> None:
-        """Handle an attempt that the job table does not know, or no longer knows."""
+        """Handle an attempt that is not, or no longer, in the job table."""
         if report["phase"] == pages.ENDED:
             forget.append(report["attempt"])
         elif report["phase"] != pages.STOPPING:
@@ -88,7 +88,8 @@ class ReportIngest:
     def _report(
         self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], node_ns: int, now_s: float
     ) -> None:
-        # fleet time stands still without a controller, and nothing of an attempt can precede what is known
+        # node times are converted to fleet time, which stands still without a controller; no time of an attempt may
+        # precede a known one
         known_s = max(attempt.created_s, attempt.counted_s, attempt.started_s or 0.0)
 
         def fleet_s(at_ns: int) -> float:
@@ -148,7 +149,7 @@ class ReportIngest:
     def _started(self, job: Job, attempt: Attempt, at_s: float) -> None:
         if attempt.phase == STARTING:
             attempt.phase = UP
-        attempt.started_s, attempt.counted_s = at_s, attempt.created_s  # GPUs are held since creation
+        attempt.started_s, attempt.counted_s = at_s, attempt.created_s  # an attempt holds its GPUs from its creation on
         kind = Kind.START if job.first_start_s is None else Kind.RESUME
         if job.first_start_s is None:
             job.first_start_s = at_s
@@ -172,7 +173,7 @@ class ReportIngest:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def _part_ended(self, node: str, job: Job, attempt: Attempt, exit_: dict[str, Any], at_s: float) -> None:
-        """The processes on one node have ended; the rest of a gang is stopped."""
+        """Record that an attempt's processes on one node have ended; stop the rest of the gang."""
         attempt.ended[node] = exit_
         attempt.ended_s = at_s if attempt.ended_s is None else max(attempt.ended_s, at_s)
         self.table.touch(job)
@@ -182,13 +183,13 @@ class ReportIngest:
             ask_stop(self.table, job, "gang", at_s, min(5.0, job.grace_s(self.grace_s)))
 
     def lost_node(self, node: str, job: Job, now_s: float) -> None:
-        """A node is gone and all leases ever granted there have ended."""
+        """Mark a node as lost: it does not answer, and all leases granted there have ended."""
         if job.attempt is not None and node not in job.attempt.ended:
             exit_ = {"code": 1, "lost": True, "asked": "", "error": f"node {node} was lost"}
             self._part_ended(node, job, job.attempt, exit_, now_s)
 
     def conclude(self, job: Job, attempt: Attempt) -> None:
-        """All processes of an attempt have ended: decide what follows."""
+        """Finish, restart or requeue a job, since all processes of its attempt have ended."""
         end_s = attempt.ended_s or 0.0
         was_up = attempt.started_s is not None and not attempt.off
         if was_up:
@@ -242,7 +243,8 @@ class ReportIngest:
 
 
 def _decisive(attempt: Attempt) -> dict[str, Any]:
-    """The exit that decides: an unrequested failure, then a loss, then any nonzero exit, then any."""
+    """The exit that decides how an attempt ended: a failure before any stop was requested, else a loss, else any
+    nonzero exit, else any exit."""
 
     def rank(exit_: dict[str, Any]) -> int:
         code, asked = int(exit_.get("code", 1)), bool(exit_.get("asked"))
@@ -256,7 +258,7 @@ def _decisive(attempt: Attempt) -> dict[str, Any]:
 
 
 def _saved(attempt: Attempt) -> float:
-    """Fraction of the work in its checkpoint; 0 for a job that reports none."""
+    """Fraction of the work that is in the job's checkpoint; 0 for a job that reports none."""
     told = attempt.progress or {}
     step, total = told.get("checkpoint_step"), told.get("total_steps")
     if isinstance(step, int) and isinstance(total, int) and total > 0:

@@ -23,7 +23,7 @@ from cotenant.fleet.jobs import spec_from_dict
 SOCKET_FILE = "fleet.sock"
 TOKEN_FILE = "token"
 PORT_FILE = "port"
-MAX_LINE = 32 << 20  # enough for ten thousand jobs
+MAX_LINE = 32 << 20  # longest line: enough for ten thousand jobs
 MOST_CALLERS = 256
 IDLE_S = 3600.0
 TOKEN_S, MAX_TOKEN = 10.0, 4096
@@ -51,7 +51,7 @@ class Listener:
             if port is not None:
                 self.port = self._do(self._listen(self._bearer, lambda server: server.listen_loopback(port)))
                 self._write_port()
-            # last: clients of this socket learn the port and expect the files to exist
+            # listen here last: clients of this socket learn the port, and expect its files to exist
             self._do(self._listen(self._owner, lambda server: server.listen(self.folder / SOCKET_FILE, 0o600)))
             self._inode = (self.folder / SOCKET_FILE).stat().st_ino
         except WorkError:
@@ -68,7 +68,7 @@ class Listener:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _listen(self, known: Known, opened: Callable[[LineServer[Any]], Awaitable[T]]) -> T:
-        # one per listener, so that clients of the port cannot lock out the owner
+        # one limit per listener, so that clients of the port cannot lock out the owner
         slots = asyncio.Semaphore(MOST_CALLERS)
 
         async def admit(connection: socket.socket, lines: Lines) -> None:
@@ -90,7 +90,7 @@ class Listener:
         return peer_of(connection).uid in (0, os.geteuid())
 
     async def _bearer(self, connection: socket.socket, lines: Lines) -> bool:
-        """Check the token in the first line, for which the caller has a fixed total time."""
+        """Check the token in the first line, which the caller must send within a fixed time."""
         try:
             given = await asyncio.wait_for(lines.next(MAX_TOKEN), TOKEN_S)
         except TimeoutError:
@@ -98,8 +98,8 @@ class Listener:
         return hmac.compare_digest(given.strip(), self.token.encode())
 
     async def _answer(self, _: object, line: bytes) -> bytes:
-        """Answer in a separate thread that waits for the controller's; a daemon thread, so that the process can end
-        meanwhile.
+        """Answer in a separate thread that waits for the controller's thread. It is a daemon thread, so that the
+        process can end meanwhile.
         """
         done: asyncio.Future[bytes] = self._loop.create_future()
 

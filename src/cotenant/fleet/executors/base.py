@@ -21,7 +21,7 @@ class Executor(ABC):
 
     @abstractmethod
     def members(self) -> dict[str, NodeSpec]:
-        """Nodes reachable at the last contact, by name. Cheap; called at every poll."""
+        """Nodes that could be reached at the last contact, by name. Called at every poll, so it must be fast."""
 
     @abstractmethod
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
@@ -38,7 +38,7 @@ class Executor(ABC):
         return ""
 
     def shutdown(self) -> None:
-        """Release everything: ends what this executor started itself, except jobs."""
+        """Release everything. Ends all processes that this executor started, except jobs."""
         self.close()
 
     def close(self) -> None:  # noqa: B027 not every executor holds anything

@@ -21,7 +21,7 @@ from cotenant.fleet.executors.base import Executor, Orders
 from cotenant.fleet.nodes import NodeSpec, node_from_dict
 
 CONNECT_S = 120.0
-ANSWER_S = 8.0  # a working bridge answers sooner
+ANSWER_S = 8.0  # time limit for an answer; a working bridge answers sooner
 LOG_FILE = "ray.log"
 BRIDGE = "cotenant.fleet.executors.ray_bridge"
 
@@ -106,7 +106,7 @@ class RayExecutor(Executor):
     # -- the bridge ------------------------------------------------------------------------------------------------
 
     def _call(self, op: str, **order: Any) -> dict[str, Any] | None:
-        """Send one order to the bridge; None if there is none, and a new one is being started."""
+        """Send one order to the bridge. Returns None if no bridge runs; then a new one is being started."""
         with self._lock:
             if self._bridge is None:
                 self._reconnect()

@@ -1,6 +1,6 @@
 """The process that uses Ray for the controller, over JSON lines: `python -m cotenant.fleet.executors.ray_bridge`.
 
-Ray ends a driver whose cluster is gone, and takes hundreds of megabytes: both stay out of the controller this way. One
+Ray ends a process whose cluster is gone, and needs hundreds of megabytes; neither affects the controller this way. One
 detached actor without resources per node holds that node's `NodeJobs`; Ray carries orders and reports and tracks
 membership, but schedules nothing.
 """
@@ -28,7 +28,7 @@ NAMESPACE = "cotenant"
 
 
 class Bridge:
-    """Actors by node name."""
+    """The actors of all nodes, by node name."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         import ray
@@ -47,7 +47,8 @@ class Bridge:
         self.specs: dict[str, dict[str, Any]] = {}
         self.homes: dict[str, str] = {}  # node name -> Ray's id of its machine
         self.unanswered: dict[str, Any] = {}
-        self.coming: dict[str, tuple[Any, Any, str, float]] = {}  # actor, its pending facts, machine, start time
+        # node name -> actor, its pending answer, machine, start time
+        self.coming: dict[str, tuple[Any, Any, str, float]] = {}
         self.looked = -1e9
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -59,7 +60,7 @@ class Bridge:
     # -- membership ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Update the nodes: new ones get an actor, dead ones lose theirs."""
+        """Update the nodes: create actors for new nodes, and forget the actors of dead nodes."""
         if time.monotonic() - self.looked < LOOK_EVERY_S:
             return
         self.looked = time.monotonic()
@@ -77,7 +78,7 @@ class Bridge:
         self._arrive()
 
     def _pretend_homes(self, alive: list[str]) -> dict[str, tuple[str, dict[str, Any] | None]]:
-        """Distribute pretended nodes evenly over the machines; assigned ones stay."""
+        """Distribute pretended nodes evenly over the machines. Nodes that have a machine keep it."""
         found: dict[str, tuple[str, dict[str, Any] | None]] = {}
         for i, spec in enumerate(self.pretend or ()):
             name = spec["name"]
@@ -97,7 +98,7 @@ class Bridge:
         return {f"{address}-{home[:6]}": (home, None) for home, address in alive.items()}
 
     def _create(self, name: str, home: str, spec: dict[str, Any] | None, address: str) -> None:
-        """Create an actor on exactly that machine, or reuse an existing one."""
+        """Create a node's actor on the given machine, or reuse the existing actor."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         folder = str(Path(self.settings["folder"]) / "nodes" / name)
@@ -114,7 +115,7 @@ class Bridge:
         self.coming[name] = (actor, actor.facts.remote(), home, time.monotonic())
 
     def _arrive(self) -> None:
-        """Make actors that have started members."""
+        """Make nodes whose actors have started members of the fleet."""
         for name, (actor, ref, home, since) in list(self.coming.items()):
             if not self.ray.wait([ref], timeout=0)[0]:
                 if time.monotonic() - since > START_S:
@@ -157,7 +158,7 @@ class Bridge:
         for name, wanted in orders.items():
             late = self.unanswered.get(name)
             if late is not None and not self.ray.wait([late], timeout=0)[0]:
-                continue  # its previous answer is still pending
+                continue  # the node's previous answer is still pending
             self.unanswered.pop(name, None)
             if name in self.actors:
                 refs[name] = self.actors[name].exchange.remote(epoch, number, json.dumps(wanted))
@@ -178,7 +179,7 @@ class Bridge:
         return answers
 
     def log(self, name: str, path: str, offset: int) -> tuple[str, int]:
-        """A piece of a log in base64; empty if the node is gone."""
+        """A part of a log in base64; empty if the node is gone."""
         actor = self.actors.get(name) or next(iter(self.actors.values()), None)
         if actor is None:
             return "", offset
@@ -189,7 +190,7 @@ class Bridge:
         return base64.b64encode(raw).decode(), int(end)
 
     def retire(self) -> None:
-        """End the actors, but not the jobs."""
+        """End the actors. The jobs continue."""
         for name in list(self.actors):
             self.ray.kill(self.actors[name])
             self.drop(name)
@@ -200,7 +201,7 @@ class Bridge:
 
 
 class NodeActor:
-    """One node's jobs behind Ray. Stateless: a later actor finds the folder."""
+    """The Ray actor that holds one node's jobs. All state is in the node's folder, where a later actor finds it."""
 
     def __init__(self, folder: str, name: str, spec: dict[str, Any] | None, address: str) -> None:
         from cotenant.core.errors import WorkError
@@ -219,7 +220,7 @@ class NodeActor:
         self.jobs = NodeJobs(Path(folder), found, patience_s=10.0)
 
     def facts(self) -> dict[str, Any]:
-        """Description of the node."""
+        """Description of the node as plain data."""
         return self.jobs.spec.to_dict() | {"pid": os.getpid()}
 
     def exchange(self, epoch: int, number: int, orders: str) -> str:

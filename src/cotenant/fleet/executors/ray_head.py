@@ -24,12 +24,12 @@ TOKEN_FILE = "ray-token"
 READY_S = 90.0
 WATCH_S = 1.0
 UNUSED_S = 120.0
-OBJECT_STORE_BYTES = 80 << 20  # nothing large passes through Ray here
+OBJECT_STORE_BYTES = 80 << 20  # size of Ray's object store: nothing large passes through Ray here
 
 
 def environment(folder: Path | None = None) -> dict[str, str]:
-    """Environment of Ray's processes. `folder`: of our own cluster, which like any Ray cluster listens on all addresses
-    and therefore requires the token in that folder.
+    """Environment of Ray's processes. `folder`: folder of the fleet's own Ray cluster, with the token that the cluster
+    requires, since it listens on all addresses.
     """
     own = {}
     if folder is not None:
@@ -51,7 +51,8 @@ def environment(folder: Path | None = None) -> dict[str, str]:
 
 
 def ensure(folder: Path) -> str:
-    """Address of the folder's own cluster, started if none runs. Raises WorkError if it does not start."""
+    """Address of the Ray cluster that belongs to the folder. Starts the cluster if it does not run. Raises WorkError if
+    it does not start."""
     known = _known(folder)
     if known is not None:
         return known
@@ -97,7 +98,7 @@ def _place(folder: Path) -> Path:
 
 
 def stop(folder: Path) -> None:
-    """End all processes of the folder's own cluster."""
+    """End all processes of the Ray cluster that belongs to the folder."""
     key = _head(folder)
     if key is not None and alive(key):
         below = descendants({key})
@@ -113,7 +114,7 @@ def stop(folder: Path) -> None:
 
 
 def _known(folder: Path) -> str | None:
-    """The address of a running cluster; remains of a dead one are removed."""
+    """The address of a running cluster. The files of a dead one are removed."""
     key = _head(folder)
     if key is None:
         return None

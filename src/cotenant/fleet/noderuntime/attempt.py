@@ -1,4 +1,5 @@
-"""The folder of one attempt on one node, with the memory-mapped page by which node and runner communicate. Standard
+"""The folder of one attempt on one node, with a memory-mapped file, the page, by which the node runtime and the runner
+communicate. Standard
 library only.
 
 The page is a file of fixed size whose blocks are allocated when it is created, so that a disk that fills up later
@@ -21,7 +22,7 @@ ORDER_FILE = "order.json"
 LIMITS_FILE = "limits.json"
 PAGE_FILE = "page"
 
-# phases, written by the runner (ENDED also by a node that finds the runner dead)
+# phases of an attempt, written by the runner; a node that finds the runner dead writes ENDED
 NEW, RUNNING, STOPPING, ENDED = 0, 1, 2, 3
 
 _FIELD = struct.Struct("<q")
@@ -31,25 +32,26 @@ _FIELDS = {
         (
             "created_ns",  # node
             "until_ns",  # written by the node: end of the lease on this machine's monotonic clock; 0: no lease
-            "stop",  # node: a stop was requested
-            "grace_ns",  # node: from the stop to SIGKILL
+            "stop",  # written by the node: 1 if a stop was requested
+            "grace_ns",  # written by the node: time from the stop request to SIGKILL
             "phase",
-            "runner_pid",  # runner, as all fields below
+            "runner_pid",  # written by the runner, like the fields below
             "started_ns",  # time at which the attempt's processes started
             "stopping_ns",
             "ended_ns",
             "exit_bytes",  # length of the JSON at EXIT_AT
-            "boot",  # written by the node: when the page was created, this_boot()
+            "boot",  # written by the node: value of this_boot() when the page was created
         )
     )
 }
 _EXIT_AT = 1024
-_GROUPS_AT = 128  # process groups of ranks, so that a node can kill what a dead runner leaves
+_GROUPS_AT = 128  # offset of the ranks' process groups, by which a node can kill processes that a dead runner left
 MOST_GROUPS = 100
 
 
 def this_boot() -> int:
-    """A number of the machine's current boot: process groups of another one belong to others now."""
+    """A number that identifies the machine's current boot. Numbers of process groups from an earlier boot now belong to
+    other processes."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -58,7 +60,7 @@ def this_boot() -> int:
 
 
 class Page:
-    """A mapped page. A running runner holds `lock()`, which shows whether it is alive."""
+    """The mapped page of an attempt. The runner holds the page's lock as long as it is alive."""
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
@@ -88,7 +90,7 @@ class Page:
             self._map[at : at + 8] = _FIELD.pack(group)
 
     def groups(self) -> list[int]:
-        """Process groups that the runner started; none after a reboot, which has ended them."""
+        """Process groups that the runner started; empty after a reboot, which has ended them."""
         found: list[int] = []
         if self.get("boot") != this_boot():
             return found
@@ -100,7 +102,7 @@ class Page:
         return found
 
     def end(self, exit_: dict[str, Any], ended_ns: int) -> None:
-        """Record the exit; the phase is written last, so that a reader who sees it sees everything."""
+        """Record the exit. The phase is written last, so that a reader who sees the phase ENDED sees the whole exit."""
         raw = json.dumps(exit_).encode()
         if len(raw) > PAGE_BYTES - _EXIT_AT:
             raw = json.dumps({**exit_, "codes": {}, "error": str(exit_.get("error", ""))[:500]}).encode()

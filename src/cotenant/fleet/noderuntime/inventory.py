@@ -1,4 +1,4 @@
-"""Node descriptions: this machine with its GPUs, an agent's node, pretended nodes of a cluster."""
+"""Descriptions of nodes: this machine with its GPUs, a node with the GPUs of an agent, pretended nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def memory_here() -> int:
 
 
 def this_machine(name: str = "node-0", address: str = "127.0.0.1") -> NodeSpec:
-    """This machine, with its real GPUs assigned whole or, where MIG is on, by instance. Raises WorkError without
-    a GPU.
+    """This machine as a node. Its GPUs are assigned whole or, where MIG is on, by instance. Raises WorkError if there
+    is no GPU.
     """
     gpus = tuple(
         NodeGpu(gpu.uuid, gpu.name, gpu.memory_bytes, gpu.kind, _instances(gpu))
@@ -43,7 +43,7 @@ def _instances(gpu: Gpu) -> tuple[MigInstance, ...]:
 
 
 def agent_node(name: str, folder: Path) -> NodeSpec:
-    """A node with the GPUs of an agent on this machine. Raises WorkError if none answers."""
+    """A node with the GPUs of an agent on this machine. Raises WorkError if no agent answers."""
     with ControlClient(folder, 10.0) as client:
         status = client.call("status")
     gpus = tuple(NodeGpu(gpu["uuid"], gpu["name"], int(gpu["memory_bytes"]), gpu["kind"]) for gpu in status["gpus"])

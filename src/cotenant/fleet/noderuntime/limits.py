@@ -13,7 +13,8 @@ PERIOD_US = 100_000
 
 
 class Cgroup:
-    """A new cgroup below that of this process: version 2 with memory and cpu, or the memory controller of version 1."""
+    """A cgroup below that of this process: of version 2 with the controllers memory and cpu, or of version 1 with
+    memory."""
 
     def __init__(self, folder: Path, version: int) -> None:
         self.folder, self.version = folder, version
@@ -24,16 +25,16 @@ class Cgroup:
         return _write(self.folder / name, str(limit_bytes))
 
     def set_cpus(self, cpus: float) -> None:
-        """Limit CPU time; under version 1, affinity does that."""
+        """Limit CPU time. Does nothing under version 1, where CPU affinity limits it."""
         if self.version == 2:
             _write(self.folder / "cpu.max", f"{max(1000, round(cpus * PERIOD_US))} {PERIOD_US}")
 
     def enter(self) -> None:
-        """Move this process into it."""
+        """Move this process into the cgroup."""
         _write(self.folder / "cgroup.procs", str(os.getpid()))
 
     def oom_kills(self) -> int:
-        """Number of its processes killed by the kernel for lack of memory."""
+        """Number of the cgroup's processes that the kernel killed for lack of memory."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         with contextlib.suppress(OSError, ValueError):
             for line in (self.folder / name).read_text().splitlines():
@@ -43,13 +44,13 @@ class Cgroup:
         return 0
 
     def remove(self) -> None:
-        """Remove it once it is empty."""
+        """Remove the cgroup when it is empty."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
 
 def make_cgroup(name: str) -> Cgroup | None:
-    """A new cgroup, or None if this process may not create one."""
+    """Create a cgroup. Returns None if this process may not create one."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -87,7 +88,7 @@ def _write(path: Path, text: str) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Processes whose parent is `pid`."""
+    """The child processes of the process `pid`."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -97,7 +98,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below `pid`."""
+    """All descendants of the process `pid`."""
     found: list[int] = []
     queue = [pid]
     while queue:

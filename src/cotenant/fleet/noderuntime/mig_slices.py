@@ -21,9 +21,8 @@ from cotenant.training.contract import read_json, write_json
 
 
 def ensure_instance(nvml: Nvml, gpu: str, wanted: Placement) -> str:
-    """UUID of the instance at a placement; if absent, overlapping unused instances are destroyed and it is created.
-
-    Raises WorkError if a process runs on an overlapping instance, or if MIG is off.
+    """UUID of the instance at a placement. If there is none, unused instances that overlap are destroyed and the
+    instance is created. Raises WorkError if a process runs on an overlapping instance, or if MIG is off.
     """
     device = nvml.find(gpu)
     if not nvml.mode(device)[0]:
@@ -42,7 +41,7 @@ class MigSlices:
 
     def __init__(self, folder: Path, nvml: Callable[[], Nvml] = Nvml, command: str = "nvidia-cuda-mps-control") -> None:
         self._nvml, self._mps = nvml, MpsDaemons(folder, command)
-        self._book = folder / "slices.json"  # on disk, since jobs outlive this process
+        self._book = folder / "slices.json"  # stored on disk, since jobs outlive this process
         self._under_mps: dict[str, Gpu] = {}
         for attempt, uuid in (read_json(self._book) or {}).items():
             self._enter(attempt, str(uuid), 1.0)
@@ -61,11 +60,12 @@ class MigSlices:
         return visible | environment
 
     def leave(self, attempt: str) -> None:
-        """Its processes have ended. The last job on an instance ends its MPS daemon, which would keep it in use."""
+        """Release the slice of an attempt whose processes have ended. After the last job, the instance's MPS daemon is
+        ended, since it would keep the instance in use."""
         instance = self._under_mps.pop(attempt, None)
         if instance is not None:
             self._mps.revoke(attempt)
-            self._mps.await_end(instance.uuid)  # until then the instance is in use and cannot be replaced
+            self._mps.await_end(instance.uuid)  # while the daemon runs, the instance is in use and cannot be replaced
             self._write()
 
     def _enter(self, attempt: str, uuid: str, limit: float) -> dict[str, str]:

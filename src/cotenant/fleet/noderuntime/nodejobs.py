@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 FENCE_FILE = "fence.json"
-RUNNER_PATIENCE_NS = 10_000_000_000  # by then a started runner has taken its lock
+RUNNER_PATIENCE_NS = 10_000_000_000  # a runner takes its lock within this time after its start
 LOG_CHUNK = 1 << 18
 
 
 class _Attempt:
-    """What the node runtime knows of one attempt to run a job: its order, limits and progress, from its folder."""
+    """One attempt to run a job, as the node runtime knows it: the order to start, limits and progress, read from the
+    attempt's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +88,7 @@ class NodeJobs:
         if (epoch, number) <= (self.epoch, self.number):
             return {"refused": self.epoch, "now_ns": time.monotonic_ns(), "results": [], "reports": []}
         if orders or epoch != self.epoch:
-            # durable before it is acted on, so that an earlier order that arrives later is refused
+            # stored before the orders are executed, so that earlier orders that arrive later are refused
             self.epoch, self.number = epoch, number
             with contextlib.suppress(OSError):
                 write_json(self.folder / FENCE_FILE, {"epoch": epoch, "number": number})
@@ -150,7 +151,7 @@ class NodeJobs:
             )
 
     def _do_stop(self, order: dict[str, Any]) -> None:
-        """Ask an attempt to stop, within its grace time."""
+        """Request that an attempt stops within its grace time."""
         attempt = self.attempts.get(order["attempt"])
         if attempt is None or attempt.page.get("phase") == ENDED:
             return
@@ -174,7 +175,7 @@ class NodeJobs:
         attempt = self.attempts.get(order["attempt"])
         if attempt is None or attempt.page.get("phase") == ENDED:
             return
-        attempt.limits = {}  # its own cores may be chosen again
+        attempt.limits = {}  # the attempt's own cores may be chosen again
         attempt.limits = self._limits(order["cpus"], order["memory_bytes"])
         write_json(attempt.folder / LIMITS_FILE, attempt.limits)
         self._lease(attempt, attempt.limits, stop=bool(attempt.page.get("stop")))
@@ -212,7 +213,7 @@ class NodeJobs:
                 shutil.rmtree(attempt.folder, ignore_errors=True)
 
     def _do_port(self, order: dict[str, Any]) -> dict[str, Any]:
-        """A free TCP port on this node, for a gang's rendezvous."""
+        """A free TCP port on this node, by which the ranks of a gang find each other."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return {"port": probe.getsockname()[1]}
@@ -246,7 +247,7 @@ class NodeJobs:
         from cotenant.fleet.noderuntime.mig_slices import MigSlices
 
         self.slices = self.slices or MigSlices(self.folder / "mps")
-        for name, attempt in self.attempts.items():  # ended attempts hold no instance
+        for name, attempt in self.attempts.items():  # ended attempts release their instances
             if attempt.page.get("phase") == ENDED:
                 self.slices.leave(name)
         return self.slices.environment(order["attempt"], share)
@@ -257,7 +258,7 @@ class NodeJobs:
         if self.spec.cores:
             taken = {core for attempt in self.attempts.values() for core in attempt.limits.get("cores", ())}
             free = [core for core in self.spec.cores if core not in taken]
-            # a fraction of a core may have to share a core with another job
+            # a job with a fraction of a core may share a core with another job
             limits["cores"] = (free or list(self.spec.cores))[: max(1, int(cpus + 1e-6))]
         if self.spec.enforce_memory and memory_bytes > 0:
             limits["memory_bytes"] = memory_bytes
@@ -300,7 +301,7 @@ class NodeJobs:
         }
 
     def _runner_gone(self, attempt: _Attempt) -> bool:
-        """Whether the runner has died; then what it left is killed and the attempt ends as lost."""
+        """Whether the runner has died. If so, kill the processes that it left, and end the attempt as lost."""
         page = attempt.page
         if attempt.starter is not None:
             if attempt.starter.poll() is None:
@@ -325,7 +326,7 @@ class NodeJobs:
         return True
 
     def _read_progress(self, attempt: _Attempt) -> None:
-        """Read the job's last progress report; those of other attempts are ignored."""
+        """Read the job's last progress report. Reports of other attempts are ignored."""
         if attempt.order["ranks"][0]["rank"] != 0:
             return
         path = attempt.job_dir / "progress.json"
@@ -346,7 +347,8 @@ class NodeJobs:
 
 
 def _locked(path: Path, patience_s: float) -> int:
-    """Lock of a node's folder: two processes that manage its jobs would not see each other's."""
+    """The lock of a node's folder. Only one process may manage the node's jobs, since two would not see each other's
+    changes."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_s
     while True:
@@ -385,7 +387,7 @@ def _wake(attempt: _Attempt) -> None:
 
 
 def _write_lease(folder: Path, rank: int, lease: Lease) -> None:
-    """Write a lease file; on a full disk in place over the old one, whose block is allocated."""
+    """Write a file. On a full disk, overwrite the old file in place, since its block is allocated."""
     try:
         write_lease(folder, rank, lease)
     except OSError:

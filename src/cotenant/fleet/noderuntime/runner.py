@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-if __name__ == "__main__":  # when run as a file: add the package to the path
+if __name__ == "__main__":  # the runner is started as a file, so the package must be added to the path
     sys.path[0:0] = [os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))]
 
 from pathlib import Path
@@ -31,19 +31,19 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Runner:
-    """One execution of the runner."""
+    """The runner of one attempt."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.order: dict[str, Any] = json.loads((folder / ORDER_FILE).read_text())
         self.page = Page(folder)
         self.libc = ctypes.CDLL(None, use_errno=True)
-        self.ranks: dict[int, int] = {}  # pid -> rank; several per rank if a wrapper ended before its program
+        self.ranks: dict[int, int] = {}  # pid -> rank; a rank has several pids if a wrapper ended before its program
         self.sessions: dict[int, int] = {}  # rank -> session of its processes
         self.codes: dict[int, int] = {}  # rank -> exit code, 128 + N for signal N
         self.first_failed: int | None = None
-        self.asked = ""  # why a stop was requested: "stop", "lease"
-        self.deadline_ns = 0  # time of SIGKILL to everything left
+        self.asked = ""  # why the attempt has to stop: "stop" (requested) or "lease" (ended)
+        self.deadline_ns = 0  # when all remaining processes get SIGKILL
         self.oom = self.killed = False
         self.error, self.lost = "", False
         self.cpu_s, self.max_rss_bytes = 0.0, 0
@@ -81,7 +81,7 @@ class Runner:
             try:
                 self.agent, environment = enter(self.order, environment)
             except Exception as error:
-                # not the job's fault: the agent is down, or has promised its GPUs to a job that is about to end
+                # not caused by the job: the agent is down, or its GPUs still belong to a job that is about to end
                 self.lost, self.error = True, f"the GPU agent: {error}"
                 raise
         self.limits = json.loads((self.folder / LIMITS_FILE).read_text())
@@ -148,8 +148,9 @@ class Runner:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Run until every rank has ended."""
-        while self.ranks:  # signals are blocked: one that arrives during the checks ends the wait below at once
+        """Monitor the ranks until every rank has ended."""
+        # signals are blocked here: a signal that arrives during the checks ends the wait below at once
+        while self.ranks:
             now_ns = time.monotonic_ns()
             if self.page.get("stop"):
                 self.ask("stop")
@@ -217,11 +218,11 @@ class Runner:
             code = os.waitstatus_to_exitcode(status)
             code = code if code >= 0 else 128 - code
             if self.asked and code == 128 + signal.SIGTERM and self._pass_on(rank):
-                continue  # a shell in front of the program: its exit status is irrelevant
-            # the exit status of a pipeline: that of the process that chose it
+                continue  # only a shell around the program has ended: its exit status is irrelevant
+            # a rank of several processes has the exit status of one that did not end by SIGTERM, if there is one
             if rank not in self.codes or code != 128 + signal.SIGTERM:
                 self.codes[rank] = code
-            _kill(-pid, signal.SIGTERM)  # what a rank leaves in its group is useless without it
+            _kill(-pid, signal.SIGTERM)  # processes that the rank left in its group are useless without the rank
             if self.codes[rank] != 0 and self.first_failed is None:
                 self.first_failed = rank
                 if self.ranks and not self.asked:
@@ -229,8 +230,9 @@ class Runner:
                     self.deadline_ns = min(self.deadline_ns or soon, soon)
 
     def _pass_on(self, rank: int) -> bool:
-        """SIGTERM ended only a wrapper (`sh -c`): ask the programs that it left behind to stop, which count as the rank
-        now, with the rest of the grace time. Their own helpers are not signalled. Returns whether there are any.
+        """Send SIGTERM to the programs that a wrapper (`sh -c`) left when it ended by SIGTERM. They count as the rank
+        from now on and have the rest of the grace time; their own child processes get no signal. Returns whether there
+        are such programs.
         """
         for pid in limits.children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -244,7 +246,7 @@ class Runner:
         return bool(self.limits.get("memory_bytes")) and self.cgroup is None
 
     def watch_memory(self) -> None:
-        """Without a cgroup: end a job that exceeds its memory limit."""
+        """End a job that exceeds its memory limit. Only needed without a cgroup."""
         if self._watches() and limits.own_memory_bytes(limits.descendants(os.getpid())) > self.limits["memory_bytes"]:
             self.oom = True
             self.kill()

@@ -32,17 +32,18 @@ class Tenancy:
             self.client.call("started", name=self.name, pid=pid)
 
     def wake(self) -> None:
-        """Resume a parked job, which otherwise could not handle a signal."""
+        """Resume a parked job, so that it can handle a signal."""
         with contextlib.suppress(WorkError, InputError), ControlClient(self.folder, 30.0) as client:
             client.call("resume", name=self.name)
 
     def leave(self) -> None:
-        """Its processes have ended, which the agent notices by itself."""
+        """Close the registration. The agent notices by itself that the processes have ended."""
         self.client.close()
 
 
 def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, dict[str, str]]:
-    """Register an attempt; returns it and the environment of its processes. Raises WorkError or InputError as the agent
+    """Register an attempt; returns the registration and the environment of the attempt's processes. Raises WorkError
+    or InputError as the agent
     answers.
     """
     from cotenant.agent.tenants.launcher import environment_changes
@@ -74,7 +75,7 @@ def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, 
 
 
 def can_park(node: NodeSpec) -> bool:
-    """Whether the node's agent can park jobs; it may refuse for some."""
+    """Whether the node's agent can park jobs. It may still refuse to park some of them."""
     if node.agent is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""What the job store needs of a database."""
+"""The interface of a database for the job store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = tuple[Any, ...]
 
 
 class StoreError(WorkError):
-    """The database did not accept a transition, which must not be acted on."""
+    """Raised if the database did not store a transition. The controller must not act on that transition."""
 
 
 class Database(Protocol):

@@ -59,9 +59,9 @@ Event = tuple[float, int, int, int, int, int, float, list[tuple[str, float]]]
 
 
 class FleetLock:
-    """Lock that allows one controller per folder: a held lock means a running controller."""
+    """The lock of a fleet's folder, which the running controller holds. There is one controller per folder."""
 
-    database: Database | None = None  # the store is in the folder
+    database: Database | None = None  # None: the store is in the folder
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -75,7 +75,7 @@ class FleetLock:
             holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "pid unknown"
             os.close(self._fd)
             raise WorkError(f"a controller ({holder}) already runs in {folder}") from None
-        with suppress(OSError):  # on a full disk the lock is held without its label
+        with suppress(OSError):  # on a full disk, the lock is held, but its file does not say by which controller
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"pid {os.getpid()}".encode(), 0)
 
@@ -115,7 +115,7 @@ def store_url(folder: Path) -> str | None:
         return None
     except OSError as error:
         raise WorkError(f"{folder / STORE_URL}: cannot be read: {(error.strerror or str(error)).lower()}") from None
-    if not url:  # PostgreSQL's client would take the database of its own environment
+    if not url:  # with an empty URL, PostgreSQL's client would use the database that its environment variables name
         raise WorkError(f"{folder / STORE_URL} is empty: it must contain the URL of the fleet's store")
     return url
 
@@ -129,7 +129,8 @@ def keep_store_url(folder: Path, url: str) -> None:
     kept, before = folder / STORE_URL, None
     if kept.is_file() and kept.stat().st_size > 1:  # an empty file names no store
         before = store_url(folder)
-    if before is not None and _shown(before) != _shown(url):  # a changed password leads to the same store
+    # URLs that differ only in the password name the same store
+    if before is not None and _shown(before) != _shown(url):
         raise InputError(
             f"{_shown(url)} is not the store of the fleet in {folder}, which is {_shown(before)}: use another folder, "
             f"or remove {kept} to leave the old store's jobs behind",
@@ -142,7 +143,7 @@ def keep_store_url(folder: Path, url: str) -> None:
             file.write(url + "\n")
             file.flush()
             os.fsync(file.fileno())
-        part.replace(folder / STORE_URL)  # in one step: other controllers read it meanwhile
+        part.replace(folder / STORE_URL)  # replace the file in one step, since other controllers may read it meanwhile
     except OSError as error:
         part.unlink(missing_ok=True)
         raise WorkError(f"{folder / STORE_URL}: cannot be written: {(error.strerror or str(error)).lower()}") from None
@@ -155,7 +156,7 @@ def _shown(url: str) -> str:
 
 
 def open_database(folder: Path, *, read_only: bool = False) -> Database:
-    """The fleet's store, wherever it is."""
+    """Open the fleet's store, in the folder or in a database elsewhere."""
     url = store_url(folder)
     if url is None:
         return Sqlite(folder / DB_FILE, read_only=read_only)
@@ -165,7 +166,8 @@ def open_database(folder: Path, *, read_only: bool = False) -> Database:
 
 
 class Store:
-    """One connection. Writers call `commit`; a failed commit undoes everything since the last one."""
+    """The job store, through one connection to its database. Writers call `commit`. A failed commit undoes everything
+    since the last one."""
 
     def __init__(self, folder: Path, *, read_only: bool = False, database: Database | None = None) -> None:
         if read_only and not is_fleet(folder):
@@ -245,7 +247,7 @@ class Store:
         )  # fmt: skip
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """(time_s, job, kind, reason, cpu_milli, memory_mb, speed, [(node, GPUs)])."""
+        """Insert events: (time_s, job, kind, reason, cpu_milli, memory_mb, speed, [(node, GPUs)])."""
         self._write(
             "INSERT INTO events (time_s, job, kind, reason, cpu_milli, memory_mb, speed, places)"
             " VALUES (?,?,?,?,?,?,?,?)",
@@ -271,7 +273,7 @@ class Store:
         return list(jobs.values())
 
     def next_row(self) -> int:
-        """Row for the next job."""
+        """Row number for the next job."""
         found = self.rows("SELECT MAX(row) FROM jobs")[0][0]
         return 0 if found is None else int(found) + 1
 

@@ -32,7 +32,7 @@ TYPES = (
 
 
 class LostStoreError(WorkError):
-    """The session has ended: this controller no longer leads and must stop."""
+    """Raised if the database session has ended: this controller no longer leads and must stop."""
 
 
 class Postgres:
@@ -72,7 +72,9 @@ class Postgres:
         """Try to become the controller of this fleet. Raises InputError if there is no place for its tables."""
         query = "SELECT current_schema(), pg_try_advisory_lock(hashtext('cotenant fleet in ' || current_schema()))"
         schema, leads = self.read(query)[0]
-        if schema is None:  # without its name there is no lock, and one would wait for ever
+        # the lock's name contains the schema's: without a schema nothing is locked, and the controller would
+        # wait for ever
+        if schema is None:
             raise InputError(f"{self.name}: no schema of the search path exists", field="store")
         return leads is True
 
@@ -135,10 +137,11 @@ class Postgres:
 
 
 class PostgresLock:
-    """The leadership of a fleet, waited for while another controller has it. `database`: the session that holds it."""
+    """The leadership of a fleet. The constructor waits while another controller leads. `database`: the session that
+    holds the lock."""
 
     def __init__(self, url: str, waiting: Callable[[], None] = lambda: None) -> None:
-        self.database = Postgres(url)  # reports a wrong URL at once
+        self.database = Postgres(url)  # raises an error at once if the URL is wrong
         said = False
         while True:
             try:
@@ -158,7 +161,8 @@ class PostgresLock:
 
 
 def _again(url: str) -> Postgres:
-    """A new session once the server answers, so that a waiting controller survives a failover of the server."""
+    """Open a new session as soon as the server answers, so that a waiting controller survives a failover of the
+    server."""
     while True:
         try:
             return Postgres(url)
