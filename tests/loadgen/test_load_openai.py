@@ -29,7 +29,8 @@ PROFILE = LlmProfile("chat", NO_TIME)
 def load(port: int, count: int = 6, endpoint: str = "chat", **more: object) -> OpenAiResult:
     trace = make_trace("test", np.arange(count) * 0.01, [0] * count, [12] * count, range(1, count + 1), ("chat",))
     target = parse_target(f"http://127.0.0.1:{port}/v1")
-    return run_openai(OpenAiTest(target, trace, (Promise("chat", 60_000, 60_000),), endpoint, check=True, **more))  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    return run_openai(OpenAiTest(target, trace, (Promise("chat", 60_000, 60_000),), endpoint, check=True, **more))
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
@@ -160,7 +161,7 @@ def test_the_largest_load_is_found(
     assert most / 1.051 <= content[key] <= most
     assert (content["confirmed"], content["open_ended"], content["run"]["total"]["attainment"]) == (True, False, 1.0)
     assert "missed" in done.err
-    assert "no promise to keep" in cotenant(*command, "--find-max").err
+    assert "no SLO to meet" in cotenant(*command, "--find-max").err
 
 
 def test_what_no_load_keeps() -> None:

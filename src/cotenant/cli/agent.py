@@ -32,7 +32,7 @@ def agent(
         Path | None, typer.Option(metavar="FILE", help="Append a JSON line for each turn that ends.")
     ] = None,
     quota: Annotated[
-        Text, typer.Option(metavar="TIME", help="Length of the first turns, before kernels were measured (100ms).")
+        Text, typer.Option(metavar="TIME", help="Length of a tenant's turns before its kernels were measured (100ms).")
     ] = None,
     min_quota: Annotated[Text, typer.Option(metavar="TIME", help="Shortest turn (20ms).")] = None,
     max_quota: Annotated[Text, typer.Option(metavar="TIME", help="Longest turn (100ms).")] = None,
@@ -133,7 +133,8 @@ def agent(
 
 
 def read_token(path: Path | None, field: str) -> str | None:
-    """Return the first line of the token file, None without a file. InputError for `field` if it is unusable."""
+    """Return the first line of the token file; None if no file is named. Raises InputError, with `field`, if the file
+    is unusable."""
     from cotenant.core.errors import InputError
 
     if path is None:
@@ -150,7 +151,7 @@ def read_token(path: Path | None, field: str) -> str | None:
 
 
 def _copies(config: Text, period: Text, chunk: Text) -> Any:
-    """CopySettings of the config file, overridden by the command line; None if the command line sets none."""
+    """CopySettings of the config file, overridden by the command line; None if the command line sets no such option."""
     from cotenant.agent.config.copies import with_options
     from cotenant.agent.config.files import AgentConfig
     from cotenant.agent.config.schema import load
@@ -159,7 +160,8 @@ def _copies(config: Text, period: Text, chunk: Text) -> Any:
 
 
 def _quota(config: Text, discipline: Text, **times: Text) -> Any:
-    """QuotaSettings of the config file, overridden by the command line; None if the command line sets none."""
+    """QuotaSettings of the config file, overridden by the command line; None if the command line sets no such
+    option."""
     from cotenant.agent.config.files import AgentConfig, quota_settings
     from cotenant.agent.config.schema import load
     from cotenant.core.errors import InputError

@@ -33,7 +33,7 @@ def _fractions(text: str, field: str) -> list[float]:
     values = []
     for part in text.split(","):
         part = part.strip()
-        # `30,70` are percent, the usual notation of this benchmark; `0.3` and `30%` are read as everywhere else
+        # in this benchmark, a number such as 30 means percent; `0.3` and `30%` mean the same as in all other commands
         plain = part.replace(".", "", 1).isdigit() and "." not in part
         values.append(parse_fraction(f"{part}%" if plain else part, field))
     if not values:

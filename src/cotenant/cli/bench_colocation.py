@@ -52,8 +52,8 @@ def colocation(
     recorded: Annotated[str, typer.Option("--from", metavar="FILE", help="Show a result that --json wrote.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure a latency-sensitive service with best-effort programs on one GPU under every scheme, and each of them
-    alone.
+    """Measure a latency-sensitive service together with best-effort programs on one GPU under every scheme, and each
+    program alone.
 
     Result: {scheme: {be: figures}} with the LS percentiles relative to the service alone (95 % interval), the requests
     in time, and the BE work relative to BE alone and to the time that LS leaves idle.
@@ -94,7 +94,8 @@ def colocation(
 
 @dataclass
 class _Shape:
-    """How a measurement is divided into rounds and blocks; `said` describes it in words, after the rounds are known."""
+    """How a measurement is divided into rounds and blocks. `said` describes that in words once the number of rounds is
+    known."""
 
     rounds: int
     requests: int
@@ -170,7 +171,7 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
     load = parse_ls(ls)
     from cotenant.devices.registry import discover
 
-    discover([gpus])  # a wrong GPU is an error before anything starts
+    discover([gpus])  # reports a wrong GPU before anything starts
     if shape.requests:
         shape.rounds = math.ceil(shape.requests / (load.rate_rps * block_s))
     plan = Plan(
@@ -223,7 +224,7 @@ def _print(rows: dict[str, Any]) -> None:
     widths = [max(len(word) for word in (*title.split(), *(line[i] for line in lines))) for i, title in enumerate(head)]
     for index, title in enumerate(head):
         width = widths[index]
-        if index == 0:  # only this column may be folded
+        if index == 0:  # only cells of this column may be folded into several lines
             width = min(width, max(8, console.width - sum(widths[1:]) - len(widths)))
         shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold", width=width)
     for line in lines:

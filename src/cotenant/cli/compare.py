@@ -34,7 +34,7 @@ def compare(
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.report.runs import arrange, in_order, run_of
 
-    # a folder that two arguments name belongs to the first
+    # a folder that two arguments name is listed only for the first
     folders = {folder: given for given in reversed(runs) for folder in find_records(given)}
     if html is not None:
         check_writable(html)
@@ -78,7 +78,7 @@ def compare(
 
 
 def _shown(folders: list[Path]) -> Iterable[Path]:
-    """The folders, with a progress bar if there are several and output goes to a terminal."""
+    """Yield the folders, with a progress bar if there are several and output goes to a terminal."""
     import sys
 
     if len(folders) < 4 or not sys.stderr.isatty():

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-Values = Callable[[], Iterable[tuple[str, str]]]  # value, and what a shell may show beside it
+Values = Callable[[], Iterable[tuple[str, str]]]  # a value, and the description that a shell may show beside it
 
 
 def _policies(kind: str) -> Values:
@@ -36,7 +36,7 @@ def _gpu_models() -> Iterable[tuple[str, str]]:
 
 
 def _tenants() -> Iterable[tuple[str, str]]:
-    """The tenants of the agent that this user's commands reach; none where none answers."""
+    """The tenants of the agent that this user's commands reach; none if no agent answers."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
 
@@ -78,7 +78,7 @@ SOURCES: dict[str, Values] = {
     "--log-format": _plain("text", "json"),
     "--join": _tenants,
 }
-# verb -> values of its argument, or of options that mean another thing elsewhere
+# verb -> values of its argument, or of options that mean something else in other verbs
 OF_VERB: dict[str, dict[str, Values]] = {
     **{verb: {"name": _tenants} for verb in ("set", "stop", "park", "resume")},
     "preempt": {"names": _tenants},
@@ -90,7 +90,7 @@ OF_VERB: dict[str, dict[str, Values]] = {
 
 
 def attach(verb: str, command: Any) -> None:
-    """Give the parameters of a command, and of its subcommands, the values that are known for them."""
+    """Attach completion to the parameters of a command and its subcommands whose values are known."""
     for inner in getattr(command, "commands", {}).values():
         attach(verb, inner)
     sources = SOURCES | OF_VERB.get(verb, {})
@@ -102,7 +102,7 @@ def attach(verb: str, command: Any) -> None:
 
 
 def _completing(source: Values) -> Any:
-    """The method of an option that typer makes of an `autocompletion`."""
+    """The completion method of an option, in the form that typer makes of an `autocompletion`."""
     app = typer.Typer(add_completion=False)
 
     @app.command()
@@ -113,7 +113,7 @@ def _completing(source: Values) -> Any:
 
 
 def _of(source: Values) -> Callable[[str], list[tuple[str, str]]]:
-    """Called by typer. Returns no values after an error, because a completing shell must not see a traceback."""
+    """Called by typer. Returns no values after an error, since a shell that completes must not print a traceback."""
 
     def values(incomplete: str) -> list[tuple[str, str]]:
         with contextlib.suppress(Exception):

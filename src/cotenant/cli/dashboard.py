@@ -24,8 +24,8 @@ def dashboard(
     ] = ":9500",
     token: TokenFile = None,
 ) -> None:
-    """Show several nodes on one page: which tenant or job has which part of which GPU, what waits, and why. Runs until
-    stopped.
+    """Show several nodes on one page: which tenant or job has which part of which GPU, which ones wait, and why. Runs
+    until stopped.
     """
     import asyncio
 

@@ -12,7 +12,8 @@ import typer
 
 app = typer.Typer(add_completion=False)
 
-# proportional and tune under the same orderings: the pairs isolate the gain of allotment from that of ordering
+# each ordering with both allotments, proportional and tune, so that the effects of ordering and allotment can be told
+# apart
 POLICIES = (
     ("fifo", "proportional"),
     ("fifo", "tune"),
@@ -26,7 +27,7 @@ JOBS, GPUS, LOAD = 1000, 128, 1.5
 
 
 def _own_name() -> str:
-    """The command as it was called, for a line that can be copied: `cotenant`, or its path if it is not on PATH."""
+    """How to call this command in a line that can be copied: `cotenant`, or its path if it is not on PATH."""
     called = sys.argv[0]
     return "cotenant" if shutil.which("cotenant") == str(Path(called).resolve()) else called
 

@@ -1,4 +1,5 @@
-"""`cotenant doctor`: what enforces each promise on this machine, how strongly, and what prevents better."""
+"""`cotenant doctor`: what enforces each property of a tenant's share (time, SMs, memory, bandwidth, faults) on this
+machine, how strongly, and what prevents stronger enforcement."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ DEMAND = "|".join(Promise) + "=" + "|".join(each for each in Strength if each is
 
 @dataclass(frozen=True)
 class Report:
-    """What was found. `agent`: folder of the agent that was asked, if one was; `release`: of the NVIDIA driver."""
+    """What `doctor` found. `agent`: folder of the agent that answered, None if no agent runs; `release`: release of the
+    NVIDIA driver."""
 
     agent: str | None
     release: str
@@ -30,13 +32,14 @@ class Report:
 def doctor(
     enforce: Annotated[
         list[str] | None,
-        typer.Option(metavar=DEMAND, help="Exit with 1 unless the promise is enforced at least this strongly."),
+        typer.Option(metavar=DEMAND, help="Exit with 1 unless this property is enforced at least this strongly."),
     ] = None,
     gpus: Annotated[str, typer.Option(metavar="soft|all|UUID,...", help="GPUs to examine if no agent runs.")] = "all",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Report what would enforce each promise on this machine, and what prevents it. Exits with 1 on a problem."""
+    """Report what enforces each property of a tenant's share on this machine, how strongly, and what prevents stronger
+    enforcement. Exits with 1 on a problem."""
     demands = [_demand(text) for text in enforce or ()]
     report = _examine(folder, gpus)
     report.problems.extend(_unmet(report.gpus, demands))
@@ -58,7 +61,7 @@ def _demand(text: str) -> tuple[Promise, Strength]:
 
 
 def _examine(folder: Path | None, gpus: str) -> Report:
-    """Ask the agent; without one, examine the GPUs with the rights of this process."""
+    """Ask the agent. If no agent runs, examine the GPUs with the rights of this process."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import InputError, WorkError
     from cotenant.core.folders import agent_folder
@@ -86,7 +89,7 @@ def _examine(folder: Path | None, gpus: str) -> Report:
 
 
 def _look(gpus: str, folder: Path | None) -> list[dict[str, Any]]:
-    """What an agent of this user would find. Raises WorkError if there is no GPU."""
+    """Examine the GPUs as an agent of this user would. Raises WorkError if there is no GPU."""
     from cotenant.agent.mechanisms.prospects import find, row_of, strongest
     from cotenant.core.folders import own_agent_folder
     from cotenant.devices.registry import discover
@@ -104,7 +107,7 @@ def _look(gpus: str, folder: Path | None) -> list[dict[str, Any]]:
 
 
 def _unmet(gpus: list[dict[str, Any]], demands: list[tuple[Promise, Strength]]) -> list[str]:
-    """Each demand that a GPU does not meet, with the reason."""
+    """A sentence for each demand that a GPU does not meet, with the reason."""
     return [
         f"GPU {gpu['index']}: {row['promise']} is enforced by {row['by']}, not by {strength} as demanded: {row['why']}"
         for gpu in gpus
@@ -131,7 +134,7 @@ def _print(report: Report) -> None:
             )
             for text in row["obstacles"]:
                 if text != row["why"]:
-                    console.print(f"      in the way of more: {text}", style="dim")
+                    console.print(f"      why not stronger: {text}", style="dim")
     for text in report.problems:
         console.print(f"problem: {text}", style="red")
     if not report.problems:

@@ -25,7 +25,7 @@ def experiment(
     rate: Annotated[str, typer.Option(help="Factor on the planned and on the sent rates: x2.")] = "x1",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the file's.")] = None,
     replan: Annotated[
-        bool | None, typer.Option(help="Let the server replan as rates change; by default it keeps its first plan.")
+        bool | None, typer.Option(help="Let the server replan as rates change; by default the first plan is kept.")
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the built-in experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,

@@ -64,7 +64,8 @@ def explain(
 
 
 def _folded(lines: list[str]) -> list[str]:
-    """Lines no wider than the terminal; what does not fit continues below the text, to the right of the times."""
+    """Wrap lines at the width of the terminal. A continued line is indented to where the text begins, to the right of
+    the times."""
     import shutil
     import textwrap
 

@@ -25,8 +25,9 @@ def table_width(table: Table) -> int:
 
 
 def fit(build: Build, heads: Sequence[str], dispensable: Sequence[str], width: int) -> tuple[Table, list[str]]:
-    """The table `build(heads)` with as many columns as fit into `width`, and the dropped heads in their order.
-    `dispensable`: heads that may be dropped, in that order. If none is left to drop, the table stays too wide.
+    """The table `build(heads)` with as many columns as fit into `width`, and the heads that were dropped, in the order
+    of the table. `dispensable`: heads that may be dropped; the first of them are dropped first. If none is left to
+    drop, the table stays too wide.
     """
     left_out: list[str] = []
     table = build(heads)
@@ -40,7 +41,7 @@ def fit(build: Build, heads: Sequence[str], dispensable: Sequence[str], width: i
 
 
 def flowing(parts: Sequence[Text], width: int | None) -> Text:
-    """Texts beside each other, three spaces apart, with line breaks only between them."""
+    """Join texts with three spaces. Line breaks are possible only between the texts."""
     from rich.text import Text
 
     line = Text()
@@ -60,7 +61,7 @@ def flowing(parts: Sequence[Text], width: int | None) -> Text:
 
 
 def plain_table(title: str | None = None) -> Table:
-    """A table without frame, with a line below its head. Columns are to be added."""
+    """A new table without a frame, with a line below its head, to which the caller adds columns."""
     from rich import box
     from rich.table import Table
 
@@ -68,7 +69,7 @@ def plain_table(title: str | None = None) -> Table:
 
 
 def to_file() -> bool:
-    """Whether output goes to a file or pipe and no width was set by the user."""
+    """Whether output goes to a file or pipe and the user set no width."""
     return not sys.stdout.isatty() and "COLUMNS" not in os.environ
 
 

@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 LOG_FILE = "controller.log"
 PATIENCE_S = 120.0
 LEAST_FREE_BYTES = 1 << 20
-SILENCE_S = 5.0  # without output from the controller, before a notice is printed
+SILENCE_S = 5.0  # a notice is printed if the controller has printed nothing for this long
 STANDBY = "another controller leads this fleet; this one takes over when that one ends"
 
 
@@ -85,7 +85,7 @@ def _waits(log: Path, begins: int) -> bool:
 
 
 def _relay(log: Path, begins: int, code: int) -> None:
-    """The controller ended at once: report its last sentence as the error of this command."""
+    """Raise the last sentence of a controller that ended at once as the error of this command."""
     with log.open("rb") as file:
         file.seek(begins)
         said = file.read().decode(errors="replace").strip().splitlines()
@@ -173,7 +173,7 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
 
 
 def _partition_planner(name: str, options: FleetOptions) -> Planner:
-    """The named partition policy with the means of enforcement of this fleet's GPUs."""
+    """The named partition policy, with the mechanism that can enforce slices on this fleet's GPUs."""
     from cotenant.agent.mechanisms import registry as mechanisms
     from cotenant.agent.mechanisms.base import Use
     from cotenant.agent.mechanisms.mig import Mig
@@ -185,7 +185,7 @@ def _partition_planner(name: str, options: FleetOptions) -> Planner:
     if name != "miso":
         raise InputError(f"{name!r} cannot partition GPUs in a fleet; only miso can", field="policy")
     gpus = [gpu for node in node_specs(options) for gpu in node.gpus]
-    if any(gpu.instances for gpu in gpus):  # MIG mode is on
+    if any(gpu.instances for gpu in gpus):  # on a GPU in MIG mode, slices are MIG instances
         return MisoPlanner(mechanism=Mig.name)
     together = all(gpu.kind != PRETEND and device(gpu.kind).mps_control() for gpu in gpus)
     return MisoPlanner(mechanism=mechanisms.choose(Use.JOB, concurrent=together))
@@ -206,7 +206,7 @@ def _executor(given: dict[str, Any]) -> str:
 
 
 def _here() -> tuple[str, int | None]:
-    """This machine's GPUs, or one pretended node if it has none."""
+    """A node with this machine's GPUs, or one pretended node if the machine has none."""
     from cotenant.devices.registry import discover
 
     try:

@@ -30,7 +30,7 @@ def infer(
     interval: Annotated[str, typer.Option(help="Interval between batches; 0s runs them back to back.")] = "0s",
     share: Annotated[str, typer.Option(help="Share of the machine's cores, or of the GPU.")] = "100%",
     mechanism: Annotated[
-        str, typer.Option(metavar=MECHANISMS, help="What the share is taken of: CPU cores or the GPU.")
+        str, typer.Option(metavar=MECHANISMS, help="What the share is a part of: the machine's CPU cores or the GPU.")
     ] = "cores",
     backend: Annotated[
         str, typer.Option(metavar="|".join(backends.names()), help="Inference backend.")
@@ -98,7 +98,7 @@ async def run_batches(
         left = due - time.monotonic()
         if left > 0:
             await asyncio.sleep(left)
-            # do not count that the sleep itself ended late
+            # a late end of the sleep itself is not part of the latency
             due = max(due, time.monotonic()) if time.monotonic() - due < 0.002 else due
         executed[i] = (await one.run(batch)).executed_ms
         total[i] = (time.monotonic() - due) * 1e3
@@ -122,7 +122,7 @@ async def run_batches(
 
 
 def show(content: dict[str, Any], whose: str) -> None:
-    """Print the figures; `whose`: what the share is taken of."""
+    """Print the figures. `whose`: what the share is a part of, CPU cores or GPU."""
     share = f"{content['share']:.0%} of the {whose}"
     print(f"{content['model']} ({content['backend']}) on {share}: loaded in {content['load_s']:.2f} s")
     print(f"{content['batches']:,} batches of {content['batch']}: {content['items_per_s']:,.1f} items/s")

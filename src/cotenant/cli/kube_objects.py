@@ -45,7 +45,7 @@ def mutate(
 
 
 def claims(pod: PodFile, kubernetes: Version = "1.34", as_json: AsJson = False) -> None:
-    """Print the pod with claims of dynamic resource allocation in place of units, and their templates."""
+    """Print the pod with claims of dynamic resource allocation (DRA) in place of units, and the claims' templates."""
     from cotenant.kube.dra.claims import claims_of
 
     thing, version = _read_pod(pod), _version(kubernetes)
@@ -103,7 +103,7 @@ def _show(things: list[dict[str, Any]], as_json: bool) -> None:
 
 @contextmanager
 def _of_file(path: Path) -> Iterator[None]:
-    """Add the file's name to errors raised inside."""
+    """Context that adds the file's name to errors raised in it."""
     from cotenant.core.errors import InputError
 
     try:
@@ -113,7 +113,7 @@ def _of_file(path: Path) -> Iterator[None]:
 
 
 def _read_pod(path: Path) -> dict[str, Any]:
-    """The one pod of a manifest. Raises InputError that names what else it holds."""
+    """The only pod of a manifest. Raises InputError if the manifest contains anything else, and names it."""
     from cotenant.core.errors import InputError
     from cotenant.core.yamlfile import parse_documents
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 REQUESTS = "Requests"
 DEFAULT_GPU_BYTES = 80 << 30
-DEFAULT_S = 60.0  # length of requests that are drawn
+DEFAULT_S = 60.0  # duration of generated requests if no option states one
 
 
 def _requests(*names: str, **more: object) -> object:
@@ -51,7 +51,7 @@ def build_trace(
     models: Sequence[str], trace: str | None, rate: list[str] | None, prompt: str, output: str, arrivals: str,
     duration: str | None, start: str, speed: float, keep: str, seed: int, factor: float = 1.0,
 ) -> TokenTrace:  # fmt: skip
-    """The requests that the options mean, for these models, at `factor` times their rates."""
+    """Generate the requests that the options describe, for these models, at `factor` times the rates."""
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.workloads.llm.drawn import draw_trace
     from cotenant.workloads.llm.registry import read_tokens

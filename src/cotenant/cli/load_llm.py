@@ -53,22 +53,29 @@ def load(
     seed: Seed = 0,
     find_max: Annotated[
         bool,
-        typer.Option("--find-max", help="Find the largest load that keeps the promises.", rich_help_panel=SEARCH),
+        typer.Option("--find-max", help="Find the largest load at which the SLOs are met.", rich_help_panel=SEARCH),
     ] = False,
     attain: Annotated[
-        str, typer.Option("--target", help="Requests of every model to keep them for.", rich_help_panel=SEARCH)
+        str, typer.Option("--target", help="SLO attainment that every model must reach.", rich_help_panel=SEARCH)
     ] = "99%",
-    probe: Annotated[str, typer.Option(help="Length of one probe.", rich_help_panel=SEARCH)] = "30s",
-    tolerance: Annotated[str, typer.Option(help="Largest gap between held and failed.", rich_help_panel=SEARCH)] = "5%",
+    probe: Annotated[str, typer.Option(help="Duration of one probe of the search.", rich_help_panel=SEARCH)] = "30s",
+    tolerance: Annotated[
+        str,
+        typer.Option(
+            help="End the search when met and missed factors differ by less than this.", rich_help_panel=SEARCH
+        ),
+    ] = "5%",
     endpoint: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
-    extra: Annotated[str, typer.Option(help="JSON of fields that every request has.")] = '{"ignore_eos": true}',
-    check: Annotated[bool, typer.Option("--check", help="Answers must be those of timed engines.")] = False,
-    timeout: Annotated[str, typer.Option(help="An answer later than this has failed.")] = "600s",
-    connections: Annotated[int, typer.Option(min=1, max=60000, help="Most at once.")] = 1024,
-    token: Annotated[Path | None, typer.Option(metavar="FILE", help="File with the bearer token to show.")] = None,
-    cafile: Annotated[str | None, typer.Option(help="Certificates to trust.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Trust any certificate.")] = False,
-    csv: Annotated[str | None, typer.Option(help="Every request, as the client saw it.")] = None,
+    extra: Annotated[str, typer.Option(help="JSON object of fields to add to every request.")] = '{"ignore_eos": true}',
+    check: Annotated[
+        bool, typer.Option("--check", help="Check that each answer belongs to its request (engine timed-llm).")
+    ] = False,
+    timeout: Annotated[str, typer.Option(help="Requests without an answer after this time count as failed.")] = "600s",
+    connections: Annotated[int, typer.Option(min=1, max=60000, help="Largest number of connections.")] = 1024,
+    token: Annotated[Path | None, typer.Option(metavar="FILE", help="File with the bearer token to send.")] = None,
+    cafile: Annotated[str | None, typer.Option(help="CA certificates to trust.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Accept any TLS certificate.")] = False,
+    csv: Annotated[str | None, typer.Option(help="Write one row per request, as seen by the client.")] = None,
     html: Annotated[str | None, typer.Option(help="Write a self-contained report page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -99,7 +106,8 @@ def load(
     length_s = DEFAULT_S if duration is None else parse_seconds(duration, field="duration")
 
     def made(factor: float, number: int, probe_s: float | None) -> OpenAiTest:
-        """The load scaled by `factor`, with another random draw for each `number`. `probe_s`: length of a probe."""
+        """Build the load scaled by `factor`. Each `number` gives other random requests. `probe_s`: duration of a
+        probe."""
         if clients and trace is None:
             requests = draw_pool(names, prompt, output, seed + number)
         else:
@@ -119,7 +127,7 @@ def load(
     )  # fmt: skip
     if find_max:
         if not (ttft or tpot):
-            raise InputError("there is no promise to keep; give --ttft or --tpot", field="find-max")
+            raise InputError("there is no SLO to meet; give --ttft or --tpot", field="find-max")
         options = parse_fraction(attain, "target"), parse_fraction(tolerance, "tolerance")
         found = _search(made, clients, *options, parse_seconds(probe, field="probe"))
         given = made(1.0, 0, None)
@@ -132,7 +140,7 @@ def load(
 
 
 def _clients(arrivals: str, rate: list[str] | None) -> int:
-    """Requests in flight per model; 0: an open loop."""
+    """Number of requests in flight per model in a closed loop; 0: the load is an open loop."""
     from cotenant.core.errors import InputError
     from cotenant.workloads.requests.arrivals import parse_arrivals
 
@@ -146,7 +154,8 @@ def _search(
     made: Callable[[float, int, float | None], OpenAiTest], clients: int, target: float, tolerance: float,
     probe_s: float,
 ) -> Found[OpenAiResult]:  # fmt: skip
-    """The largest factor on the load that keeps the promises; of clients, whole numbers."""
+    """Search the largest factor on the load at which all models meet their SLOs. In a closed loop, numbers of clients
+    are whole."""
     import sys
 
     from cotenant.loadgen.openai import run_openai
@@ -172,7 +181,7 @@ def _report_search(
 
     best = found.final
     if best is None:
-        raise WorkError(f"no load down to x{found.probes[-1].factor:.3g} of the given one kept the promises")
+        raise WorkError(f"no load down to x{found.probes[-1].factor:.3g} of the given one met the SLOs")
     in_flight = round(clients * found.factor) if clients else None
     rate_rps = None if clients else asked_rps * found.factor
     content = {
@@ -186,7 +195,7 @@ def _report_search(
     if not as_json:
         load = f"{in_flight:,} requests of each model in flight" if clients else f"{rate_rps:.3g} requests/s"
         more = "; nothing failed, so more may be possible" if found.open_ended else ""
-        print(f"largest load that kept the promises: {load} (x{found.factor:.3g} of the given one){more}")
+        print(f"largest load that met the SLOs: {load} (x{found.factor:.3g} of the given one){more}")
     _report(best, csv, html, json.dumps(content) if as_json else None)
 
 

@@ -24,8 +24,8 @@ DISPENSABLE = ("p50 ms", "sent", "p95 ms", "rps", "SLO ms", "late", "dropped", "
 def live_table(
     names: Sequence[str], duration_s: float, what: str, quiet: bool
 ) -> Iterator[Callable[[Sequence[Progress]], None] | None]:
-    """Yield a function that takes the senders' progress and shows it: as a table on a terminal, else as a line per
-    minute on standard error.
+    """Yield a function that shows the progress of a load test: as a table on a terminal, else as one line per minute on
+    standard error.
     """
     if quiet:
         yield None

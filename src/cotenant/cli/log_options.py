@@ -1,4 +1,4 @@
-"""Options of commands that run until they are stopped: how they log."""
+"""Options for the log of commands that run until they are stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 LogFormat = Annotated[
-    str | None, typer.Option("--log-format", metavar="text|json", help="Lines of the log: text, or a JSON object each.")
+    str | None, typer.Option("--log-format", metavar="text|json", help="Format of the log: text or JSON lines.")
 ]
 LogLevel = Annotated[
     str | None,

@@ -85,7 +85,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
 VERBS = {verb: row for verbs in PANELS.values() for verb, row in verbs.items()}
 PANEL_OF = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 
-# verb -> the extra that it needs; a verb not listed needs none, or the one that its subcommand needs
+# verb -> the extra that it needs; a verb that is not listed needs none, or a different one for each subcommand
 EXTRA_OF = {
     **dict.fromkeys(("simulate", "sweep", "trace", "predict", "policies", "demo"), "sim"),
     **dict.fromkeys(("compare", "explain"), "report"),
@@ -95,7 +95,7 @@ EXTRA_OF = {
     "kube": "kube",
 }
 
-MOST_SHOWN = 2000  # characters of an error message
+MOST_SHOWN = 2000  # largest number of characters of an error message
 
 
 def _module(verb: str, args: list[str]) -> str:
@@ -149,7 +149,7 @@ class LazyGroup(TyperGroup):
         command = typer.main.get_command(importlib.import_module(_module(name, args[1:])).app)
         _refuse_empty(command)
         _show_plain_flags(command, ctx)
-        if ctx.resilient_parsing:  # a shell asks what may follow
+        if ctx.resilient_parsing:  # a shell completes a command line
             from cotenant.cli import complete
 
             complete.attach(name, command)
@@ -171,8 +171,8 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 def _refuse_empty(command: Any) -> None:
-    """Make a command refuse empty values of options: mostly shell variables that are not set, where ignoring a memory
-    limit, say, would go unseen.
+    """Make a command refuse empty values of options. An empty value usually comes from a shell variable that is not
+    set; if it were ignored, the user would not notice that, for example, a memory limit is missing.
     """
     for sub in getattr(command, "commands", {}).values():
         _refuse_empty(sub)
@@ -218,7 +218,7 @@ def main() -> None:
 
     logs.configure_short()
     try:
-        if sys.stdout is None:  # closed by the caller (>&-)
+        if sys.stdout is None:  # the caller has closed standard output (>&-)
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
         code = app(standalone_mode=False)  # otherwise typer prints its errors as a box of several lines
         sys.stdout.flush()  # flushing buffered output may find that the disk is full
@@ -249,7 +249,7 @@ def main() -> None:
 
 def _forget_output() -> None:
     """Redirect standard output to /dev/null, so that Python does not fail on its final flush."""
-    with contextlib.suppress(io.UnsupportedOperation):  # not a stream with a file descriptor
+    with contextlib.suppress(io.UnsupportedOperation):  # standard output has no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -260,7 +260,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def by_option(error: InputError, words: list[str]) -> InputError:
-    """The error, with its field named as on the command line if there is an option of that name."""
+    """The same error, with its field replaced by the name of the command's option, if it has one."""
     option = f"--{(error.field or '').replace('_', '-')}"
     if (
         not error.field
@@ -273,7 +273,7 @@ def by_option(error: InputError, words: list[str]) -> InputError:
 
 
 def one_line(sentence: str) -> str:
-    """The sentence as one printable line of bounded length, since text quoted from files may contain anything."""
+    """Make a message one printable line of bounded length, since text quoted from files may contain anything."""
     line = " ".join("".join(c if c.isprintable() else "\ufffd" for c in word) for word in sentence.split())
     return line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
 
@@ -283,14 +283,14 @@ def fail_usage(error: typer.TyperException) -> NoReturn:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "cotenant"
     message = bad_value(error) or error.format_message().strip().rstrip(".")
-    if not message or message.startswith("Usage: "):  # the help, which typer has already printed with rich
+    if not message or message.startswith("Usage: "):  # typer has already printed the help with rich
         print(message, end="\n" if message else "", file=sys.stderr)
         sys.exit(2)
     fail(f"{message[:1].lower()}{message[1:]}; see {path} --help", error.exit_code)
 
 
 def bad_value(error: typer.TyperException) -> str:
-    """Error text for an invalid number, in the form of all other errors; empty for other kinds of mistakes."""
+    """Message for an invalid number, in the form of all other errors; empty if the mistake is not an invalid number."""
     parameter = getattr(error, "param", None)
     cause: Any = error.__cause__ or error.__context__
     if parameter is None or not hasattr(cause, "errors"):
@@ -308,7 +308,7 @@ def bad_value(error: typer.TyperException) -> str:
 
 
 def fail_missing(error: ModuleNotFoundError) -> NoReturn:
-    """A module is missing that an extra provides: name that extra, the verb's own if it provides the module."""
+    """Message for a missing module that an extra provides. Names the verb's own extra, if that provides the module."""
     from cotenant.core.extras import MissingExtraError, extra_of
 
     verb = next((word for word in sys.argv[1:] if word in VERBS), "")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from cotenant.core.mig import Geometry
     from cotenant.devices.nvml import Nvml
 
-LEAST_SPEED, MOST_SPEED = 1e-6, 1e6  # speed relative to the whole GPU; values outside are taken for typing errors
+# range of speeds relative to the whole GPU; values outside are probably typing errors
+LEAST_SPEED, MOST_SPEED = 1e-6, 1e6
 
 app = typer.Typer(no_args_is_help=True, help="MIG layouts: list, plan, and apply to this machine's GPUs.")
 
@@ -99,7 +100,7 @@ def _short(kinds: tuple[str, ...]) -> str:
 
 
 def _read_jobs(path: str, geo: Geometry) -> list[Any]:
-    """PartitionJobs of a JSON file; InputError names the wrong field."""
+    """Read PartitionJobs from a JSON file. InputError names the wrong field."""
     from pathlib import Path
 
     from cotenant.core.errors import InputError
@@ -151,7 +152,8 @@ def _kind(geo: Geometry, name: str) -> str | None:
 
 
 def _wrong_speed(speeds: dict[str, Any], geo: Geometry) -> str | None:
-    """What is wrong with a job's speeds, or None: an unknown slice, two names of one slice, or an impossible number."""
+    """What is wrong with a job's speeds: an unknown slice, two names for one slice, or an impossible number. None if
+    nothing is wrong."""
     from cotenant.core.mig import every_name
 
     seen: dict[str, str] = {}
@@ -159,7 +161,8 @@ def _wrong_speed(speeds: dict[str, Any], geo: Geometry) -> str | None:
         if name.strip().lower().removeprefix("mig ") not in every_name():
             return f"speed is given for {name!r}, which is not a MIG profile"
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not (value == 0 or LEAST_SPEED <= value <= MOST_SPEED):  # NaN satisfies neither condition
+        # NaN fails both comparisons, so it is refused, too
+        if not number or not (value == 0 or LEAST_SPEED <= value <= MOST_SPEED):
             return (
                 f"speed on {name} is {value!r}; it must be 0 (does not fit) or between {LEAST_SPEED:g} and "
                 f"{MOST_SPEED:g}"
@@ -183,7 +186,7 @@ def plan(
     double_memory: Double = None,
     as_json: Json = False,
 ) -> None:
-    """Find the optimal layout of one GPU for a set of jobs and assign its slices. Exact."""
+    """Find the optimal layout of one GPU for a set of jobs and assign its slices, by exact search."""
     from statistics import median
 
     import numpy as np
@@ -199,7 +202,7 @@ def plan(
     best = plan_jobs(geo, todo, objective)  # type: ignore[arg-type]
     rows = np.array([speed_row(geo, job) for job in todo])
     times_s = []
-    for _ in range(9):  # the first call compiled the kernel
+    for _ in range(9):  # time the second call: the first one compiled the kernel
         begin = time.perf_counter()
         best_partition(geo, rows, objective)  # type: ignore[arg-type]
         times_s.append(time.perf_counter() - begin)

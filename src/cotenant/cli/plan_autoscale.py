@@ -21,7 +21,7 @@ from cotenant.serving.config.planning import Problem
 with needs("plan"):
     import numpy as np
 
-LEAST_RATE = 0.01  # an idle service is planned with this rate, so that it stays reachable
+LEAST_RATE = 0.01  # an idle service is planned for this rate, so that it stays reachable
 
 
 def read_rates(path: str | Path, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -65,8 +65,8 @@ def decisions(
     problem: Problem, spec: Spec, times: np.ndarray, rates: dict[str, np.ndarray], forecast: str, patience: int,
     period_s: float,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One row per decision: the forecast, the GPUs needed for it, the GPUs held, and the GPUs that the next period
-    needed.
+    """Decide the number of GPUs for each period. One row per decision: the forecast, the GPUs needed for it, the GPUs
+    held, and the GPUs that the next period needed.
     """
     services = problem.services
     step = float(times[1] - times[0])

@@ -48,7 +48,8 @@ def plan_convert(
 
 
 def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
-    """Returns the files of the services-file format, and the command that plans it as the public scheduler would."""
+    """Convert to a services file. Returns the files written, and the command that plans them as the public scheduler
+    would."""
     import yaml
 
     from cotenant.profiles.serving.latency_files import profile_to_dict
@@ -76,7 +77,7 @@ def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
         nodes = [{"count": problem.gpus.types.count(i), "gpus": 1, "gpu": gpu} for i, gpu in enumerate(gpus)]
         files["cluster.yaml"] = yaml.safe_dump({"nodes": nodes})
     else:
-        # checks what a services file cannot express, such as two entries for a model
+        # raises an error for what a services file cannot express, such as two entries for one model
         parse_services(content, folder / "tasks.csv")
     if modellist.exists():
         files["plan.json"] = json.dumps(read_modellist(modellist, problem).to_dict(), indent=1) + "\n"
@@ -85,7 +86,7 @@ def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
 
 
 def _public(problem: Problem, plan: str | None) -> dict[str, str]:
-    """The files of the public scheduler; its configuration names the planner of the plan."""
+    """Convert to the public scheduler's files. The configuration among them selects the planner that made the plan."""
     from cotenant.cli.plan import read_plan
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
     from cotenant.serving.config import gpulet_files

@@ -46,7 +46,7 @@ def wanted(args: Sequence[str]) -> bool:
 
     try:
         content = read_yaml(args[0]).content
-    except InputError:  # reported by the command that reads the file
+    except InputError:  # the command that reads the file reports the error
         return False
     return isinstance(content, dict) and isinstance(content.get("models"), list)
 
@@ -58,8 +58,10 @@ def plan(
     attainment: Annotated[
         str, typer.Option(help="Fraction of requests in time that every latency-sensitive model must reach.")
     ] = "99%",
-    sharing: Annotated[str, typer.Option(help="conserving or fixed, as for `simulate --serving`.")] = "conserving",
-    most_gpus: Annotated[int, typer.Option(min=1, help="Largest number of GPUs to try for all models.")] = 16,
+    sharing: Annotated[
+        str, typer.Option(help="Sharing of a GPU by its models: conserving or fixed, as for `simulate --serving`.")
+    ] = "conserving",
+    most_gpus: Annotated[int, typer.Option(min=1, help="Largest number of GPUs to try for all models together.")] = 16,
     start_up: Annotated[
         str | None, typer.Option("--start-up", help="Time that programs take to start (default: 30s).")
     ] = None,
@@ -102,7 +104,8 @@ def plan(
 
 
 def _requests(names: list[str], trace: str | None, rate: list[str] | None, *rest: Any) -> TokenTrace:
-    """Build the requests. A rate without a name applies to each model, so that every added model adds requests."""
+    """Build the requests. A rate without a model's name applies to each model, so that every added model adds
+    requests."""
     each = rate
     if rate and trace is None:
         rates_of(names, rate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-# the kernel of every plan's last step; kernels that only some plans need are compiled when first used
+# the compiled function of the last step of every plan; functions that only some plans need are compiled at first use
 PACKING = "adjust.widen"
 
 

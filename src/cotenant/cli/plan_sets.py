@@ -44,7 +44,7 @@ def plan_set(
     report: str | None, as_json: bool, repeats: int = 1,
 ) -> None:  # fmt: skip
     """Plan each scenario separately and count those for which a plan claims to meet the SLOs. The time of a decision is
-    the shortest of `repeats` and excludes the tables of a set of models, which are built once.
+    the shortest of `repeats`. It excludes the time to build the tables of a set of models, which happens once.
     """
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, not {repeats}", field="repeats")
@@ -104,7 +104,7 @@ def plan_set(
 
 
 def _warm(packer: Packer, rates: list[float]) -> Packer:
-    """A packer with built tables and compiled code, so that neither is timed."""
+    """A packer whose tables are built and whose code is compiled, so that neither is timed."""
     say_compiling_serving(PACKING)
     packer.plan(rates)
     return packer

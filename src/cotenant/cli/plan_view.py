@@ -38,7 +38,7 @@ def content(found: Decision, problem: Problem, old: ServingPlan | None) -> dict[
 
 
 def _layouts(plan: ServingPlan, problem: Problem) -> dict[str, str]:
-    """MIG layout of each GPU that has one, as `cotenant mig apply` takes it: GPU to kind@start, ..."""
+    """MIG layout of each GPU that has one, in the notation of `cotenant mig apply`: GPU -> kind@start,..."""
     found: dict[int, set[tuple[int, str]]] = {}
     for let in plan.gpulets:
         kind = problem.profiles[let.gpu_model].partition(let.partition).instance
@@ -63,7 +63,7 @@ def show(data: dict[str, Any]) -> None:
                 str(let["gpu"]), let["partition"], seat["service"], str(seat["batch"]), f"{let['duty_ms']:.1f} ms"
             )
     print_whole(table)
-    if not console.is_terminal:  # where a table has an empty line above it
+    if not console.is_terminal:  # print an empty line in the same places as an empty line above a table
         console.print()
     print_whole(_services_table(data))
     for gpu, layout in data["layouts"].items():

@@ -29,7 +29,7 @@ def job(
         int, typer.Option("--gpus", min=1, help="GPUs that the job uses; the profile holds figures per GPU.")
     ] = 1,
     dataset: Annotated[
-        Text, typer.Option("--dataset", metavar="PATH|SIZE", help="Data read per epoch: a path, or a size.")
+        Text, typer.Option("--dataset", metavar="PATH|SIZE", help="Data read per epoch: a path or a size.")
     ] = None,
     storage: Annotated[
         str, typer.Option("--storage-mbps", metavar="auto|N", help="Read speed of the storage; auto measures it.")
@@ -38,7 +38,7 @@ def job(
         str, typer.Option("--memory-mbps", metavar="auto|N", help="Read speed of memory; auto measures it.")
     ] = "auto",
     steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of each run.")] = 50,
-    warm: Annotated[int, typer.Option("--warm", min=1, help="Untimed steps before them.")] = 5,
+    warm: Annotated[int, typer.Option("--warm", min=1, help="Steps of each run before the timed ones.")] = 5,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Largest number of runs, without the warm-up run.")] = 8,
     name: Annotated[
         Text, typer.Option("--name", help="Name of the model in the profile (default: the program's).")
@@ -110,7 +110,7 @@ def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
 
 
 def _size(dataset: Text) -> int:
-    """Size of the data set in bytes, 0 without one."""
+    """Size of the data set in bytes; 0 if the job has none."""
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_memory
     from cotenant.profiles.training.read_speeds import dataset_bytes
@@ -126,7 +126,7 @@ def _size(dataset: Text) -> int:
 
 
 def _speed(text: str, field: str) -> float | None:
-    """Speed in 10^6 bytes/s; None: to be measured."""
+    """Parse a read speed in 10^6 bytes/s; None: it is to be measured."""
     from cotenant.core.errors import InputError
 
     if text == "auto":

@@ -40,7 +40,7 @@ def kernels(
         check_writable(out)
     from cotenant.devices.registry import discover
 
-    discover([gpus])  # a wrong GPU is an error before anything starts
+    discover([gpus])  # reports a wrong GPU before anything starts
 
     def progress(text: str) -> None:
         print(f"cotenant profile: {text}", file=sys.stderr, flush=True)

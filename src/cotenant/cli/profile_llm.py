@@ -18,8 +18,12 @@ def llm(
     kv_tokens: Annotated[
         int, typer.Option(min=1, help="Capacity of the engine's KV cache in tokens, as the engine reports it.")
     ] = 100_000,
-    step_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per step (max_num_batched_tokens).")] = 8192,
-    max_sequences: Annotated[int, typer.Option(min=1, help="Most requests per step (max_num_seqs).")] = 256,
+    step_tokens: Annotated[
+        int, typer.Option(min=1, help="Largest number of tokens per step (the engine's max_num_batched_tokens).")
+    ] = 8192,
+    max_sequences: Annotated[
+        int, typer.Option(min=1, help="Largest number of requests per step (the engine's max_num_seqs).")
+    ] = 256,
     gpu: Annotated[str, typer.Option(help="Name of the GPU in the profile.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and of their order.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,

@@ -88,7 +88,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
 
 
 def short_line(tenant: dict[str, Any], share: dict[str, Any]) -> str:
-    """A line about a tenant that gets less of a GPU than its request; otherwise empty."""
+    """A line about a tenant that gets less of a GPU than its request; empty if it gets enough."""
     from cotenant.core.units import format_seconds
 
     if not share["short_s"] or share["got"] is None:

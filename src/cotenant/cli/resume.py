@@ -13,13 +13,14 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def resume(
-    name: Annotated[str, typer.Argument(metavar="NAME|pid:N", help="What was parked.")],
+    name: Annotated[str, typer.Argument(metavar="NAME|pid:N", help="The name that was given to `cotenant park`.")],
     gpu: Annotated[str | None, typer.Option(metavar="UUID", help="Another GPU of the same kind.")] = None,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long to wait for room on the GPU.")] = "60s",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long to wait for free memory on the GPU.")] = "60s",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Bring a parked program back to its GPU. If there is no room it stays parked and loses nothing."""
+    """Bring a parked program back to its GPU. If the GPU has not enough free memory, the program stays parked and loses
+    nothing."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
     from cotenant.core.units import parse_seconds

@@ -23,7 +23,7 @@ def run(
     request: Annotated[Text, typer.Option(metavar="30%", help="Guaranteed share of GPU time.")] = None,
     limit: Annotated[Text, typer.Option(metavar="60%", help="Largest share of GPU time.")] = None,
     memory: Annotated[
-        Text, typer.Option(metavar="8GiB", help="Largest GPU memory of all its processes together.")
+        Text, typer.Option(metavar="8GiB", help="Limit on the GPU memory of all the tenant's processes together.")
     ] = None,
     enforce_memory: Annotated[
         Text,
@@ -33,7 +33,7 @@ def run(
     ] = None,
     gpus: Annotated[Text, typer.Option(metavar="N|UUID,...", help="Number of GPUs, or their UUIDs.")] = None,
     oversubscribe: Annotated[
-        str, typer.Option(metavar="swap|managed|park", help="How its memory leaves a full GPU for others.")
+        str, typer.Option(metavar="swap|managed|park", help="How this tenant's memory leaves a full GPU.")
     ] = "none",
     empty_cache: Annotated[
         str,
@@ -42,7 +42,9 @@ def run(
         ),
     ] = "off",
     mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="Mechanism that enforces the share.")] = AUTO,
-    priority: Annotated[int, typer.Option(help="For discipline priority: larger goes first.")] = 0,
+    priority: Annotated[
+        int, typer.Option(help="For discipline priority: a tenant with a larger value goes first.")
+    ] = 0,
     weight: Annotated[float, typer.Option(help="Weight, for discipline weighted-round-robin.")] = 0.0,
     best_effort: Annotated[
         bool, typer.Option("--best-effort", help="Yield to latency-sensitive tenants of this GPU.")
@@ -52,7 +54,7 @@ def run(
         typer.Option(min=1, max=10**6, help="Best-effort: limit on GPU work in flight (default: the scheme's)."),
     ] = None,
     work_class: Annotated[
-        Text, typer.Option(metavar="unknown|memory|compute", help="Resource that limits its kernels (scheme orion).")
+        Text, typer.Option(metavar="unknown|memory|compute", help="Resource that limits this tenant's kernels (orion).")
     ] = None,
     kernel_profile: Annotated[
         Text, typer.Option(metavar="FILE", help="Kernel profile written by `profile kernels` (scheme orion).")
@@ -63,7 +65,7 @@ def run(
     latency_sensitive: Annotated[
         bool,
         typer.Option(
-            "--latency-sensitive", help="Best-effort tenants wait while it has GPU work; its copies go first."
+            "--latency-sensitive", help="Best-effort tenants wait while this one has GPU work; its copies go first."
         ),
     ] = False,
     timeout: Annotated[Text, typer.Option(metavar="10m", help="Stop the program after this time.")] = None,
@@ -90,7 +92,7 @@ def run(
     check_work(work_class or "unknown", 0, 0, field="--work-class")
     if kernel_profile is not None and not (best_effort or latency_sensitive):
         raise InputError(
-            "it applies only to --best-effort or --latency-sensitive tenants: add one of them", field="--kernel-profile"
+            "applies only to --best-effort or --latency-sensitive tenants: add one of them", field="--kernel-profile"
         )
     if in_flight_us and not best_effort:
         raise InputError("only best-effort tenants have an in-flight limit: add --best-effort", field="--in-flight-us")
@@ -121,8 +123,8 @@ def run(
     if join and not name:
         raise InputError("name the tenant to run inside with --name", field="--join")
     if join and (request or limit or memory or enforce_memory):
-        raise InputError("it shares the tenant's budget: leave out --request, --limit and --memory", field="--join")
-    check_spec(spec)  # raises InputError for impossible values
+        raise InputError("uses the tenant's budget: leave out --request, --limit and --memory", field="--join")
+    check_spec(spec)  # raises InputError for invalid values
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
     if timeout_s == 0:
         raise InputError("must be above 0; leave it out for no time limit", field="--timeout")

@@ -104,7 +104,7 @@ def serve(
 def _models(
     path: str, http: str | None, grpc: str | None, agent: Path | None, logs: Path | None, unused: Mapping[str, object]
 ) -> ModelServer:
-    """The server of a models file, together with the services of the same file."""
+    """Create the server of a models file, which also serves the services of the same file."""
     from cotenant.core.errors import InputError
     from cotenant.serving.config.models import read_models
     from cotenant.serving.llm.server import ModelOptions, ModelServer
@@ -130,7 +130,7 @@ def _address(text: str | None) -> str | None:
 
 
 def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | None, str | None]:
-    """Addresses from the options, otherwise from `listen` in the file."""
+    """Addresses from the options, or from `listen` in the file if no option names one."""
     from cotenant.serving.config.server import read_serving
     from cotenant.serving.config.services import read_services
 

@@ -16,16 +16,20 @@ Text = str | None
 @app.command("set")
 def set_share(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")],
-    request: Annotated[Text, typer.Option(metavar="30%", help="GPU time it gets when others compete.")] = None,
-    limit: Annotated[Text, typer.Option(metavar="60%", help="GPU time it never exceeds.")] = None,
-    memory: Annotated[Text, typer.Option(metavar="8GiB", help="GPU memory it may take.")] = None,
-    priority: Annotated[int | None, typer.Option(help="For discipline priority: larger goes first.")] = None,
+    request: Annotated[
+        Text, typer.Option(metavar="30%", help="GPU time that the tenant gets when others compete.")
+    ] = None,
+    limit: Annotated[Text, typer.Option(metavar="60%", help="GPU time that the tenant never exceeds.")] = None,
+    memory: Annotated[Text, typer.Option(metavar="8GiB", help="Limit on the tenant's GPU memory.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="For discipline priority: a tenant with a larger value goes first.")
+    ] = None,
     weight: Annotated[float | None, typer.Option(help="Weight, for discipline weighted-round-robin.")] = None,
     copy_weight: Annotated[float | None, typer.Option(help="Weight on the PCIe link.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Change a tenant's share, memory limit or weights, and print from when on the change holds."""
+    """Change a tenant's share, memory limit or weights, and print when the change takes effect."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import InputError
     from cotenant.core.folders import agent_folder

@@ -152,8 +152,8 @@ def simulate(
 
 
 def check_outputs(out: Path | None, *files: Path | None, holds: str = "run.json") -> None:
-    """Check before the work that the results can be written; `holds`: a file of folders that may be replaced or added
-    to.
+    """Check before the work that the results can be written. `holds`: name of a file; a folder that contains it may be
+    replaced or extended.
     """
     from cotenant.core.files import check_folder, check_writable
 
@@ -180,7 +180,7 @@ def run(
     from cotenant.workloads.jobs.select import load_trace
 
     profiles = load_profiles(config.profiles)
-    policy_of(config, profiles)  # reports a wrong name before a long read
+    policy_of(config, profiles)  # reports a wrong name before a file is read, which may take long
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="16x8")
     trace = load_trace(spec, trace_options, classes=profiles.classes, iteration_s=profiles.iteration_s)
@@ -212,7 +212,8 @@ def finish_up(
     extra: dict[str, Any] | None = None,
     beside: Sequence[Record] = (),
 ) -> None:
-    """Write summaries and files of a finished run; the table and the page compare it with the records `beside` it."""
+    """Write summaries and files of a finished run. The table and the page compare the run with the records in
+    `beside`."""
     from cotenant.core.metrics.summary import Analysis
     from cotenant.core.units import counted
 

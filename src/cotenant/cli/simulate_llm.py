@@ -37,7 +37,7 @@ def simulate(
     gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs, instead of the file's.")] = None,
     sharing: Annotated[
         str,
-        typer.Option(help="conserving: models may use what others leave idle; fixed: each has a constant fraction."),
+        typer.Option(help="conserving: models may use idle GPU time of others; fixed: each has a constant fraction."),
     ] = "conserving",
     share: Annotated[
         list[str] | None, typer.Option(help="NAME=50%: weight of a model, or its fraction. Repeatable.")
@@ -59,7 +59,9 @@ def simulate(
     speed: Speed = 1.0,
     keep: Keep = "100%",
     seed: Seed = 0,
-    csv: Annotated[str | None, typer.Option(help="Every request: when due, first and last token.")] = None,
+    csv: Annotated[
+        str | None, typer.Option(help="Write one row per request: when it was due, its first and its last token.")
+    ] = None,
     html: Annotated[str | None, typer.Option(help="Write a self-contained report page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:

@@ -32,8 +32,8 @@ def run_policy(
     label: str | None,
     quiet: bool,
 ) -> Run:
-    """Read the inputs and simulate. `job_options`: the options of job policies that were given; most do not apply
-    here.
+    """Read the inputs and simulate. `job_options`: the options of job policies that were given. Most do not apply to
+    partition policies and are refused.
     """
     from cotenant.cli.progress import jobs_progress, say_inputs
     from cotenant.policy.mig.decide import POLICIES
@@ -56,7 +56,8 @@ def run_policy(
     }
     geo = cluster_geometry(cluster, double_memory=partition_options.double_memory)
     trace = load_trace(spec, trace_options)
-    mig_jobs(trace, geo, default_profile=options["default_profile"])  # reports what is wrong, and adds remarks
+    # reports wrong input before the simulation, and adds remarks
+    mig_jobs(trace, geo, default_profile=options["default_profile"])
     chosen = {**options, **partition_options.rules(job_options.get("placement"))}
     layout = partition_options.layout or ""
     search = jobs_progress("searching static layouts", len(trace.jobs)) if layout == "best" else nullcontext()
@@ -106,7 +107,7 @@ def run_others(
 
 
 def ratios(run: Run, others: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Mean JCT of this run divided by that of each other policy; below 1 this run is better."""
+    """Mean JCT of this run divided by that of each other policy. Below 1, this run is better."""
     from cotenant.core.metrics.summary import summarise
 
     if not others:

@@ -132,7 +132,7 @@ def run_scenario(
     deployment: Deployment, problem: Problem, plan: ServingPlan, *, arrivals: str | None, duration_s: float, seed: int,
     changes: list[str], profile: str | None, interference: str, hold: float, as_recorded: bool,
 ) -> ServingResult:  # fmt: skip
-    """Simulate the load of a services file on a plan. `arrivals`: of services that state none."""
+    """Simulate the load of a services file on a plan. `arrivals`: arrival process of services that state none."""
     from cotenant.serving.config.planning import build_problem, what_if
     from cotenant.sim.serving.engine import Scenario, run
     from cotenant.workloads.requests.arrivals import parse_arrivals

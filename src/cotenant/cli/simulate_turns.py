@@ -102,12 +102,12 @@ def sliced(loads: list[Load], classes: dict[str, str], seconds: float) -> dict[s
 
 
 def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: float) -> dict[str, Any]:
-    """Simulate the loads for `seconds` of virtual time under turns.
+    """Simulate the loads for `seconds` of virtual time, in which the agent grants one tenant at a time a turn.
 
     For each tenant: `turn_share` and `work_share` (fractions of the time in which it had the turn, and in which its
     kernels ran), `turns`, `longest_wait_s` (for a turn, including one that did not come), `moves` and `moved_bytes`
-    (both directions). `moving_share` is the fraction of the time spent on moves. Errors: InputError if a tenant does
-    not fit on the card.
+    (both directions). `moving_share` is the fraction of the time spent on moves. Raises InputError if a tenant does not
+    fit on the card.
     """
     from cotenant.core.errors import InputError
     from cotenant.sim.shares.engine import TokenEngine
@@ -208,7 +208,8 @@ def _time_ns(text: str, load: str) -> int:
 
 
 def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> Card | None:
-    """The memory of the card and the tenants that can be swapped; memory of the others is subtracted."""
+    """The card's memory for tenants that can be swapped, and these tenants. The memory of all other tenants is
+    subtracted."""
     from cotenant.core.errors import InputError
     from cotenant.core.units import format_bytes, parse_memory
     from cotenant.policy.residency import ResidencySettings

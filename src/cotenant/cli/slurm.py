@@ -17,7 +17,8 @@ Folder = Annotated[Path | None, typer.Option("--dir", help="Folder of the agent'
 
 @app.command()
 def prolog(folder: Folder = None) -> None:
-    """As Prolog= of slurm.conf: reserve the job's share on this node's agent. Does nothing for jobs without a share."""
+    """For Prolog= in slurm.conf: reserve the job's share on this node's agent. Does nothing for jobs without a
+    share."""
     import os
 
     from cotenant.agent.owners.slurm import start
@@ -30,7 +31,7 @@ def prolog(folder: Folder = None) -> None:
 
 @app.command("task-prolog")
 def task_prolog(folder: Folder = None) -> None:
-    """As TaskProlog= of slurm.conf: print the environment of the job's tasks.
+    """For TaskProlog= in slurm.conf: print the environment of the job's tasks.
 
     If the share was refused, the reason is printed into the job's output, since Slurm shows no errors of task prologs.
     """
@@ -50,7 +51,7 @@ def task_prolog(folder: Folder = None) -> None:
 
 @app.command()
 def epilog(folder: Folder = None) -> None:
-    """As Epilog= of slurm.conf: release the job's share. Does nothing for jobs without one."""
+    """For Epilog= in slurm.conf: release the job's share. Does nothing for jobs without a share."""
     import os
 
     from cotenant.agent.owners.slurm import end

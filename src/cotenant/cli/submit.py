@@ -21,17 +21,21 @@ def submit(
     gpus: Annotated[int | None, typer.Option(help="Number of whole GPUs, all started together (default: 1).")] = None,
     share: Annotated[Text, typer.Option(metavar="30%", help="Share of one GPU instead of whole GPUs.")] = None,
     slice_: Annotated[Text, typer.Option("--slice", metavar="2g", help="MIG profile instead of whole GPUs.")] = None,
-    cpus: Annotated[float | None, typer.Option(help="Most cores that it can use, in all.")] = None,
-    memory: Annotated[Text, typer.Option(metavar="8GiB", help="Most memory that it can use, in all.")] = None,
-    model: Annotated[Text, typer.Option(help="Name of its profile.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Largest number of cores that the whole job can use.")] = None,
+    memory: Annotated[
+        Text, typer.Option(metavar="8GiB", help="Largest amount of memory that the whole job can use.")
+    ] = None,
+    model: Annotated[Text, typer.Option(help="Name of the model whose profile describes the job.")] = None,
     profile: Annotated[
         Text, typer.Option(metavar="F.json", help="Profile file written by cotenant profile job.")
     ] = None,
-    duration: Annotated[Text, typer.Option(metavar="2h", help="Run time alone, for orderings that use it.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Larger goes first.")] = None,
+    duration: Annotated[
+        Text, typer.Option(metavar="2h", help="Run time of the job alone, for orderings that use it.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="Priority: a job with a larger value goes first.")] = None,
     tenant: Annotated[Text, typer.Option(help="Tenant to which the job belongs.")] = None,
-    retries: Annotated[int | None, typer.Option(help="Restarts after failures.")] = None,
-    grace: Annotated[Text, typer.Option(help="Time it may take to save its state and end.")] = None,
+    retries: Annotated[int | None, typer.Option(help="Largest number of restarts after failures.")] = None,
+    grace: Annotated[Text, typer.Option(help="Time that the job may take to save its state and end.")] = None,
     processes: Annotated[
         Text, typer.Option(metavar="gpu|node", help="Processes of a gang: one per GPU or per node.")
     ] = None,

@@ -15,7 +15,8 @@ BAR = 16
 
 
 def share_bar(got: float | None, request: float, limit: float) -> Text:
-    """A tenant's actual share as a bar of its GPU: a mark shows its request, shading what its limit excludes."""
+    """A bar that shows a tenant's actual share of its GPU. A mark shows the request; the part above the limit is
+    shaded."""
     if got is None:
         return Text("not gated".ljust(BAR), style="dim")
     filled = round(got * BAR)
@@ -39,7 +40,7 @@ def _percent(value: float | None) -> str:
 
 
 def _got(share: dict[str, Any]) -> Text:
-    """The actual share, highlighted if it is less than promised."""
+    """The actual share, highlighted if it is less than the request."""
     text = _percent(share["got"])
     return Text(f"▼ {text}", style="bold red") if share.get("short_s") else Text(text)
 
@@ -59,7 +60,7 @@ def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
         return Text("▶ runs", style="bold green")
     if share["waiting"]:
         return Text("◦ waits", style="yellow")
-    at_once = share["got"] is None  # without turns the current use of the GPU is unknown
+    at_once = share["got"] is None  # if the tenant takes no turns, its present use of the GPU is unknown
     return Text("idle" if tenant["state"] == "running" and not at_once else tenant["state"], style="dim")
 
 
@@ -116,7 +117,8 @@ def tenant_table(
     answer: dict[str, Any], *, bars: bool = True, sort: str = "", width: int | None = None
 ) -> tuple[Table, list[str]]:
     """Returns a table with one row per tenant and GPU, and the columns left out for lack of `width` (None: unlimited).
-    `sort`: a key of SORTS; by default order of arrival. Tenants' names are never shortened, since commands take them.
+    `sort`: a key of SORTS; by default, tenants are in order of arrival. Tenants' names are never shortened, since
+    commands take them.
     """
     rows = [(tenant, share) for tenant in answer["tenants"] for share in tenant["gpus"]]
     if sort:

@@ -18,7 +18,7 @@ def timed_llm(
     ] = "8b",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8000,
-    speed: Annotated[float, typer.Option(help="Factor by which steps are faster than the profile.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="Factor by which steps are faster than in the profile.")] = 1.0,
     device: Annotated[
         str, typer.Option(metavar="clock|cuda", help="clock: steps are sleeps; cuda: steps are kernels on device 0.")
     ] = "clock",

@@ -23,7 +23,7 @@ def shown_token(path: Path | None) -> str | None:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        # someone may have passed the token itself: never print the value on a terminal or into a log
+        # the value may be the token itself, given by mistake: never print it on a terminal or into a log
         raise InputError(
             f"the file with the token cannot be read: {(error.strerror or 'no').lower()}",
             field="--token",

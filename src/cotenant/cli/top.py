@@ -65,8 +65,8 @@ def top(
 def screen(
     answer: dict[str, Any], *, sort: str, key_line: bool = True, lost: str = "", width: int | None = None
 ) -> RenderableType:
-    """The whole screen: one line per GPU, then tenants, then warnings; tenant columns that do not fit into `width` are
-    left out and named.
+    """Draw the whole screen: one line per GPU, then tenants, then warnings. Columns of tenants that do not fit into
+    `width` are left out and named.
     """
     from rich.console import Group
     from rich.text import Text

@@ -12,7 +12,7 @@ COLUMNS = ("TTFT ms", "SLO", "in time", "TPOT ms", "SLO", "failed", "switches", 
 
 
 def screen(status: dict[str, Any], base: str, lost: str = "") -> RenderableType:
-    """The whole screen: one line per model; models that never had a request are only counted."""
+    """Draw the whole screen: one line per model. Models that never had a request are only counted."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -78,7 +78,7 @@ def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
 def screen(
     status: dict[str, Any], base: str, before: dict[str, Any] | None = None, lost: str = "", width: int | None = None
 ) -> RenderableType:
-    """The whole screen; rates are computed between the previous status and this one. Columns that do not fit into
+    """Draw the whole screen. Rates are computed between the previous status and this one. Columns that do not fit into
     `width` are left out and named.
     """
     from rich.console import Group

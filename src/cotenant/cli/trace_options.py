@@ -215,7 +215,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def _with(command: Command, options: dict[str, tuple[Any, Any]], into: str, build: Callable[..., Any]) -> Command:
-    """The command with parameter `into` replaced by the options, in a signature that typer reads."""
+    """Wrap a command: its parameter `into` is replaced by the options, in a signature that typer reads."""
     hints = typing.get_type_hints(command, localns={"Cluster": Any}, include_extras=True)
     own = [
         parameter.replace(annotation=hints.get(name, Any), kind=inspect.Parameter.KEYWORD_ONLY)

@@ -11,11 +11,11 @@ from rich.table import Table
 from cotenant.cli.fitting import plain_table, print_whole
 from cotenant.core.units import counted, format_seconds
 
-MOST = 12  # most rows of a distribution; the rest is summed up in one
+MOST = 12  # largest number of rows of a distribution; one more row sums up the rest
 
 
 def _figures(value: float) -> str:
-    """At least four significant figures and all digits before the point, grouped by three."""
+    """Format a number with at least four significant figures and all digits before the point, grouped by three."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
