@@ -14,10 +14,9 @@ from cotenant.core.units import format_bytes, parse_fraction, parse_memory
 
 
 class Agent:
-    """A connection to a running `cotenant agent`; a notebook shows its tenants. Use it in a `with`, or `close` it.
-
-    `folder`: of the agent's sockets; by default where `cotenant ps` looks. WorkError where no agent answers, or where
-    it refuses an order: its sentence says why.
+    """A connection to a running `cotenant agent`; a notebook shows its tenants. Use it in a `with` statement, or call
+    `close`. `folder`: folder of the agent's sockets; by default the one that `cotenant ps` uses. Raises WorkError if no
+    agent answers, or if the agent refuses an order, with the agent's reason.
     """
 
     def __init__(self, folder: str | Path | None = None, *, timeout_s: float = 60.0) -> None:
@@ -32,11 +31,11 @@ class Agent:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; tenants are not touched."""
+        """Close the connection. Tenants are not affected."""
         self._client.close()
 
     def tenants(self) -> list[dict[str, Any]]:
-        """The tenants as `cotenant ps --json` lists them."""
+        """The tenants, as `cotenant ps --json` lists them."""
         return list(self._client.call("list")["tenants"])
 
     def gpus(self) -> list[dict[str, Any]]:
@@ -47,8 +46,8 @@ class Agent:
         self, name: str, *, request: str | float | None = None, limit: str | float | None = None,
         memory: str | int | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Change a tenant's share. Returns its new share, and the time from which on it applies. Fractions as "30%" or
-        0.3, memory as "8GiB" or a number of bytes. InputError if nothing is given."""
+        """Change a tenant's share. Returns the new share, and the time from which on it applies. Fractions are "30%" or
+        0.3, memory is "8GiB" or a number of bytes. Raises InputError if nothing is given."""
         if request is None and limit is None and memory is None:
             raise InputError("give a request, a limit or a memory", field="set")
         return dict(

@@ -1,6 +1,5 @@
-"""The files that a user writes, each with its JSON Schema: for editors, and for the reference of the site.
-
-A schema says less than the reader of a file: relations between settings are found only when the file is read.
+"""JSON Schemas of the files that users write, for editors and for the reference on the documentation site. A schema
+does not express relations between settings: errors in these are found only when the file is read.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def names() -> tuple[str, ...]:
 
 
 def schema(name: str) -> Schema:
-    """JSON Schema (2020-12) of a kind of file. InputError names the kinds."""
+    """JSON Schema (2020-12) of a kind of file. For an unknown kind, InputError lists the known ones."""
     if name not in FORMATS:
         raise InputError(f"unknown file {name!r}; known: {', '.join(FORMATS)}")
     form = FORMATS[name]
@@ -68,7 +67,7 @@ def _services() -> Schema:
     from cotenant.serving.config.services import ServicesFile
 
     class Whole(ServicesFile, ServingEntry):
-        """The keys for planning, and those that only a server reads."""
+        """Schema of a services file: the keys for planning, and those that only a server reads."""
 
     return Whole.model_json_schema() | {"additionalProperties": False}
 
@@ -92,7 +91,7 @@ def _experiment() -> Schema:
 
 
 def _sweep() -> Schema:
-    """Every option with a value, or a list of values: an axis."""
+    """Schema of a sweep: each option has one value, or a list of values, which makes it an axis of the sweep."""
     from cotenant.policy.jobs.allotment import ALLOTMENTS
     from cotenant.policy.jobs.ordering import ORDERINGS
     from cotenant.policy.jobs.placement import PLACEMENTS
@@ -124,27 +123,27 @@ def _job() -> Schema:
 
     text: Schema = {"type": "string"}
     kinds: dict[str, tuple[Schema, str]] = {
-        "name": (text, "Its name; by default its program."),
-        "command": ({"type": "array", "items": text, "minItems": 1}, "The program and its arguments, a word each."),
-        "gpus": ({"type": "number", "maximum": MOST_GPUS}, "Whole GPUs, or a part of one; or share, or slice."),
-        "share": (PART.json_schema or {}, "A part of one GPU."),
-        "slice": (text, "A MIG instance, such as 2g or 3g.40gb."),
-        "mechanism": ({"enum": list(mechanisms.names(Use.JOB))}, "How a share is enforced."),
-        "cpus": ({"type": "number"}, "CPU cores at best; by default by its profile, else in proportion to its GPUs."),
-        "memory": (SIZE.json_schema or {}, "Memory at best, likewise."),
-        "model": (text, "A model of the fleet's profiles."),
-        "profile": (text, "File of `cotenant profile job`, relative to this one."),
-        "duration": (TIME.json_schema or {}, "Run time alone, for orderings that ask how much is left."),
-        "iterations": ({"type": "number"}, "The same as an amount of work."),
-        "priority": ({"type": "integer"}, "The larger goes first, under orderings by priority."),
+        "name": (text, "Name of the job; by default derived from its program."),
+        "command": ({"type": "array", "items": text, "minItems": 1}, "Program and arguments, as a list of words."),
+        "gpus": ({"type": "number", "maximum": MOST_GPUS}, "Whole GPUs, or a fraction of one GPU."),
+        "share": (PART.json_schema or {}, "Fraction of one GPU, instead of gpus."),
+        "slice": (text, "MIG instance, such as 2g or 3g.40gb, instead of gpus."),
+        "mechanism": ({"enum": list(mechanisms.names(Use.JOB))}, "Mechanism that enforces a share."),
+        "cpus": ({"type": "number"}, "Cores that the job can use (default: from its profile, or by its GPUs)."),
+        "memory": (SIZE.json_schema or {}, "Memory that the job can use (default: as for cpus)."),
+        "model": (text, "Name of a model in the fleet's profiles."),
+        "profile": (text, "Profile file written by `cotenant profile job`, relative to this file."),
+        "duration": (TIME.json_schema or {}, "Run time of the job alone, for orderings that use the remaining time."),
+        "iterations": ({"type": "number"}, "Amount of work in training iterations."),
+        "priority": ({"type": "integer"}, "A job with a larger value goes first, under orderings by priority."),
         "tenant": (text, "The tenant to which the job belongs."),
-        "deadline": (TIME.json_schema or {}, "Time from its submission within which it should end."),
+        "deadline": (TIME.json_schema or {}, "Time after submission within which the job should end."),
         "env": ({"type": "object", "additionalProperties": text}, "Environment variables."),
-        "workdir": (text, "Its working folder; by default this file's."),
-        "retries": ({"type": "integer", "minimum": 0, "maximum": MOST_RETRIES}, "Starts after a failure of its own."),
-        "grace": (TIME.json_schema or {}, "How long it may take to save its state and leave; by default the fleet's."),
-        "processes": ({"enum": ["gpu", "node"]}, "One process for each GPU of a gang, or for each node."),
-        "job_dir": (text, "Its folder, which no other open job may have; by default one in the fleet's folder."),
+        "workdir": (text, "Working folder of the job; by default the folder of this file."),
+        "retries": ({"type": "integer", "minimum": 0, "maximum": MOST_RETRIES}, "Largest number of restarts."),
+        "grace": (TIME.json_schema or {}, "Time that the job may take to save its state and end."),
+        "processes": ({"enum": ["gpu", "node"]}, "Processes of a gang: one for each GPU, or one for each node."),
+        "job_dir": (text, "Folder for this job alone (default: one in the fleet's folder)."),
     }  # fmt: skip
     properties = {key: kinds[key][0] | {"description": kinds[key][1]} for key in KEYS}
     return {"type": "object", "properties": properties, "required": ["command"], "additionalProperties": False}

@@ -30,13 +30,13 @@ from cotenant.workloads.trace_options import TraceOptions
 if TYPE_CHECKING:
     import polars as pl
 
-MOST_SIDE_BY_SIDE = 3  # runs that text shows as columns
+MOST_SIDE_BY_SIDE = 3  # up to this many runs are shown as columns of text
 FRAME_HEIGHT = 720  # pixels of a report inside a notebook
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """One run: its record, its figures, its jobs. A notebook shows it as a row of figures."""
+    """One run, with its record, its figures and its jobs. A notebook shows a row of figures."""
 
     record: Record
 
@@ -46,7 +46,7 @@ class SimulatedRun:
 
     @property
     def label(self) -> str:
-        """The policy's name, or the given label."""
+        """The run's label; by default the policy's name."""
         return self.record.info.label
 
     @property
@@ -56,8 +56,8 @@ class SimulatedRun:
 
     @cached_property
     def jobs(self) -> pl.DataFrame:
-        """One row per job, in the trace's order: its columns there and its metrics (seconds, joules), NaN where a
-        job has none."""
+        """One row per job, in the order of the trace: the trace's columns and the job's metrics (seconds, joules), NaN
+        where a job has no value."""
         import polars as pl
 
         metrics = {key: self._analysis.values(key) for key in SPREAD_METRICS}
@@ -71,7 +71,7 @@ class SimulatedRun:
 
 
 class Comparison:
-    """Runs side by side. A notebook shows it as a table; `report()` adds every chart."""
+    """Several runs to compare. A notebook shows a table; `report()` adds every chart."""
 
     def __init__(self, runs: list[Run], baseline: str | None, title: str) -> None:
         self._runs, self._baseline, self._title = runs, baseline, title
@@ -104,7 +104,8 @@ class Comparison:
         return html_table(*self._texts())
 
     def __repr__(self) -> str:
-        """A row per run; of few runs, a row per figure, which fits into a terminal."""
+        """The comparison as text: one row per run. If there are few runs, it has one row per figure and a column per
+        run, which fits into a terminal."""
         heads, rows = self._texts()
         if len(rows) <= MOST_SIDE_BY_SIDE:
             heads, *rows = map(list, zip(heads, *rows, strict=True))
@@ -175,7 +176,7 @@ def simulate(
 
 
 def read_record(folder: str | Path) -> SimulatedRun:
-    """Read a run that `simulate`, a sweep or the fleet has written. InputError if the folder holds none."""
+    """Read a run that `simulate`, a sweep or the fleet has written. Raises InputError if the folder contains no run."""
     return SimulatedRun(read(folder))
 
 

@@ -22,8 +22,8 @@ KINDS = ("7g", "4g", "3g", "2g", "1g")
 class Prediction:
     """Predicted speeds of seven jobs. A notebook shows it as a table of the first mix."""
 
-    latencies: NDArray[np.float64]  #: (n, 3, 7) on 7g, 4g, 3g, over each job's largest
-    speeds: NDArray[np.float64]  #: (n, 7, 5) on 7g, 4g, 3g, 2g, 1g, relative to the whole GPU
+    latencies: NDArray[np.float64]  #: (n, 3, 7): latencies on 7g, 4g and 3g, divided by each job's largest latency
+    speeds: NDArray[np.float64]  #: (n, 7, 5): speeds on 7g, 4g, 3g, 2g and 1g, relative to the whole GPU
 
     def _texts(self) -> tuple[list[str], list[list[str]]]:
         rows = [[f"job {i}", *(f"{speed:.2f}" for speed in row)] for i, row in enumerate(self.speeds[0])]

@@ -19,7 +19,7 @@ class Planned:
     """A plan that divides GPUs among services. A notebook shows it as a table of gpulets."""
 
     plan: ServingPlan
-    attainment: dict[str, float]  #: by service, from simulation; empty without verification
+    attainment: dict[str, float]  #: SLO attainment by service in the simulation; empty without verification
     holds: bool | None  #: whether every service reaches the target; None without verification
     decision_ms: float
 

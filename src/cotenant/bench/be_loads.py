@@ -126,8 +126,8 @@ def end_times(load: Load, seconds: float) -> dict[str, Any]:
 
 
 def calibrated(load: Load, single: bool) -> float:
-    """Set the number of launches per unit: 1 if `single`, else what fills UNIT_S. Returns the length of a launch in
-    ms."""
+    """Set the number of launches per unit: 1 if `single`, otherwise as many as take UNIT_S. Returns the length of a
+    launch in ms."""
     for _ in range(3):
         load.run(0.02)
     found = load.run(0.15)

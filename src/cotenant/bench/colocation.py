@@ -22,7 +22,7 @@ from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelRow
 
 LEAD_S = 0.15  # time that BE runs before the first arrival and after the last
-BETWEEN_S = 0.33  # overhead of a block
+BETWEEN_S = 0.33  # estimated overhead of a block in seconds
 RESAMPLES = 200
 SLO_QUANTILE = 0.995
 LATE_MS = 0.5  # a request that begins later than this after it could begin shows that the host paused
@@ -168,7 +168,7 @@ def summary(series: Series) -> dict[str, Any]:
 
 
 def said(scheme: str, kind: str, row: dict[str, Any]) -> str:
-    """One line of progress."""
+    """One line of text that reports progress."""
     return (
         f"{scheme} beside {kind}: p99 {row['ls_p99_over_alone']:.3f}x, BE {row['be_over_left']:.1%} of what LS leaves"
     )
@@ -236,7 +236,7 @@ class _Cast:
     ls_alone: Program
     native: Program
     ls: dict[str, Program]
-    be: dict[tuple[str, bool], Program]  # by scheme, and whether the load's kernels fill the GPU
+    be: dict[tuple[str, bool], Program]  # (scheme, whether the load's kernels fill the GPU) -> program
 
 
 def known_work(simulated: bool, fills: bool) -> dict[str, Any]:
@@ -260,11 +260,12 @@ def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
         if scheme.ls_sms not in ls_by_sms:
             ls_by_sms[scheme.ls_sms] = rig.ls(f"ls-{scheme.name}", sms=scheme.ls_sms)
         for fills in (True, False):
-            # only orion uses facts about kernels; kernels without any pass its gate at once
+            # only orion uses facts about kernels; it lets kernels without facts run at once
             asks = scheme.rule is RuleKind.ORION
             key = (scheme.be_sms, scheme.be_below, fills if asks else None)
             if key not in be_by_kind:
-                rig.scheme(scheme.name)  # sets the priority with which best-effort programs start
+                # apply the scheme, which sets the priority with which best-effort programs start
+                rig.scheme(scheme.name)
                 name = f"be-{scheme.name}{'-wide' if asks and fills else ''}"
                 simulated = rig.bench.device.simulated
                 known = {"kernels": plan.be_kernels} if plan.be_kernels else known_work(simulated, fills)
@@ -288,7 +289,7 @@ def _measure_group(rig: Rig, plan: Plan, schemes: Sequence[Scheme], result: dict
     result["gpu"] = cast.native.gpu
     result["backend"] = rig.bench.backend
     for kind in plan.kinds:
-        rig.scheme("mps-plus")  # no gate while loads are set up
+        rig.scheme("mps-plus")  # best-effort work is not held back while loads are set up
         kernel_ms = cast.native.ask(f"load {kind}", 60.0)["unit_ms"]
         fills = not kind.startswith("train-")
         for program in dict.fromkeys(cast.be[(scheme.name, fills)] for scheme in schemes):
@@ -325,7 +326,7 @@ def native_block(native: Program, seconds: float) -> float:
 
 
 def ls_block(ls: Program, plan: Plan, seed: int, *, raises: bool) -> dict[str, Any]:
-    """Run one block of LS requests. `raises`: the LS client reports activity."""
+    """Run one block of LS requests. `raises`: whether the LS client reports its activity to the agent."""
     ls.tell(f"run {plan.block_s} {plan.ls.rate_rps} {seed} {int(raises)} {int(plan.copy)}")
     return ls.answer(plan.block_s * 20 + 30)
 

@@ -28,7 +28,7 @@ from cotenant.bench.workload import LAUNCH_CORE
 from cotenant.core.errors import WorkError
 
 START_S = 120.0
-SLACK_S = 30.0  # patience beyond the length of a block
+SLACK_S = 30.0  # timeout beyond the length of a block
 TAIL_BYTES = 3000
 
 
@@ -57,7 +57,7 @@ class Program:
         self._lines.put(None)
 
     def said(self) -> str:
-        """The last bytes of its standard error."""
+        """The last bytes of the program's standard error."""
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - TAIL_BYTES))
         return self._errors.read().decode(errors="replace")
@@ -100,7 +100,7 @@ class Program:
     def close(self) -> None:
         """End the program."""
         if self.process.stdin is not None:
-            with contextlib.suppress(OSError):  # the program ended with a line unread
+            with contextlib.suppress(OSError):  # the program ended before it read the line
                 self.process.stdin.close()
         try:
             self.process.wait(10)

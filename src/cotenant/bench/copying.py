@@ -126,5 +126,5 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except BrokenPipeError:  # the benchmark has ended
+    except BrokenPipeError:  # the benchmark that started this program has ended
         os._exit(1)

@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def _end_with_parent() -> None:
-    """In a child: ask the kernel for SIGTERM when the benchmark's process dies."""
+    """Called in a child process: have the kernel send it SIGTERM when the benchmark's process dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -143,7 +143,7 @@ class Bench:
         while time.monotonic() < deadline:
             if self.agent.poll() is not None:
                 said = (self.folder / "agent.log").read_text().strip().splitlines()
-                last = said[-1].removeprefix("cotenant agent: ") if said else "it wrote no message"
+                last = said[-1].removeprefix("cotenant agent: ") if said else "the agent wrote no message"
                 if self.agent.returncode == 2:
                     raise InputError(last)  # usually a wrong --gpus, which the agent's message names
                 raise WorkError(f"the agent did not start: {last}")
@@ -159,7 +159,7 @@ class Bench:
     ) -> None:
         for workload in self._workloads:
             if kind is not None:
-                workload.process.terminate()  # without waiting for the end of its block
+                workload.process.terminate()  # do not wait for the end of its block
             workload.close()
         for client in self.clients:
             client.close()
@@ -213,7 +213,7 @@ class Bench:
         try:
             environment = program_environment(answer)
         finally:
-            if self.device.simulated:  # the caller may use another software GPU
+            if self.device.simulated:  # restore the environment: the caller may use another software GPU
                 del os.environ["COTENANT_SOFTGPU_STATE"]
                 os.environ.update(before)
         workload = self._start(kind, environment, core, program)

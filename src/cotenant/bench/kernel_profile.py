@@ -65,7 +65,8 @@ def parse_times(text: str) -> tuple[list[Timed], int]:
 
 
 def classify(narrow: float, beside: float) -> str:
-    """Work class from two ratios of times: NARROW / WIDE, and on WIDE with / without the memory load."""
+    """Work class of a kernel from two ratios of its times: on NARROW to on WIDE, and on WIDE with to without the memory
+    load."""
     if beside >= NEEDS_MEMORY:
         return "memory"
     return "compute" if narrow >= NEEDS_SMS else "unknown"
@@ -147,7 +148,7 @@ def run_once(
     for path in sorted(folder.iterdir()):
         rows, lost = parse_times(path.read_text(errors="replace"))
         missed += lost
-        for row in rows:  # of several processes, the one that launched the kernel most often counts
+        for row in rows:  # if several processes launched the kernel, the one that did so most often counts
             if row.key not in found or found[row.key].count < row.count:
                 found[row.key] = row
     if not found:

@@ -16,8 +16,8 @@ from cotenant.bench.workload import KINDS
 
 # Several tenants are connected and one works at a time: it should count as alone at once, without the usual delay.
 ALONE = {"alone_after": "0s"}
-LEAD_IN_S = 0.5  # lets the turn of the tenant before it end
-TRIMMED = 0.1  # fraction of the slowest steps that is dropped: other work of the machine slows them
+LEAD_IN_S = 0.5  # time for the previous tenant's turn to end
+TRIMMED = 0.1  # this fraction of the steps, the slowest ones, is ignored: other work of the machine slows them
 
 
 class Block(NamedTuple):
@@ -117,7 +117,7 @@ def trimmed_ns(blocks: Sequence[Block]) -> float:
 
 
 def summary_of_processes(found: Sequence[Sequence[Sequence[Block]]]) -> dict[str, Any]:
-    """As `summary`, with the median of each pair of processes as the sample."""
+    """Like `summary`, but the sample consists of the medians of the pairs of processes."""
     each = [summary(native, tenant) for native, tenant in found]
     natives = [block for native, _ in found for block in native]
     tenants = [block for _, tenant in found for block in tenant]

@@ -34,7 +34,7 @@ COPY = 64 << 20
 
 
 def specs_for(weights: Sequence[float], mechanism: str) -> list[TenantSpec]:
-    """One tenant per weight."""
+    """The tenants of a measurement, one for each weight."""
     return [
         check_spec(TenantSpec(f"copy{index}", copy_weight=weight, mechanism=mechanism))
         for index, weight in enumerate(weights)

@@ -13,7 +13,7 @@ from cotenant.bench.overhead import median
 WARM_S = 1.0
 WINDOW_S = 10.0
 STEP_S = 0.1
-COUNT, BUSY = 1, 2  # indices in a mark
+COUNT, BUSY = 1, 2  # indices of the entries of a mark
 
 
 def granted_shares(requests: Sequence[float], limits: Sequence[float]) -> list[float]:

@@ -139,7 +139,7 @@ def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]
         native.wait_ready()
     one = _ask(pair[0], f"copy {size}")
     two = {}
-    for seconds in (0.05, STEADY_S):  # the first allocates their memory
+    for seconds in (0.05, STEADY_S):  # the first orders make the tenants allocate their memory
         start_ns = time.monotonic_ns() + LEAD_NS
         for native, way in zip(pair, ("out", "in"), strict=True):
             _tell(native, f"steady {way} {size} {start_ns} {seconds}")

@@ -37,7 +37,8 @@ class TorchMemory:
         self.sum = 0
 
     def fill(self, seed: int) -> None:
-        """word = (position + seed) * odd constant, mixed: words differ between positions and between seeds."""
+        """Contents of which word i is (i + seed) * odd constant, with mixed bits: words differ between positions and
+        between seeds."""
         step = len(self.weights)
         for index, part in enumerate(self.words.split(step)):
             part.copy_(self.weights[: len(part)])

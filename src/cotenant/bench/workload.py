@@ -32,7 +32,7 @@ LAUNCH_CORE = "COTENANT_BENCH_CORE"  # core on which the launching thread runs a
 MARK_NS = 20_000_000
 DEPTH = 6
 
-Done = tuple[int, int]  # units of work, GPU time in ns
+Done = tuple[int, int]  # numbers of units of work, and GPU time in ns
 
 
 def run_block(
@@ -280,7 +280,7 @@ def main(arguments: list[str]) -> int:
     for seconds, timed in orders():
         steps_ns: list[int] = []
         block = run_block(step, finish, seconds, steps_ns if timed else None)
-        if sys.stdout.isatty():  # hundreds of marks would hide the rest
+        if sys.stdout.isatty():  # on a terminal, hundreds of marks would hide the other results
             del block["marks"]
         print(json.dumps(block | ({"steps_ns": steps_ns} if timed else {})), flush=True)
     return 0

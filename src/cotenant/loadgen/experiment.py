@@ -35,14 +35,14 @@ PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
 
 
 class LoadEntry(Strict):
-    """`load`: the requests that are sent, relative to the planned rates."""
+    """The setting `load`: the requests to send, relative to the planned rates."""
 
     rate: str = "x1"
     """Factor on the planned rates."""
     arrivals: str = "poisson"
     """Arrival process."""
     rates: dict[str, list[float]] = Field(default_factory=dict)
-    """By service, its rate in each step."""
+    """For each service, its rate in each step."""
     step: str = "20s"
     """Duration of a step."""
     senders: int = Field(default=1, ge=1, le=64)
@@ -52,7 +52,7 @@ class LoadEntry(Strict):
 
 
 class ExperimentFile(Strict):
-    """The whole content of an experiment file."""
+    """The content of an experiment file."""
 
     title: str = "Experiment"
     """Title of the page."""
@@ -85,7 +85,7 @@ class Experiment:
 
 
 def shipped() -> dict[str, str]:
-    """Name to title of the experiments that come with the package."""
+    """The experiments that come with the package: name -> title."""
     found = {}
     for entry in sorted(resources.files("cotenant.loadgen").joinpath("mixes").iterdir(), key=lambda x: x.name):
         if entry.name.endswith(".yaml"):
@@ -160,7 +160,7 @@ class ServerProcess:
         self.addresses: dict[str, Any] = {}
 
     def wait_ready(self) -> None:
-        """Wait until it prints its address; WorkError with the end of its log if it does not."""
+        """Wait until the server prints its address. Raises WorkError with the end of its log if it does not."""
         import select
 
         assert self.process.stdout is not None
@@ -172,12 +172,12 @@ class ServerProcess:
         self.addresses = json.loads(line)
 
     def last_words(self) -> str:
-        """The end of its standard error."""
+        """The last line that the server wrote to standard error."""
         lines = [x for x in self.log.read_text(errors="replace").splitlines() if x.strip()]
-        return lines[-1].removeprefix("cotenant: ") if lines else f"it ended with code {self.process.returncode}"
+        return lines[-1].removeprefix("cotenant: ") if lines else f"server ended with code {self.process.returncode}"
 
     def stop(self) -> int:
-        """Ask it to end, and kill it if it does not; returns its exit code."""
+        """Ask the server to end, and kill it if it does not. Returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -203,7 +203,8 @@ def make_plan(problem: Problem, seed: int) -> ServingPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of an experiment; `simulated` is None if the server replanned, which the simulator does not support."""
+    """Result of an experiment. `simulated` is None if the server replanned, since the simulator does not support
+    replanning."""
 
     experiment: Experiment
     plan: ServingPlan | None
@@ -212,7 +213,7 @@ class Outcome:
     server_code: int
 
     def summary(self) -> dict[str, Any]:
-        """As JSON: the live run as `cotenant load` reports it, the simulated one, and their differences."""
+        """The result for JSON: the live run as `cotenant load` reports it, the simulated run, and their differences."""
         live = self.result.summary()
         out: dict[str, Any] = {"title": self.experiment.raw.title, **live, "server_exit_code": self.server_code}
         if self.plan is not None:
@@ -231,7 +232,8 @@ def run_experiment(
     experiment: Experiment, out: Path, tell: Callable[[Sequence[Progress]], None] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:  # fmt: skip
-    """Boot, load, stop, simulate. Files in `out`: services.yaml, plan.json, logs of client and server, GPUs in use."""
+    """Run the experiment: start the server, send the load, stop the server, and simulate. Files in `out`:
+    services.yaml, plan.json, logs of client and server, GPUs in use."""
     out.mkdir(parents=True, exist_ok=True)
     raw = experiment.raw
     services = _written(experiment, out)

@@ -1,5 +1,5 @@
 """Requests over gRPC: Open Inference Protocol v2. Requests differ only in their id, so all other bytes are made
-beforehand; of an answer only name and id are checked.
+beforehand. Of an answer, only the model's name and the id are checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTCOMES = {RESOURCE_EXHAUSTED: FULL, DEADLINE_EXCEEDED: DROPPED, UNAVAILABLE: D
 
 
 class GrpcPayload:
-    """ModelInferRequest of one service, made once except for the id."""
+    """The ModelInferRequest of one service. Its bytes are made once, except for the id."""
 
     def __init__(
         self, model: str, inputs: Sequence[Tensor], check: bool = True, deadline_ms: float | None = None
@@ -42,7 +42,7 @@ class GrpcPayload:
         self._back: bytes = back.SerializeToString()
 
     def request(self, index: int) -> bytes:
-        """The message of request number `index`: field 3 is its id."""
+        """The message of request number `index`. Field 3 is the id."""
         return self._front + b"\x1a\x08%08x" % (index & 0xFFFFFFFF) + self._back
 
     def belongs(self, index: int, answer: bytes) -> bool:
@@ -51,7 +51,7 @@ class GrpcPayload:
             return True
         try:
             found = self._answer.FromString(answer)
-        except Exception:  # protobuf's own exception, whose class cannot be named before protobuf is imported
+        except Exception:  # protobuf's own exception; its class is not known before protobuf is imported
             raise ValueError("not a protobuf message") from None
         return found.model_name in ("", self.model) and found.id in ("", "%08x" % (index & 0xFFFFFFFF))
 
@@ -75,7 +75,7 @@ def envelope(message: bytes) -> bytes:
 
 
 def connect(target: Target) -> socket.socket:
-    """Connect a socket, with TLS if the address has it; OSError if the server refuses."""
+    """Connect a socket, with TLS if the address asks for it. Raises OSError if the server refuses."""
     made = socket.create_connection((target.host, target.port), timeout=ASK_WITHIN_S)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if target.scheme == "grpcs":
@@ -131,7 +131,7 @@ class Channel:
         self.socket = connect(owner.target)
         self.socket.setblocking(False)
         self.fd = self.socket.fileno()
-        self.calls: dict[int, tuple[int, int]] = {}  # stream -> request, service
+        self.calls: dict[int, tuple[int, int]] = {}  # number of a stream -> (request, service)
         self._waiting = False
         owner.loop.watch(self.fd, self.ready)
 
@@ -190,7 +190,7 @@ class Channel:
 
 
 class GrpcTransport:
-    """Calls over as few connections as the server's limit of concurrent calls allows. See Transport."""
+    """Sends calls over as few connections as the server's limit of concurrent calls allows. See Transport."""
 
     def __init__(self, target: Target, payloads: Sequence[GrpcPayload], most: int) -> None:
         self.target, self.payloads, self.most = target, payloads, most

@@ -41,13 +41,13 @@ class Parser:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._need = 0  # missing bytes of the answer whose head has been read; 0: the head is incomplete
+        self._need = 0  # bytes of the answer's body that are still missing; 0: the head is incomplete
 
     def __bool__(self) -> bool:
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> _Answer | None:
-        """The next answer, None until it is complete; ValueError for bytes that are not HTTP."""
+        """The next answer; None until it is complete. Raises ValueError for bytes that are not HTTP."""
         buffer = self._buffer
         buffer += data
         if len(buffer) < self._need:
@@ -139,7 +139,7 @@ class Connection:
             self._pull()
 
     def _connected(self) -> None:
-        """The connection attempt has ended; send the request that waited for it."""
+        """Handle the end of a connection attempt, and send the request that waited for it."""
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self.owner.broken(self, OSError(code, os.strerror(code)))
@@ -193,7 +193,8 @@ class Connection:
 
 
 class HttpTransport:
-    """Up to `most` connections. A request without a free connection waits for one, and is recorded as sent late."""
+    """Sends requests over up to `most` connections. A request without a free connection waits for one, and is recorded
+    as sent late."""
 
     def __init__(self, target: Target, payloads: Sequence[Payload], most: int, warm: int = 8) -> None:
         self.target, self.payloads, self.most, self.warm = target, payloads, most, min(warm, most)
@@ -230,7 +231,7 @@ class HttpTransport:
         return made, False
 
     def open(self, loop: Loop) -> None:
-        """Open the first connections; WorkError if the server cannot be reached."""
+        """Open the first connections. Raises WorkError if the server cannot be reached."""
         self.loop = loop
         try:
             for _ in range(self.warm):
@@ -247,7 +248,8 @@ class HttpTransport:
     def send(self, index: int, svc: int) -> None:
         """See Transport."""
         if self.free:
-            # the most recently used: its buffers are in caches, and the server may close the others when they are idle
+            # take the most recently used connection: its buffers are in the CPU's caches, and the server may close idle
+            # ones
             connection = self.free.pop()
         elif self.count < self.most:
             try:
@@ -305,7 +307,8 @@ class HttpTransport:
         self.send(index, svc)
 
     def broken(self, connection: Connection, error: Exception | None) -> None:
-        """The connection has ended. A server may close an idle one; a request on it has failed."""
+        """Handle the end of a connection. A server may close an idle connection; if the connection carried a request,
+        the request has failed."""
         index = connection.index
         connection.index = FREE
         self._drop(connection)

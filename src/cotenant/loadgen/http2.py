@@ -39,7 +39,7 @@ Headers = dict[bytes, bytes]
 
 @dataclass
 class Stream:
-    """One request under way; `headers` are all received ones, including trailers."""
+    """One request that is not answered yet. `headers`: all received headers, including trailers."""
 
     number: int
     window: int
@@ -50,7 +50,8 @@ class Stream:
 
 
 class Http2Client:
-    """State of one connection. `out` is what the socket should send. ValueError: the peer does not speak HTTP/2."""
+    """State of one connection. `out`: the bytes that the socket should send. Raises ValueError if the peer does not
+    speak HTTP/2."""
 
     def __init__(self) -> None:
         from hpack import Decoder
@@ -62,14 +63,14 @@ class Http2Client:
         self.out = bytearray(PREFACE + frame(SETTINGS, 0, 0, settings))
         self.out += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", MOST_WINDOW - FIRST_WINDOW))
         self.streams: dict[int, Stream] = {}
-        self.most_streams = 100  # until the server sets another limit
+        self.most_streams = 100  # concurrent streams, until the server sets another limit
         self.going_away = False
         self._buffer = bytearray()
         self._next = 1
         self._window, self._stream_window, self._frame = FIRST_WINDOW, FIRST_WINDOW, FRAME
         self._received = 0
         self._blocked: deque[int] = deque()  # streams whose data waits for flow-control windows
-        # stream, flags and headers of a block that continues in the next frame
+        # stream, flags and headers of a header block that continues in the next frame
         self._block: tuple[int, int, bytearray] | None = None
 
     def request(self, block: bytes, body: bytes) -> int:

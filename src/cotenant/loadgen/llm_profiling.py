@@ -37,7 +37,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Profiling:
-    """A measurement. `most_tokens`: limit per request by the engine; `kv_tokens`: limit for all requests of a cell."""
+    """Settings of a measurement. `most_tokens`: the engine's limit for one request; `kv_tokens`: limit for all requests
+    that are sent at once."""
 
     target: Target
     model: str
@@ -58,7 +59,8 @@ class Profiling:
 
 
 def measure(work: Profiling, tell: Callable[[int, int], object] = lambda done, of: None) -> Fit:
-    """Measure every cell in every round, in a newly drawn order each time; a round before that is not counted."""
+    """Measure every cell (a combination of batch and prompt length) in every round, each time in a new random order. A
+    first round is not counted."""
     cells = work.cells()
     rng = random.Random(work.seed)
     seen: dict[Cell, list[tuple[Step, float]]] = {cell: [] for cell in cells}
@@ -77,7 +79,7 @@ def _once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
     output = TOKENS if cell.decode else 1
     trace = make_trace("profile", [0.0] * cell.batch, None, [cell.prompt] * cell.batch, [output] * cell.batch,
                        (work.model,))  # fmt: skip
-    seed = work.seed * 1_000_003 + number  # so that the prompts of any two cells differ
+    seed = work.seed * 1_000_003 + number  # makes the prompts of any two cells differ
     test = OpenAiTest(
         work.target, trace, (Promise(work.model),), work.endpoint, {"ignore_eos": True}, seed=seed,
         connections=max(BATCHES),

@@ -1,5 +1,5 @@
-"""The sender's loop: requests leave at their scheduled times, whatever the answers do; latencies count from these
-times.
+"""The sender's loop. Requests leave at their scheduled times, even if earlier ones are not answered yet; latencies
+count from these times.
 
 One thread, epoll and a kernel timer: asyncio's timers have a resolution of a millisecond, which at thousands of
 requests per second would dominate the measurement. The delay of each request's sending is recorded, never corrected.
@@ -19,22 +19,23 @@ from typing import Protocol
 
 from cotenant.loadgen.schedule import Schedule
 
-OK, LATE, DROPPED, FULL, FAILED = 1, 2, 3, 4, 0  # as in metrics.serving.OUTCOMES; LATE is assigned afterwards
+OK, LATE, DROPPED, FULL, FAILED = 1, 2, 3, 4, 0  # codes as in metrics.serving.OUTCOMES; LATE is assigned after the run
 BURST = 32  # requests sent between two checks for answers
 RETRY_S = 0.005  # pause of a closed-loop client after a refused request
 
 
 class Transport(Protocol):
-    """Sends request `index` for service `svc` and reports the end by `Loop.finish`."""
+    """Interface of a protocol: sends request `index` for service `svc`, and calls `Loop.finish` when the request has
+    ended."""
 
     def open(self, loop: Loop) -> None:
-        """Connect; the loop's `watch` registers file descriptors."""
+        """Connect, and register file descriptors by the loop's `watch`."""
 
     def send(self, index: int, svc: int) -> None:
-        """Send now, or as soon as a connection is free."""
+        """Send a request now, or as soon as a connection is free."""
 
     def expire(self, index: int) -> None:
-        """Cancel a request that has waited too long; `Loop.finish` must not be called for it afterwards."""
+        """Cancel a request that has waited too long. After that, `Loop.finish` must not be called for the request."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -69,7 +70,7 @@ class Timer:
 
 
 class Records:
-    """Results of requests, by index; times in seconds from the start, negative if the event did not happen."""
+    """Results of requests, by index. Times are in seconds from the start, and negative if the event did not happen."""
 
     def __init__(self, times_s: array[float], svc: array[int]) -> None:
         self.svc, self.scheduled = svc, times_s
@@ -139,7 +140,7 @@ class Loop:
         self.records.sent[index] = time.monotonic() - self.began
 
     def finish(self, index: int, outcome: int, inference_ms: float = -1.0, reason: str = "", at: float = -1.0) -> None:
-        """End a request. `reason`: why it failed; `at`: its end, if noted earlier."""
+        """End a request. `reason`: why the request failed; `at`: time of its end, if that was noted earlier."""
         if index not in self._pending:
             self.stray += 1
             return
@@ -170,13 +171,13 @@ class Loop:
         self.transport.send(index, svc)
 
     def run(self, start_at: float | None = None) -> Records:
-        """Send everything, from `start_at` on the monotonic clock (default: now). Garbage collection is off meanwhile:
-        a pause would be measured as the server's.
+        """Send all requests, beginning at `start_at` on the monotonic clock (default: now). Garbage collection is off
+        meanwhile, since its pauses would count as latency of the server.
         """
         self.transport.open(self)
         self._epoll.register(self._timer.fd, select.EPOLLIN)
         was_on = gc.isenabled()
-        gc.collect()  # before the start: in a large process this takes half a second
+        gc.collect()  # collect garbage before the start: in a large process this takes half a second
         gc.disable()
         self.began = time.monotonic() if start_at is None else start_at
         if start_at is not None:
@@ -192,7 +193,7 @@ class Loop:
         return self.records
 
     def stop(self) -> None:
-        """Stop sending, and wait for requests under way. The run's duration ends here."""
+        """Stop sending, and wait for unanswered requests. The run's duration ends here."""
         if not self.stopping:
             self.stopping = True
             self.duration_s = min(self.duration_s, max(1e-3, self.now()))

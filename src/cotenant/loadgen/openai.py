@@ -32,9 +32,9 @@ MOST_MADE = 256 << 20
 @dataclass(frozen=True)
 class OpenAiTest:
     """Definition of a test. `trace.models`: names that the server knows; `extra`: fields of every request; `check`:
-    answers
-        must be those of a timed engine of the requested model. `clients`: requests per model that are in flight
-        for `duration_s` seconds, whatever the trace's times; the trace's lengths are used in turn.
+    answers must be those of a timed engine of the requested model. `clients`: a closed loop, in which each model has so
+    many requests in flight for `duration_s` seconds; the trace's times are ignored, its lengths are used one after the
+    other.
     """
 
     target: Target
@@ -52,7 +52,7 @@ class OpenAiTest:
 
 @dataclass(frozen=True)
 class OpenAiResult:
-    """Result of a test. `test.trace`: the requests that were sent; `outcome`: codes of the loop."""
+    """Result of a test. `test.trace`: the requests that were sent; `outcome`: outcome codes of the sender's loop."""
 
     test: OpenAiTest
     times: TokenTimes
@@ -92,7 +92,7 @@ class OpenAiResult:
 
 
 class Requests:
-    """The bytes of requests; a payload of HttpTransport for every model."""
+    """Makes the bytes of requests. Serves as the payload of every model in HttpTransport."""
 
     def __init__(self, test: OpenAiTest, model: int) -> None:
         self._test, self._model = test, test.trace.models[model]
@@ -105,7 +105,7 @@ class Requests:
         ).encode()
 
     def prompt(self, index: int, row: int) -> str:
-        """A prompt with as many tokens as this row of the trace; no two requests begin alike."""
+        """A prompt with as many tokens as this row of the trace has. No two prompts begin alike."""
         return prompt_text(int(self._test.trace.prompt[row]), f"{self._test.seed}/{index}")
 
     def request(self, index: int, row: int) -> bytes:
@@ -195,12 +195,12 @@ class OpenAiTransport(HttpTransport):
     """See Transport. A token's time is when its bytes are read."""
 
     def __init__(self, test: OpenAiTest, stamps: bool = False) -> None:
-        """`stamps`: record the time of every token."""
+        """Prepare the requests. `stamps`: whether to record the time of every token."""
         self.requests = [Requests(test, m) for m in range(len(test.trace.models))]
         super().__init__(test.target, self.requests, test.connections)  # type: ignore[arg-type]
         count = 0 if test.clients else len(test.trace)
         self.check = test.check
-        self.rows = array("q", range(count))  # row of the trace by request
+        self.rows = array("q", range(count))  # row of the trace for each request
         self.first, self.last = array("d", [np.nan]) * count, array("d", [np.nan]) * count
         self.tokens, self.prompt = array("q", [0]) * count, array("q", [0]) * count
         self.texts: dict[int, list[str]] = {}
@@ -244,7 +244,7 @@ class OpenAiTransport(HttpTransport):
         return made
 
     def received(self, connection: StreamConnection, data: bytes) -> bool:
-        """Handle received bytes; False: stop reading the connection."""
+        """Handle received bytes. Returns False if the connection should not be read any more."""
         index = connection.index
         if index < 0:
             self.loop.stray += 1
@@ -344,9 +344,8 @@ def ask_models(target: Target) -> list[str]:
 def run_openai(
     test: OpenAiTest, tell: Callable[[Loop], None] | None = None, transport: OpenAiTransport | None = None
 ) -> OpenAiResult:
-    """Send everything from this process and thread; requests leave at their scheduled times, whatever the answers do,
-    or,
-        if the test has clients, when the client's previous request has ended.
+    """Send all requests from this process and thread. Requests leave at their scheduled times, even if earlier ones are
+    not answered yet; if the test has clients, a request leaves when the client's previous request has ended.
     """
     trace = test.trace
     schedule = Schedule(trace.times_s, trace.model.astype(np.int32), ())
@@ -375,5 +374,5 @@ def run_openai(
 
 
 def promises(models: Sequence[str], ttft: Mapping[str, float], tpot: Mapping[str, float]) -> tuple[Promise, ...]:
-    """Each model's SLOs; the name "" stands for all models."""
+    """Each model's SLOs. In `ttft` and `tpot`, the name "" stands for all models."""
     return tuple(Promise(m, ttft.get(m, ttft.get("")), tpot.get(m, tpot.get(""))) for m in models)

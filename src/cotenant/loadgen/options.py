@@ -83,7 +83,8 @@ def _parsed(text: str, process: Arrivals) -> LoadService:
 
 
 def _closed(service: LoadService) -> LoadService:
-    """`closed` without a number: as many clients as the service's number, or one."""
+    """Parse an arrival process. `closed` without a number means as many clients as the service's number, or one
+    client."""
     if service.arrivals.kind != "closed":
         return service
     if service.arrivals.clients:

@@ -49,7 +49,7 @@ def ask_form(target: Target, model: str) -> Form:
 
 
 def ask_slos(target: Target) -> dict[str, float]:
-    """SLOs in ms by service if the server is a Cotenant server; otherwise empty."""
+    """SLOs in ms by service, if the server is a Cotenant server; otherwise empty."""
     if target.is_grpc:
         return {}
     try:
@@ -111,9 +111,8 @@ def _data(datatype: str, count: int, rng: np.random.Generator) -> bytes:
 
 @dataclass
 class Payload:
-    """Requests of one service over HTTP, made once except for the number. `check`: the answer must contain the number
-    and
-        the model's name (answers of servers that return no id are assumed to be right).
+    """Requests of one service over HTTP. Their bytes are made once, except for the number. `check`: an answer must
+    contain the number and the model's name (answers of servers that return no id are assumed to be right).
     """
 
     target: Target

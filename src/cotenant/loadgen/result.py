@@ -88,7 +88,7 @@ class LoadResult:
         return min((x for x in found if x is not None), default=1.0)
 
     def lateness(self) -> dict[str, float | None]:
-        """How late requests were sent, in ms: the generator's own part of the latencies."""
+        """How late requests were sent, in ms: the part of the latencies that the load generator itself caused."""
         sent = self.rows["sent"] >= 0
         late = (self.rows["sent"][sent] - self.rows["scheduled"][sent]) * 1000.0
         if not len(late):
@@ -116,7 +116,7 @@ class LoadResult:
         return found
 
     def csv(self) -> str:
-        """The client's log: COLUMNS; cells of events that did not happen are empty."""
+        """The client's log as CSV with the columns COLUMNS. Cells of events that did not happen are empty."""
         import polars as pl
 
         rows = self.rows
@@ -137,14 +137,15 @@ class LoadResult:
 
 
 def rows_of(loop: Loop, services: Sequence[LoadService]) -> np.ndarray:
-    """The requests of a finished loop as ROW; answers that exceed their service's SLO become late."""
+    """The requests of a finished loop, as an array of ROW. Answers that exceed their service's SLO get the outcome
+    late."""
     records = loop.records
     rows = np.zeros(len(records.svc), ROW)
     rows["svc"] = records.svc
     for name in ("scheduled", "sent", "finished", "inference"):
         rows[name] = getattr(records, name)
     rows["outcome"] = np.frombuffer(bytes(records.outcome) + bytes(len(rows) - len(records.outcome)), np.uint8)
-    unsent = np.arange(len(rows))  # if the run was stopped: requests that were not due are not part of it
+    unsent = np.arange(len(rows))  # a run that was stopped does not contain requests that were not due yet
     return mark_late(rows[(unsent < loop.next) | (unsent >= loop.open_count)], services)
 
 

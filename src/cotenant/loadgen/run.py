@@ -22,7 +22,7 @@ from cotenant.loadgen.result import LoadResult, merge, rows_of
 from cotenant.loadgen.schedule import LoadService, Schedule, build_schedule
 from cotenant.loadgen.target import Target
 
-TELL_S = 0.1  # between two progress reports of a sender
+TELL_S = 0.1  # time between two progress reports of a sender
 START_IN_S = 0.6  # senders start together, this long after all are ready
 MAX_SENDERS = 64
 
@@ -97,7 +97,7 @@ def run_here(
     schedule: Schedule | None = None, start_at: float | None = None, on_loop: Callable[[Loop], None] | None = None,
     transport: Transport | None = None,
 ) -> LoadResult:  # fmt: skip
-    """Run a whole test in this process and thread. `on_loop` gets the loop before it runs."""
+    """Run a whole test in this process and thread. `on_loop` is called with the sender's loop before it runs."""
     if schedule is None:
         schedule = build_schedule(test.services, test.duration_s, test.seed, test.step_s, test.as_recorded)
     if transport is None:
@@ -120,7 +120,7 @@ def run_load(test: LoadTest, tell: Callable[[Sequence[Progress]], None] | None =
         raise InputError(f"senders must be 1 to {MAX_SENDERS}, not {test.senders}", field="senders")
     forms = ask_forms(test)
     make_transport(test, forms)  # errors in the requests are reported before a process starts
-    # drawn here once, so that an unreadable trace is reported by this process
+    # the schedule is drawn here once, so that this process reports an unreadable trace
     build_schedule(test.services, test.duration_s, test.seed, test.step_s, test.as_recorded)
     senders = [Sender(test, forms, n, tell is not None) for n in range(test.senders)]
     try:
@@ -177,7 +177,7 @@ class Sender:
         self.say((test, forms, number, telling))
 
     def say(self, content: object) -> None:
-        """Send it an object."""
+        """Send the process an object."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(pickles.frame(content))
@@ -186,7 +186,7 @@ class Sender:
             raise WorkError("a sender of the load test ended early") from None
 
     def hear(self) -> tuple[str, Any]:
-        """Its next message (kind, content); an exception of the process is raised here."""
+        """The process's next message (kind, content). An exception of the process is raised here."""
         try:
             kind, content = pickles.read(self.out)
         except EOFError:

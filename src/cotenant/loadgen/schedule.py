@@ -33,13 +33,14 @@ class LoadService:
 
     @property
     def mean_rps(self) -> float | None:
-        """Mean over the steps, None without rates."""
+        """Mean rate over the steps; None if the service has no rates."""
         return sum(self.rates_rps) / len(self.rates_rps) if self.rates_rps else None
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`times_s` (n,) ascending and `svc` (n,) index of the service; `clients`: service of each closed-loop client."""
+    """The requests of a test. `times_s` (n,): due times, ascending; `svc` (n,): index of each request's service;
+    `clients`: service of each closed-loop client."""
 
     times_s: np.ndarray
     svc: np.ndarray
@@ -116,7 +117,8 @@ def _drawn(
 
 
 def _disb(service: LoadService, as_recorded: bool) -> tuple[Arrivals, tuple[float, ...]]:
-    """The client of a DISB file for a service: by its name, else by its model."""
+    """The client of a DISB file that stands for a service: the one with the service's name, else the one with its
+    model."""
     found = disb_clients(service.arrivals.path)
     for client in found:
         if service.name in (client.name, client.model):
@@ -129,8 +131,8 @@ def _disb(service: LoadService, as_recorded: bool) -> tuple[Arrivals, tuple[floa
 
 
 def parse_service(text: str, arrivals: Arrivals) -> LoadService:
-    """`NAME=RATE`, `NAME=R1,R2,...` (steps), `NAME` (closed loops and traces as recorded), each with an optional
-    `@PROCESS` of its own: `cats=100@gamma:2`."""
+    """Parse a service: `NAME=RATE`, `NAME=R1,R2,...` (steps), or `NAME` (closed loops and traces as recorded). Each may
+    have an arrival process of its own: `cats=100@gamma:2`."""
     from cotenant.workloads.requests.arrivals import parse_arrivals
 
     name, equals, rest = text.partition("=")

@@ -42,9 +42,8 @@ class Probe(Generic[R]):
 
 @dataclass(frozen=True)
 class Found(Generic[R]):
-    """`factor` 0: even the smallest load missed an SLO. `open_ended`: the search ended before any test failed, so a
-    higher
-        load may be possible. `confirmed`: a final, longer run at `factor` also kept the SLOs.
+    """Result of a search. `factor` 0: even the smallest load missed an SLO. `open_ended`: the search ended before any
+    test failed, so a higher load may be possible. `confirmed`: a final, longer run at `factor` also kept the SLOs.
     """
 
     factor: float
@@ -105,7 +104,7 @@ def find_max(
     open_ended = high == math.inf
     if confirm is None or not low:
         return Found(low, tuple(probes), open_ended, False, None)
-    for again in range(CONFIRMATIONS):  # downwards from the factor that passed, in growing steps
+    for again in range(CONFIRMATIONS):  # test factors below the one that passed, in growing steps
         final = confirm(low, len(probes) + again)
         if holds(final, target):
             return Found(low, tuple(probes), open_ended and not again, True, final)

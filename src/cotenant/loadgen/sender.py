@@ -19,8 +19,8 @@ PORTIONS = 5
 
 
 class Teller:
-    """Counts ended requests since the last report, which takes a microsecond or two per request; it works in small
-    portions, since requests that are due wait meanwhile.
+    """Counts requests that ended since the last report. Counting takes one or two microseconds per request and delays
+    requests that are due, so it is done in small portions.
     """
 
     def __init__(self, write: Callable[[object], None], services: int) -> None:
@@ -67,7 +67,7 @@ def main() -> None:
         try:
             start_at = pickles.read(source)
         except EOFError:
-            return  # the parent has ended
+            return  # the parent process has ended
 
         def on_loop(loop: Loop) -> None:
             signal.signal(signal.SIGINT, lambda *_: loop.stop())

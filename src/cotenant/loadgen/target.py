@@ -31,7 +31,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """HOST:PORT, an IPv6 address in brackets."""
+        """The address as HOST:PORT. An IPv6 address is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -39,7 +39,7 @@ class Target:
         return self.scheme.startswith("grpc")
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For https and grpcs, None otherwise."""
+        """The TLS context for https and grpcs; None for other schemes."""
         if self.scheme not in ("https", "grpcs"):
             return None
         try:
@@ -74,7 +74,7 @@ class Target:
 
 
 def parse_target(url: str, token: str | None = None, cafile: str | None = None, insecure: bool = False) -> Target:
-    """http://host:port, https://..., grpc://host:port, grpcs://...; a bare host:port is http."""
+    """Parse an address: http://host:port, https://..., grpc://host:port, grpcs://...; host:port alone means http."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port

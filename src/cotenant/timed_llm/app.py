@@ -39,7 +39,7 @@ class App:
     """Serves one model. Must be created inside the event loop that serves it."""
 
     def __init__(self, profile: LlmProfile, device: Device, lost: Callable[[], None] = lambda: None) -> None:
-        """`lost` is called once, if the device fails."""
+        """Start the engine's thread. `lost` is called once, if the device fails."""
         self._profile = profile
         self._loop = asyncio.get_running_loop()
         self._answers: dict[int, asyncio.Queue[bool | None]] = {}
@@ -206,18 +206,18 @@ class _Writer:
         return {"index": 0, **part, "logprobs": None, "finish_reason": finish}
 
     def first(self) -> bytes:
-        """Bytes before the first token."""
+        """The bytes of a response before its first token."""
         if not self._chat:
             return b""
         delta = {"role": "assistant", "content": ""}
         return self._event([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def event(self, index: int) -> bytes:
-        """Bytes of one token."""
+        """The bytes of a response for one token."""
         return self._event([self._choice(answer_token(self._request.model, self._request.name, index), None)])
 
     def last(self) -> bytes:
-        """Bytes after the last token."""
+        """The bytes of a response after its last token."""
         end = self._event([self._choice("", self._request.finish)])
         if self._request.usage:
             end += self._event([], usage=self._usage)

@@ -18,7 +18,7 @@ MOST_BEHIND_S = 0.02  # after a longer pause of the machine, steps do not become
 
 
 class Device(Protocol):
-    """What the steps of an engine run on."""
+    """Interface of a device on which an engine's steps run."""
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
         """Block until a step that began at `began_s` (monotonic clock) has run for `seconds`. Returns its end."""
@@ -79,7 +79,7 @@ class Engine:
         self._thread.start()
 
     def add(self, id_: int, prompt: int, output: int) -> None:
-        """Add a request, as `Batcher.add`. WorkError if the device has failed."""
+        """Add a request; see `Batcher.add`. Raises WorkError if the device has failed."""
         with self._changed:
             if self.error is not None:
                 raise WorkError(self.error)
