@@ -19,7 +19,8 @@ MOST_ANSWER = 64 << 20
 
 
 class ApiError(WorkError):
-    """The API server refused or was not reached: `status` is its HTTP status, 0 if not reached."""
+    """Raised if the API server refused a request or could not be reached. `status`: its HTTP status; 0 if it could not
+    be reached."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -27,7 +28,7 @@ class ApiError(WorkError):
 
 
 class KubeApi:
-    """One API server. Thread-safe. Every failure is an ApiError with one sentence."""
+    """Client of one API server. Thread-safe. Every failure is an ApiError with one sentence."""
 
     def __init__(self, url: str, token_file: Path | None = None, ca_file: Path | None = None) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -75,7 +76,7 @@ class KubeApi:
     # -- transport -------------------------------------------------------------------------------------------------
 
     def call(self, verb: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Send one request. If the server has closed the connection meanwhile, it is opened again once."""
+        """Send one request. If the server has closed the connection meanwhile, connect again once."""
         headers = {"Accept": "application/json"} | self._authorization()
         data = None
         if body is not None:

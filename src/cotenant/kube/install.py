@@ -41,12 +41,13 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
                 if not folder.exists():  # otherwise another process has installed it
                     raise
                 shutil.rmtree(fresh)
-        for name, path in libraries.items():  # a node that lost its power may have kept names without contents
+        # after a loss of power, a file may have its name but not its contents: copy it again
+        for name, path in libraries.items():
             if not (folder / name).is_file() or (folder / name).read_bytes() != path.read_bytes():
                 _copy(path, folder / name)
         link = target / f".{names.CURRENT}.{os.getpid()}"
         link.unlink(missing_ok=True)
-        link.symlink_to(folder.name)  # relative, so that it works in a container that mounts the folder elsewhere
+        link.symlink_to(folder.name)  # a relative link also works in a container that mounts the folder elsewhere
         link.rename(target / names.CURRENT)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", file=target) from None
@@ -54,7 +55,8 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file by a rename, its contents first: a pod whose shim is empty starts without limits."""
+    """Copy a file. The contents are written under another name and synced before the rename, since a pod that finds an
+    empty shim starts without limits."""
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         shutil.copyfile(source, part)

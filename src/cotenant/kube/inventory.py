@@ -1,4 +1,5 @@
-"""The node's resources: the agent's GPUs, MIG instances, and their faults. Shared between threads."""
+"""The node's resources: the agent's GPUs, the MIG instances, and why any of them cannot be used. Shared between
+threads."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Inventory:
             return True
 
     def all_sick(self, why: str) -> bool:
-        """Mark everything as unusable: without an agent no share would be enforced."""
+        """Mark all GPUs as unusable, because no agent would enforce a share."""
         return self.set((dataclasses.replace(gpu, fault=gpu.fault or why) for gpu in self._gpus), self._slices)
 
     def wake(self) -> None:
@@ -82,7 +83,8 @@ class Inventory:
 
 
 def gpus_of(status: Mapping[str, Any], whole: Iterable[str], faults: Faults) -> list[NodeGpu]:
-    """The agent's GPUs from its status. `whole`: UUIDs or indices of GPUs offered only as whole, or all."""
+    """The agent's GPUs from its status. `whole`: UUIDs or indices of the GPUs that are offered only as whole GPUs, or
+    `all`."""
     wanted = set(whole)
     found = []
     for row in status["gpus"]:
@@ -102,7 +104,7 @@ def check_whole(whole: Iterable[str], gpus: Iterable[NodeGpu]) -> None:
 
 
 def absent(whole: Iterable[str], gpus: Iterable[NodeGpu]) -> list[str]:
-    """Those of `whole` that name no GPU of the agent."""
+    """The entries of `whole` that name no GPU of the agent."""
     known = {name for gpu in gpus for name in (gpu.uuid, str(gpu.index))} | {"all"}
     return [text for text in whole if text not in known]
 
@@ -116,8 +118,8 @@ def nvml_faults(rows: Iterable[Mapping[str, Any]]) -> Faults:
 
 
 def mig_slices(before: Iterable[MigSlice] = ()) -> list[MigSlice]:
-    """Existing MIG instances; none without NVML. `before`: those of the last call, of which a GPU that cannot be read
-    now keeps its own, with the fault: it must not be offered in shares.
+    """Existing MIG instances; none without NVML. `before`: the result of the last call. If a GPU cannot be read now,
+    its earlier instances are returned with the error, since the GPU must not be offered in shares.
     """
     known, found = list(before), []
     try:

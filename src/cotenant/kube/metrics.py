@@ -38,7 +38,7 @@ class Exposed(ABC):
         """The exposition in Prometheus' text format."""
 
     def listen(self, host: str, port: int) -> http.server.ThreadingHTTPServer:
-        """Serve it on a port of its own, in a thread. Raises WorkError if the port is taken."""
+        """Serve the metrics on a port of their own, in a thread. Raises WorkError if the port is taken."""
         page = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ class Exposed(ABC):
 
 
 class WebhookMetrics(Exposed):
-    """Reviews by outcome, and how long they took."""
+    """Metrics of the webhook: reviews by outcome, and how long they took."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class WebhookMetrics(Exposed):
         self._seconds = Histogram(REVIEW_BUCKETS_S)
 
     def review(self, outcome: str, seconds: float) -> None:
-        """One review was answered."""
+        """Record that a review was answered."""
         with self.lock:
             self._reviews[outcome] += 1
             self._seconds.observe(seconds)
@@ -88,7 +88,7 @@ class WebhookMetrics(Exposed):
 
 
 class PluginMetrics(Exposed):
-    """Units by resource and health, allocations, registrations, bound containers."""
+    """Metrics of the device plugin: units by resource and health, allocations, registrations, bound containers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""All names that Cotenant uses in a cluster: keys, resources, paths."""
+"""All names that Cotenant uses in a cluster: annotations, resources, paths."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ DOMAIN = "cotenant.dev"
 REQUEST = f"{DOMAIN}/request"
 LIMIT = f"{DOMAIN}/limit"
 MEMORY = f"{DOMAIN}/memory"
-ENFORCE_MEMORY = f"{DOMAIN}/enforce-memory"  # weakest accepted enforcement of the memory limit: driver
+# weakest enforcement of the memory limit that the pod accepts, such as driver
+ENFORCE_MEMORY = f"{DOMAIN}/enforce-memory"
 CONTAINERS = f"{DOMAIN}/containers"
 INJECT = f"{DOMAIN}/inject"
-PLACED_BY = f"{DOMAIN}/placed-by"  # units (the scheduler counts resources), or claims (dynamic resource allocation)
+# how pods are placed: by units (resources that the scheduler counts) or by claims (dynamic resource allocation)
+PLACED_BY = f"{DOMAIN}/placed-by"
 ANNOTATIONS = (REQUEST, LIMIT, MEMORY, ENFORCE_MEMORY, CONTAINERS, INJECT, PLACED_BY)
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 

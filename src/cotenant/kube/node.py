@@ -63,7 +63,7 @@ class NodeSettings:
 
 
 class AgentOrders:
-    """Orders to the agent, each on a connection of its own, so that a restarted agent is found again."""
+    """Sends orders to the agent, each on a new connection, so that a restarted agent is found again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -110,7 +110,8 @@ class NodePlugin:
                     ready = lambda: None  # noqa: E731 said once
                 if self.state.kick.wait(ROUND_S):
                     self.state.kick.clear()
-                    self._stop.wait(AFTER_ALLOCATE_S)  # the kubelet lists an allocation only after our answer
+                    # the kubelet lists an allocation only after the plugin has answered
+                    self._stop.wait(AFTER_ALLOCATE_S)
         finally:
             if self._claims is not None:
                 self._server.stop()
@@ -122,7 +123,7 @@ class NodePlugin:
         self.state.kick.set()
 
     def round(self) -> None:
-        """One update of everything. A peer that does not answer does not affect the others."""
+        """Update all parts once. A server that does not answer does not affect the other parts."""
         faults = []
         for step in (self._look, self._tell_kubelet, self._binder.round, self._offer):
             try:
@@ -157,7 +158,7 @@ class NodePlugin:
             escaped = [row for row in status["unseen"] if row["holder"] and row["holder"]["kind"] == "pod"]
             self.state.metrics.escaped = len(escaped)
             self._binder.escaped(escaped)
-        if missing:  # broken, or another node's: all nodes of a chart have the same settings
+        if missing:  # the GPU is broken or belongs to another node, since all nodes of a chart have the same settings
             raise WorkError(f"the agent has no GPU {', '.join(missing)} to offer as a whole")
 
     def _offer(self) -> None:
@@ -167,7 +168,7 @@ class NodePlugin:
             LOG.info("offered by claims: %d GPUs, %d MIG instances", len(inventory.gpus), len(inventory.slices))
 
     def _tell_kubelet(self) -> None:
-        """Have new resources registered; raises WorkError while some are not."""
+        """Have new resources registered with the kubelet. Raises WorkError while any is not registered."""
         resources = self.state.inventory.resources()
         if resources != self._resources:
             self._resources = resources

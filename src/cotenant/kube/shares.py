@@ -18,18 +18,18 @@ from cotenant.kube.quantity import parse_count, parse_memory, parse_quantity, pa
 Pod = Mapping[str, Any]
 YES, NO = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
 MOST_GPUS = 16
-PLAIN_BYTES = 1 << 20  # larger numbers of memory units were written as bytes with a suffix: 8Gi
+PLAIN_BYTES = 1 << 20  # a number of memory units from this on was probably written in bytes with a suffix: 8Gi
 
 
 @dataclass(frozen=True)
 class ContainerShare:
-    """One container's share. `units`, `memory_units`: counted by the scheduler; the rest is enforced by the agent.
+    """One container's share. The scheduler counts `units` and `memory_units`; the agent enforces the rest.
 
-    `gpus` above 0: number of whole GPUs, and no units.
+    `gpus` above 0: the container gets this many whole GPUs, and no units.
     """
 
     container: str
-    list_name: str  # containers or initContainers
+    list_name: str  # the list in the pod's spec: containers or initContainers
     index: int
     request: float = 0.0
     limit: float = 1.0
@@ -38,12 +38,12 @@ class ContainerShare:
     memory_units: int = 0
     gpus: int = 0
     ends: bool = False  # an init container that ends before the others start
-    claimed: bool = False  # placed by a claim: it takes no units
+    claimed: bool = False  # the container is placed by a claim, so it takes no units
     enforce_memory: Strength = Strength.NOTHING
 
     @property
     def whole(self) -> bool:
-        """Whether it takes whole GPUs."""
+        """Whether the container takes whole GPUs."""
         return self.gpus > 0
 
     def resources(self) -> dict[str, int]:
@@ -64,7 +64,7 @@ def key_field(key: str) -> str:
 
 
 def annotations_of(pod: Pod) -> dict[str, Any]:
-    """The pod's annotations in our domain. Raises InputError for unknown ones."""
+    """The pod's annotations in Cotenant's domain. Raises InputError for unknown ones."""
     found = {}
     for key, value in _mapping(pod.get("metadata"), "metadata", "annotations").items():
         if not names.in_domain(key):
@@ -95,7 +95,8 @@ def containers_of(pod: Pod) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 
 def own_resources(container: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A container's resources in our domain. Raises InputError if unknown, or if request and limit differ."""
+    """A container's resources in Cotenant's domain. Raises InputError if one is unknown, or if its request and limit
+    differ."""
     limits = _mapping(container.get("resources"), f"{where}.resources", "limits")
     requests = _mapping(container.get("resources"), f"{where}.resources", "requests")
     found: dict[str, Any] = {}

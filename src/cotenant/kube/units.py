@@ -1,4 +1,4 @@
-"""Units of GPUs for the kubelet: their names, which ones belong together, and why some do not. Pure.
+"""Units of GPUs for the kubelet: their names, and which units may be allocated together. Pure functions.
 
 The kubelet counts identical devices and chooses among them itself; it does not know GPUs. So a unit's name contains its
 GPU, preferred allocations keep a container on one GPU, and an allocation across two is refused.
@@ -20,7 +20,8 @@ FAILED = "This pod has failed and is not retried; its controller, if it has one,
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """One GPU of the node. `whole`: offered only as a whole; else in units. `fault`: why it is unusable now."""
+    """One GPU of the node. `whole`: the GPU is offered only as a whole, not in units. `fault`: why the GPU cannot be
+    used now."""
 
     uuid: str
     index: int
@@ -49,7 +50,7 @@ class MigSlice:
 
 
 def device_id(uuid: str, number: int | None = None) -> str:
-    """Name of a unit: the GPU's UUID, followed by a number if there are several. Names are stable."""
+    """Name of a unit: the GPU's UUID, followed by a number if the GPU has several units. Names never change."""
     return uuid if number is None else f"{uuid}{SEPARATOR}{number:04d}"
 
 
@@ -72,8 +73,9 @@ def devices(gpus: Iterable[NodeGpu], resource: str) -> dict[str, bool]:
 
 
 def roomiest(known: Sequence[Mapping[str, bool]], taken: Sequence[Collection[str]]) -> str:
-    """The GPU with the most free units: by its scarcest resource, then by the first. `known[i]`: devices of resource i
-    with their health; `taken[i]`: allocated ones. Empty without GPUs.
+    """The GPU with the most free units. GPUs are compared by the free fraction of their scarcest resource, then of the
+    first resource. `known[i]`: devices of resource i with their health; `taken[i]`: the allocated ones. Empty if there
+    are no GPUs.
     """
     left: dict[str, list[float]] = {}
     for devices_of_one, used in zip(known, taken, strict=True):
@@ -85,9 +87,9 @@ def roomiest(known: Sequence[Mapping[str, bool]], taken: Sequence[Collection[str
 
 
 def offered(all_devices: Mapping[str, bool], taken: Collection[str], shown: str | None) -> dict[str, bool]:
-    """Health as reported to the kubelet. With `shown`, only allocated devices and those of that GPU count as healthy.
-
-    So the scheduler never sees more free units than one GPU has, and no pod is placed that would fit only across two.
+    """Health of devices as reported to the kubelet. If `shown` names a GPU, only its devices and allocated ones count
+    as healthy. So the scheduler never sees more free units than one GPU has, and never places a pod whose units would
+    be on two GPUs.
     """
     if shown is None:
         return dict(all_devices)
@@ -97,10 +99,10 @@ def offered(all_devices: Mapping[str, bool], taken: Collection[str], shown: str 
 def prefer(
     available: Sequence[str], must: Sequence[str], size: int, beside: str = "", room: set[str] | None = None
 ) -> list[str]:
-    """Units of one GPU for a container, including `must`; of the GPUs that have them the fullest, to leave room for
-    large shares. Empty if no single GPU suffices: then the kubelet chooses, and Allocate refuses.
-
-    `beside`: the GPU of the container's other resource. `room`: GPUs that have room for that.
+    """Choose units of one GPU for a container, including `must`. Of the GPUs with enough free units, the fullest is
+    taken, to leave room for large shares. Empty if no single GPU suffices: then the kubelet chooses, and the plugin
+    refuses the allocation. `beside`: the GPU of the container's other resource. `room`: GPUs that have room for the
+    other resource.
     """
     by_gpu: dict[str, list[str]] = {}
     for device in available:
@@ -118,12 +120,13 @@ def prefer(
 
 
 def prefer_whole(available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
-    """Whole GPUs: any, in a fixed order."""
+    """Choose whole GPUs, in a fixed order."""
     return [*must, *sorted(set(available) - set(must))[: size - len(must)]]
 
 
 def check_allocation(ids: Sequence[str], known: Mapping[str, bool], resource: str) -> list[str]:
-    """The GPUs of an allocation, one for units. Raises InputError if units are unknown, unhealthy, or of two GPUs."""
+    """The GPUs of an allocation; for units there is exactly one. Raises InputError if units are unknown, unhealthy, or
+    of two GPUs."""
     unknown = [device for device in ids if device not in known]
     if not ids or unknown:
         what = f"{unknown[0][:80]!r} is" if unknown else "an empty list is"

@@ -20,7 +20,7 @@ CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigura
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Where the certificates are stored, and the configuration that must trust them."""
+    """Names of the Secret that stores the certificates, and of the webhook configuration that must trust them."""
 
     namespace: str
     service: str
@@ -39,9 +39,9 @@ class Bootstrap:
 
 
 def ensure(api: KubeApi, where: Bootstrap) -> Certificates:
-    """Valid certificates: those of the Secret, or new ones written to it; their CA is written into the configuration.
-
-    Several replicas may do this concurrently: the first to write wins, the others use its result.
+    """Return valid certificates: those in the Secret, or new ones, which are stored there. Their CA is written into the
+    webhook's configuration. Several replicas may do this concurrently: the first to write wins, and the others use its
+    certificates.
     """
     for _ in range(MOST_TRIES):
         found = api.find(where.secret_path)
@@ -53,7 +53,7 @@ def ensure(api: KubeApi, where: Bootstrap) -> Certificates:
                 _store(api, where, found, held)
             trust(api, where, held.ca, before)
         except ApiError as error:
-            if error.status == 409:  # another replica has created it
+            if error.status == 409:  # another replica has created the Secret
                 continue
             raise
         return held
@@ -88,7 +88,8 @@ def _store(api: KubeApi, where: Bootstrap, found: dict[str, object] | None, held
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": data}
         api.create(where.secret_path.rpartition("/")[0], secret)
     else:
-        api.replace(where.secret_path, found | {"data": data})  # includes its resourceVersion: a race gives a 409
+        # the object includes its resourceVersion, so that a concurrent change gives status 409
+        api.replace(where.secret_path, found | {"data": data})
 
 
 def _decode(secret: dict[str, object] | None) -> Certificates | None:

@@ -15,7 +15,8 @@ from cotenant.core.errors import InputError
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 RENEW_BEFORE_DAYS = 30
-SKEW = datetime.timedelta(minutes=5)  # clocks of a cluster differ
+# certificates are valid from this long before now, since the clocks of a cluster differ
+SKEW = datetime.timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,12 @@ class Certificates:
     key: bytes
 
     def as_secret_data(self) -> dict[str, bytes]:
-        """As data of a kubernetes.io/tls Secret."""
+        """The certificates as the data of a kubernetes.io/tls Secret."""
         return {"ca.crt": self.ca, "tls.crt": self.certificate, "tls.key": self.key}
 
 
 def server_names(service: str, namespace: str) -> list[str]:
-    """Host names by which the API server calls a webhook's Service."""
+    """Host names by which the API server calls the webhook's Service."""
     base = f"{service}.{namespace}"
     return [f"{base}.svc", base, f"{base}.svc.cluster.local"]
 
@@ -57,7 +58,7 @@ def _builder(subject: x509.Name, days: float, now: datetime.datetime) -> x509.Ce
 
 
 def make(dns_names: list[str], now: datetime.datetime | None = None, days: float = SERVER_DAYS) -> Certificates:
-    """A new CA with a new server certificate. The CA's key is discarded at once, since it signs only this one."""
+    """Create a CA and a server certificate. The CA's key is discarded at once, since it signs only this certificate."""
     now = now or datetime.datetime.now(datetime.UTC)
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     name = _name("cotenant webhook authority")
@@ -93,7 +94,7 @@ def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | No
         certificate = x509.load_pem_x509_certificate(found.certificate)
         key = serialization.load_pem_private_key(found.key, None)
     except (ValueError, TypeError) as error:
-        return f"they cannot be read: {error}"
+        return f"the certificates cannot be read: {error}"
     if key.public_key() != certificate.public_key():
         return "the key is not that of the certificate"
     try:
@@ -101,11 +102,12 @@ def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | No
     except (ValueError, TypeError, InvalidSignature):
         return "the certificate is not signed by that CA"
     begins = max(certificate.not_valid_before_utc, ca.not_valid_before_utc)
-    if begins > now:  # made by a replica whose clock was ahead: the API server would refuse them until then
-        return f"they are not valid before {begins:%Y-%m-%d %H:%M} UTC"
+    # a replica whose clock was ahead made these certificates: the API server would refuse them until then
+    if begins > now:
+        return f"the certificates are not valid before {begins:%Y-%m-%d %H:%M} UTC"
     ends = min(certificate.not_valid_after_utc, ca.not_valid_after_utc)
     if ends - now < datetime.timedelta(days=RENEW_BEFORE_DAYS):
-        return f"they expire at {ends:%Y-%m-%d %H:%M} UTC"
+        return f"the certificates expire at {ends:%Y-%m-%d %H:%M} UTC"
     try:
         held = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -1,5 +1,5 @@
-"""mutate(pod) -> JSON patch that gives each requesting container its share, as the launcher does for a program.
-Pure.
+"""Computes the JSON patch that gives each requesting container of a pod its share, as `cotenant run` does for a
+program. Pure functions.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 Operation = dict[str, Any]
 MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
-USER_PRELOAD = "COTENANT_USER_PRELOAD"  # keeps an LD_PRELOAD that is set by reference (valueFrom)
+# name of the variable that keeps an LD_PRELOAD which the pod sets by reference (valueFrom)
+USER_PRELOAD = "COTENANT_USER_PRELOAD"
 LIBRARY_VOLUME, SOCKET_VOLUME = "cotenant-lib", "cotenant-run"
 
 
 @dataclass(frozen=True)
 class Injection:
-    """How containers get the shim. `mounts` False: the device plugin mounts it, and pods need no hostPath."""
+    """How containers get the shim. `mounts` False: the device plugin mounts the shim, so that pods need no hostPath."""
 
     host_libraries: str = str(names.HOST_LIBRARIES)
     host_sockets: str = str(names.HOST_SOCKETS)
     mounts: bool = True
-    runtime_class: str | None = None  # default for pods that set none
+    runtime_class: str | None = None  # runtime class for pods that set none
     memory_hook: bool = False  # nodes have NVIDIA's hook, which sets the driver's memory limits from two variables
 
 
 class Patch:
-    """A pod being changed, and the equivalent operations (RFC 6902) on the original."""
+    """A pod that is being changed, and the JSON patch operations (RFC 6902) that make the same changes to the
+    original."""
 
     def __init__(self, pod: Pod) -> None:
         self.pod: dict[str, Any] = copy.deepcopy(dict(pod))
@@ -78,7 +80,7 @@ class Patch:
 
 
 def pointer(*path: str | int) -> str:
-    """A JSON pointer (RFC 6901): ~ and / within a key are escaped."""
+    """Join keys to a JSON pointer (RFC 6901); ~ and / within a key are escaped."""
     return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
 
 
@@ -136,8 +138,8 @@ def _number(value: Any) -> int | None:
 
 
 def _volume(patch: Patch, name: str, path: str) -> str:
-    """Name of the pod's volume for that folder of the node, which is added if missing, under another name if the name
-    is used.
+    """Name of the pod's volume for a folder of the node. A missing volume is added, under another name if the usual
+    name is taken.
     """
     wanted = {"path": path, "type": "Directory"}
     taken = set()
@@ -163,7 +165,7 @@ def _mount(patch: Patch, here: tuple[str | int, ...], container: str, path: str,
 
 
 def environment(container: str) -> dict[str, str]:
-    """Cotenant's variables for processes of a container: locations only, no permissions."""
+    """Environment variables that tell a container's processes where Cotenant's files are. They grant no permissions."""
     places = names.LIBRARY_PLACES
     return {
         "COTENANT_SOCKET": str(names.SOCKETS / names.SOCKET_FILE),
@@ -180,8 +182,8 @@ def preload() -> str:
 
 
 def memory_variables(share: ContainerShare) -> dict[str, str]:
-    """The variables that NVIDIA's hook reads from a container: its memory on each of its GPUs, in whole MiB; it
-    requires both.
+    """The variables that NVIDIA's hook reads from a container: memory on each of the container's GPUs, in whole MiB.
+    The hook requires both variables.
     """
     if share.memory_bytes is None:
         return {}

@@ -1,4 +1,4 @@
-"""Answers AdmissionReviews. Pure: from the bytes of a request to the status and bytes of an answer."""
+"""Answers AdmissionReviews. Pure functions: they turn the bytes of a request into the status and bytes of an answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ MOST_SAID = 1000
 
 @dataclass(frozen=True)
 class WebhookSettings:
-    """`fail_open`: pods that cannot be handled are admitted unchanged with a warning; otherwise they are refused."""
+    """Settings for reviews. `fail_open`: pods that cannot be handled are admitted unchanged with a warning; otherwise
+    they are refused."""
 
     injection: Injection = field(default_factory=Injection)
     fail_open: bool = False
@@ -40,7 +41,7 @@ class Answer:
 
 
 def answer(body: bytes, settings: WebhookSettings) -> Answer:
-    """Answer one review. Anything else is an HTTP error with one sentence; never raises."""
+    """Answer one review. A body that is no review is answered by an HTTP error with one sentence. Never raises."""
     try:
         review = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -57,7 +58,7 @@ def answer(body: bytes, settings: WebhookSettings) -> Answer:
         return _decide(uid, request, settings)
     except InputError as error:
         return _response(uid, "denied", message=str(error))
-    except Exception as error:  # our fault, not the user's: the server continues
+    except Exception as error:  # an error in Cotenant, not in the request: the server continues
         LOG.exception("review %s failed", uid)
         return _unhandled(uid, f"cotenant failed on this pod ({type(error).__name__})", settings)
 
@@ -76,7 +77,7 @@ def _decide(uid: str, request: dict[str, Any], settings: WebhookSettings) -> Ans
     pod = request.get("object")
     if not isinstance(pod, dict):
         raise InputError("the review contains no pod", field="request.object")
-    if request["operation"] == "UPDATE":  # a running pod keeps its share; changed annotations must be valid
+    if request["operation"] == "UPDATE":  # a running pod keeps its share, but changed annotations must be valid
         if _own_annotations(pod) != _own_annotations(request.get("oldObject")):
             shares_of(pod)
         return _response(uid, "unchanged")
@@ -103,7 +104,7 @@ def _warnings(pod: dict[str, Any], namespace: str | None) -> list[str]:
 
 
 def _own_annotations(pod: Any) -> dict[str, Any]:
-    """Annotations in our domain, valid or not."""
+    """The pod's annotations in Cotenant's domain, valid or not."""
     try:
         return {key: value for key, value in pod["metadata"]["annotations"].items() if names.in_domain(key)}
     except (TypeError, KeyError, AttributeError):
@@ -144,6 +145,6 @@ def refuse(status: int, sentence: str) -> Answer:
 
 
 def clean(text: str) -> str:
-    """One printable line of bounded length, since quoted text may contain anything."""
+    """Make a text one printable line of bounded length, since quoted text may contain anything."""
     line = " ".join("".join(c if c.isprintable() else "\ufffd" for c in word) for word in text.split())
     return line if len(line) <= MOST_SAID else line[: MOST_SAID - 3] + "..."

@@ -150,7 +150,7 @@ class LiveContext:
 
 @dataclass
 class FilePair:
-    """A certificate and key in files, as in a mounted Secret; `refresh` returns whether they changed."""
+    """A certificate and key in files, such as a mounted Secret. `refresh` returns whether the files have changed."""
 
     certificate: Path
     key: Path
@@ -180,7 +180,7 @@ Refresh = Callable[[LiveContext], bool]
 
 
 async def keep_fresh(refresh: Refresh, context: LiveContext, every_s: float) -> None:
-    """Check for new certificates for ever. A fault is logged once and changes nothing."""
+    """Check for new certificates for ever. An error is logged once, and the present certificates stay in use."""
     said = ""
     while True:
         await asyncio.sleep(every_s)
@@ -188,7 +188,7 @@ async def keep_fresh(refresh: Refresh, context: LiveContext, every_s: float) -> 
             if await asyncio.to_thread(refresh, context):
                 LOG.info("new certificates are in use")
             said = ""
-        # OSError includes a full disk: the next attempt may succeed
+        # a full disk raises OSError, for example: the next attempt may succeed
         except (InputError, WorkError, OSError, ValueError) as error:
             if str(error) != said:
                 LOG.warning("the certificates were not replaced: %s", error)
@@ -234,7 +234,7 @@ async def serve(
 
 
 def _bind(config: Any) -> Any:
-    """The listening socket. Raises WorkError, where uvicorn would exit."""
+    """Bind the listening socket. Raises WorkError if that fails; uvicorn would end the process."""
     import socket
 
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET

@@ -32,12 +32,14 @@ from cotenant.kube.plugin.state import PluginState
 
 LOG = logging.getLogger(__name__)
 
-MISSED_BEFORE_GONE = 10  # rounds without the pod, if the API server cannot tell whether it has ended
+# a pod counts as ended after it was missing in this many rounds, if the API server cannot be asked
+MISSED_BEFORE_GONE = 10
 Held = dict[tuple[str, str], dict[str, Any]]  # (pod's UID, container) -> tenant held by the agent
 
 
 class Agent(Protocol):
-    """Orders to the node's agent: `call("hold", ...)`. Raises InputError or WorkError as the agent answers."""
+    """Interface for orders to the node's agent, such as `call("hold", ...)`. Raises the InputError or WorkError that
+    the agent answers with."""
 
     def call(self, op: str, **order: Any) -> dict[str, Any]:
         """Send one order and return the answer."""
@@ -45,7 +47,7 @@ class Agent(Protocol):
 
 
 class Binder:
-    """Binder of one node. `round()` updates the agent."""
+    """The binder of one node. `round()` updates the agent."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class Binder:
                 self._events.say(pod, "ShareNotEnforced", text, warning=True)
 
     def not_enforced(self, tenants: list[dict[str, Any]]) -> None:
-        """Report tenants that are not limited to their share, as the agent found, to their pods."""
+        """Report to pods that their tenants are not limited to their shares. The agent detects such tenants."""
         pods = self._pods.by_uid()
         for row in tenants:
             pod = pods.get(row["holder"]["id"]) if row["holder"] else None
@@ -122,7 +124,8 @@ class Binder:
     # -- deciding --------------------------------------------------------------------------------------------------
 
     def _orders(self, devices: dict[PodKey, Devices]) -> tuple[list[Order], set[str]]:
-        """Orders for all pods, and UIDs of pods whose annotations are invalid now, which keep what they have."""
+        """Orders for all pods, and UIDs of pods whose annotations are invalid now. Those pods keep their present
+        shares."""
         orders: list[Order] = []
         unclear: set[str] = set()
         for key, containers in devices.items():
@@ -138,8 +141,8 @@ class Binder:
         return orders, unclear
 
     def _claimed(self, fresh: bool) -> tuple[dict[PodKey, Devices], set[str]]:
-        """Devices of pods placed by claims, and UIDs of pods whose claims cannot be read now. `fresh`: all pods of this
-        node are known, so that the claims of the others can be forgotten.
+        """Devices of pods placed by claims, and UIDs of pods whose claims cannot be read now. `fresh`: the list of this
+        node's pods is complete, so claims of pods that are not listed can be forgotten.
         """
         found: dict[PodKey, Devices] = {}
         unclear: set[str] = set()
@@ -161,8 +164,8 @@ class Binder:
         return found, unclear
 
     def _init_orders(self, devices: dict[PodKey, Devices], held: Held, ordered: set[tuple[str, str]]) -> list[Order]:
-        """Orders for init containers whose devices went to no other container; Allocate has shown on which GPU they
-        are.
+        """Orders for init containers whose devices no other container uses. The kubelet's call of Allocate has shown on
+        which GPU these devices are.
         """
         found = []
         for pod in self._pods.by_key.values():
@@ -224,7 +227,7 @@ class Binder:
         except TakenNameError:
             if before is not None:
                 raise
-            # a previous pod of that name still has running processes
+            # a previous pod of that name still has running processes, so use another tenant's name
             self._agent.call("hold", tenant=tenant | {"name": other_name(tenant["name"], order.uid)}, **place)
         where = " and ".join(self._state.inventory.index_of(uuid) for uuid in tenant["gpus"])
         text = described(tenant, f"{where} of {self._pods.node}")
@@ -241,8 +244,8 @@ class Binder:
 
 
 def changed(row: dict[str, Any], order: Order) -> bool:
-    """Whether what the agent holds is not what it should."""
+    """Whether the tenant in the agent differs from the intended one."""
     same = all(row[key] == order.tenant[key] for key in ("request", "limit", "memory_bytes", "enforce_memory"))
-    # other GPUs: at first only those of an earlier pod of the name, or of an earlier claim, were known
+    # GPUs may differ: at first, only those of an earlier pod with the same name, or of an earlier claim, were known
     same = same and set(row["gpus"]) == set(order.tenant["gpus"])
     return not same or (bool(order.container_id) and row["container_id"] != order.container_id)

@@ -36,9 +36,10 @@ class PodEvents:
             event = pod_event(pod, self._node, reason, message, warning=warning)
             self._api.create(f"/api/v1/namespaces/{namespace}/events", event)
         except ApiError as error:
-            if error.status != 409:  # a previous plugin has already written it
+            if error.status != 409:  # a previous plugin has already written the event
                 LOG.warning(f"pod {metadata['namespace']}/{metadata['name']}: {reason}: {message} (no event: {error})")
-            if not 400 <= error.status < 429:  # otherwise it will not be accepted later: the namespace is being deleted
+            # other errors are not retried: for example, the namespace is being deleted
+            if not 400 <= error.status < 429:
                 return
         self._said[key] = None
         if len(self._said) > MOST_REMEMBERED:

@@ -60,7 +60,8 @@ def ended(pod: Mapping[str, Any]) -> bool:
 def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
     """Tenants of a pod's running containers with those devices.
 
-    The kubelet's allocation bounds the request, whatever the annotations say now; limit and memory are the pod's.
+    The request is never larger than the kubelet's allocation, even if the annotations have changed; limit and memory
+    come from the pod.
     """
     found = Wanted()
     try:
@@ -99,8 +100,8 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
 
 
 def _handed_on(share: ContainerShare, asked: list[ContainerShare], devices: Devices) -> list[str]:
-    """GPUs of an init container, which PodResources does not list: they are those of the next container with the same
-    resource. Empty if there is none.
+    """GPUs of an init container. PodResources does not list it; its GPUs are those of the next container with the same
+    resource. Empty if there is no such container.
     """
     resource = names.GPU_RESOURCE if share.whole else names.SHARE_RESOURCE
     for other in asked[asked.index(share) + 1 :]:
@@ -139,7 +140,7 @@ def _finished_inits(pod: Mapping[str, Any]) -> set[str]:
 
 
 def init_share(pod: Mapping[str, Any]) -> ContainerShare | None:
-    """The share of the init container that runs now or is next."""
+    """The share of the init container that runs now or will run next."""
     try:
         return next((share for share in present(shares_of(pod), _finished_inits(pod)) if share.ends), None)
     except InputError:
@@ -153,7 +154,7 @@ def started(pod: Mapping[str, Any], container: str) -> bool:
 
 
 def init_order(pod: Mapping[str, Any], share: ContainerShare, gpus: list[str]) -> Order:
-    """The order for such a share, on its allocated GPUs."""
+    """The order for an init container's share, on the GPUs that were allocated to it."""
     count = share.units or share.gpus
     return _order(pod, share, [gpus[0]] * count, gpus)
 
@@ -184,7 +185,7 @@ def tenant_name(namespace: str, pod: str, container: str, uid: str) -> str:
 
 
 def other_name(name: str, uid: str) -> str:
-    """Another name for a pod's container while a previous pod of the same name still exists."""
+    """Another tenant's name for a pod's container, for use while a previous pod of the same name still exists."""
     digest = hashlib.sha256(f"{uid}/{name}".encode()).hexdigest()[:10]
     return f"{name[: MOST_NAME - 11]}-{digest}"
 
@@ -218,7 +219,8 @@ def described(tenant: Mapping[str, Any], where: str) -> str:
 def devices_by_pod(
     listed: Iterable[tuple[PodKey, str, str, list[str]]],
 ) -> dict[PodKey, dict[str, dict[str, list[str]]]]:
-    """Rows of PodResources (pod, container, resource, ids) with our resources, nested."""
+    """Nest rows of PodResources (pod, container, resource, ids): pod -> container -> resource -> ids. Only Cotenant's
+    resources are kept."""
     found: dict[PodKey, dict[str, dict[str, list[str]]]] = {}
     for pod, container, resource, ids in listed:
         if names.in_domain(resource) and ids:

@@ -14,7 +14,7 @@ from cotenant.kube.quantity import parse_quantity
 from cotenant.kube.shares import ContainerShare, Pod, percent, shares_of
 
 Thing = dict[str, Any]
-MOST_NAME = 253  # of an object
+MOST_NAME = 253  # longest name of an object
 SHARE_CLASS, GPU_CLASS = f"share.{names.DOMAIN}", f"gpu.{names.DOMAIN}"
 
 
@@ -44,7 +44,7 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
     """Claim templates for every requesting container of a pod, and the pod with claims instead of units.
 
     The pod's annotations state the request, so that limits are found as for any pod. Raises InputError if containers
-    request different things by resources, which annotations cannot express.
+    request different shares by resources, which annotations cannot express.
     """
     changed: Thing = copy.deepcopy(dict(pod))
     shares = shares_of(pod)
@@ -74,13 +74,13 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
 
 
 def _template_name(name: str) -> str:
-    """The name, within the limit of Kubernetes; two long ones that begin alike stay apart."""
+    """Shorten a name to the limit of Kubernetes. Different long names that begin alike stay different."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:10]
     return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 11]}-{digest}"
 
 
 def _terms(shares: list[ContainerShare]) -> dict[str, str]:
-    """Annotations equivalent to the shares."""
+    """Annotations that request the same shares."""
     first = shares[0]
     found = {
         names.REQUEST: percent(first.request),
@@ -105,7 +105,7 @@ def allocated(claim: Mapping[str, Any], node: str) -> list[Thing]:
 
 
 def units_of_result(result: Mapping[str, Any]) -> int:
-    """Share units of an allocated device: what was consumed of it, or all."""
+    """Share units of an allocated device: the part that the claim consumes, or all of them."""
     consumed = (result.get("consumedCapacity") or {}).get("share")
     return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
 

@@ -1,4 +1,4 @@
-"""A node's GPUs and MIG instances as devices of ResourceSlices. Pure.
+"""Describes a node's GPUs and MIG instances as devices of ResourceSlices. Pure functions.
 
 With consumable capacity (KEP-5075, alpha in Kubernetes 1.34, on by default from 1.36) several claims are allocated on
 one device and each consumes part of its `share` and `memory`, so the scheduler itself keeps a share on one GPU. With
@@ -40,7 +40,8 @@ def api_version(kubernetes: Version) -> str:
 
 
 def device_names(gpu: NodeGpu, kubernetes: Version, counters: bool) -> dict[str, str]:
-    """The devices as which a GPU is offered: type -> name. Both types only with counters that make them exclusive."""
+    """The devices as which a GPU is offered: type -> name. A GPU is offered in shares and as a whole only if counters
+    make these exclusive."""
     shares = kubernetes >= CONSUMABLE_SINCE and not gpu.whole
     found = {SHARE: f"gpu-{gpu.index}"} if shares else {}
     return found | ({WHOLE: f"gpu-{gpu.index}-whole"} if counters or not shares else {})
@@ -129,7 +130,8 @@ def _gpu(gpu: NodeGpu, kind: str) -> Thing:
 
 
 def _attributes(kind: str, uuid: str, index: int, profile: str = "") -> Thing:
-    """Attributes, the same for every device: a class that names an attribute that a device lacks would fail for all."""
+    """Attributes of a device. Every device has all attributes, since a device class that names a missing attribute
+    would fail for all devices."""
     texts = {"type": kind, "uuid": uuid, "profile": profile}
     return {key: {"string": value} for key, value in texts.items()} | {"index": {"int": index}}
 

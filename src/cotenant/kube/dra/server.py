@@ -32,7 +32,7 @@ HEALTH_EVERY_S, LOOK_EVERY_S = 10.0, 1.0
 
 @dataclass(frozen=True)
 class ClaimSettings:
-    """The kubelet's folders, and how devices are named to the runtime."""
+    """Settings: the kubelet's folders, and how the container runtime is told which devices to use."""
 
     node: str
     registry: Path = Path(str(names.PLUGINS_REGISTRY))
@@ -47,7 +47,8 @@ class _Service:
         self._claims, self._kick, self._package = claims, kick, package
 
     def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 names of the protocol
-        """What a claim's containers need to see their GPU; for a claim that cannot be prepared, the reason."""
+        """Prepare claims: answer with what each claim's containers need to see their GPU, or with the reason why a
+        claim cannot be prepared."""
         answer = self._package.NodePrepareResourcesResponse()
         for claim in request.claims:
             found = answer.claims[claim.uid]
@@ -60,7 +61,7 @@ class _Service:
         return answer
 
     def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Nothing to undo; the share is released when the pod has ended."""
+        """Does nothing, since the share is released when the pod has ended."""
         answer = self._package.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             answer.claims[claim.uid].error = ""

@@ -74,8 +74,8 @@ class NodeSlices:
         return changed
 
     def _write(self, held: frozenset[str], kubernetes: tuple[int, int]) -> bool:
-        """Write the slices. Those with counters first, the last of them before the others: whether the API server
-        supports counters must be known before devices that need them are published.
+        """Write the slices. The slice with counters is written first: whether the API server supports counters must be
+        known before devices that need them are published.
         """
         node, counters = self._node, self._counters is True
         path = f"/apis/{offer.api_version(kubernetes)}/resourceslices"
@@ -119,7 +119,7 @@ class NodeSlices:
 
 
 def _content(one: Mapping[str, Any]) -> list[Any]:
-    """The content of a slice by which versions of it are compared."""
+    """The content by which two versions of a slice are compared."""
     spec = one["spec"]
     return [spec["pool"]["resourceSliceCount"], spec.get("devices") or [], spec.get("sharedCounters") or []]
 

@@ -21,9 +21,8 @@ RETRY_S = 0.2  # the socket exists before the kubelet listens on it, and no furt
 
 
 class Registrar:
-    """`met`: resources registered with the kubelet (None: no kubelet), `fault`: why some are not.
-
-    `by_claims`: only MIG instances are offered as units.
+    """Keeps the node's resources registered. `met`: resources that are registered with the kubelet (None: there is no
+    kubelet); `fault`: why some are not. `by_claims`: only MIG instances are offered as units.
     """
 
     def __init__(self, folder: Path, state: PluginState, *, by_claims: bool, every_s: float = LOOK_EVERY_S) -> None:
@@ -31,7 +30,8 @@ class Registrar:
         self.met: list[str] | None = None
         self._folder, self._state, self._by_claims, self._every_s = folder, state, by_claims, every_s
         self._plugins: dict[str, ResourcePlugin] = {}
-        self._kubelet: tuple[int, int, int] | None = None  # identity of the socket at which we are registered
+        # identity of the kubelet's socket at which the resources are registered
+        self._kubelet: tuple[int, int, int] | None = None
         self._watch = FolderWatch(folder)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
@@ -65,9 +65,8 @@ class Registrar:
             self._watch.wait(min(self._every_s, RETRY_S) if self.fault else self._every_s)
 
     def _meet(self) -> None:
-        """Serve all resources, and register with a kubelet that does not know us yet.
-
-        A starting kubelet empties the folder: its socket is a new one, and ours are gone.
+        """Serve all resources, and register them with a new kubelet. A starting kubelet empties the folder: it creates
+        a new socket of its own, and the plugins' sockets are gone.
         """
         kubelet = self._folder / KUBELET_SOCKET
         try:
@@ -82,7 +81,7 @@ class Registrar:
             self._plugins.clear()
             self._kubelet = self.met = None
         resources = self._state.inventory.resources()
-        for resource in () if self._by_claims else resources:  # a GPU is not offered in two ways
+        for resource in () if self._by_claims else resources:  # a GPU must not be offered in two ways
             plugin = self._plugins.get(resource)
             if plugin is not None and plugin.path.exists():
                 continue

@@ -69,7 +69,7 @@ class ResourcePlugin:
         self.path.unlink(missing_ok=True)
 
     def register(self, kubelet: Path) -> None:
-        """Register with the kubelet. Raises WorkError with its answer."""
+        """Register with the kubelet. Raises WorkError with the kubelet's answer if it refuses."""
         request = device_plugin.RegisterRequest(
             version=API, endpoint=self.endpoint, resource_name=self.resource, options=self._options()
         )
@@ -86,11 +86,12 @@ class ResourcePlugin:
         return device_plugin.DevicePluginOptions(get_preferred_allocation_available=True)
 
     def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:  # noqa: N802 names of the protocol
-        """Preferred allocations are supported; no call before containers start."""
+        """Tell the kubelet that preferred allocations are supported, and that no call is needed before containers
+        start."""
         return self._options()
 
     def ListAndWatch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        """The devices with their health, sent now and on every change."""
+        """Send the devices with their health, now and on every change."""
         ended, sent, version = self._ended, None, -1
         while context.is_active() and not ended.is_set():
             health = self._health()
@@ -112,7 +113,7 @@ class ResourcePlugin:
         return found
 
     def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Units of one GPU, the one with the container's other resource."""
+        """Prefer units of one GPU: the one on which the container's other resource is."""
         answers = []
         for asked in request.container_requests:
             available, must = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)
@@ -145,7 +146,7 @@ class ResourcePlugin:
     def _grant(self, gpus: list[str]) -> Any:
         answer = device_plugin.ContainerAllocateResponse()
         if self.resource == names.MEMORY_RESOURCE:
-            return answer  # the GPU itself is passed with the share
+            return answer  # the container gets the GPU itself with its share, not with its memory units
         grant = self.state.grant
         if grant.cdi_kind:
             answer.cdi_devices.extend(device_plugin.CDIDevice(name=f"{grant.cdi_kind}={uuid}") for uuid in gpus)
@@ -160,5 +161,5 @@ class ResourcePlugin:
         return answer
 
     def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Does nothing; GetDevicePluginOptions does not request it."""
+        """Does nothing. The kubelet does not call it, since GetDevicePluginOptions does not ask for it."""
         return device_plugin.PreStartContainerResponse()

@@ -21,17 +21,18 @@ OTHER = {names.SHARE_RESOURCE: names.MEMORY_RESOURCE, names.MEMORY_RESOURCE: nam
 
 @dataclass(frozen=True)
 class Grant:
-    """What a container gets together with its devices."""
+    """Settings for what a container gets together with its devices."""
 
-    mounts: bool = False  # True: the plugin mounts the libraries and the socket, not the webhook
-    cdi_kind: str | None = None  # nvidia.com/gpu: name devices by CDI instead of a variable
+    mounts: bool = False  # True: the plugin mounts the libraries and the socket; False: the webhook does
+    # CDI kind by which devices are named, such as nvidia.com/gpu; empty: a variable names them
+    cdi_kind: str | None = None
     host_libraries: str = str(names.HOST_LIBRARIES)
     host_sockets: str = str(names.HOST_SOCKETS)
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """One answer to Allocate."""
+    """One allocation that the plugin confirmed (call Allocate)."""
 
     at_s: float
     resource: str
@@ -49,12 +50,13 @@ class PluginState:
     taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> allocated ids, by PodResources
     log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
     kick: threading.Event = field(default_factory=threading.Event)
-    # (share units, memory units) of containers on this node without devices; True: ask the API server again
+    # returns (share units, memory units) of containers on this node that have no devices yet; argument True: ask the
+    # API server again
     waiting: Callable[[bool], list[tuple[int, int]]] = lambda fresh: []
     _half: Allocation | None = None  # the last allocation, if its container's other resource is still to come
 
     def note(self, resource: str, ids: list[str]) -> None:
-        """Record an allocation; PodResources will show its container later."""
+        """Record an allocation. PodResources will show later which container has it."""
         allocation = Allocation(time.monotonic(), resource, frozenset(ids))
         if resource in OTHER:
             alone = self._needs(resource, len(ids)) == {0}
@@ -80,18 +82,20 @@ class PluginState:
                 self.inventory.wake()
 
     def shown(self) -> str | None:
-        """The one GPU whose free units are advertised, of share and memory alike; None: all GPUs."""
+        """The only GPU whose free units, of share and of memory, are advertised; None: the units of all GPUs are
+        advertised."""
         if not self.one_gpu:
             return None
         half = self._half
         if half is not None and time.monotonic() - half.at_s <= TOGETHER_S:
-            # A container has the one resource and is about to get the other: the kubelet must still see it free there.
+            # A container has one of the two resources on this GPU and is about to get the other, whose units the
+            # kubelet must still see as free.
             return units.gpu_of(next(iter(half.ids)))
         found = {resource: self.inventory.of(resource) for resource in OTHER}
         return units.roomiest(list(found.values()), [set(self.taken.get(resource, ())) for resource in found])
 
     def _needs(self, resource: str, size: int) -> set[int]:
-        """Numbers of units of the other resource, of waiting containers that take `size` units of this one."""
+        """How many units of the other resource the waiting containers take that take `size` units of this one."""
         mine = int(resource == names.MEMORY_RESOURCE)
         for fresh in (False, True):
             found = {pair[1 - mine] for pair in self.waiting(fresh) if pair[mine] == size}
@@ -113,7 +117,8 @@ class PluginState:
         none.
         """
         claimed = {one for pod in listed.values() for mine in pod.values() for ids in mine.values() for one in ids}
-        for allocation in reversed(list(self.log)):  # the kubelet may ask for more meanwhile
+        # the newest allocation need not be the right one: the kubelet may have asked for others meanwhile
+        for allocation in reversed(list(self.log)):
             if allocation.resource == resource and len(allocation.ids) == count and not allocation.ids & claimed:
                 return sorted({units.gpu_of(one) for one in allocation.ids})
         return []
