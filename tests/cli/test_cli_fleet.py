@@ -94,7 +94,7 @@ def test_a_day_with_a_fleet(fleet: Commands, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "ticks").touch()  # a program's own file lies beside
     story = fleet.ok("explain", "ticks")
     assert "slowdown" not in fleet.ok("explain", "file")  # it stated no length
-    assert "its processes failed" in story
+    assert "the job's processes failed" in story
     assert "started on 2 GPUs" in story
     code, out, err = fleet.call("cancel", "file", long)  # one that is over does not keep the other
     assert (code, out, err) == (2, "long: stopping\n", "cotenant: ID: job 'file' is finished already\n")

@@ -57,11 +57,11 @@ def test_waits_starts_moves_grows_gives_way_and_finishes() -> None:
         "  0:05:00  started on 4 GPUs of node 0 with 12 CPUs and 250 GB, at its proportional speed",
         "  0:15:00  moved from node 0 to nodes 0 and 1: all jobs were placed again",
         "  0:25:00  kept its GPUs with 24 CPUs instead of 12, at 1.5× its proportional speed: the CPU and memory for "
-        "its ideal speed had become free",
-        "  0:35:00  lost its GPUs after running 30 min: jobs earlier in the order took its GPUs",
+        "the job's ideal speed had become free",
+        "  0:35:00  lost its GPUs after running 30 min: jobs earlier in the order took the GPUs",
         "  0:35:00  waited 30 min (7 of 8 GPUs held, 1 job waiting)",
-        "  1:05:00  ran again on 4 GPUs of node 1 with 12 CPUs and 250 GB, at its proportional speed: it had waited so "
-        "long that it went first",
+        "  1:05:00  ran again on 4 GPUs of node 1 with 12 CPUs and 250 GB, at its proportional speed: the job had "
+        "waited so long that it went first",
         # N = (600 x 1 + 6900 x 2) / 7500 = 1.92; 4 x 1.92 / 8 < 1, so rho = slowdown
         "  2:05:00  finished 2.08 h after its arrival: 35 min waiting and 90 min running (slowdown 75, finish-time "
         "fairness ρ 75)",
@@ -96,7 +96,7 @@ def test_many_turns_are_drawn_together() -> None:
     # between, 17 x 300 s of each, are drawn together from 900 s on
     assert turns == [
         "  0:15:00  took turns with others until 3:05:00: ran 85 min and waited 85 min, losing its GPUs 17 times: jobs "
-        "earlier in the order took its GPUs"
+        "earlier in the order took the GPUs"
     ]
     assert sum("lost its GPUs" in line for line in got) == 3
 
@@ -113,8 +113,9 @@ def test_waiting_for_several_reasons() -> None:
         ]
     )
     assert got[2] == (
-        "  0:00:00  waited 5 min: for 3 min fewer GPUs were free than the 4 it needs together, for 60 s every GPU was "
-        "held by jobs earlier in the order and for 60 s GPUs were free, but no node had its CPU and memory beside them"
+        "  0:00:00  waited 5 min: for 3 min fewer GPUs were free than the 4 that the job needs, for 60 s every GPU was "
+        "held by jobs earlier in the order and for 60 s GPUs were free, but no node with free GPUs had the CPU "
+        "and memory for the job"
     )
 
 
@@ -137,7 +138,8 @@ def test_unfinished_rejected_and_never_seen() -> None:
         "  1:23:20  not finished: the record ends 83.3 min after its arrival; it had run 83.3 min by then"
     )
     rejected = lines([(0.0, 0, Kind.ARRIVE, Reason.NONE), (0.0, 0, Kind.REJECT, Reason.NO_GPU_OF_MODEL), later])
-    assert rejected[2:] == ["  0:00:00  rejected: the cluster has no GPU of a model it accepts", "  0:00:00  never ran"]
+    why = "the cluster has no GPU of a model that the job accepts"
+    assert rejected[2:] == [f"  0:00:00  rejected: {why}", "  0:00:00  never ran"]
     assert lines([later], job="a")[1:] == [
         "  0:00:00  arrived",
         "  1:23:20  not finished: the record ends 83.3 min after its arrival; it had not run yet",
@@ -146,7 +148,7 @@ def test_unfinished_rejected_and_never_seen() -> None:
 
 def test_why_gpus_were_lost() -> None:
     for reason, why in (
-        (Reason.GANG_TOO_LARGE_NOW, "jobs earlier in the order left fewer GPUs than the 4 it needs together"),
+        (Reason.GANG_TOO_LARGE_NOW, "jobs earlier in the order left fewer GPUs than the 4 that the job needs"),
         (Reason.GPUS_FULL, "jobs earlier in the order took every GPU"),
     ):
         got = lines([START, (600.0, 0, Kind.PREEMPT, reason), run(900, Kind.RESUME, Reason.IN_ORDER, [(0, 4.0)]), DONE])

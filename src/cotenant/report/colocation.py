@@ -25,8 +25,8 @@ COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "st
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hexagon", "bowtie")
 ROUGH_REQUESTS = 500
 OVER = 1.02  # BE work may exceed what LS leaves by this much, the error of measurement
-LATE_PART = 0.01  # share of late requests that determines p99
-MOST_LATE = 4  # maximum number that is named
+LATE_PART = 0.01  # if this share of the requests is late, p99 is that of the late ones
+MOST_LATE = 4  # largest number of such values that the remark names
 STYLE = (
     ":root{--bg:#fff;--ink:#16202c;--soft:#5a6675;--line:#c9d0d8;--grid:#e3e7ec;--kept:#eef6ee;"
     "--font:system-ui,sans-serif;color-scheme:light dark}"
@@ -64,12 +64,12 @@ def _interval(row: Mapping[str, Any], key: str, form: str) -> str:
 
 
 def kept(row: Mapping[str, Any]) -> bool:
-    """Whether both promises are kept."""
+    """Whether a scheme meets both targets: LS p99 close to that alone, and most of the BE work that is possible."""
     return bool(row["ls_p99_over_alone"] <= PROMISE_P99 and row["be_over_left"] >= PROMISE_BE)
 
 
 def table(rows: Rows, bounded: tuple[str, ...] = ("ls_p99_over_alone", "slo_attainment")) -> list[list[str]]:
-    """Head and lines of text: by BE load, then by scheme. Schemes that keep both promises have a mark.
+    """Head and lines of a text table: by BE load, then by scheme. Schemes that meet both targets have a mark.
     `bounded`: figures that are shown with their 95 % interval.
     """
     titles: list[str] = []
@@ -92,7 +92,7 @@ def table(rows: Rows, bounded: tuple[str, ...] = ("ls_p99_over_alone", "slo_atta
 
 
 def notes(rows: Rows) -> list[str]:
-    """Remarks on the figures for their reader."""
+    """Remarks that explain the figures to their reader."""
     every = [row for found in rows.values() for row in found.values()]
     said = [
         f"✓: LS p99 at most {PROMISE_P99 - 1:.0%} over alone, and BE at least {PROMISE_BE:.0%} of what it does alone in"
@@ -118,7 +118,7 @@ def notes(rows: Rows) -> list[str]:
 
 
 def _paused(rows: Rows) -> list[str]:
-    """Values of p99 that a pause of the host caused: 1 % of the requests or more began late, alone or co-located."""
+    """A remark about values of p99 that a pause of the host caused: there, 1 % of the requests or more began late."""
     found = []
     for scheme, loads in rows.items():
         for load, row in loads.items():
@@ -183,7 +183,8 @@ def figures(rows: Rows) -> list[dict[str, Any]]:
 def _figure(
     data: list[dict[str, Any]], title: str, height: int, xaxis: dict[str, Any], promise: float | None
 ) -> dict[str, Any]:
-    """Points with a title, and lines at the promises: p99 relative to alone, and (in x) BE work."""
+    """A chart of points with a title, and lines at the targets for LS p99 relative to alone and (`promise`, an x value)
+    for BE work."""
     dotted = {"type": "line", "line": {"dash": "dot", "width": 1.5, "color": "#777"}}
     lines = [{**dotted, "xref": "paper", "x0": 0, "x1": 1, "y0": PROMISE_P99, "y1": PROMISE_P99}]
     exponent = math.log10(PROMISE_P99)  # position of a label on a logarithmic axis
@@ -205,7 +206,7 @@ def _figure(
 
 
 def build_page(rows: Rows, title: str, about: Mapping[str, str] | None = None) -> str:
-    """The page as text; one file, no network access. `about`: setting of the run, shown at the top."""
+    """The page as HTML text, which needs no network. `about`: description of the run, shown at the top."""
     head, *lines = table(rows)
     cells = "".join(f"<th>{html.escape(text)}</th>" for text in head)
     body, last = [], ""

@@ -46,7 +46,7 @@ def shell(
 
 
 def lead(text: str) -> str:
-    """The result as the paragraph below the title."""
+    """HTML of the paragraph below the title, which states the result."""
     return f'<p class="headline">{html.escape(text)}</p>'
 
 

@@ -20,18 +20,18 @@ _DIFF_AMONG = 20_000  # largest number of ids that are compared by letters to fi
 
 @dataclass
 class Story:
-    """One job's history: facts, figures, events, and sentences."""
+    """The history of one job: facts, figures, events, and sentences."""
 
     job: str
     run: str
-    facts: dict[str, Any]  #: gpus, model, tenant, priority, arrival_s, isolated_s, deadline_s as far as known
+    facts: dict[str, Any]  #: those of gpus, model, tenant, priority, arrival_s, isolated_s, deadline_s that are known
     figures: dict[str, float | None]  #: finish_s, jct_s, queueing_s, running_s, slowdown, ftf_rho, preemptions, moves
     events: list[Happening]
     steps: list[Step] = field(default_factory=list)
 
     @property
     def title(self) -> str:
-        """Who the job is: "a under fifo + tune: res50, 4 GPUs, tenant vc1"."""
+        """A description of the job: "a under fifo + tune: res50, 4 GPUs, tenant vc1"."""
         what = [str(self.facts["model"])] if self.facts.get("model") else []
         what.append(plural(self.facts["gpus"], "GPU"))
         if self.facts.get("tenant"):
@@ -45,7 +45,7 @@ class Story:
         return [self.title, *(f"  {at:>{width}}  {step.text}" for at, step in zip(times, self.steps, strict=True))]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON."""
+        """The history as plain data for JSON."""
         return {
             "job": self.job,
             "run": self.run,
@@ -116,7 +116,8 @@ def happenings(record: Record, row: int) -> list[Happening]:
 
 
 def rounds_at(record: Record) -> Any:
-    """A function from a time to the cluster's state after the last decision by then, or None."""
+    """Returns a function that describes the cluster's state at a time, after the last decision before it; None if there
+    is no decision yet."""
     times = record.rounds["time_s"].to_numpy()
     total = record.info.cluster.get("gpus")
 
@@ -162,7 +163,8 @@ def _ending(story: Story, record: Record) -> Step:
 
 
 def notable_jobs(record: Record) -> list[tuple[str, str]]:
-    """(job id, reason to look at it): the slowest, the one that waited longest, the most preempted and moved ..."""
+    """Unusual jobs as (job id, why it is unusual): the slowest job, the one that waited longest, those preempted and
+    moved most often ..."""
     jobs = Analysis(record).jobs
     ids = record.job("id")
     found: dict[str, list[str]] = {}

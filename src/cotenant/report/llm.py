@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cotenant.loadgen.openai import OpenAiResult
 
 WINDOWS = 60
-PIXELS = 1500  # width of the longest run
+PIXELS = 1500  # width of the chart, by which bars are merged
 HEADS = (
     ("requests", "requests"), ("answered", "answered"), ("ttft_ms", "TTFT p50 / p99 ms"),
     ("tpot_ms", "TPOT p50 / p99 ms"), ("attainment", "in time"), ("goodput_rps", "goodput /s"),
@@ -82,8 +82,8 @@ def _cell(key: str, value: Any) -> str:
 
 
 def page_data(result: OpenAiResult | LlmResult) -> dict[str, Any]:
-    """Curves: distributions per model, attainment in windows of the run; of a simulation, which models were on the
-    GPUs."""
+    """Data of the curves: distributions per model, and attainment in windows of the run; for a simulation also which
+    models were on the GPUs."""
     times = result.times
     promises = result.targets if isinstance(result, LlmResult) else result.test.promises
     kept = times.kept(promises)
@@ -108,9 +108,8 @@ def page_data(result: OpenAiResult | LlmResult) -> dict[str, Any]:
 
 
 def stays(switches: Sequence[Switch], end_s: float) -> list[dict[str, Any]]:
-    """When each model was on which GPU, or was being moved there or back (`moving`), as bars of seconds. Bars of one
-    model
-        closer than a pixel are merged.
+    """Bars that show when each model was on which GPU, or was being moved (`moving`), in seconds. Bars of one model
+    that are less than a pixel apart are merged.
     """
     gap_s, found = end_s / PIXELS, []
     open_bars: dict[tuple[int, bool], dict[str, Any]] = {}

@@ -28,7 +28,7 @@ def build_page(result: LoadResult, title: str = "Load test") -> str:
 
 
 def headline(result: LoadResult) -> str:
-    """The result in a few sentences, with the generator's own part in the latencies."""
+    """The result in a few sentences, including the part of the latencies that the load generator caused."""
     content = result.summary()
     text = [
         f"{content['requests']:,} requests in {content['duration_s']:g} s to {result.url or 'a server'} "
@@ -47,7 +47,8 @@ def headline(result: LoadResult) -> str:
 
 
 def page_data(result: LoadResult) -> dict[str, Any]:
-    """Curves of the page: per service the latency distribution over its SLO, and attainment in windows."""
+    """Data of the page's curves: for each service, the distribution of latency relative to its SLO, and attainment in
+    windows."""
     rows, latency = result.rows, result.latency_ms
     edges = np.linspace(0.0, result.duration_s, WINDOWS + 1)
     where = np.clip(np.searchsorted(edges, rows["scheduled"], side="right") - 1, 0, WINDOWS - 1)

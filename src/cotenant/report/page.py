@@ -108,7 +108,7 @@ def _series(run: Run) -> dict[str, Any]:
 
 
 def _ratio(run: Run, runs: list[Run], baseline: str) -> dict[str, Any] | None:
-    """Each job's completion time against the same job's under the baseline, under the same conditions."""
+    """Each job's completion time compared with that under the baseline policy in the same conditions."""
     base = next((r for r in runs if r.policy == baseline and r.facets == run.facets), None)
     if base is None or base is run or run.policy == base.policy or len(base.ids) != len(run.ids):
         return None
@@ -121,7 +121,7 @@ def _facets(runs: list[Run]) -> list[dict[str, Any]]:
     facets = []
     for key in runs[0].facets if runs else ():
         values = list(dict.fromkeys(run.facets[key] for run in runs))
-        with contextlib.suppress(ValueError):  # not numbers: keep the given order
+        with contextlib.suppress(ValueError):  # values that are not numbers keep the given order
             values = sorted(values, key=lambda text: float(text.split("/")[0]))
         facets.append({"key": key, "name": facet_name(key), "values": values})
     return facets
@@ -146,7 +146,7 @@ def opening(runs: list[Run]) -> dict[str, str]:
 
 
 def lede(runs: list[Run]) -> str:
-    """One line under the title: how many runs, jobs, GPUs."""
+    """The line under the title: how many runs, jobs and GPUs."""
     jobs = sorted({run.summary["jobs"] for run in runs})
     gpus = sorted({int(run.info.cluster.get("gpus") or 0) for run in runs})
     pieces = [plural(len(runs), "run")]
@@ -193,7 +193,7 @@ def _headline_over_conditions(runs: list[Run]) -> str:
     over = f", {seeds} seeds each" if seeds > 1 else ""
     best = [{p for p, mean in by.items() if mean <= LEVEL * min(by.values())} for by in means.values()]
     wins = Counter(policy for policies in best for policy in policies)
-    # of policies that are best equally often, the one with the lower times
+    # among policies that are best equally often, the one with the lowest mean times wins
     winner = min(sorted(wins), key=lambda p: (-wins[p], sum(by.get(p, 0.0) for by in means.values())))
     won, level = wins[winner], any(winner in policies and len(policies) > 1 for policies in best)
     name = f"<b>{html.escape(winner)}</b>"
@@ -224,7 +224,7 @@ def _sooner(fast: float, slow: float) -> str:
     return f"{slow / fast:.1f}× sooner" if slow >= 2 * fast else f"{(1 - fast / slow) * 100:.0f} % sooner"
 
 
-# key, name among several runs, name for one run
+# key of the metric, title if there are several runs, title for one run
 TILES = (
     ("jct_s.mean", "Lowest mean JCT", "Mean JCT"),
     ("jct_s.p99", "Lowest p99 JCT", "p99 JCT"),

@@ -17,7 +17,7 @@ from cotenant.core.files import atomic_file
 from cotenant.core.metrics.timeline import HOLDING
 from cotenant.core.record.record import Placements, Record
 
-CLUSTER_PID = 1  # nodes follow: node n is process n + 2
+CLUSTER_PID = 1  # process 1 is the cluster; node n is process n + 2
 _WHOLE = 0.999  # smaller shares are parts of a GPU
 
 
@@ -118,14 +118,14 @@ class Lanes:
 
 
 def lane_name(lane: int) -> str:
-    """GPU 3, or GPU 3 part 2."""
+    """Name of a lane: "GPU 3", or "GPU 3 part 2"."""
     gpu, part = divmod(lane, Lanes.PER_GPU)
     return f"GPU {gpu} part {part}" if part else f"GPU {gpu}"
 
 
 @dataclass
 class _Stay:
-    """A job on a node, since one event."""
+    """A job's stay on a node, from one event on."""
 
     gpus: float
     lanes: list[int]
@@ -134,16 +134,17 @@ class _Stay:
 
 
 def _slices(record: Record, placements: Placements, lanes: list[Lanes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(node, slice) whenever a job leaves a node or holds another number of GPUs there."""
+    """Yield (node, slice) whenever a job leaves a node or holds another number of GPUs there."""
     events = record.events
     holding = np.isin(events.kind, [int(kind) for kind in HOLDING])
-    held: dict[int, dict[int, _Stay]] = {}  # job -> node -> stay
+    held: dict[int, dict[int, _Stay]] = {}  # job -> node -> the job's present stay there
     drawn = _Drawer(record)
     for begin, end in _simultaneous(events.time_s):
         now = float(events.time_s[begin])
-        last = {int(events.job[i]): i for i in range(begin, end)}  # only the state after this instant is drawn
+        # of several events of a job at the same time, only the last counts
+        last = {int(events.job[i]): i for i in range(begin, end)}
         wanted = {job: dict(placements.at(i)) if holding[i] else {} for job, i in last.items()}
-        # first everything that ends here, so that its GPUs are free for jobs that begin
+        # end stays first, so that their GPUs are free for jobs that begin at the same time
         for job, places in wanted.items():
             for node in [n for n, stay in held.get(job, {}).items() if places.get(n) != stay.gpus]:
                 stay = held[job].pop(node)

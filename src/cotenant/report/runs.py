@@ -19,7 +19,7 @@ from cotenant.core.metrics.summary import Analysis, breakdown
 from cotenant.core.record.record import Record
 from cotenant.core.record.schema import RunInfo
 
-MOST_GROUPS = 12  # groups of a breakdown; the rarest beyond are left out
+MOST_GROUPS = 12  # largest number of groups in a breakdown; the rarest groups are left out
 Floats = NDArray[np.float64]
 
 
@@ -32,13 +32,13 @@ class Run:
     spreads: dict[str, Floats]  #: per-job values by metric key, NaN where a job has none; order of the jobs table
     series: Series
     groups: dict[str, list[dict[str, Any]]]  #: metrics.breakdown by "gpus", "class", "model", "tenant"
-    group_counts: dict[str, int]  #: how many groups there are in all; groups has at most MOST_GROUPS of them
+    group_counts: dict[str, int]  #: total number of groups; `groups` has at most MOST_GROUPS of them
     ids: NDArray[np.object_]
     path: Path | None = None
-    policy: str = ""  #: what is compared: runs of one policy share a colour
-    label: str = ""  #: policy and, where needed, facets; unique in a report
-    facets: dict[str, str] = field(default_factory=dict)  #: in what else it differs from runs of the same policy
-    load: float | None = None  #: x of the load curves
+    policy: str = ""  #: the policy, which a report compares: runs of one policy share a colour
+    label: str = ""  #: the policy and, if that is not unique in the report, the facets
+    facets: dict[str, str] = field(default_factory=dict)  #: conditions that other runs of the policy do not have
+    load: float | None = None  #: x value of the run in curves over the load
 
 
 def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 240) -> Run:
@@ -119,7 +119,8 @@ def arrange(runs: list[Run]) -> list[Run]:
 
 
 def in_order(runs: list[Run]) -> list[Run]:
-    """Arranged runs by policy, then by their conditions, numbers by size; folder names do not have this order."""
+    """Sort arranged runs by policy, then by their conditions, numbers by size. The names of their folders have another
+    order."""
 
     def natural(text: str) -> tuple[tuple[float, str], ...]:
         pieces = re.findall(r"\d+\.?\d*|\D+", text)
@@ -129,7 +130,8 @@ def in_order(runs: list[Run]) -> list[Run]:
 
 
 def moves_note(runs: Iterable[tuple[RunInfo, dict[str, Any]]]) -> str | None:
-    """A note for the moves of (info, summary) if moving was free of cost; None if it was not, or if no job moved."""
+    """A note about moves in the runs (info, summary) in which moving cost nothing; None if every move had a cost or no
+    job moved."""
     moved = [info.options for info, summary in runs if summary["moves"]]
     free = [o for o in moved if o.get("restart_cost_s") == 0 and o.get("checkpoint_cost_s") == 0]
     if not free:
@@ -150,7 +152,7 @@ def facet_name(key: str) -> str:
 
 
 def _determined(key: str, by: list[str], conditions: list[dict[str, str]]) -> bool:
-    """Whether the values of the other conditions determine the value of this one."""
+    """Whether the values of the other conditions determine the value of this condition."""
     seen: dict[tuple[str, ...], str] = {}
     for c in conditions:
         if seen.setdefault(tuple(c.get(other, "") for other in by), c.get(key, "")) != c.get(key, ""):

@@ -128,6 +128,6 @@ def page_data(result: ServingResult) -> dict[str, Any]:
 
 
 def _busy_ms(rows: np.ndarray, let: int) -> float:
-    """Time that a gpulet ran batches: every request of a batch of n counts an nth of its time."""
+    """Time that a gpulet ran batches. Each request of a batch of n adds an nth of the batch's time."""
     mine = rows[rows["let"] == let]
     return float(((mine["finished"] - mine["started"]) / np.maximum(1, mine["batch"])).sum())

@@ -11,54 +11,57 @@ from cotenant.core.events import Kind, Reason
 from cotenant.core.metrics.timeline import HOLDING
 from cotenant.report.text import clock_text, figures, join_words, plural, time_text
 
-MOVES_TOLD = 2  # moves of one period that are told; more are combined
-STRETCHES_TOLD = 8  # periods of running or waiting that are told; of more, the middle ones are combined
+MOVES_TOLD = 2  # up to this many moves of one period get a sentence each; more are combined
+# up to this many periods of running or waiting get a sentence each; if there are more, those in the middle are
+# combined
+STRETCHES_TOLD = 8
 Where = list[tuple[int, float]]
 
 WAITED: dict[Reason, str] = {
     Reason.GPUS_FULL: "every GPU was held by jobs earlier in the order",
-    Reason.GANG_TOO_LARGE_NOW: "fewer GPUs were free than the {gpus} it needs together",
-    Reason.NO_CPU_OR_MEMORY: "GPUs were free, but no node had its CPU and memory beside them",
-    Reason.NO_GPU_OF_MODEL: "no GPU of a model it accepts was free",
+    Reason.GANG_TOO_LARGE_NOW: "fewer GPUs were free than the {gpus} that the job needs",
+    Reason.NO_CPU_OR_MEMORY: "GPUs were free, but no node with free GPUs had the CPU and memory for the job",
+    Reason.NO_GPU_OF_MODEL: "no GPU of a model that the job accepts was free",
     Reason.RESERVED: "free GPUs were kept for a job that had waited longer",
     Reason.OUTRANKED: "jobs earlier in the order took the GPUs",
     Reason.NOT_CHOSEN: "the policy gave the GPUs to jobs that gain more by them",
 }
 LOST: dict[Reason, str] = {
     Reason.GPUS_FULL: "jobs earlier in the order took every GPU",
-    Reason.GANG_TOO_LARGE_NOW: "jobs earlier in the order left fewer GPUs than the {gpus} it needs together",
-    Reason.NO_CPU_OR_MEMORY: "jobs earlier in the order left no node with its CPU and memory beside free GPUs",
-    Reason.NO_GPU_OF_MODEL: "jobs earlier in the order left no GPU of a model it accepts",
-    Reason.RESERVED: "its GPUs were kept for a job that had waited longer",
-    Reason.OUTRANKED: "jobs earlier in the order took its GPUs",
-    Reason.NOT_CHOSEN: "the policy gave its GPUs to jobs that gain more by them",
+    Reason.GANG_TOO_LARGE_NOW: "jobs earlier in the order left fewer GPUs than the {gpus} that the job needs",
+    Reason.NO_CPU_OR_MEMORY: "jobs earlier in the order left no node with GPUs, CPU and memory for the job",
+    Reason.NO_GPU_OF_MODEL: "jobs earlier in the order left no GPU of a model that the job accepts",
+    Reason.RESERVED: "the GPUs were kept for a job that had waited longer",
+    Reason.OUTRANKED: "jobs earlier in the order took the GPUs",
+    Reason.NOT_CHOSEN: "the policy gave the GPUs to jobs that gain more by them",
     Reason.REPLACED: "all jobs were placed again",
-    Reason.FAILED: "its processes failed",
-    Reason.LOST: "its node, or the process that ran it there, was lost",
-    Reason.CANCELLED: "it was cancelled",
+    Reason.FAILED: "the job's processes failed",
+    Reason.LOST: "the job's node, or the process that ran the job there, was lost",
+    Reason.CANCELLED: "the job was cancelled",
     Reason.TAKEN_DOWN: "the fleet was taken down",
-    Reason.KILLED: "it did not leave within its grace and was killed; work since its last checkpoint is lost",
+    Reason.KILLED: "the job did not end within its grace time and was killed; work since its last checkpoint is lost",
 }
 WHY: dict[Reason, str] = {
-    Reason.RESERVED: "it had waited so long that it went first",
-    Reason.GAVE_WAY: "it gave what it had above its proportional share to others",
-    Reason.GOT_IDEAL: "the CPU and memory for its ideal speed had become free",
-    Reason.OTHER_SPEED: "its own progress, or the job beside it, changed its speed",
+    Reason.RESERVED: "the job had waited so long that it went first",
+    Reason.GAVE_WAY: "the job gave CPU and memory above its proportional share to other jobs",
+    Reason.GOT_IDEAL: "the CPU and memory for the job's ideal speed had become free",
+    Reason.OTHER_SPEED: "the job's own progress, or the other job on its GPU, changed its speed",
     Reason.REPLACED: "all jobs were placed again",
 }
 NEVER: dict[Reason, str] = {
-    Reason.GANG_TOO_LARGE_NOW: "the cluster has fewer GPUs than the {gpus} it needs together",
-    Reason.GPUS_FULL: "the cluster has fewer GPUs than the {gpus} it needs together",
-    Reason.NO_CPU_OR_MEMORY: "no node has the CPU and memory it needs",
-    Reason.NO_GPU_OF_MODEL: "the cluster has no GPU of a model it accepts",
-    Reason.FAILED: "it failed, and no start is left (retries)",
-    Reason.CANCELLED: "it was cancelled",
+    Reason.GANG_TOO_LARGE_NOW: "the cluster has fewer GPUs than the {gpus} that the job needs",
+    Reason.GPUS_FULL: "the cluster has fewer GPUs than the {gpus} that the job needs",
+    Reason.NO_CPU_OR_MEMORY: "no node has the CPU and memory that the job needs",
+    Reason.NO_GPU_OF_MODEL: "the cluster has no GPU of a model that the job accepts",
+    Reason.FAILED: "the job failed, and no start is left (retries)",
+    Reason.CANCELLED: "the job was cancelled",
 }
 
 
 @dataclass(frozen=True)
 class Happening:
-    """One event of one job, which wants `gpus`; `where`: (node, GPUs) pairs, None if the record leaves them out."""
+    """One event of a job. `gpus`: number of GPUs that the job wants; `where`: (node, GPUs) pairs, None if the record
+    has no placements."""
 
     gpus: float
     time_s: float
@@ -117,7 +120,7 @@ def tell(
     cluster_at: Callable[[float], str | None],
     every_event: bool = False,
 ) -> list[Step]:
-    """The history of a job up to `end_s` (its finish or the record's end), without its ending.
+    """The history of a job up to `end_s` (its finish or the record's end), without the sentence about its end.
 
     `cluster_at` returns the state of the cluster at a time.
     """
@@ -177,7 +180,7 @@ def _waited(
     looked = cluster_at(waits[0].time_s if waits else stretch.begin_s)
     beside = f" ({looked})" if looked else ""
     reasons = _reasons_by_time(waits, stretch.end_s)
-    # no decision was made about it yet, so the state of the cluster explains nothing
+    # before the first decision about the job, the state of the cluster explains nothing
     if not reasons and before is None:
         steps.append(Step(stretch.begin_s, f"waited {time_text(stretch.length_s)} for the next round"))
     elif not reasons:
@@ -192,7 +195,7 @@ def _waited(
 
 
 def _reasons_by_time(waits: list[Happening], end_s: float) -> list[tuple[Reason, float]]:
-    """Reasons with the time during which each applied, longest first."""
+    """The reasons of waiting, with the time during which each applied, longest first."""
     held: Counter[Reason] = Counter()
     ends = [event.time_s for event in waits[1:]] + [end_s] * bool(waits)
     for event, end in zip(waits, ends, strict=True):
@@ -336,7 +339,8 @@ def _between(values: list[float], noun: str) -> str:
 
 
 def _speed(speed: float) -> str:
-    """Speed against the GPU-proportional share of CPU and memory on the reference GPU."""
+    """The job's speed relative to that with the GPU-proportional share of CPU and memory on the reference GPU, in
+    words."""
     return "its proportional speed" if figures(speed) == "1" else f"{figures(speed)}× its proportional speed"
 
 

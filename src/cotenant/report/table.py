@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table of runs: where its value is in the summary, its heading, and its group if
-    headings are grouped (then with the short heading).
+    """One column of a table of runs: the key of its value in the summary, its heading, and, if headings are grouped,
+    its group and short heading.
     """
 
     key: str
@@ -32,8 +32,8 @@ class Column:
 
     @property
     def better(self) -> str:
-        """Which direction is better between runs; none for utilisation: of two runs of the same jobs, the one with
-        slower jobs holds its GPUs for longer.
+        """Whether a larger or smaller value is better when runs are compared. None for utilisation: of two runs of the
+        same jobs, the one with slower jobs uses GPUs more.
         """
         return "neither" if self.key.startswith("utilisation.") else self.metric.better
 
@@ -57,7 +57,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("moves", "moved", "Disruption"),
     Column("jobs_completed", "jobs", "Jobs", "done"),
 )
-# if not all fit, the last of these is left out first
+# columns that are left out if not all fit, the last one first
 BY_IMPORTANCE = (
     "jct_s.mean", "queueing_s.mean", "jct_s.p99", "makespan_s", "jct_s.median", "utilisation.gpu", "slowdown.mean",
     "utilisation.cpu", "ftf_rho.mean", "jct_s.p95", "preemptions", "moves", "fragmentation", "utilisation.memory",
@@ -67,7 +67,7 @@ LABEL_WIDTH = 20  # a longer label is wrapped before a column is left out
 
 
 def best_rows(summaries: Sequence[dict[str, Any]], column: Column) -> set[int]:
-    """Rows with the best displayed value; none if all are equal or neither direction is better."""
+    """Rows with the best displayed value; none if all values are equal, or if neither larger nor smaller is better."""
     values = [lookup(summary, column.key) for summary in summaries]
     known = [value for value in values if value is not None]
     if column.better == "neither" or len(known) < 2:
@@ -121,7 +121,8 @@ def runs_table(
 def turned_table(
     rows: Sequence[tuple[str, dict[str, Any]]], columns: Sequence[Column], *, title: str | None = None
 ) -> Table:
-    """The table of runs_table with a row per figure and a column per run, which suits few runs on a narrow terminal."""
+    """The same table as `runs_table`, but with a row per figure and a column per run, which suits few runs on a narrow
+    terminal."""
     from rich import box
     from rich.table import Table
 
@@ -178,7 +179,7 @@ def print_runs(
 def _fit(
     console: Console, rows: Sequence[tuple[str, dict[str, Any]]], columns: list[Column]
 ) -> tuple[list[Column], int | None]:
-    """The most columns that fit the console, and the width that is left for labels; None: no label is wrapped."""
+    """As many columns as fit the console, and the width that is left for labels; None: no label is wrapped."""
     longest = max([3, *(len(label) for label, _ in rows)])
     ranked = sorted(columns, key=lambda c: BY_IMPORTANCE.index(c.key))
     for n in range(len(ranked), 0, -1):

@@ -44,10 +44,10 @@ def column_texts(values: Sequence[float | None], unit: str) -> list[str]:
 
 
 def figures(value: float, n: int = 3, trim: bool = True) -> str:
-    """n significant figures without an exponent: 0.0123, 1.5, 134, 1,340; `trim` drops trailing zeros."""
+    """A number with n significant figures and no exponent: 0.0123, 1.5, 134, 1,340. `trim` drops trailing zeros."""
     if value == 0:
         return "0"
-    value = float(f"{value:.{n - 1}e}")  # round first: 0.9996 has the decimals of 1.00
+    value = float(f"{value:.{n - 1}e}")  # round first, so that 0.9996 gets as many decimals as 1.00
     decimals = n - 1 - math.floor(math.log10(abs(value)))
     text = f"{round(value, decimals):,.{max(decimals, 0)}f}"
     return text.rstrip("0").rstrip(".") if trim and "." in text else text
@@ -92,13 +92,13 @@ def clock_text(seconds: float) -> str:
 
 
 def join_words(words: list[str], last: str = "and") -> str:
-    """a; a and b; a, b and c."""
+    """Join words as in a sentence: "a", "a and b", "a, b and c"."""
     if len(words) <= 1:
         return "".join(words)
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def plural(count: float, noun: str, many: str | None = None) -> str:
-    """1 GPU, 2 GPUs, 0.5 GPUs, 12,345 jobs."""
+    """A number with its noun: 1 GPU, 2 GPUs, 0.5 GPUs, 12,345 jobs."""
     text = f"{count:,.0f}" if float(count).is_integer() else figures(count)
     return f"{text} {noun if count == 1 else many or noun + 's'}"

@@ -18,7 +18,8 @@ with needs("sim"):
     import polars as pl
     from numpy.typing import NDArray
 
-csv.field_size_limit(2**31 - 1)  # an error about a cell of any length must find its line
+# the CSV module limits the length of a cell; without the limit, the line of any job can be found
+csv.field_size_limit(2**31 - 1)
 MAX_GPUS_PER_JOB = 100_000
 LEAST_PART = 0.001  # smallest share of a GPU: policies count in thousandths
 MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a corrupt number
@@ -26,22 +27,22 @@ Mask = NDArray[np.bool_]
 
 
 class OtherFormatError(InputError):
-    """The file is not in the given format. `header`: cells of its first line."""
+    """Raised if the file is not in the given format. `header`: cells of the file's first line."""
 
     header: tuple[str, ...] = ()
 
 
 class MissingColumnError(OtherFormatError):
-    """The header lacks a column that is needed."""
+    """Raised if the header lacks a required column."""
 
 
 class Table:
-    """Rows of one file. `left_out` counts removed rows by reason; `remarks` collects sentences for the user."""
+    """The rows of one file. `left_out` counts removed rows by reason; `remarks` collects sentences for the user."""
 
     def __init__(self, path: str | Path, frame: pl.DataFrame, *, header: bool, text: bool = True) -> None:
         self.path = str(path)
         self.columns = tuple(frame.columns)
-        self.header = self.columns  #: every column of the file, those that were not read included
+        self.header = self.columns  #: all columns of the file, including those that were not read
         self.left_out: dict[str, int] = {}
         self.remarks: list[str] = []
         self._text = text
@@ -50,7 +51,7 @@ class Table:
         self._frame = frame
         if text and frame.width:
             blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series().to_numpy()
-            if blank.any():  # empty lines of a text file
+            if blank.any():  # numbers of empty lines in a text file
                 self._keep(~blank)
 
     def __len__(self) -> int:
@@ -133,7 +134,8 @@ class Table:
         series = self._frame[name]
         if series.dtype == pl.String:
             series = series.str.strip_chars()
-        if series.dtype.is_nested() or series.dtype.is_temporal():  # the cast would turn some of these into numbers
+        # refuse types that a cast would turn into numbers, such as dates
+        if series.dtype.is_nested() or series.dtype.is_temporal():
             raise InputError(f"the column holds {series.dtype}, not numbers", file=self.path, field=name)
         try:
             values = series.cast(pl.Float64, strict=False).to_numpy().copy()

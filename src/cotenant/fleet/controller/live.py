@@ -46,7 +46,7 @@ WAITS = {
     Reason.RESERVED: "free GPUs are reserved for a job that has waited longer",
     Reason.OUTRANKED: "earlier jobs took the job's GPUs",
     Reason.BELOW_FLOOR: "no free slice satisfies its QoS minimum",
-    Reason.FAILED: "its processes failed; it is restarted",
+    Reason.FAILED: "the job's processes failed; the job is restarted",
     Reason.LOST: "the job's node, or the process that ran the job there, was lost",
 }
 

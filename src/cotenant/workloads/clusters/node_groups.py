@@ -16,7 +16,7 @@ from cotenant.workloads.table import check_path
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool):  # Python counts them as 0 and 1
+    if isinstance(value, bool):  # Python counts True and False as 1 and 0
         raise InputError(f"{str(value).lower()} is not a number")
     return value
 

@@ -19,7 +19,7 @@ from cotenant.workloads.table import MAX_SECONDS
 STREAMS = ("arrivals", "durations", "gpus", "models", "tenants")
 MAX_CV = 1000.0
 MAX_RUN = 1_000_000
-LEAST_RATE_PER_S = 1e-11  # one arrival within MAX_SECONDS
+LEAST_RATE_PER_S = 1e-11  # the lowest rate: one arrival within MAX_SECONDS
 Sample = Callable[[np.random.Generator, int], Floats]  # (rng, n) -> n values
 Arrivals = Callable[[np.random.Generator, int, float], Floats]  # (rng, n, rate per second) -> n sorted times
 
@@ -52,8 +52,9 @@ def check_rate(rate_per_s: float) -> None:
 def parse_durations(text: str, empirical: Callable[[str], Floats]) -> Sample:
     """Parse two-part, two-part-short, lognormal:MEDIAN:SIGMA or trace:F into a function that draws n durations.
 
-    two-part: 80 % of the durations are 60 * 10^U(1.5, 3) s, the others 60 * 10^U(3, 4) s. two-part-short: likewise
-    60 * 10^U(1.5, 2.5) s and 60 * 10^U(2.5, 2.7) s. Both are from the public Synergy simulator. trace:F draws from the
+    two-part: 80 % of the durations are 60 * 10^U(1.5, 3) s, the others 60 * 10^U(3, 4) s. two-part-short: 80 % are 60 *
+    10^U(1.5, 2.5) s, the others 60 * 10^U(2.5, 2.7) s. Both are from the public Synergy simulator. trace:F draws from
+    the
     durations of F, which `empirical` reads, with replacement.
     """
     kind, _, rest = text.partition(":")

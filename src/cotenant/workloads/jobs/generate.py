@@ -51,8 +51,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Generated:
-    """A generated trace, the rate of its arrivals (NaN: none), and the resolved options by their command-line names
-    (`plan`)."""
+    """A generated trace, the rate of its arrivals (NaN: the trace has no rate), and the resolved options by their
+    command-line names (`plan`)."""
 
     trace: Trace
     rate_per_s: float

@@ -29,7 +29,7 @@ class Preset:
     durations: str = ""
     quantiles: tuple[tuple[float, ...], ...] = ()
     probabilities: tuple[float, ...] = ()
-    models: Mapping[str, float] = field(default_factory=dict)  #: weights; empty: chosen by the split
+    models: Mapping[str, float] = field(default_factory=dict)  #: weights of models; empty: the split chooses models
     tenants: Mapping[str, float] = field(default_factory=dict)
     #: cores and GB per GPU that a job of a model can use at most; if not stated, its profile applies
     asks_per_gpu: Mapping[str, tuple[float, float]] = field(default_factory=dict)

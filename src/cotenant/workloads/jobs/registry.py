@@ -33,8 +33,8 @@ FORMATS: dict[str, tuple[str, str]] = {
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """("philly", "jobs.csv") from "philly:jobs.csv". A path without a format that ends in .csv or .parquet is
-    native."""
+    """Split a trace's name into format and path: "philly:jobs.csv" is ("philly", "jobs.csv"). A path without a format
+    that ends in .csv or .parquet has the native format."""
     name, colon, path = spec.partition(":")
     if colon and name in FORMATS:
         if not path:

@@ -20,7 +20,8 @@ import numpy as np
 from cotenant.core.errors import InputError
 
 KINDS = ("poisson", "constant", "gamma", "mmpp", "closed", "trace")
-BURSTS = "mmpp:1,5;6,1"  # on average, five seconds at the base rate and one second at six times that rate
+# the process `bursts`: on average, five seconds at the base rate and then one second at six times that rate
+BURSTS = "mmpp:1,5;6,1"
 MAX_REQUESTS = 50_000_000
 MAX_CV = 100.0
 MAX_STAYS = 1_000_000
@@ -32,7 +33,7 @@ class Arrivals:
 
     kind: str
     cv: float = 1.0
-    states: tuple[tuple[float, float], ...] = ()  # of mmpp: rate factor and mean duration in s of each state
+    states: tuple[tuple[float, float], ...] = ()  # the states of mmpp: rate factor and mean duration in s of each
     clients: int = 0
     format: str = ""
     path: str = ""

@@ -179,7 +179,8 @@ def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) 
             if drawn > MAX_REQUESTS:
                 raise InputError(f"more than {MAX_REQUESTS:,} requests; a shorter run needs fewer", file=path)
             gaps = rng.gamma(shape, 1.0 / (shape * rate), count)
-            # a renewal process in equilibrium does not begin with an arrival
+            # the window need not begin with an arrival, so the first gap is cut at random (renewal process in
+            # equilibrium)
             times = start + np.cumsum(gaps) - gaps[0] * rng.random()
             parts.append(times[times < start + step])
     times = np.sort(np.concatenate(parts)) if parts else np.zeros(0)

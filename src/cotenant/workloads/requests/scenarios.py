@@ -25,7 +25,7 @@ SLO_MS = {
     "mobilenet_v2": 64.0, "densenet161": 202.0, "bert": 22.0,
 }  # fmt: skip
 _FIVE = ("lenet1", "googlenet", "resnet50", "ssd-mobilenetv1", "vgg16")
-_LADDERS = {  # mix -> requests/s of each model per step
+_LADDERS = {  # name of a mix -> requests/s of each model at step 1
     "equal": dict.fromkeys(_FIVE, 10.0),
     "scen1": {"googlenet": 100.0, "bert": 100.0, "mnasnet1_0": 50.0, "mobilenet_v2": 50.0},
     "scen2": {"densenet161": 10.0, "vgg16": 10.0},
