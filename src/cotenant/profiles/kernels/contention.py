@@ -23,7 +23,7 @@ class Contention:
     demand: tuple[float, ...]
     density: tuple[float, ...]
     fill: tuple[float, ...]  # largest fraction of the SMs that a kernel of the class keeps busy
-    reach: tuple[float, ...]  # smallest fraction of the SMs with which it runs at full speed
+    reach: tuple[float, ...]  # smallest fraction of the SMs with which a kernel of the class runs at full speed
     sliced: float
     slice_ns: int
     launch_ns: int
@@ -61,7 +61,7 @@ def grants(needs: Sequence[float]) -> list[float]:
 
 
 def rates(table: Contention, needs: Sequence[float], classes: Sequence[int]) -> list[float]:
-    """Speed of each kernel relative to running alone, oldest first."""
+    """Speed of each kernel relative to its speed alone, oldest kernel first."""
     held = grants(needs)
     used = [min(need, table.reach[c]) for need, c in zip(needs, classes, strict=True)]
     speeds = [min(1.0, got / part) if part else 0.0 for got, part in zip(held, used, strict=True)]

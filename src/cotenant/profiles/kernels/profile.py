@@ -31,7 +31,8 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kind of launch. `shape`: grid and block, six numbers; empty: any. `sms` and `duration_ns` are 0 if unknown."""
+    """Launches of one kernel with one shape. `shape`: grid and block, six numbers; empty: any shape. `sms` and
+    `duration_ns` are 0 if unknown."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -42,7 +43,7 @@ class KernelRow:
 
     @property
     def total_ns(self) -> int:
-        """Total time of all its launches."""
+        """Total time of all launches of the kernel."""
         return self.duration_ns * self.count
 
 
@@ -85,7 +86,7 @@ def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, ob
 def read_kernel_rows(path: Path) -> list[KernelRow]:
     """The rows of a profile that `cotenant profile kernels` wrote. InputError if the file is not one."""
     if path.exists() and not path.is_file():
-        raise InputError("not a file", file=path)  # a pipe or a device may never end
+        raise InputError("not a file", file=path)  # refuse pipes and devices, whose content may never end
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
     except OSError as error:

@@ -75,7 +75,7 @@ def _profile(name: str, row: _Row) -> LlmProfile:
 
 
 def row_of(profile: LlmProfile, measured: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A model's row, as `read_profiles` takes it."""
+    """A model's row, in the form that `read_profiles` reads."""
     t = profile.times
     row: dict[str, Any] = {
         "prefill_ms": {"base": t.prefill_base * 1e3, "per_token": t.per_token * 1e3, "per_pair": t.per_pair * 1e3},

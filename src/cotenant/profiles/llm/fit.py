@@ -37,7 +37,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """Coefficients, and for each point predicted / measured - 1."""
+    """Result of a fit: the coefficients, and predicted / measured - 1 for each point."""
 
     times: StepTimes
     points: tuple[Point, ...]
@@ -49,7 +49,7 @@ class Fit:
         return max(map(abs, self.residuals))
 
     def measured(self) -> dict[str, Any]:
-        """The entry of a profile's file about its points."""
+        """The entry of a profile's file that describes the measured points."""
         rows = []
         for point, residual in zip(self.points, self.residuals, strict=True):
             low, high = point.interval()

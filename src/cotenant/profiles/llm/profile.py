@@ -21,12 +21,13 @@ H100_FLOPS = 989e12  # dense bf16
 H100_BYTES_PER_S = 3.35e12
 H100_MEMORY = 80 << 30
 USED_MEMORY = 0.9  # fraction of a program's memory for weights and cache
-REACHED_FLOPS, REACHED_BYTES = 0.6, 0.8  # fractions of the peaks that a good engine reaches
+# fractions of the GPU's peak bandwidth and arithmetic rate that a good engine reaches
+REACHED_FLOPS, REACHED_BYTES = 0.6, 0.8
 
 
 @dataclass(frozen=True)
 class Step:
-    """The work of one iteration: see the module for T, A, B, C."""
+    """The work of one iteration: the amounts T, A, B and C of the formula at the top of the module."""
 
     tokens: int = 0
     pairs: int = 0

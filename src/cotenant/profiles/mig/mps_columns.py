@@ -20,7 +20,8 @@ _DUMMY = {
 
 
 def predictor_input(latencies_s: np.ndarray) -> np.ndarray:
-    """(3, k) seconds per step of k jobs at LEVELS -> (3, 7): dummies in the columns without a job. k from 1 to 7."""
+    """Extend an array (3, k), seconds per step of k jobs (1 to 7) at LEVELS, to (3, 7). Columns without a job get the
+    latencies of a dummy."""
     levels, jobs = latencies_s.shape
     if levels != len(LEVELS) or not 1 <= jobs <= WIDTH:
         raise ValueError(f"latencies of shape {latencies_s.shape} are not three levels of one to seven jobs")

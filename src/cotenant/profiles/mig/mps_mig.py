@@ -29,7 +29,8 @@ SMALL = ("2g", "1g")
 
 
 def features(columns: np.ndarray) -> np.ndarray:
-    """(..., 3) latencies normalised by their maximum -> (..., 8): the latencies, their logarithms, two ratios."""
+    """Features of latencies: (..., 3), normalised by their maximum, to (..., 8): the latencies, their logarithms, and
+    two ratios."""
     a, b, c = columns[..., 0:1], columns[..., 1:2], columns[..., 2:3]
     return np.concatenate([columns, 2 * np.log(columns), a / b, b / c], axis=-1)
 
@@ -44,7 +45,8 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 def weighted_median(distribution: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(..., classes) and (classes, t) -> (..., t); classes with NaN in a column of the table are ignored for it."""
+    """Weighted medians of the columns of a table: weights (..., classes) and table (classes, t) give (..., t). Classes
+    with NaN in a column are ignored for that column."""
     out = np.full((*distribution.shape[:-1], table.shape[1]), np.nan)
     for t in range(table.shape[1]):
         known = np.flatnonzero(~np.isnan(table[:, t]))
@@ -116,7 +118,7 @@ class MpsMigModel:
         distribution = self.posterior(mps)
         large = weighted_median(distribution, self._targets)
         small = weighted_median(distribution, self._small)
-        known = (distribution @ ~np.isnan(self._small)) >= 0.5  # no similar job ran there: use the regression
+        known = (distribution @ ~np.isnan(self._small)) >= 0.5  # no similar job ran on that slice: use the regression
         guess = self.small_slices(large[..., 0] / large[..., 1], large[..., 0] / large[..., 2])
         return by_kind(np.concatenate([large, np.where(known, small, guess)], -1), geo)
 
@@ -160,9 +162,8 @@ class MpsMigModel:
 
 
 def normalised(latencies: np.ndarray, field: str = "X") -> np.ndarray:
-    """(n, 3, 7) or (3, 7) latencies, X under MPS or Y on slices, as (n, 3, 7) with every column over its maximum.
-
-    InputError for a shape or a value that cannot be.
+    """Check latencies (X under MPS or Y on slices), of shape (n, 3, 7) or (3, 7), and return them as (n, 3, 7) with
+    each column divided by its maximum. Raises InputError for another shape or an invalid value.
     """
     array = np.asarray(latencies)
     if array.ndim == 2:
@@ -187,7 +188,8 @@ def normalised(latencies: np.ndarray, field: str = "X") -> np.ndarray:
 
 
 def by_kind(row: np.ndarray, geo: Geometry) -> np.ndarray:
-    """From (..., 5) latencies on 7g/4g/3g and speeds on 2g/1g to (..., kinds) speeds; 1g+me is taken as 1g."""
+    """Speeds by kind of slice (..., kinds), from (..., 5): latencies on 7g/4g/3g and speeds on 2g/1g. The speed on
+    1g+me is that on 1g."""
     speed = {"7g": np.ones(row.shape[:-1]), "4g": row[..., 0] / row[..., 1], "3g": row[..., 0] / row[..., 2]}
     speed |= {"2g": row[..., 3], "1g": row[..., 4], "1g+": row[..., 4]}
     return np.stack([speed[kind] for kind in geo.kinds], -1)
@@ -202,7 +204,8 @@ def _shipped() -> MpsMigModel:
 def _read_npz(path: str | Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file; InputError if the file is not one."""
     try:
-        with zipfile.ZipFile(path) as archive:  # np.load would also try .npy and pickle, with misleading errors
+        # check this first: np.load would also try .npy and pickle, with misleading errors
+        with zipfile.ZipFile(path) as archive:
             names = [n for n in archive.namelist() if n.endswith(".npy")]
         with np.load(path, allow_pickle=False) as data:
             return {n.removesuffix(".npy"): data[n] for n in names}
@@ -212,7 +215,7 @@ def _read_npz(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def read_measurements(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """X (n, 3, 7) and, where there, Y of an npz file."""
+    """Read X (n, 3, 7) and, if present, Y from an npz file."""
     arrays = _read_npz(path)
     if "X" not in arrays:
         raise InputError(f"the file has no array X; it has {', '.join(arrays) or 'none'}", file=path)

@@ -13,7 +13,8 @@ MPS_PENALTY = 0.15  # slowdown factor per further co-runner, from the co-locatio
 
 
 def compute_fraction(geo: Geometry) -> np.ndarray:
-    """Fraction of the whole GPU's SMs on each kind; the fraction of compute slices if SM counts are not published."""
+    """Fraction of the whole GPU's SMs that each kind of slice has; the fraction of compute slices if SM counts are not
+    published."""
     profiles = list(geo.profiles.values())
     sms = [p.sms for p in profiles]
     if any(s is None for s in sms):

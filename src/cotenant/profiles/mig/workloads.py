@@ -32,7 +32,7 @@ def measured_geometry() -> Geometry:
 
 @cache
 def workloads() -> dict[str, MigWorkload]:
-    """Model name -> workload."""
+    """The table: model name -> workload."""
     geo = measured_geometry()
     text = files("cotenant.profiles").joinpath("data", "mig-a100-40gb.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
@@ -45,6 +45,7 @@ def workloads() -> dict[str, MigWorkload]:
 
 
 def speeds_of(latency_s: np.ndarray) -> np.ndarray:
-    """(jobs, kinds) seconds per iteration -> speed relative to the whole GPU (the first kind), 0 out of memory."""
+    """Convert seconds per iteration (jobs, kinds) to speeds relative to the whole GPU, which is the first kind; 0 if
+    the job runs out of memory."""
     known = ~np.isnan(latency_s)
     return np.where(known, latency_s[:, :1] / np.where(known, latency_s, 1.0), 0.0)

@@ -48,7 +48,7 @@ class Partition:
             object.__setattr__(self, "share", 1.0 if self.slots else self.fraction)
 
     def cut(self, label: str, share: float, processes: int = 1) -> Partition:
-        """A part of this partition."""
+        """A gpulet that is a part of this partition."""
         return replace(self, label=label, fraction=self.fraction * share, share=self.share * share, processes=processes)
 
     @property
@@ -93,7 +93,8 @@ class ModelProfile:
 
 
 def interpolate(points: Points, batch: int, what: str) -> float:
-    """Value at a batch, linear between the two neighbours; InputError outside the profiled range."""
+    """Value at a batch size, linear between the two nearest profiled sizes. Raises InputError outside the profiled
+    range."""
     if not points:
         raise InputError(f"{what} is not in the profile")
     batches = [b for b, _ in points]
@@ -138,7 +139,7 @@ class ServingProfile:
         return found
 
     def partition(self, label: str) -> Partition:
-        """The partition of a label."""
+        """The partition with a label."""
         for partition in self.partitions:
             if partition.label == label:
                 return partition

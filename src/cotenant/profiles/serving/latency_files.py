@@ -1,6 +1,7 @@
-"""Serving profiles as files: our own JSON, and folders in the layout of the public gpulet data.
+"""Serving profiles as files: Cotenant's own JSON format, and folders in the layout of the public gpulet data.
 
-Our format is one JSON object: gpu, source, memory_mb, usable, per_gpulet_mb, max_gpulets, margin, partitions (label to
+Cotenant's format is one JSON object: gpu, source, memory_mb, usable, per_gpulet_mb, max_gpulets, margin, partitions
+(label to
 fraction; to {"fraction", "slots"} for a MIG instance; to {"of", "fraction"} or {"of", "processes"} for a part of
 another partition), interference (the five coefficients, or absent), aliases, and models: name to memory_mb, latency_ms
 {label: {batch: ms}}, overhead_ms {batch: ms}, l2 and dram {batch: 0..1}. MB is 10^6 bytes.
@@ -37,8 +38,8 @@ def shipped_profiles() -> dict[str, str]:
 
 
 def load_profile(gpu: str, path: str | Path | None = None) -> ServingProfile:
-    """The profile of a GPU type: from `path` (our JSON, or a folder), else the shipped one; InputError if there is
-    none.
+    """The profile of a GPU type: from `path` (a JSON file, or a folder), else the shipped one. Raises InputError if
+    there is none.
     """
     if path is None:
         shipped = shipped_profiles()
@@ -63,7 +64,7 @@ def _plain(gpu: str) -> str:
 
 
 def read_profile(path: Path) -> ServingProfile:
-    """Read our JSON format."""
+    """Read Cotenant's JSON format."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -129,7 +130,7 @@ class _File(Strict):
 
 
 def parse_profile(data: Any, file: str | Path) -> ServingProfile:
-    """Build a profile from our JSON, checking every value."""
+    """Build a profile from the content of a JSON file, checking every value."""
     raw = check(_File, data, file)
     models = {}
     for name, m in raw.models.items():
@@ -176,7 +177,7 @@ def _partitions(sizes: Mapping[str, _Size], file: str | Path) -> tuple[Partition
 
 
 def _size_content(p: Partition, whole: Sequence[Partition]) -> Any:
-    """A partition in our JSON format."""
+    """A partition as written in the JSON format."""
     if p in whole:
         return {"fraction": p.fraction, "slots": p.slots} if p.slots else p.fraction
     of = next(w for w in whole if w.instance == p.instance and (p.instance or w.share > 1 - 1e-9))
@@ -188,7 +189,7 @@ def _sorted(points: Mapping[int, float]) -> Points:
 
 
 def profile_to_dict(profile: ServingProfile) -> dict[str, Any]:
-    """A profile as our JSON object; `parse_profile` gives the same profile back."""
+    """A profile as the object of a JSON file; `parse_profile` gives the same profile back."""
     inter = profile.interference
     whole = [p for p in profile.partitions if p.processes == 1 and (not p.slots or p.share > 1 - 1e-9)]
     return {
@@ -230,7 +231,8 @@ LENETS = {f"lenet{i}": "lenet1" for i in range(2, 7)}
 
 
 def _rows(path: Path, least: int = 1) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of a CSV without its empty lines; each has `least` cells or more."""
+    """The rows (line, cells) of a CSV file, without empty lines. Raises InputError if a row has fewer than `least`
+    cells."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.reader(file), start=1):
@@ -256,7 +258,7 @@ def _float(text: str, path: Path, line: int, field: str) -> float:
 
 
 def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
-    """model -> partition label -> batch -> ms; the header line is optional."""
+    """Read latency.csv: model -> partition label -> batch -> ms. The header line is optional."""
     out: dict[str, dict[str, dict[int, float]]] = {}
     for line, row in _rows(path):
         if line == 1 and row[0] == "model":
@@ -276,7 +278,8 @@ def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
 
 
 def _utilisations(path: Path) -> dict[str, tuple[Points, Points]]:
-    """model -> (L2, DRAM) by batch as fractions, at the profiled powers of two, between which the model is linear."""
+    """Read utilisation.csv: model -> (L2, DRAM) by batch, as fractions. Only batch sizes that are powers of two are
+    listed; values between them are linear."""
     table: dict[str, list[tuple[int, float, float]]] = {}
     for line, row in _rows(path, 6):
         if line == 1:

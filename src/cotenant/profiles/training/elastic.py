@@ -83,7 +83,8 @@ def efficiency(batch: Floats, first_batch: float, noise: float) -> Floats:
 
 
 def goodput(times: StepTimes, count: int, batch_range: tuple[float, float], noise: float) -> float:
-    """The most examples of full efficiency per second on `count` GPUs over all batch sizes; 0 if none fits.
+    """Goodput: the largest number of examples of full efficiency per second on `count` GPUs over all batch sizes; 0 if
+    no batch fits.
 
     A batch is split over the GPUs; if a part is larger than the largest measured one, gradients are accumulated over
     several passes without synchronisation. Between measured batches, times are interpolated.
@@ -120,7 +121,7 @@ def load_elastic(name: str) -> ElasticProfiles:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Checks values as they are read; `file` is named in errors."""
+    """Reads values of a profile and checks them. Errors name `file`."""
 
     file: str
 

@@ -91,13 +91,13 @@ class JobRuns:
                 f"the job took more than {self.timeout_s:g} s for {self.warm + self.steps} steps; use fewer --steps"
             ) from None
         finally:
-            if process.poll() is None:  # also when this process is interrupted
+            if process.poll() is None:  # end the job also when this process is interrupted
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
 class _Held:
-    """Runs in the child before the program: pins it and its children to the cores."""
+    """Code that runs in the child process before the program, and pins it and its children to the cores."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = cores

@@ -34,8 +34,9 @@ class CpuPoint:
 def sweep(measure: Callable[[int], float], least: int, most: int, stride: int, runs: int) -> list[CpuPoint]:
     """Measure the points that determine the curve; returns them in ascending order of cores, at most `runs` of them.
 
-    First both ends; then, while runs are left, the middle of the interval over which speed changes most, if by more
-    than CLOSE and not known to be linear. `measure(cpus)`: seconds per step. `stride`: cores are multiples of it
+    The ends of the range are measured first; then, as long as runs are left, the middle of the interval over which the
+    speed changes most, unless the change is below CLOSE or known to be linear. `measure(cpus)`: seconds per step.
+    `stride`: cores are multiples of it
     above `least` (one per GPU).
     """
     found = {most: measure(most)}
@@ -75,9 +76,8 @@ class DataSet:
 
 
 def step_seconds(points: list[CpuPoint], data: DataSet | None) -> tuple[Floats, Floats]:
-    """Memory axis [bytes] and seconds per step, (points, memory).
-
-    fetch = cached / memory speed + uncached / storage speed; epoch = max(fetch, measured). Without a data set, memory
+    """The memory axis in bytes, and the seconds per step as an array (points, memory). fetch = cached / memory speed +
+    uncached / storage speed; epoch = max(fetch, measured). Without a data set, memory
     has no effect: one column.
     """
     measured = np.array([p.step_s for p in points])
@@ -90,8 +90,8 @@ def step_seconds(points: list[CpuPoint], data: DataSet | None) -> tuple[Floats, 
 
 
 def storage_need_mbps(points: list[CpuPoint], data: DataSet) -> Floats:
-    """10^6 bytes per second that storage must deliver so that fetching never takes longer than computing, (points,
-    memory): the full speed of storage if even that is too slow.
+    """Rate in 10^6 bytes per second that storage must deliver so that fetching never takes longer than computing, as an
+    array (points, memory); the full speed of storage if even that is too slow.
     """
     cached = np.array(CACHED) * data.bytes
     epoch_s = np.array([p.step_s for p in points])[:, None] * data.steps_per_epoch

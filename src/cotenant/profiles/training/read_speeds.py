@@ -30,8 +30,8 @@ def dataset_bytes(path: Path) -> int:
 
 
 def storage_mbps(path: Path | None) -> float:
-    """10^6 bytes per second of reading files at `path` (or a file written for it in the current folder), past the page
-    cache."""
+    """Read speed in 10^6 bytes per second of files at `path`, or of a file that is written for this in the current
+    folder, without the page cache."""
     if path is None:
         with tempfile.NamedTemporaryFile(dir=".", prefix=".cotenant-") as file:
             block = os.urandom(CHUNK)
@@ -63,7 +63,7 @@ def _read(files: list[Path]) -> float:
 
 
 def memory_mbps() -> float:
-    """10^6 bytes per second that one thread reads from memory, the median of a few passes over 256 MiB."""
+    """Rate in 10^6 bytes per second at which one thread reads from memory: the median of a few passes over 256 MiB."""
     block = np.ones(MOST_BYTES // 8, dtype=np.int64)
     speeds = []
     for _ in range(5):

@@ -66,8 +66,8 @@ class ModelProfile:
         return float(value * min(1.0, cpus_per_gpu / self.cpus_per_gpu[0]))
 
     def two_speed_at(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> TwoSpeed:
-        """The two speeds if this is a GPU's proportional share; computed from the table if the profile does not
-        give them for this ratio.
+        """The model's two speeds for a GPU with this proportional share; computed from the table if the profile does
+        not state them for this ratio.
         """
         for ratio, stated in self.two_speed.items():
             if math.isclose(ratio, cpus_per_gpu):
@@ -202,7 +202,7 @@ class _Entry:
         return float(value)
 
     def key_as_number(self, key: str) -> float:
-        """A key that is a number above 0."""
+        """Parse a key that is a number above 0."""
         try:
             value = float(key)
         except ValueError:
@@ -212,7 +212,7 @@ class _Entry:
         return value
 
     def key_as_gpu(self, key: str) -> str:
-        """A key that is a GPU model, by its name in the catalog."""
+        """Parse a key that is a GPU model; returns its name in the catalog."""
         try:
             return find_gpu(key).name
         except InputError as error:
@@ -223,7 +223,8 @@ class _Entry:
 
 
 def _knee(table: Floats) -> tuple[int, int]:
-    """Indices of the least cores, then least memory, that give the table's best throughput to within 0.1 %."""
+    """Indices of the smallest number of cores, and then of the smallest memory, with which the throughput is within 0.1
+    % of the table's best."""
     best = table.max() * 0.999
     rows = np.flatnonzero((table >= best).any(axis=1))
     c = int(rows[0])
