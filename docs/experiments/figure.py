@@ -43,7 +43,7 @@ def hours(value: float) -> str:
 
 
 def table(values: Values, by: list[str]) -> str:
-    """A Markdown table. For orderings with both allotments it shows the ratio proportional / tune."""
+    """Make a Markdown table. For orderings with both allotments it shows the ratio proportional / tune."""
     names = list(dict.fromkeys(name for row in values.values() for name in row))
     pairs = [(n, n.replace("tune", "proportional")) for n in names if n.endswith("tune")]
     pairs = [(tune, other) for tune, other in pairs if other in names]
@@ -61,7 +61,8 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def line_chart(values: Values, axis: str) -> str:
-    """Lines over a numeric axis, mean JCT on a logarithmic one; names at the lines' ends."""
+    """Draw lines over a numeric axis, with the mean JCT on a logarithmic axis and the names at the ends of the
+    lines."""
     width, height, left, right, top, bottom = 760, 400, 56, 170, 24, 48
     xs = {row: float(re.sub(r"[^0-9.]", "", row[0])) for row in values}
     every = [x for row in values.values() for seeds in row.values() for x in seeds]
@@ -104,7 +105,7 @@ def line_chart(values: Values, axis: str) -> str:
 
 
 def dot_chart(values: Values) -> str:
-    """A row of dots per value, one dot per allotment, mean JCT on a logarithmic axis."""
+    """Draw a row of dots for each value, one dot per allotment, with the mean JCT on a logarithmic axis."""
     labels = {row: " · ".join(row) for row in values}
     left = 24 + 7 * max(len(text) for text in labels.values())
     width, right, top, step = 760, 30, 44, 24

@@ -15,7 +15,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 def test_certificates_of_a_clock_that_was_ahead_are_replaced() -> None:
     """The API server, whose clock is right, would refuse them for months, and every pod that asks for a share."""
     ahead = certificates.make(NAMES, NOW + datetime.timedelta(days=90))
-    assert certificates.fault(ahead, NAMES, NOW).startswith("they are not valid before")
+    assert certificates.fault(ahead, NAMES, NOW).startswith("the certificates are not valid before")
     for minutes in (-4, 4):  # clocks of a cluster differ
         near = certificates.make(NAMES, NOW + datetime.timedelta(minutes=minutes))
         assert certificates.fault(near, NAMES, NOW) == ""

@@ -226,7 +226,7 @@ def test_replicas_that_start_together_agree(api: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("days", "names", "fault"),
     [
-        (20, WHERE.dns_names, "they expire at"),
+        (20, WHERE.dns_names, "the certificates expire at"),
         (300, ["another.svc"], "the certificate is not for cotenant-webhook"),
         (300, WHERE.dns_names, ""),
     ],
@@ -256,7 +256,7 @@ def test_pairs_that_are_none() -> None:
     one, two = certificates.make(NAMES), certificates.make(NAMES)
     with pytest.raises(InputError, match="not a certificate in PEM form"):
         certificates.check_pair(b"", one.key, "f")
-    with pytest.raises(InputError, match="its key is not a private key"):
+    with pytest.raises(InputError, match="the key is not a private key"):
         certificates.check_pair(one.certificate, b"", "f")
     mixed = certificates.Certificates(two.ca, one.certificate, one.key)
     assert certificates.fault(mixed, NAMES) == "the certificate is not signed by that CA"

@@ -28,7 +28,7 @@ OVERLAPS = (0.05, 0.1, 0.2, 0.4, 1.0)
 
 @dataclass(frozen=True)
 class Budget:
-    """What is measured: BE work `load` (addN or copyN) on each fraction `parts` of the SMs, for each fraction
+    """The plan of a measurement: BE work `load` (addN or copyN) on each fraction `parts` of the SMs, for each fraction
     `overlap` of the time. `tolerated`: slowdown of the LS service that is allowed."""
 
     ls: LsLoad

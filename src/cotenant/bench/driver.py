@@ -69,7 +69,7 @@ class Driver:
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"timed")
         self._functions = {"": function}
-        # as many blocks as the image gives the kernel SMs, so that a profile shows how many it fills
+        # the kernel has one block for each SM that its image gives it, so that a profile shows how many SMs it fills
         whole = dict.fromkeys(("", "compute", "memory", "mixed"), 132)
         self._blocks = {} if image is PTX_IMAGE else whole | {"service": 60}
         self._module = module

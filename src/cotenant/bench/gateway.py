@@ -129,7 +129,8 @@ def process(command: list[str], port: int, folder: Path) -> Iterator[subprocess.
         with suppress(subprocess.TimeoutExpired):
             server.wait(10)
         with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)  # its session holds only its own children
+            # the server has a session of its own, so this kills only the server and its children
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 

@@ -125,7 +125,7 @@ class DriverMemory:
         return True
 
     def copy(self, size: int) -> dict[str, float]:
-        """Rates of pinned copies, as `TorchMemory.copy`."""
+        """Rates of pinned copies; see `TorchMemory.copy`."""
         device = [ctypes.c_void_p() for _ in range(2)]
         host = [ctypes.c_void_p() for _ in range(2)]
         for way in range(2):
@@ -142,7 +142,7 @@ class DriverMemory:
         return _rates(size, out, back, self.cuda.synchronise)
 
     def steady(self, way: str, size: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
-        """Start and wait functions, as `TorchMemory.steady`."""
+        """Functions that start and wait for copies of one direction; see `TorchMemory.steady`."""
         device, host, length = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t(size)
         self.cuda.call("cuMemAlloc_v2", ctypes.byref(device), length)
         self.cuda.call("cuMemHostAlloc", ctypes.byref(host), length, 0)

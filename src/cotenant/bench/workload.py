@@ -256,7 +256,7 @@ def orders() -> Iterator[tuple[float, bool]]:
 def keep_to(core: int) -> None:
     """Pin the threads that launch to one core: the calling thread, and PyTorch's thread for the backward pass."""
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread may end meanwhile
+        with contextlib.suppress(OSError):  # the thread may have ended meanwhile
             if int(task.name) == threading.get_native_id() or (task / "comm").read_text().startswith("pt_autograd"):
                 os.sched_setaffinity(int(task.name), {core})
 

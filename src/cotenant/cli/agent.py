@@ -46,7 +46,7 @@ def agent(
         Text,
         typer.Option(
             metavar="open|closed",
-            help="What tenants do when the agent dies: run unrestricted (open) or wait for its return (closed).",
+            help="What tenants do when the agent dies: run without limits (open) or wait until it is back (closed).",
         ),
     ] = None,
     socket_mode: Annotated[str, typer.Option(metavar="OCTAL", help="Permissions of the agent's sockets.")] = "600",

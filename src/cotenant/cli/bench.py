@@ -54,7 +54,9 @@ def shares(
         str, typer.Option(metavar="NAME", help="Rule that chooses the next tenant.")
     ] = "request-limit",
     kernel: Annotated[str, typer.Option(metavar="TIME", help="Duration of one kernel (backend driver).")] = "1.6ms",
-    work_in_flight: Annotated[str, typer.Option(metavar="TIME", help="Most work that a tenant queues ahead.")] = "",
+    work_in_flight: Annotated[
+        str, typer.Option(metavar="TIME", help="Largest amount of work that a tenant may queue ahead.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Compare the share that each tenant gets with the share it was granted. Starts its own agent and GPU-bound

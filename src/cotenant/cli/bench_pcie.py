@@ -14,7 +14,9 @@ def pcie(
     weights: Annotated[str, typer.Option(metavar="1,3", help="One tenant for each.")] = "1,3",
     seconds: Annotated[float, typer.Option(help="Length of the measurement together.")] = 4.0,
     gpus: Annotated[str, typer.Option(metavar="soft|all|UUID", help="The software GPU or a real one.")] = "soft",
-    direction: Annotated[str, typer.Option(metavar="h2d|d2h", help="To the GPU, or from it.")] = "h2d",
+    direction: Annotated[
+        str, typer.Option(metavar="h2d|d2h", help="Direction of the copies: to the GPU (h2d) or from it (d2h).")
+    ] = "h2d",
     memory: Annotated[str, typer.Option(metavar="pinned|pageable", help="Kind of host memory.")] = "pinned",
     mode: Annotated[
         str, typer.Option(metavar="async|sync", help="Queue copies on a stream, or wait for each.")

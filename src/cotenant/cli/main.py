@@ -220,7 +220,7 @@ def main() -> None:
     try:
         if sys.stdout is None:  # the caller has closed standard output (>&-)
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
-        code = app(standalone_mode=False)  # otherwise typer prints its errors as a box of several lines
+        code = app(standalone_mode=False)  # without this, typer prints errors as a box of several lines
         sys.stdout.flush()  # flushing buffered output may find that the disk is full
     except InputError as error:
         fail(str(by_option(error, sys.argv)), 2)

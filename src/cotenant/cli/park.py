@@ -17,7 +17,7 @@ def park(
         str, typer.Argument(metavar="NAME|pid:N", help="A tenant's name, or pid:N for any running CUDA program.")
     ],
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="Fail if its GPU work does not finish within this time.")
+        str, typer.Option(metavar="TIME", help="Fail if the program's GPU work does not finish within this time.")
     ] = "10s",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,

@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def plan_convert(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER|SERVICES.yaml", help="What to convert.")],
+    source: Annotated[Path, typer.Argument(metavar="FOLDER|SERVICES.yaml", help="Folder or services file to convert.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write to; created if absent.")],
     plan: Annotated[str | None, typer.Option(metavar="PLAN.json", help="Write this plan as ModelList.txt.")] = None,
 ) -> None:

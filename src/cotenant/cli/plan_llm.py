@@ -53,7 +53,7 @@ def wanted(args: Sequence[str]) -> bool:
 
 @app.command()
 def plan(
-    models: Annotated[str, typer.Argument(help="Models file, as `cotenant serve` takes it.")],
+    models: Annotated[str, typer.Argument(help="Models file, the same as for `cotenant serve`.")],
     profile: Profiles = None,
     attainment: Annotated[
         str, typer.Option(help="Fraction of requests in time that every latency-sensitive model must reach.")

@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def simulate(
-    models: Annotated[str, typer.Argument(help="Models file, as `cotenant serve` takes it.")],
+    models: Annotated[str, typer.Argument(help="Models file, the same as for `cotenant serve`.")],
     serving: Annotated[bool, typer.Option("--serving", help="Simulate requests to language models.")] = True,
     profile: Profiles = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs, instead of the file's.")] = None,

@@ -33,7 +33,9 @@ def simulate(
     ] = None,
     arrivals: Annotated[
         str | None,
-        typer.Option(help="poisson, constant, bursts, gamma:CV, mmpp:R1,D1;R2,D2, closed:N, trace:FORMAT:FILE."),
+        typer.Option(
+            help="Arrivals: poisson, constant, bursts, gamma:CV, mmpp:R1,D1;R2,D2, closed:N, trace:FORMAT:FILE."
+        ),
     ] = None,
     duration: Annotated[str, typer.Option(help="Duration in virtual time.")] = "60s",
     seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """What happened to a job."""
+    """Kind of an event: what happened to a job."""
 
     ARRIVE = 0  #: the scheduler learned of the job
     START = 1  #: the job got its share for the first time

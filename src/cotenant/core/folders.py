@@ -18,12 +18,12 @@ from cotenant.core.errors import WorkError
 
 MACHINE_AGENT = Path("/run/cotenant")  # only root can create folders below /run, so every user may trust this agent
 CONTROL_SOCKET = "control.sock"
-STORE_URL = "store"  # in a fleet's folder: the URL of the database if the store is not in the folder
+STORE_URL = "store"  # file in a fleet's folder with the URL of the fleet's database, if the store is not in the folder
 
 
 def agent_folder() -> Path:
     """Folder of the agent that this user's commands contact: the user's own agent if it runs, else the machine's."""
-    # also False if this user may not read the folder
+    # the result is also False if this user may not read the folder
     has_machine_agent = os.path.exists(MACHINE_AGENT / CONTROL_SOCKET)
     try:
         own = own_agent_folder()

@@ -17,7 +17,7 @@ class Promise(enum.StrEnum):
     SMS = "sms"
     MEMORY = "memory"
     BANDWIDTH = "bandwidth"
-    FAULTS = "faults"  # a fault of one tenant does not end the others
+    FAULTS = "faults"  # a fault of one tenant does not end other tenants
 
 
 class Strength(enum.StrEnum):

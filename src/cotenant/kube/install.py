@@ -38,7 +38,7 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
             try:
                 fresh.rename(folder)
             except OSError:
-                if not folder.exists():  # otherwise another process has installed it
+                if not folder.exists():  # if the folder exists now, another process has installed the build
                     raise
                 shutil.rmtree(fresh)
         # after a loss of power, a file may have its name but not its contents: copy it again

@@ -1,4 +1,4 @@
-"""What a pod requests: its annotations and resources as one share per container. All validation happens here."""
+"""Translates a pod's annotations and resources into one share per container, and validates them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Timer:
         """Wake once at this time."""
         whole = int(when_s)
         self._spec[2], self._spec[3] = whole, int((when_s - whole) * 1e9)
-        self._settime(self.fd, 1, self._pointer, None)  # 1: an absolute time
+        self._settime(self.fd, 1, self._pointer, None)  # flag 1: the expiry is an absolute time
 
     def clear(self) -> None:
         """Acknowledge a wake-up."""

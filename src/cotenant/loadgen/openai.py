@@ -192,7 +192,7 @@ class StreamConnection(Connection):
 
 
 class OpenAiTransport(HttpTransport):
-    """See Transport. A token's time is when its bytes are read."""
+    """Sends requests over HTTP with streamed answers. A token's time is the time at which its bytes are read."""
 
     def __init__(self, test: OpenAiTest, stamps: bool = False) -> None:
         """Prepare the requests. `stamps`: whether to record the time of every token."""
@@ -211,7 +211,7 @@ class OpenAiTransport(HttpTransport):
         self._used = [0] * len(self._pools)
 
     def open(self, loop: Loop) -> None:
-        """See Transport. Requests are prepared in advance, as many as a memory limit allows."""
+        """Connect (see Transport), and prepare the bytes of as many requests as a memory limit allows."""
         size = 0
         for index, svc in enumerate(self._trace.model[: len(self.rows)].tolist()):
             self._made[index] = self.requests[svc].request(index, index)
@@ -221,7 +221,7 @@ class OpenAiTransport(HttpTransport):
         super().open(loop)
 
     def send(self, index: int, svc: int) -> None:
-        """See Transport. In a closed loop a new request is made."""
+        """Send a request (see Transport). In a closed loop, its bytes are made now."""
         if index == len(self.rows):
             pool = self._pools[svc]
             self.rows.append(pool[self._used[svc] % len(pool)])

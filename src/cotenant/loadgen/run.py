@@ -49,7 +49,7 @@ class LoadTest:
     sizes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def scaled(self, factor: float, duration_s: float | None = None, seed: int | None = None) -> LoadTest:
-        """The same test with all rates times a factor, and with another duration and seed if given."""
+        """A copy of the test with all rates multiplied by a factor, and with another duration and seed if given."""
         return replace(
             self,
             services=tuple(s.scaled(factor) for s in self.services),

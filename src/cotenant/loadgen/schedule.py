@@ -28,7 +28,7 @@ class LoadService:
     slo_ms: float | None = None
 
     def scaled(self, factor: float) -> LoadService:
-        """The same service at `factor` times its rates."""
+        """A copy of the service with its rates multiplied by `factor`."""
         return replace(self, rates_rps=tuple(r * factor for r in self.rates_rps))
 
     @property

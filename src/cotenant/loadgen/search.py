@@ -15,7 +15,7 @@ LEAST_FACTOR = 1e-3
 
 
 class Outcome(Protocol):
-    """What the search reads from a load test's result."""
+    """The part of a load test's result that the search uses."""
 
     @property
     def attainment(self) -> float:

@@ -13,7 +13,7 @@ from cotenant.policy.llm_batching import Batcher, Token
 from cotenant.profiles.llm.profile import LlmProfile, Step
 
 SPIN_S = 0.0002  # spin for the end of a step, because sleep may return this much late
-KERNEL_NS = 500_000  # a step consists of kernels of this length
+KERNEL_NS = 500_000  # a step on a GPU consists of kernels of this length
 MOST_BEHIND_S = 0.02  # after a longer pause of the machine, steps do not become shorter to catch up
 
 

@@ -33,7 +33,7 @@ def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: S
         if names:
             frame = pl.read_csv(found, has_header=False, schema=dict.fromkeys(header, pl.String))
         else:
-            # by position, because the parser keeps spaces around names, which are stripped here
+            # columns are selected by position, because the parser keeps spaces around names, which are stripped here
             positions = [header.index(name) for name in wanted] or [0]
             frame = pl.read_csv(found, columns=positions, infer_schema=False)
             frame.columns = wanted or ["-"]

@@ -63,7 +63,7 @@ class Timeline:
 
     def integral(self, held: Floats) -> float:
         """Integral over time of the cluster's sum of `held`, in the unit of `held` x seconds."""
-        # not np.dot, whose result depends on the number of threads
+        # np.dot is not used, since its result depends on the number of threads
         return float((held * self.length_s).sum())
 
 

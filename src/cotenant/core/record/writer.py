@@ -54,7 +54,8 @@ class RecordWriter:
     def __init__(self, path: str | Path | None, info: RunInfo, jobs: pl.DataFrame | Iterable[pl.DataFrame]) -> None:
         self.info = info
         self._folder = None if path is None else AtomicFolder(path, replaceable=RUN_FILE)
-        self._pieces: dict[str, list[Path]] = {JOBS_FILE: [], EVENTS_FILE: [], ROUNDS_FILE: []}  #: on disk already
+        #: files of each table that are on disk already
+        self._pieces: dict[str, list[Path]] = {JOBS_FILE: [], EVENTS_FILE: [], ROUNDS_FILE: []}
         self._events: list[Columns] = []
         self._rounds: list[Columns] = []
         self._last_s = -np.inf

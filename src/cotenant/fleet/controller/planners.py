@@ -72,7 +72,7 @@ class Planner(Protocol):
         """The planner's name and options, for status and records (`label` and `options` of RunInfo)."""
 
     def trouble(self) -> str:
-        """What the planner is missing about its jobs, in one sentence; "" if nothing."""
+        """A sentence about information on jobs that the planner lacks; "" if it lacks nothing."""
 
     def warm_up(self) -> None:
         """Compile or load everything that decisions need, before fleet time starts."""

@@ -81,7 +81,7 @@ class ReportIngest:
             exit_ = {"code": 1, "lost": True, "asked": "", "error": error}
             self._part_ended(node, job, job.attempt, exit_, now_s)
         elif order["do"] in ("park", "resume"):
-            # a job that cannot be parked is stopped, one that cannot be resumed is restarted
+            # a job that cannot be parked is stopped; a job that cannot be resumed is restarted
             job.attempt.phase, job.attempt.stop_why = UP, ""
             ask_stop(self.table, job, "preempt", now_s, job.grace_s(self.grace_s), job.target_reason)
 

@@ -34,7 +34,7 @@ class Executor(ABC):
         """A piece of a job's log (`nodejobs.read_log`); called from other threads. Empty if the node is gone."""
 
     def trouble(self) -> str:
-        """Fault of the executor itself, as a sentence; empty: none."""
+        """A sentence about a fault of the executor itself; empty if there is none."""
         return ""
 
     def shutdown(self) -> None:

@@ -125,6 +125,6 @@ def check_pair(certificate: bytes, key: bytes, file: str) -> None:
     try:
         private = serialization.load_pem_private_key(key, None)
     except (ValueError, TypeError):
-        raise InputError("its key is not a private key in PEM form without a password", file=file) from None
+        raise InputError("the key is not a private key in PEM form without a password", file=file) from None
     if private.public_key() != found.public_key():
         raise InputError("the key is not that of the certificate", file=file)

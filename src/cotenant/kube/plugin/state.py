@@ -113,8 +113,8 @@ class PluginState:
     def unclaimed(
         self, resource: str, count: int, listed: Mapping[Any, Mapping[str, Mapping[str, list[str]]]]
     ) -> list[str]:
-        """GPUs of the last allocation of so many devices that PodResources lists for no container; empty if there is
-        none.
+        """GPUs of the newest allocation of `count` devices that does not belong to any container in `listed` (from
+        PodResources); empty if there is none.
         """
         claimed = {one for pod in listed.values() for mine in pod.values() for ids in mine.values() for one in ids}
         # the newest allocation need not be the right one: the kubelet may have asked for others meanwhile

@@ -92,7 +92,7 @@ class LlmProfile:
                 raise InputError(f"{value} s is not a time of at least 0", field=field)
 
     def scaled(self, factor: float) -> LlmProfile:
-        """The same model on a GPU that takes `factor` times as long."""
+        """A copy of the model for a GPU that takes `factor` times as long."""
         return replace(self, times=self.times.scaled(factor))
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from cotenant.core.errors import InputError
 
-Points = tuple[tuple[int, float], ...]  # (batch, value), batches ascending
+Points = tuple[tuple[int, float], ...]  # pairs (batch, value) in ascending order of batches
 
 
 @dataclass(frozen=True, order=True)

@@ -82,10 +82,10 @@ class OnnxModel:
         return found
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """See Backend: does nothing."""
+        """Does nothing, since a batch takes its real time; see Backend."""
 
     def resize(self, fraction: float) -> None:
-        """See Backend: not possible, since threads are created with the session."""
+        """Raises NotImplementedError, since threads are created with the session; see Backend."""
         raise NotImplementedError
 
     def lost(self) -> bool:

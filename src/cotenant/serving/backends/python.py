@@ -53,7 +53,7 @@ class PythonModel:
         """Does nothing; see Backend."""
 
     def resize(self, fraction: float) -> None:
-        """See Backend: not possible, since the file may have been set up for its share."""
+        """Raises NotImplementedError, since the file may have been set up for its share; see Backend."""
         raise NotImplementedError
 
     def lost(self) -> bool:

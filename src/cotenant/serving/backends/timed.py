@@ -76,7 +76,7 @@ class TimedModel:
             time.sleep(0)
 
     def resize(self, fraction: float) -> None:
-        """See Backend: not possible, since times belong to a partition."""
+        """Raises NotImplementedError, since the model's times are those of its partition; see Backend."""
         raise NotImplementedError
 
     def lost(self) -> bool:

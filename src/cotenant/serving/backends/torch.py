@@ -109,7 +109,7 @@ class TorchModel:
     # ---- shares ----
 
     def resize(self, fraction: float) -> None:
-        """See Backend. Graphs for a number of SMs are captured on first use."""
+        """Use another share (see Backend). Graphs for a number of SMs are captured when that number is first used."""
         if self._share.resizes and self._device.type == "cuda":
             if self._contexts is None:
                 from cotenant.devices.green import GreenContexts
@@ -180,10 +180,10 @@ class TorchModel:
         return self._torch.from_numpy(np.array(array))
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """See Backend: does nothing."""
+        """Does nothing, since a batch takes its real time; see Backend."""
 
     def lost(self) -> bool:
-        """See Backend. After a sticky CUDA error, every synchronisation of the context fails."""
+        """Whether the CUDA context has a sticky error, after which every synchronisation fails; see Backend."""
         if self._device.type != "cuda":
             return False
         try:

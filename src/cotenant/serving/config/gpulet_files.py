@@ -197,8 +197,8 @@ def device_config(problem: Problem) -> dict[str, Any]:
 
 
 def write_modellist(plan: ServingPlan) -> str:
-    """A plan as ModelList.txt. `dedup` distinguishes two gpulets of equal size on one GPU; the rest of a GPU beside a
-    single gpulet is a `reserved` row.
+    """Write a plan as the content of ModelList.txt. `dedup` distinguishes two gpulets of equal size on one GPU. If a
+    GPU has only one gpulet, a row `reserved` stands for the rest of the GPU.
     """
     rows: list[str] = []
     by_gpu: dict[int, list[Gpulet]] = {}

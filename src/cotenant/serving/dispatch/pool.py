@@ -252,8 +252,8 @@ class Pool:
     # ---- workers ----
 
     def died(self, worker: Worker, why: str) -> None:
-        """See WorkerListener. The worker's items go back into the queue. Those that it was running are tried once more,
-        each alone.
+        """Handle the death of a worker. Its items go back into the queue; those that it was running are tried once
+        more, each alone.
         """
         let = self._of.pop(worker, None)
         if let is None:

@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + self.front.limits.idle_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol. Running requests of this client continue; their answers are dropped."""
+        """The connection has ended. Running requests of its client continue; their answers are dropped."""
         self._over = True
         gone = list(self.queue)
         self.queue.clear()
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol. The client does not read: stop reading from it, for a limited time."""
+        """The client reads too slowly: stop reading from it, for a limited time."""
         self._paused = True
         self.deadline = time.monotonic() + self.front.limits.write_s
         self.transport.pause_reading()

@@ -36,7 +36,7 @@ NO_CUDA_MEMORY = "CUDA shared memory is not supported: use system shared memory"
 
 
 class Api:
-    """See the module."""
+    """The management operations of one server."""
 
     def __init__(
         self, gateway: Gateway, crew: Crew, replanner: Replanner, stats: Stats, tokens: Tokens, body_limit: int,
@@ -45,7 +45,8 @@ class Api:
         self.gateway, self.crew, self.replanner, self.stats = gateway, crew, replanner, stats
         self.tokens, self.body_limit, self.regions = tokens, body_limit, regions
         self.pool = gateway.admission.pool
-        self.decisions: deque[tuple[int, float, str]] = deque(maxlen=50)  # (number, unix time, sentence)
+        # latest findings: (number, unix time, sentence)
+        self.decisions: deque[tuple[int, float, str]] = deque(maxlen=50)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def guard(self, authorization: bytes) -> tuple[int, str] | None:

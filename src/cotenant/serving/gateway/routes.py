@@ -27,7 +27,7 @@ KNOWN_PATHS, KNOWN_BYTES = 2048, 512
 LOCAL_PAGES = frozenset({"/", "/state.json", "/events", "/metrics", "/cotenant/status", "/cotenant/plan"})
 
 Endpoint = Callable[[Exchange, str, str], None]
-# (handlers by HTTP method, model's name, model's version, whether a token is needed, whether it is a page)
+# an endpoint: (handlers by HTTP method, model's name, model's version, whether a token is needed, whether it is a page)
 Found = tuple[dict[bytes, Endpoint], str, str, bool, bool]
 
 

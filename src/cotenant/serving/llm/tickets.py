@@ -102,8 +102,8 @@ class Ticket:
     # ---- from the program ----
 
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """See Receiver. Only streams are forwarded in pieces: a short answer is buffered, so that it can be retried
-        until complete.
+        """Forward a piece of a streamed answer. An answer that is no stream is buffered instead, so that the request
+        can be tried again until the answer is complete.
         """
         self._status, self._headers = status, headers
         kind = next((value for name, value in headers if name == b"content-type"), b"")

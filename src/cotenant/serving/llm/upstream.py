@@ -67,7 +67,7 @@ class Link(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. Everything received in one read is forwarded as one piece."""
+        """Parse received bytes. Everything received in one read is forwarded as one piece."""
         if self._receiver is None:  # data that no request asked for, or after the end of an answer
             self.transport.abort()
             return
@@ -216,4 +216,4 @@ class Begun(Protocol):
     cancelled meanwhile."""
 
     def __call__(self, link: Link) -> bool:
-        """See the class."""
+        """Return False if the request was cancelled meanwhile."""

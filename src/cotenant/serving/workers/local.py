@@ -112,7 +112,7 @@ class LocalWorker:
             raise
 
     def submit(self, job: Job) -> None:
-        """See Worker. Inputs are written into the arena, stacked if all items have the same shape."""
+        """Run a job (see Worker). Inputs are written into the arena, stacked if all items have the same shape."""
         assert self._channel is not None
         assert self._arena is not None
         self._job = job

@@ -138,7 +138,7 @@ class RayWorkers:
         return RayWorker(spec, listener, self)
 
     async def close(self) -> None:
-        """See WorkerFactory: actors end with their workers; the connection to Ray last."""
+        """End the actors with their workers, and then the connection to Ray."""
         self._closing.set()
         if self._orders is not None:
             self._orders.put(None)

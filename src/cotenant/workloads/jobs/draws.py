@@ -20,8 +20,9 @@ STREAMS = ("arrivals", "durations", "gpus", "models", "tenants")
 MAX_CV = 1000.0
 MAX_RUN = 1_000_000
 LEAST_RATE_PER_S = 1e-11  # the lowest rate: one arrival within MAX_SECONDS
-Sample = Callable[[np.random.Generator, int], Floats]  # (rng, n) -> n values
-Arrivals = Callable[[np.random.Generator, int, float], Floats]  # (rng, n, rate per second) -> n sorted times
+Sample = Callable[[np.random.Generator, int], Floats]  # a function (rng, n) that returns n values
+# a function (rng, n, rate per second) that returns n sorted times
+Arrivals = Callable[[np.random.Generator, int, float], Floats]
 
 
 def stream(seed: int, part: str) -> np.random.Generator:
