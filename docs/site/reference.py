@@ -214,8 +214,8 @@ def _live_metrics() -> str:
     from cotenant.observability.metrics import every
 
     text = [
-        "# Live metrics\n\nWhat Prometheus scrapes, written from the code (`cotenant metrics` lists the same). How "
-        "names and labels are made, and the formulas of runs: [metrics](../metrics.md).\n"
+        "# Live metrics\n\nThe metrics that Prometheus scrapes, written from the code (`cotenant metrics` lists the "
+        "same). The rules for names and labels, and the formulas of a run's metrics, are in [metrics](../metrics.md).\n"
     ]
     for title, words in METRICS_OF.items():
         rows = [
