@@ -71,7 +71,7 @@ def find_records(path: str | Path) -> list[Path]:
 
 
 def read_info(path: str | Path) -> RunInfo:
-    """Read only run.json; errors as in read_record."""
+    """Read only run.json. Raises the same errors as `read_record`."""
     folder = Path(path)
     file = folder / RUN_FILE
     if not folder.is_dir():

@@ -170,7 +170,8 @@ class JobPlanner:
         self, grants: tuple[Grant, ...], by_id: dict[str, Job], nodes: tuple[NodeSpec, ...], chooser: GpuChooser,
         plan: FleetPlan,
     ) -> None:  # fmt: skip
-        """Choose GPUs: jobs that stay keep theirs, then the rest in order."""
+        """Choose GPUs. Jobs that stay on their nodes keep their GPUs; then GPUs are chosen for the other jobs, in
+        order."""
         moved: list[Grant] = []
         for grant in sorted(grants, key=lambda g: _parked(by_id[g.job])):
             job = by_id[grant.job]
