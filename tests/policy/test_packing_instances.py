@@ -209,9 +209,7 @@ def test_a_gpu_is_cut_by_mig_or_by_sms_alone() -> None:
         assert problems(plan, services, gpus) == []
     both = (*plan.gpulets, Gpulet(0, profile.gpu, "50%", 50.0, 9, 10.0, (Seat("l", "l", 1, 1.0),)))
     both = (*both, Gpulet(0, profile.gpu, "1g", 14.0, 8, 10.0, (Seat("s", "s", 1, 1.0),), 5))
-    assert any(
-        "beside partitions of the GPU itself" in x for x in problems(replace(plan, gpulets=both), services, gpus)
-    )
+    assert any("both MIG instances and partitions" in x for x in problems(replace(plan, gpulets=both), services, gpus))
 
 
 def test_memory_is_the_instances_own() -> None:

@@ -78,9 +78,13 @@ def test_the_limit_is_named() -> None:
     # eight batches of 0.4 ms and as many again take 6.4 ms; nine take more than an SLO of 7 ms
     tight = planned(20, 7.0, [1.0] * 20)
     assert [len(x.seats) for x in tight.gpulets] == [8, 8]
-    assert {x.reason for x in tight.left_out} == {"no gpulet, old or new, would keep its SLO and its neighbours' SLOs"}
+    assert {x.reason for x in tight.left_out} == {
+        "no gpulet, existing or new, would keep both the service's SLO and its neighbours' SLOs"
+    }
     full = planned(4, 100.0, [1.0] * 4, memory_mb=35)
-    assert {x.reason for x in full.left_out} == {"the GPUs' memory: it needs 10 MB, and no GPU has more than 5 MB left"}
+    assert {x.reason for x in full.left_out} == {
+        "the service needs 10 MB of GPU memory, and no GPU has more than 5 MB left"
+    }
 
 
 def test_max_models_of_the_file_holds(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Policies for inference services: plans that divide GPUs among services, batch dispatch, autoscaling."""
+"""Policies for inference services: plans that divide GPUs among services, the forming of batches, and autoscaling."""
 
 from cotenant.core.extras import require
 

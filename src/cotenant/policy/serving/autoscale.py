@@ -1,7 +1,7 @@
-"""Autoscaling: rate tracking, forecast, and the number of GPUs with hysteresis. Pure: no clock.
+"""Autoscaling: follows the rates, predicts them, and chooses the number of GPUs with hysteresis. Pure: no clock.
 
-Two forecasts: `Ewma` as the public gpulet scheduler tracks rates, and `Trend`, which also follows rising rates and
-covers its own recent errors.
+There are two predictions: `Ewma`, as the public gpulet scheduler follows rates, and `Trend`, which also follows rising
+rates and covers its own recent errors.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Ewma:
     rate_rps: float | None = None
 
     def observe(self, rate_rps: float) -> None:
-        """Count the rate of one interval."""
+        """Update the mean with the rate of one interval."""
         alpha = 2.0 / (self.samples + 1)
         self.rate_rps = rate_rps if self.rate_rps is None else alpha * rate_rps + (1 - alpha) * self.rate_rps
 
     def forecast(self, ahead: int) -> float:
-        """Rate to plan for, `ahead` intervals from now (the same for all)."""
+        """Return the rate to plan for; it is the same for every `ahead`."""
         if self.rate_rps is None:
             return 0.0
         return self.rate_rps * (1.5 if self.rate_rps < 125.0 else 1.2)
@@ -49,7 +49,7 @@ class Trend:
     error: float = 0.0
 
     def observe(self, rate_rps: float) -> None:
-        """Count the rate of one interval."""
+        """Update level, trend and error with the rate of one interval."""
         if self.level is None:
             self.level = rate_rps
             return
@@ -60,11 +60,11 @@ class Trend:
         self.level = level
 
     def forecast(self, ahead: int) -> float:
-        """Rate to plan for, `ahead` intervals from now."""
+        """Return the rate to plan for, `ahead` intervals from now."""
         if self.level is None:
             return 0.0
         expected = self.level + max(0.0, self.trend) * ahead
-        # planning windows are long against one interval, so errors of single intervals average out over `ahead`
+        # a plan is used for many intervals, so errors of single intervals average out over `ahead`
         scatter = self.cover * self.error / math.sqrt(max(1, ahead))
         return max(0.0, expected + scatter)
 
@@ -74,9 +74,8 @@ FORECASTS: dict[str, Callable[[], Ewma | Trend]] = {"ewma": Ewma, "trend": Trend
 
 @dataclass
 class Autoscaler:
-    """Number of GPUs to hold. It scales up at once, but down only after `patience` decisions in a row for fewer, and
-    then to the largest of them; a reduction by less than `margin` of the GPUs is ignored.
-    """
+    """Chooses the number of GPUs to hold. It scales up at once, but down only after `patience` decisions in a row for
+    fewer GPUs, and then to the largest of these numbers; a reduction by less than `margin` of the GPUs is ignored."""
 
     least: int = 1
     most: int = 1_000_000
@@ -85,8 +84,8 @@ class Autoscaler:
     wishes: list[int] = field(default_factory=list)
 
     def decide(self, held: int, needed: Callable[[], int | None]) -> int:
-        """The number of GPUs to hold next. `needed`: the smallest number of GPUs for the forecast; None if the largest
-        number does not suffice."""
+        """Return the number of GPUs to hold next. `needed`: returns the smallest number of GPUs for the predicted rate;
+        None if even the largest number does not suffice."""
         wish = needed()
         want = self.most if wish is None else min(self.most, max(self.least, wish))
         if want >= held or held - want < self.margin * held:

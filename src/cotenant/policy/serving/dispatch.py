@@ -1,6 +1,8 @@
-"""The dispatcher: from requests and finished batches to instructions. It has no clock and does no I/O.
+"""The dispatcher of requests: its input is requests and finished batches, its output instructions. It has no clock and
+does no input or output.
 
-The same compiled core (dispatch_kernel) runs in the simulator's loop and behind this object in a server.
+A *gpulet* is a part of a GPU on which one or more services run batches in turn; a *seat* is the place of one service on
+a gpulet. The same compiled core (dispatch_kernel) runs in the simulator's loop and behind this object in a server.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ MAX_RING = 1 << 20
 
 @dataclass(frozen=True)
 class Start:
-    """Run these requests of a service as one batch on a gpulet; it should take `expected_ms`."""
+    """Run these requests of a service as one batch on a gpulet. It is predicted to take `expected_ms`."""
 
     gpulet: int
     service: str
@@ -32,7 +34,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Drop:
-    """Answer a request as dropped: `late` (it could not be answered in time) or `full` (its queue was full)."""
+    """Answer a request as dropped. `reason`: late (it could not be answered in time) or full (its queue was full)."""
 
     service: str
     request: int
@@ -43,15 +45,16 @@ Instruction = Start | Drop
 
 
 def planned_pressure(profile: ServingProfile, others: Sequence[Gpulet]) -> float | None:
-    """Pressure that the planned batches of the neighbours can put on a gpulet; None without neighbours."""
+    """Return the interference that the planned batches of the neighbours can cause on a gpulet; None without
+    neighbours."""
     return sum(max(0.0, worst_pressure(profile, x)) for x in others) if others else None
 
 
 def build_desk(
     plan: ServingPlan, services: Sequence[Service], profiles: Mapping[str, ServingProfile], hold: float = 0.0
 ) -> kernel.Desk:
-    """The compiled state for a plan. `profiles`: by GPU model. `hold`: fraction of a gpulet's duty cycle for which an
-    incomplete batch is held back (0: an idle gpulet starts at once)."""
+    """Create the compiled state for a plan. `profiles`: by GPU model. `hold`: fraction of a gpulet's cycle for which an
+    incomplete batch is held back; 0: an idle gpulet starts its batch at once."""
     index = {s.name: i for i, s in enumerate(services)}
     pairs = [(i, let, seat) for i, let in enumerate(plan.gpulets) for seat in let.seats]
     unknown = next((seat.service for _, _, seat in pairs if seat.service not in index), None)
@@ -59,7 +62,7 @@ def build_desk(
         raise InputError(f"the plan serves {unknown!r}, which is not among the services", field="plan")
     for let in plan.gpulets:
         if let.gpu_model not in profiles:
-            raise InputError(f"the plan is for a {let.gpu_model}; there are {', '.join(profiles)}", field="plan")
+            raise InputError(f"the plan needs a {let.gpu_model}; there are {', '.join(profiles)}", field="plan")
     top = max((seat.batch for _, _, seat in pairs), default=1)
     seats, lets = np.zeros(len(pairs), kernel.SEAT), np.zeros(len(plan.gpulets), kernel.LET)
     exec_ms = np.full((len(pairs), top + 1), np.inf)
@@ -80,7 +83,7 @@ def build_desk(
     queues = np.zeros(len(services), kernel.QUEUE)
     size = 1 << max(1, math.ceil(math.log2(max(s.max_queue for s in services) + 1)))
     if size > MAX_RING:
-        raise InputError(f"a queue of more than {MAX_RING - 1} requests", field="max_queue")
+        raise InputError(f"a queue can have at most {MAX_RING - 1} requests", field="max_queue")
     seats_of: list[int] = []
     for s, service in enumerate(services):
         mine = sorted(np.nonzero(seats["svc"] == s)[0].tolist(), key=lambda k: (exec_ms[k, 1], k))
@@ -93,10 +96,10 @@ def build_desk(
 
 
 class Dispatcher:
-    """State machine over a plan: `request`, `done` and `wake` each return the instructions that follow.
+    """The state machine that carries out a plan. `request`, `done` and `wake` each return the instructions that follow.
 
-    Request numbers count from 0 within each service. `next_wake_ms` is when `wake` is due if nothing else happens
-    (inf: never). Times are milliseconds on the caller's clock and must not run backwards.
+    Request numbers count from 0 within each service. `next_wake_ms` is when `wake` is due if nothing else happens (inf:
+    never). Times are milliseconds on the caller's clock and must not decrease.
     """
 
     def __init__(
@@ -109,8 +112,8 @@ class Dispatcher:
         self._tags = self.desk.ring["tag"]
 
     def request(self, service: str, now_ms: float, deadline_ms: float | None = None) -> tuple[int, list[Instruction]]:
-        """Handle a request that arrives. Returns its number and the instructions. `deadline_ms` is absolute; by default
-        now + SLO, and none for best-effort services."""
+        """A request has arrived. Returns its number and the instructions. `deadline_ms` is a time; the default is now +
+        SLO, and no deadline for best-effort services."""
         s = self._index[service]
         own = self.services[s]
         if deadline_ms is None:
@@ -127,13 +130,13 @@ class Dispatcher:
         return self._start(gpulet, now_ms)
 
     def wake(self, now_ms: float) -> list[Instruction]:
-        """Check gpulets whose held batches are due."""
+        """Start the batches that were held back until now."""
         due = np.nonzero((self.desk.lets["due"] <= now_ms) & (self.desk.lets["busy"] == 0))[0]
         return [x for i in due.tolist() for x in self._start(i, now_ms)]
 
     def expire(self, now_ms: float) -> list[Instruction]:
-        """Drop requests at the heads of queues whose deadline has passed. A gpulet drops what is late when it takes its
-        next batch; this is for queues that no gpulet looks at for long."""
+        """Drop the requests at the heads of queues whose deadline has passed. A gpulet drops late requests when it
+        takes its next batch; this call is for queues from which no gpulet takes a batch for long."""
         for s in range(len(self.services)):
             kernel.expire(self.desk, s, now_ms)
         return self._dropped()
@@ -161,7 +164,7 @@ class Dispatcher:
         return float(self.desk.lets["due"][idle].min()) if idle.any() else math.inf
 
     def waiting(self, service: str) -> int:
-        """Requests in a service's queue."""
+        """Return the number of requests in a service's queue."""
         queue = self.desk.queues[self._index[service]]
         return int(queue["tail"] - queue["head"])
 
@@ -186,7 +189,7 @@ class Dispatcher:
 
 
 def warm() -> None:
-    """Compile (or load) everything that the first request would wait for."""
+    """Compile (or load) all functions that the first request would otherwise have to wait for."""
     service = Service("warm", "warm", 1.0, 1000.0)
     model = ModelProfile("warm", 0, {"100%": ((1, 1.0),)})
     profiles = {"warm": ServingProfile("warm", "", 0, (Partition(1.0, "100%"),), {"warm": model})}

@@ -1,9 +1,10 @@
-"""Compiled core of the dispatcher: chooses the next batch of each gpulet. No clock, no I/O; times are the caller's ms.
+"""The compiled core of the dispatcher, which chooses the next batch of each gpulet (a part of a GPU on which services
+take turns). No clock, no input or output; the caller passes times in ms.
 
-Requests of a service wait in one queue, first come, first served. An idle gpulet takes its services with work in turn,
-so a cycle gives every service its batch. A request that can no longer be answered in time is dropped when it is
-reached: under overload (more waiting than a batch holds) the head is dropped in favour of a full batch, otherwise the
-batch is reduced until the head is in time.
+Requests of a service wait in one queue, first come, first served. An idle gpulet takes its services that have requests
+in turn, so a cycle gives every service a batch. A request that can no longer be answered in time is dropped when it is
+at the head of the queue. Under overload (more requests wait than fit into a batch) the head is dropped in favour of a
+full batch; otherwise the batch is reduced until the head is in time.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ import numpy as np
 
 from cotenant.policy.compiled import bare
 
-# a service's place on a gpulet: batch is the planned (largest) one; a smaller batch waits until `hold` ms have passed
+# the place of a service on a gpulet (a seat); batch: the planned, largest size; a smaller batch waits until `hold` ms
+# have passed
 SEAT = np.dtype([("svc", "i8"), ("let", "i8"), ("batch", "i8"), ("hold", "f8")], align=True)
-# a gpulet: its seats first..first+count; what runs on it; `due`: when a held batch must be looked at again
+# a gpulet: its seats are first..first+count; the next fields say what runs on it; `due`: when a batch that was held
+# back must be checked again
 LET = np.dtype(
     [("first", "i8"), ("count", "i8"), ("gpu", "i8"), ("turn", "i8"), ("busy", "i8"), ("seat", "i8"), ("n", "i8"),
      ("seq", "i8"), ("started", "f8"), ("due", "f8")],
     align=True,
 )  # fmt: skip
-# a service's queue: requests head..tail (numbers never reused), at most `most` of them
+# the queue of a service: requests head..tail, whose numbers are never reused; `most`: the largest number of them
 QUEUE = np.dtype([("head", "i8"), ("tail", "i8"), ("most", "i8"), ("first", "i8"), ("count", "i8")], align=True)
 WAIT = np.dtype([("arrived", "f8"), ("deadline", "f8"), ("tag", "i8")], align=True)
 DROP = np.dtype([("svc", "i8"), ("seq", "i8"), ("tag", "i8")], align=True)
 
 
 class Desk(NamedTuple):
-    """All state of a dispatcher: seats, lets, queues; ring (S, size) of waiting requests, size a power of two;
-    seats_of: seats by service (queue.first, count), fastest first; exec_ms (seats, B+1) planned time of a batch;
-    drops: log of requests dropped since `ndrops[0]` was last set to 0."""
+    """The state of a dispatcher: seats, gpulets, queues; ring (S, size): the waiting requests, size is a power of two;
+    seats_of: the seats of each service (queue.first, count), fastest first; exec_ms (seats, B+1): planned time of a
+    batch; drops: the requests dropped since `ndrops[0]` was last set to 0."""
 
     seats: np.ndarray
     lets: np.ndarray
@@ -45,8 +48,8 @@ class Desk(NamedTuple):
 
 @bare
 def offer(D: Desk, s: int, now: float, deadline: float, tag: int) -> int:
-    """Queue a request of service s. Returns its number, or -1 if the queue is full. With a tag below 0 the number is
-    used as tag."""
+    """Enter a request into the queue of service s. Returns its number, or -1 if the queue is full. If `tag` is below 0,
+    the number is the tag."""
     tail = D.queues[s].tail
     if tail - D.queues[s].head >= D.queues[s].most:
         return -1
@@ -60,7 +63,7 @@ def offer(D: Desk, s: int, now: float, deadline: float, tag: int) -> int:
 
 @bare
 def drop_head(D: Desk, s: int) -> None:
-    """Take the first request off a queue and log it as dropped."""
+    """Remove the first request of a queue, and record it as dropped."""
     head = D.queues[s].head
     i = D.ndrops[0]
     D.drops[i].svc = s
@@ -72,8 +75,8 @@ def drop_head(D: Desk, s: int) -> None:
 
 @bare
 def withdraw(D: Desk, s: int, tag: int) -> int:
-    """Take a request out of a queue, wherever it stands: 1, or 0 when it does not wait. Those before it move up by one
-    slot, which changes their numbers in the ring and not their tags."""
+    """Remove the request with this tag from a queue. Returns 1, or 0 if it does not wait. The requests before it move
+    by one slot, which changes their numbers in the ring but not their tags."""
     mask = D.ring.shape[1] - 1
     head = D.queues[s].head
     for at in range(head, D.queues[s].tail):
@@ -87,7 +90,7 @@ def withdraw(D: Desk, s: int, tag: int) -> int:
 
 @bare
 def expire(D: Desk, s: int, now: float) -> None:
-    """Drop requests from the head of a queue whose deadline has passed."""
+    """Drop the requests at the head of a queue whose deadline has passed."""
     mask = D.ring.shape[1] - 1
     while D.queues[s].tail > D.queues[s].head and D.ring[s, D.queues[s].head & mask].deadline < now:
         drop_head(D, s)
@@ -95,7 +98,8 @@ def expire(D: Desk, s: int, now: float) -> None:
 
 @bare
 def batch_now(D: Desk, k: int, now: float) -> int:
-    """Size of the batch that seat k should run now, after dropping requests that cannot be in time; 0 if none wait."""
+    """Return the size of the batch that seat k should run now, after dropping requests that cannot be in time; 0: none
+    waits."""
     s = D.seats[k].svc
     mask = D.ring.shape[1] - 1
     most = D.seats[k].batch
@@ -116,7 +120,7 @@ def batch_now(D: Desk, k: int, now: float) -> int:
 
 @bare
 def start(D: Desk, i: int, now: float) -> int:
-    """Let idle gpulet i take its next batch. Returns the batch's size, or 0 if none starts (`due`: when to check
+    """Let the idle gpulet i take its next batch. Returns the size of the batch; 0: none starts (`due` is when to check
     again)."""
     count = D.lets[i].count
     D.lets[i].due = np.inf
@@ -146,7 +150,7 @@ def start(D: Desk, i: int, now: float) -> int:
 
 @bare
 def idle_let(D: Desk, s: int) -> int:
-    """The fastest idle gpulet of service s, or -1 if all are busy."""
+    """Return the fastest idle gpulet of service s; -1: all are busy."""
     for x in range(D.queues[s].first, D.queues[s].first + D.queues[s].count):
         i = D.seats[D.seats_of[x]].let
         if D.lets[i].busy == 0:

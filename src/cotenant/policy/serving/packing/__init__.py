@@ -1,1 +1,2 @@
-"""Serving plans: divide GPUs into gpulets and assign services to them under SLOs."""
+"""Serving plans: they divide GPUs into gpulets (parts of a GPU), and place services on them so that the SLOs are
+kept."""

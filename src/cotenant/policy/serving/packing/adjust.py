@@ -1,4 +1,5 @@
-"""Compiled steps after a search: more headroom, and packings that keep an older plan."""
+"""Compiled steps after a search: larger batches as headroom, and packings that keep the gpulets of an older plan. A
+*gpulet* is a part of a GPU on which models take turns; it *settles* if batches exist that keep all SLOs there."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from cotenant.policy.serving.packing.kernel import (
     settle,
 )
 
-STEPS = np.int64(7)  # bisections of a rate: 1 % of it
+STEPS = np.int64(7)  # number of bisections for a rate: the error is 1 % of it
 
 
 @bare
 def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
-    """Give each GPU the batches of its rates times the largest factor that still settles, then each of its gpulets as
-    much more as its neighbours allow: headroom for bursts. The assigned rates stay what they are."""
+    """Give each GPU batches for its rates times the largest factor at which all its gpulets settle; then give each
+    gpulet as much more as its neighbours allow. This is headroom for bursts; the assigned rates do not change."""
     for g in range(A.shape[0]):
         copy_gpu(A, g, B, SLOT0)
         if not room(T, A, g):
@@ -47,8 +48,9 @@ def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
 
 @bare
 def grow(T: Tables, A: State, B: State, order: np.ndarray, left: np.ndarray) -> None:
-    """Make gpulets of services that found no place for all of their rate larger where that serves more of it. The
-    search prefers sizes that buy most for their part of a GPU, no use where nothing else fits beside them."""
+    """Make gpulets larger for services whose rate was not placed completely, if more of it is served then. The search
+    prefers the sizes that serve most for their part of a GPU, which is of no use where nothing else fits beside
+    them."""
     for i in range(order.shape[0]):
         s = order[i]
         for g in range(A.shape[0]):
@@ -68,7 +70,7 @@ def has_seat(A: State, g: int, j: int, s: int) -> bool:
 
 @inner
 def grow_let(T: Tables, A: State, B: State, g: int, j: int, s: int, left: np.ndarray) -> None:
-    """Try the larger partitions for gpulet j in turn; each that serves more of service s is kept."""
+    """Try the larger partitions for gpulet j in turn, and keep each that serves more of service s."""
     t = T.gpu_type[g]
     for p in range(T.size.shape[1]):
         larger = T.size[t, p].frac > T.size[t, A[g, j].part].frac
@@ -87,7 +89,8 @@ def grow_let(T: Tables, A: State, B: State, g: int, j: int, s: int, left: np.nda
 
 @inner
 def scale_gpu(A: State, B: State, g: int, only: int, factor: float) -> None:
-    """Set rates to `factor` times those in B[0] (all gpulets), or times their own (gpulet `only`)."""
+    """Set the rates of GPU g to `factor` times those in B[0] (only < 0: all gpulets), or those of gpulet `only` to
+    `factor` times their own."""
     for j in range(A.shape[1]):
         for k in range(A[g, j].count):
             if only < 0:
@@ -98,7 +101,7 @@ def scale_gpu(A: State, B: State, g: int, only: int, factor: float) -> None:
 
 @bare
 def settle_all(T: Tables, A: State) -> bool:
-    """Settle every GPU at its rates; False when one does not."""
+    """Choose batches on every GPU for its rates. False: some GPU has none that keep the SLOs."""
     for g in range(A.shape[0]):  # noqa: SIM110 - a generator does not compile
         if not settle(T, A, g, 1.0):
             return False
@@ -107,7 +110,8 @@ def settle_all(T: Tables, A: State) -> bool:
 
 @bare
 def shrink_to_fit(T: Tables, A: State, B: State) -> bool:
-    """Lower the rates of GPUs that do not settle, all seats of one by a common factor, until each does."""
+    """Lower the rates on GPUs for which no batches keep the SLOs, those of one GPU by a common factor, until there are
+    some."""
     for g in range(A.shape[0]):
         if settle(T, A, g, 1.0):
             continue
@@ -132,7 +136,7 @@ def shrink_to_fit(T: Tables, A: State, B: State) -> bool:
 
 @jit
 def pattern_caps(T: Tables, g: int, parts: np.ndarray, services: np.ndarray, batches: np.ndarray) -> np.ndarray:
-    """Requests/s of each gpulet of a pattern of one or two gpulets on GPU g."""
+    """Return the requests/s of each gpulet, if GPU g is divided into these one or two gpulets."""
     t = T.gpu_type[g]
     out = np.zeros(parts.shape[0])
     for j in range(parts.shape[0]):

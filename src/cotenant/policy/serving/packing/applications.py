@@ -13,8 +13,8 @@ REFERENCE_BATCH = 32
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of an application: its service, the ms after the application's arrival by which it should be done, and
-    the services that follow."""
+    """A stage of an application: its service, the time in ms after the application's arrival by which it should be
+    done, and the services that follow."""
 
     service: Service
     deadline_ms: float
@@ -28,10 +28,10 @@ def stage_name(application: str, stage: str) -> str:
 
 
 def stages(app: Application, profile: ServingProfile, rate_rps: float | None = None) -> list[Stage]:
-    """The stages of an application, in an order in which each follows what it waits for.
+    """Return the stages of an application, each after the stages that it waits for.
 
-    The SLO is split by how long a batch of 32 (or the largest profiled) takes on a whole GPU: a stage gets
-    `slo * weight / (weight of the heaviest path through it)`, so no path of stages adds up to more than the SLO.
+    The SLO is divided by how long a batch of 32 (or the largest profiled) takes on a whole GPU: a stage gets `slo *
+    weight / (weight of the heaviest path through it)`, so no path of stages adds up to more than the SLO.
     """
     order = app.order()
     weight = {s: _weight(profile, s) for s in order}

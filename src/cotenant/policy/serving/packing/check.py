@@ -1,8 +1,9 @@
-"""Verifies a serving plan: recomputes every promise from the profile, independently of the planners' arithmetic.
+"""Verifies a serving plan: computes all times and capacities again from the profile, independently of the planners'
+arithmetic.
 
-A plan is valid if, on every GPU, the gpulets fit (MIG geometry, shares, number, memory, network) and, on every gpulet,
-the work of one cycle fits the cycle and cycle plus work stay within every SLO, under the interference of the
-neighbours' worst models; and if every service's capacity reaches its rate.
+A plan is valid if, on every GPU, the gpulets (parts of the GPU) fit by MIG geometry, shares, number, memory and
+network; if, on every gpulet, the work of one cycle fits into the cycle and cycle plus work stay within every SLO, under
+the interference of the neighbours' worst models; and if every service's capacity reaches its rate.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ ROUNDING = 1 + 1e-9
 
 
 def worst_pressure(profile: ServingProfile, let: Gpulet) -> float:
-    """The alpha share that a gpulet's worst model adds to a neighbour."""
+    """Return the interference factor that the worst model of a gpulet adds for a neighbour."""
     return max((profile.pressure(s.model, s.batch, let.partition) for s in let.seats), default=0.0)
 
 
 def neighbours(profile: ServingProfile, let: Gpulet, lets: Iterable[Gpulet]) -> list[Gpulet]:
-    """Those of the gpulets of a GPU that slow one of them down: the others in its instance, whose times were not
+    """Return the gpulets of a GPU that slow a gpulet down: the others in its MIG instance, unless their times were
     measured together with its own."""
     if profile.partition(let.partition).processes > 1:
         return []
@@ -32,13 +33,13 @@ def neighbours(profile: ServingProfile, let: Gpulet, lets: Iterable[Gpulet]) -> 
 
 
 def work_ms(profile: ServingProfile, let: Gpulet, beside: Sequence[Gpulet]) -> float:
-    """Milliseconds of one cycle of a gpulet beside its neighbours."""
+    """Return how many milliseconds one cycle of a gpulet takes beside its neighbours."""
     pressure = sum(max(0.0, worst_pressure(profile, n)) for n in beside) if beside else None
     return sum(profile.effective_ms(s.model, s.batch, let.partition, pressure) for s in let.seats)
 
 
 def problems(plan: ServingPlan, services: Sequence[Service], gpus: Gpus, slack: float = 1.0) -> list[str]:
-    """What does not hold in a plan, one sentence each; empty when it holds. `slack` multiplies every SLO."""
+    """Return what is wrong with a plan, one sentence each; empty if it is valid. `slack` multiplies every SLO."""
     by_name = {s.name: s for s in services}
     by_gpu: dict[int, list[Gpulet]] = defaultdict(list)
     for let in plan.gpulets:
@@ -53,18 +54,18 @@ def problems(plan: ServingPlan, services: Sequence[Service], gpus: Gpus, slack: 
             profile = gpus.profile_of(gpu)
             work = work_ms(profile, let, neighbours(profile, let, lets))
             if work > let.duty_ms * ROUNDING:
-                out.append(f"gpulet {let.name}: {work:.3f} ms of work in a cycle of {let.duty_ms:.3f} ms")
+                out.append(f"gpulet {let.name}: {work:.3f} ms of work do not fit in a cycle of {let.duty_ms:.3f} ms")
             for seat in let.seats:
                 limit = by_name[seat.service].slo_ms * slack
                 if let.duty_ms + work > limit * ROUNDING:
                     took = let.duty_ms + work
-                    out.append(f"{seat.service} on {let.name}: {took:.2f} ms against an SLO of {limit:g} ms")
+                    out.append(f"{seat.service} on {let.name}: {took:.2f} ms exceed the SLO of {limit:g} ms")
     capacity = plan.capacities()
     left = {x.service: x.missing_rps for x in plan.left_out}
     for s in services:
         promised = s.rate_rps - left.get(s.name, 0.0)
         if capacity.get(s.name, 0.0) < promised * (1 - 1e-6):
-            out.append(f"{s.name}: capacity {capacity.get(s.name, 0.0):.1f} under {promised:.1f} requests/s")
+            out.append(f"{s.name}: the capacity of {capacity.get(s.name, 0.0):.1f} is below {promised:.1f} requests/s")
     return out
 
 
@@ -76,9 +77,9 @@ def _gpu_problems(
     for let in lets:
         instances[let.instance, profile.partition(let.partition).instance].append(let)
     if len(lets) > profile.max_gpulets:
-        out.append(f"GPU {gpu}: {len(lets)} gpulets, {profile.max_gpulets} allowed")
+        out.append(f"GPU {gpu}: has {len(lets)} gpulets, but may have {profile.max_gpulets}")
     if len({kind == "" for _, kind in instances}) > 1 or ("" in {kind for _, kind in instances} and len(instances) > 1):
-        out.append(f"GPU {gpu}: MIG instances beside partitions of the GPU itself")
+        out.append(f"GPU {gpu}: has both MIG instances and partitions without MIG")
     elif all(kind for _, kind in instances) and not fits(profile, instances):
         named = ", ".join(f"{kind}@{start}" for start, kind in sorted(instances))
         out.append(f"GPU {gpu}: MIG does not allow {named} together")
@@ -87,12 +88,12 @@ def _gpu_problems(
         out += [f"{where}: {x}" for x in _instance_problems(own, services, profile)]
     traffic = sum(s.rate_rps * services[s.service].input_bytes * 8 for let in lets for s in let.seats)
     if profile.network_bps is not None and traffic > profile.network_bps * (1 + 1e-6):
-        out.append(f"GPU {gpu}: {traffic / 1e9:.2f} Gbit/s of {profile.network_bps / 1e9:g} Gbit/s")
+        out.append(f"GPU {gpu}: needs {traffic / 1e9:.2f} Gbit/s of {profile.network_bps / 1e9:g} Gbit/s")
     return out
 
 
 def _instance_problems(lets: Sequence[Gpulet], services: Mapping[str, Service], profile: ServingProfile) -> list[str]:
-    """Of the gpulets of one MIG instance, or of a GPU without MIG."""
+    """Return what is wrong with the gpulets of one MIG instance, or of a GPU without MIG."""
     out = []
     sizes = [profile.partition(let.partition) for let in lets]
     if sum(p.share for p in sizes) > 1 + 1e-9:

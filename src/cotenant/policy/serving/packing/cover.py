@@ -1,7 +1,9 @@
-"""Exact cover of the rates with GPU patterns: a depth-first search cut by price bounds.
+"""Exact cover of the rates with GPU patterns, which are ways to divide a GPU: a depth-first search that price bounds
+cut.
 
-A bound is a price vector pi with its worth, the most that one GPU of each type can earn at these prices: a remaining
-demand whose value exceeds the worth of the remaining GPUs cannot be covered, by shared gpulets neither (see patterns).
+A bound is a vector of prices for requests, together with its *worth*, the most that one GPU of each type can earn at
+these prices. If the value of the remaining demand exceeds the worth of the remaining GPUs, these GPUs cannot serve it,
+not even with shared gpulets (see patterns).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ TOL = 1.0 + 1e-9
 
 @inner
 def may_fit(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: np.ndarray) -> bool:
-    """Whether no price proves that the demand exceeds what GPUs of these counts can serve."""
+    """Whether the demand may fit on GPUs of these counts, which means that no price proves the contrary."""
     for i in range(prices.shape[0]):
         value, most = 0.0, 0.0
         for s in range(demand.shape[0]):
@@ -30,7 +32,8 @@ def may_fit(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: n
 
 @jit
 def bound_of(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: np.ndarray) -> tuple[float, int]:
-    """(least common factor on the demand that a price proves to be the limit, that price's index)."""
+    """Return the least upper bound that a price proves for a common factor on the demand, and the index of that
+    price."""
     best, at = np.inf, 0
     for i in range(prices.shape[0]):
         value, most = 0.0, 0.0
@@ -48,7 +51,7 @@ def open_node(
     caps: np.ndarray, kind: np.ndarray, group: np.ndarray, largest: np.ndarray, price: np.ndarray, rest: np.ndarray,
     counts: np.ndarray, score: np.ndarray,
 ) -> None:  # fmt: skip
-    """Score every pattern that serves the service in greatest need; the others get -1."""
+    """Rate every pattern that serves the service with the greatest need; the other patterns get -1."""
     urgent, need = 0, -1.0
     for s in range(rest.shape[0]):
         if rest[s] > 0.0 and rest[s] / largest[s] > need:
@@ -65,7 +68,8 @@ def open_node(
 
 @inner
 def slots_needed(rest: np.ndarray, whole: np.ndarray, beside: np.ndarray) -> int:
-    """Half GPUs that the remaining demands need at least: a gpulet beside another is one half, a whole GPU two."""
+    """Return how many halves of GPUs the remaining demands need at least: a gpulet beside another counts as one half, a
+    whole GPU as two."""
     total = 0
     for s in range(rest.shape[0]):
         if rest[s] > 0.0:
@@ -78,9 +82,9 @@ def slots_needed(rest: np.ndarray, whole: np.ndarray, beside: np.ndarray) -> int
 
 @inner
 def space_needed(rest: np.ndarray, solo: np.ndarray, frac: np.ndarray, cost: np.ndarray) -> float:
-    """GPUs that the remaining demands take at least: each is served by one gpulet, as large as the smallest that
-    carries it alone, or by two or more. solo (S, P) requests/s, frac (P) ascending, cost (S) least fraction per
-    request/s; no partitions (P of 0) where GPU types differ."""
+    """Return how many GPUs the remaining demands need at least. Each demand is served by one gpulet, at least as large
+    as the smallest that can serve it alone, or by two or more. solo (S, P): requests/s; frac (P): ascending; cost (S):
+    least fraction per request/s. If GPU types differ, P is 0."""
     total = 0.0
     if frac.shape[0] == 0:
         return total
@@ -97,7 +101,8 @@ def space_needed(rest: np.ndarray, solo: np.ndarray, frac: np.ndarray, cost: np.
 
 @inner
 def last_gpu(caps: np.ndarray, kind: np.ndarray, group: np.ndarray, rest: np.ndarray, counts: np.ndarray) -> int:
-    """A pattern that alone serves what is left; -1 when none does. group (S, S, 2): patterns of a pair of services."""
+    """Return a pattern that alone serves the remaining demand; -1: there is none. group (S, S, 2): the patterns of each
+    pair of services."""
     a = b = -1
     for s in range(rest.shape[0]):
         if rest[s] > 0.0:
@@ -126,12 +131,12 @@ def cover(
     solo: np.ndarray, frac: np.ndarray, cost: np.ndarray, demand: np.ndarray, counts: np.ndarray, chosen: np.ndarray,
     budget: int,
 ) -> int:  # fmt: skip
-    """Fill `chosen` with patterns (one per GPU, -1 unused) that serve `demand` with `counts` GPUs per type.
+    """Fill `chosen` with patterns (one for each GPU, -1: not used) that serve `demand` with `counts` GPUs of each type.
 
-    caps (C, S), kind (C) type of each pattern; group as in `last_gpu`; limits (3, S): most that a service gets from a
-    whole GPU, from a gpulet beside another service's, and from any pattern; prices (L, S), worth (L, T); solo, frac and
-    cost as in `space_needed`. `budget` is the most patterns tried. Returns FOUND, NONE (proven: no set of patterns
-    does) or LIMIT.
+    caps (C, S), kind (C): the capacities and the GPU type of each pattern; group as in `last_gpu`; limits (3, S): the
+    most that a service gets from a whole GPU, from a gpulet beside another service's, and from any pattern; prices (L,
+    S), worth (L, T); solo, frac and cost as in `space_needed`. `budget`: how many patterns may be tried. Returns FOUND,
+    NONE (proven that no set of patterns serves the demand) or LIMIT.
     """
     levels, S = counts.sum(), demand.shape[0]
     price = prices[bound_of(prices, worth, demand, counts)[1]] + 1e-9 / limits[2]

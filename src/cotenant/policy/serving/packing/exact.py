@@ -1,4 +1,5 @@
-"""Proofs of the exact planner: the best bound on the rates, and the fewest GPUs of single-model gpulets."""
+"""Proofs of the exact planner: a bound on the rates that any plan can serve, and the fewest GPUs if each gpulet (part
+of a GPU) has one model."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from cotenant.policy.solver import compressed, solve_milp
 
 @dataclass(frozen=True)
 class Proof:
-    """`factor`: no plan, with shared gpulets or without, serves more than this factor of the rates. `chosen`: patterns
-    of a plan found, or None. `status`: found, infeasible (by the factor, or because a search of all patterns ended),
-    alone-infeasible (no plan of single-model gpulets exists; shared ones remain possible up to the factor) or undecided
-    (the time ran out)."""
+    """What was proven. `factor`: no plan, with or without shared gpulets, serves more than this factor of the rates.
+    `chosen`: the patterns of a plan that was found, or None. `status`: found; infeasible (by the factor, or after a
+    search of all patterns); alone-infeasible (no plan with one model on each gpulet exists; one with shared gpulets may
+    exist up to the factor); or undecided (the time ran out)."""
 
     factor: float
     status: str
@@ -24,7 +25,8 @@ class Proof:
 
 
 def rate_factor(table: CoverTable, rates: np.ndarray, counts: np.ndarray) -> float:
-    """The pattern LP's bound on a common factor on the rates, from the best prices for these very rates."""
+    """Return the bound of the pattern LP on a common factor on the rates, from the best prices for exactly these
+    rates."""
     best = math.inf
     for t in np.nonzero(counts)[0]:
         prices = dual_prices(table.caps[table.kind == t], rates)
@@ -36,8 +38,8 @@ def rate_factor(table: CoverTable, rates: np.ndarray, counts: np.ndarray) -> flo
 
 
 def prove(table: CoverTable, rates: np.ndarray, counts: np.ndarray, time_limit_s: float, spare: float) -> Proof:
-    """Bound the rates, then look for the fewest GPUs of single-model gpulets that serve `spare` times them (MILP over
-    patterns)."""
+    """Bound the rates, then search for the fewest GPUs with one model on each gpulet that serve `spare` times the rates
+    (a MILP over patterns)."""
     factor = rate_factor(table, rates, counts)
     if factor < 1 - 1e-9:
         return Proof(factor, "infeasible")

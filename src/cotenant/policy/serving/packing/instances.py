@@ -1,13 +1,14 @@
-"""Fewest GPUs divided into MIG instances: an integer program over contents of instances and layouts of GPUs.
+"""Finds the fewest GPUs divided into MIG instances: an integer program over the contents of instances and the layouts
+of GPUs.
 
-A column is one instance with its contents (one service, on one or several processes or on two parts of its SMs; or
-several services that take turns in one process) and the requests/s that each service gets from it. A layout is a set of
-instances that fits one GPU. With x of each column and y of each layout:
+A column is one instance with its contents and the requests/s that each service gets from it. Contents are one service,
+on one or several processes or on two parts of the instance's SMs, or several services that take turns in one process. A
+layout is a set of instances that fits one GPU. With x of each column and y of each layout:
 
-    minimise sum(y)   so that   sum of capacities x >= rates,   instances of each kind: sum(x) <= sum(layout y)
+minimise sum(y) so that sum of capacities x >= rates, instances of each kind: sum(x) <= sum(layout y)
 
-Instances do not slow each other down, so columns are independent. Its linear relaxation over columns of one service
-bounds every plan, including turns, for the reason given in `patterns`.
+Instances do not slow each other down, so columns are independent. The linear relaxation over columns of one service
+bounds every plan, also those in which services take turns, for the reason given in `patterns`.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from cotenant.policy.serving.packing.search import empty_all
 from cotenant.policy.serving.packing.shared import undominated
 from cotenant.policy.solver import Solution, compressed, solve_milp
 
-PAIRED = 16  # services up to which every two may take turns
-POINTS = 8  # steps of the trade-off between two services that take turns, per instance
-CYCLES = 32  # lengths of a cycle tried for sets of services
-SMALLEST = 12  # services of least demand, of which sets of three or more share an instance
+PAIRED = 16  # up to this many services, every two may take turns
+POINTS = 8  # number of points on the trade-off between two services that take turns, per instance
+CYCLES = 32  # number of lengths of a cycle that are tried for sets of services
+SMALLEST = 12  # this many services of least demand are combined in sets of three or more on one instance
 
 Content = tuple[tuple[int, tuple[int, ...], tuple[float, ...]], ...]  # (partition, services, requests/s) per gpulet
 
 
 @dataclass(frozen=True)
 class Column:
-    """One instance of `kind` (index into the table's kinds), what it gives each service, and its gpulets."""
+    """One instance of a kind (index into the table's kinds), the requests/s that each service gets from it, and its
+    gpulets."""
 
     kind: int
     caps: np.ndarray  # (S,) requests/s
@@ -43,9 +45,8 @@ class Column:
 
 
 class InstanceTable:
-    """For GPUs that are cut into instances: the layouts of a GPU, and which one or two services an instance can run.
-    Does not depend on the services' rates, so one table is used for all of them.
-    """
+    """For GPUs that are divided into MIG instances: the layouts of a GPU, and which one or two services an instance can
+    run. It does not depend on the services' rates, so one table is used for all rates."""
 
     def __init__(self, T: Tables) -> None:
         self.T = T
@@ -62,25 +63,28 @@ class InstanceTable:
         self.pairs = [x for i in range(len(self.kinds)) for x in self._pairs(i)] if len(T.svc) <= PAIRED else []
 
     def parts(self, i: int) -> list[int]:
-        """Partitions that an instance of kind i may be cut into."""
+        """Return the partitions into which an instance of kind i may be divided."""
         t, k = self.kinds[i]
         size = self.T.size[t]
         return np.nonzero((size["allowed"] > 0) & (size["kind"] == k))[0].tolist()
 
     def whole(self, i: int) -> int | None:
-        """The partition that is all of an instance of kind i for one process, in which services may take turns."""
+        """Return the partition that is the whole instance of kind i for one process, in which services may take turns;
+        None if there is none."""
         size = self.T.size[self.kinds[i][0]]
         return next((p for p in self.parts(i) if size["share"][p] > 1 - 1e-9 and size["procs"][p] == 1), None)
 
     @property
     def bounds(self) -> bool:
-        """Whether the columns of one service bound all plans: no instance holds more than two gpulets."""
+        """Whether the columns of one service bound all plans, which is so if no instance holds more than two
+        gpulets."""
         allowed = self.T.size["allowed"] > 0
         return bool((self.T.size["share"][allowed] > 1 / 3 + 1e-9).all())
 
     def _alone(self, i: int) -> list[Column]:
         caps, what = patterns(self.T, self.kinds[i][0], self.parts(i))
-        alike: dict[tuple[int, ...], list[int]] = {}  # only columns of the same services can be worse than another
+        # a column can be worse than another only if both have the same services
+        alike: dict[tuple[int, ...], list[int]] = {}
         for c in range(len(caps)):
             if caps[c].any() and self._holds(i, what[c]):
                 alike.setdefault(tuple(np.nonzero(caps[c])[0].tolist()), []).append(c)
@@ -106,7 +110,8 @@ class InstanceTable:
         return used <= float(row["mem_gpu"]) * int(slots) / int(row["slots"])
 
     def _ms(self, i: int, p: int) -> np.ndarray:
-        """(S, B+1) milliseconds of a batch alone on a partition; inf where it is not profiled, and for a batch of 0."""
+        """Return (S, B+1): milliseconds of a batch alone on a partition; inf if it was not profiled, and for a batch of
+        0."""
         t = self.kinds[i][0]
         model = self.T.svc["model"]
         ms: np.ndarray = (self.T.lat[t, model, p] + self.T.cell["over"][t, model]) * self.T.gpu["margin"][t]
@@ -117,7 +122,8 @@ class InstanceTable:
         return len(set(self.T.svc["group"][list(services)].tolist())) == 1 and self._memory_fits(i, services, 1)
 
     def _pairs(self, i: int) -> list[tuple[int, int, tuple[int, int], np.ndarray]]:
-        """(kind, partition, services, undominated requests/s of both) of two services that take turns."""
+        """Return, for each two services that can take turns: kind, partition, the services, and their undominated pairs
+        of requests/s."""
         p, out = self.whole(i), []
         if p is None or self.T.seats < 2:
             return []
@@ -135,7 +141,7 @@ class InstanceTable:
         return out
 
     def sharing(self, rates: np.ndarray) -> list[Column]:
-        """Columns of services that take turns, for these rates."""
+        """Return columns with services that take turns, for these rates."""
         out = []
         for i, p, (a, b), points in self.pairs:
             capped = np.minimum(points, rates[[a, b]])
@@ -149,7 +155,7 @@ class InstanceTable:
             for i in sorted(range(len(self.kinds)), key=self._fraction):
                 for p, services in self._sets(i, wanted):
                     if (self.kinds[i][0], services) in done:
-                        continue  # a smaller instance holds them
+                        continue  # a smaller instance can run them
                     done.add((self.kinds[i][0], services))
                     caps = np.zeros(len(rates))
                     caps[list(services)] = wanted[list(services)]
@@ -157,7 +163,8 @@ class InstanceTable:
         return out
 
     def _remainders(self, rates: np.ndarray) -> np.ndarray:
-        """(S,) what instances of a service's own, of the kind that costs least, leave of its rate when each is full."""
+        """Return (S,): what remains of each service's rate if it fills instances of its own, of the cheapest kind,
+        completely."""
         best = np.zeros(len(rates))
         cost = np.full(len(rates), np.inf)
         for column in self.alone:
@@ -172,7 +179,7 @@ class InstanceTable:
         return float(self.T.size["whole"][self.kinds[i][0], self.parts(i)[0]])
 
     def _sets(self, i: int, rates: np.ndarray) -> list[tuple[int, tuple[int, ...]]]:
-        """Sets of services all of whose rates an instance serves in turns."""
+        """Return sets of services whose whole rates one instance serves in turns."""
         p = self.whole(i)
         if p is None:
             return []
@@ -192,7 +199,7 @@ class InstanceTable:
         ]  # fmt: skip
 
     def factor(self, rates: np.ndarray, counts: np.ndarray) -> float:
-        """The linear relaxation's bound on a common factor on the rates, with `counts` GPUs of each type."""
+        """Return the linear relaxation's bound on a common factor on the rates, with `counts` GPUs of each type."""
         rows, low, high = self._rows(self.alone, np.zeros(len(rates)), counts)
         rows = np.hstack([rows, np.concatenate([-rates, np.zeros(len(rows) - len(rates))])[:, None]])
         cost = np.zeros(rows.shape[1])
@@ -203,7 +210,8 @@ class InstanceTable:
     def fewest(
         self, rates: np.ndarray, counts: np.ndarray, time_limit_s: float
     ) -> tuple[list[Column], np.ndarray] | None:
-        """Columns, one for each instance, and how many GPUs of each layout: the fewest GPUs found; None if none is."""
+        """Return columns, one for each instance, and the number of GPUs of each layout, for the fewest GPUs found; None
+        if no plan was found."""
         least = self._integer(self.alone, rates, counts, time_limit_s, relaxed=True)
         if least is None:
             return None
@@ -216,7 +224,7 @@ class InstanceTable:
         return None if best is None else self._chosen(self.alone, best)
 
     def fill(self, columns: list[Column], times: np.ndarray, rates: np.ndarray, out: State) -> None:
-        """Write instances into a state: GPUs by layout, the rates in proportion to what each instance can take."""
+        """Write instances into a state: GPUs by layout, and rates in proportion to what each instance can take."""
         total = np.sum([c.caps for c in columns], axis=0)
         waiting = {kind: [c for c in columns if c.kind == kind] for kind in range(len(self.kinds))}
         free = {t: np.nonzero(self.T.gpu_type == t)[0].tolist() for t in set(self.layout_types)}
@@ -250,7 +258,7 @@ class InstanceTable:
     def _rows(
         self, columns: list[Column], rates: np.ndarray, counts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Constraints over columns, then layouts: rates, instances of each kind, GPUs of each type."""
+        """Build the constraints over columns, then layouts: rates, instances of each kind, GPUs of each type."""
         n, S, K = len(columns), len(rates), len(self.kinds)
         rows = np.zeros((S + K + len(counts), n + len(self.layouts)))
         for c, column in enumerate(columns):
@@ -274,7 +282,7 @@ class InstanceTable:
 
 
 def gpu_layouts(T: Tables, t: int) -> list[dict[int, int]]:
-    """The maximal sets of instances of one GPU of type t, as counts by kind."""
+    """Return the maximal sets of instances of one GPU of type t, as counts by kind."""
     rows = {int(r["kind"]): r for r in T.size[t] if r["allowed"]}
     kinds = sorted(rows, key=lambda k: -rows[k]["slots"])
     found: list[dict[int, int]] = []

@@ -1,14 +1,15 @@
-"""Compiled core of the packing planners: what fits on a gpulet, given its neighbours.
+"""The compiled core of the packing planners: what fits on a gpulet, given its neighbours.
 
-A gpulet is a partition whose models take turns: one cycle runs one batch of each, and the cycle's length is its total
-work. So a gpulet gives a model `batch / work` requests per millisecond, and a request waits at most one cycle before
-the cycle that serves it: `2 * work <= SLO` for every model on it.
+A *gpulet* is a part of a GPU whose models take turns: one cycle runs one batch of each, and the length of the cycle is
+its total work. So a gpulet gives a model `batch / work` requests per millisecond, and a request waits at most one cycle
+before the cycle that serves it: `2 * work <= SLO` for every model on it. A *seat* is the place of one service on a
+gpulet. *Pressure* is how much a gpulet slows down its neighbours on the GPU.
 
-For given rates, a gpulet's batches are searched over every distinct vector of batches; the vector with the least
-pressure on the neighbours is kept. Less pressure never hurts a neighbour, so raising the pressures of a GPU's gpulets
-from zero to the first fixed point finds a consistent choice if there is one (`settle`).
+For given rates, every distinct vector of batches of a gpulet is tried, and the one with the least pressure on the
+neighbours is kept. Less pressure never makes a neighbour slower. So raising the pressures of a GPU's gpulets from zero
+to the first fixed point finds a consistent choice if there is one (`settle`).
 
-Indices: t GPU type, g GPU, j gpulet slot, p partition, s service, k seat (a service's placement on a gpulet), b batch.
+Indices: t GPU type, g GPU, j gpulet slot, p partition, s service, k seat, b batch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cotenant.policy.compiled import inner
 
 INF = np.inf
 EPS = 1e-9
-# numba compiles a function once more for every literal integer that it is called with: these are none
+# numba compiles a function again for every literal integer with which it is called, so these are numpy integers
 SLOT0: Any = np.int64(0)
 SLOT1: Any = np.int64(1)
 SLOT2: Any = np.int64(2)
@@ -31,31 +32,35 @@ NOWHERE: Any = np.int64(-1)
 
 FEW_SEATS = 4
 
-# one row per (GPU type, model, batch): batch building in ms, shares of alpha for oneself and for a neighbour
+# one row for each (GPU type, model, batch): ms to build a batch, factors of interference on the model itself and on a
+# neighbour
 CELL = np.dtype([("over", "f8"), ("own", "f8"), ("other", "f8")], align=True)
-# one row per GPU type; lets: gpulets a GPU may hold, slots and compute: what its MIG instances may take in all
+# one row for each GPU type; lets: number of gpulets that a GPU may hold; slots and compute: what all its MIG instances
+# together may take
 GPU = np.dtype(
     [("alpha0", "f8"), ("margin", "f8"), ("mem_gpu", "f8"), ("mem_let", "f8"), ("net", "f8"), ("slots", "i8"),
      ("compute", "i8"), ("lets", "i8")],
     align=True,
 )  # fmt: skip
-# one row per (GPU type, partition); kind: of the instance that it is a `share` of, which takes `whole` of the GPU's
-# SMs, `slots` and `compute`; the partition takes `frac` of the GPU's SMs, with all of its `procs` processes
+# one row for each (GPU type, partition); kind: that of the MIG instance of which the partition is a `share`; whole:
+# part of the GPU's SMs that the instance takes, as well as `slots` and `compute`; frac: part of the GPU's SMs that the
+# partition takes with all its `procs` processes
 SIZE = np.dtype(
     [("frac", "f8"), ("share", "f8"), ("whole", "f8"), ("slots", "i8"), ("compute", "i8"), ("kind", "i8"),
      ("procs", "i8"), ("allowed", "i8")],
     align=True,
 )  # fmt: skip
-# one row per service; cost: least GPU fraction per request/s, bits: per request, group: only equal ones share a gpulet
+# one row for each service; cost: least fraction of a GPU per request/s; bits: per request; group: only services of
+# equal groups may share a gpulet
 SVC = np.dtype(
     [("slo", "f8"), ("mem", "f8"), ("bits", "f8"), ("cost", "f8"), ("model", "i8"), ("group", "i8")], align=True
 )
 
 
 def let_rows(seats: int) -> np.dtype:
-    """A gpulet of a packing under construction, all processes of its partition together: part is -1 where there is
-    none, inst numbers the instances of its GPU; rate in requests/s is assigned to a seat. Of two sizes, since all is
-    compiled for each, and searching copies rows all the time."""
+    """Return the record of a gpulet while a packing is built; it includes all processes of its partition. part: -1 if
+    the slot is empty; inst: number of its MIG instance on the GPU; rate: requests/s assigned to each seat. The record
+    has two sizes, since all functions are compiled for each and a search copies records all the time."""
     most = FEW_SEATS if seats <= FEW_SEATS else MOST_MODELS
     return np.dtype(
         [("part", "i8"), ("inst", "i8"), ("count", "i8"), ("work", "f8"), ("press", "f8"), ("svc", "i8", (most,)),
@@ -65,11 +70,11 @@ def let_rows(seats: int) -> np.dtype:
 
 
 class Tables(NamedTuple):
-    """What a planner knows, as arrays: rows of the types above, few arguments to compile.
+    """What a planner knows, as arrays of the records above, so that kernels have few arguments.
 
-    lat (T, M, P, B+1) ms, inf where a cell is missing; cell (T, M, B+1); gpu (T); size (T, P); svc (S);
-    cap (T, S, P) requests/s alone on a partition; gpu_type (N); seats: services that may share a gpulet; rising:
-    whether no larger batch presses less.
+    lat (T, M, P, B+1): ms, inf if a cell is missing; cell (T, M, B+1); gpu (T); size (T, P); svc (S); cap (T, S, P):
+    requests/s alone on a partition; gpu_type (N); seats: how many services may share a gpulet; rising: whether a larger
+    batch never causes less pressure.
     """
 
     lat: np.ndarray
@@ -105,7 +110,7 @@ def clear_gpu(a: State, g: int) -> None:
 
 @inner
 def batch_ms(T: Tables, t: int, m: int, p: int, b: int, x: float) -> float:
-    """Effective milliseconds of a batch under neighbour pressure x (below 0: no neighbour)."""
+    """Return the milliseconds of a batch under pressure x from the neighbours (below 0: there is no neighbour)."""
     alpha = 1.0
     if x >= 0.0:
         alpha = T.gpu[t].alpha0 + T.cell[t, m, b].own * T.size[t, p].share + x
@@ -118,7 +123,8 @@ def batch_ms(T: Tables, t: int, m: int, p: int, b: int, x: float) -> float:
 def try_cycle(
     T: Tables, A: State, g: int, j: int, x: float, cycle: float, slo: float, scale: float
 ) -> tuple[float, float]:
-    """(work, pressure) when every seat's batch is what its rate gathers in `cycle` ms; work is inf when it misses."""
+    """Return (work, pressure) if the batch of every seat has the requests that arrive in `cycle` ms; work is inf if an
+    SLO or the cycle is exceeded."""
     t, p = T.gpu_type[g], A[g, j].part
     top = T.cell.shape[2] - 1
     work, press = 0.0, 0.0
@@ -139,7 +145,8 @@ def try_cycle(
 
 @inner
 def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
-    """Set batches, work and pressure of a gpulet for its rates times 1000 * `scale`; False (unchanged) if none fits."""
+    """Choose batches, work and pressure of a gpulet for its rates times 1000 * `scale`. False: none fit, nothing has
+    changed."""
     n = A[g, j].count
     slo = INF
     for k in range(n):
@@ -152,8 +159,8 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
         for b in range(1, T.cell.shape[2]):
             cycle = b / rate
             if found and T.rising:
-                break  # later batches press harder
-            if n == 1:  # the common case needs no call
+                break  # later batches cause more pressure
+            if n == 1:  # the common case, without a call
                 t, p, m = T.gpu_type[g], A[g, j].part, T.svc[A[g, j].svc[0]].model
                 work = batch_ms(T, t, m, p, b, x)
                 if work > cycle or 2.0 * work > slo:
@@ -178,7 +185,7 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
 
 @inner
 def neighbour_pressure(A: State, g: int, j: int) -> float:
-    """Sum of the pressures on gpulet j of the others in its instance; -1 when it is alone."""
+    """Return the sum of the pressures of the other gpulets in the same instance on gpulet j; -1 if it is alone."""
     x, others = 0.0, 0
     for i in range(A.shape[1]):
         if i != j and A[g, i].count > 0 and A[g, i].inst == A[g, j].inst:
@@ -189,7 +196,8 @@ def neighbour_pressure(A: State, g: int, j: int) -> float:
 
 @inner
 def instance_room(T: Tables, A: State, g: int, j: int, q: int) -> bool:
-    """Whether the instance of gpulet j on GPU g has room for one more of partition q (-1: for those it has)."""
+    """Whether the instance of gpulet j on GPU g has space for one more gpulet of partition q (-1: for those that it
+    has)."""
     t, p = T.gpu_type[g], A[g, j].part
     share, memory = 0.0, 0.0
     if q >= 0:
@@ -218,7 +226,7 @@ def first_of_instance(A: State, g: int, j: int) -> bool:
 
 @inner
 def room(T: Tables, A: State, g: int) -> bool:
-    """Whether GPU g keeps SMs, MIG geometry, number of gpulets, memory and network traffic within bounds."""
+    """Whether GPU g stays within its limits of SMs, MIG geometry, number of gpulets, memory and network traffic."""
     t = T.gpu_type[g]
     whole, slots, compute, lets, traffic = 0.0, 0, 0, 0, 0.0
     for j in range(A.shape[1]):
@@ -241,7 +249,8 @@ def room(T: Tables, A: State, g: int) -> bool:
 
 @inner
 def open_let(T: Tables, A: State, g: int, j: int, p: int) -> None:
-    """Make slot j of GPU g an empty gpulet of partition p: in the first instance that has room, else in a new one."""
+    """Make slot j of GPU g an empty gpulet of partition p, in the first instance that has space for it, otherwise in a
+    new one."""
     A[g, j].part, A[g, j].count, A[g, j].inst = -1, 0, 0
     for i in range(A.shape[1]):
         if A[g, i].part >= 0 and A[g, i].inst >= A[g, j].inst:
@@ -255,7 +264,8 @@ def open_let(T: Tables, A: State, g: int, j: int, p: int) -> None:
 
 @inner
 def settle(T: Tables, A: State, g: int, scale: float) -> bool:
-    """Choose batches of all gpulets of GPU g that hold together; False when there are none (state then undefined)."""
+    """Choose batches for all gpulets of GPU g that keep all SLOs together. False: there are none, and the state is
+    undefined."""
     if not room(T, A, g):
         return False
     for j in range(A.shape[1]):
@@ -279,7 +289,8 @@ def settle(T: Tables, A: State, g: int, scale: float) -> bool:
 
 @inner
 def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
-    """Add q requests/s of service s to gpulet j of GPU g (made with partition p if it is empty); True if all settle."""
+    """Add q requests/s of service s to gpulet j of GPU g, which is created with partition p if the slot is empty. True:
+    batches exist that keep all SLOs."""
     if A[g, j].part < 0:
         open_let(T, A, g, j, p)
     k = 0
@@ -298,7 +309,8 @@ def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
 
 @inner
 def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
-    """Upper bound of what service s could still get on gpulet j: turns free, and no time for the other services."""
+    """Return an upper bound of what service s could still get on gpulet j, as if turns and batches of the other
+    services cost no extra time."""
     t, p = T.gpu_type[g], A[g, j].part
     load = 0.0
     for k in range(A[g, j].count):
@@ -308,7 +320,8 @@ def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
 
 @inner
 def most(T: Tables, A: State, B: State, g: int, j: int, p: int, s: int, q: float, steps: int) -> float:
-    """The largest rate up to q that `seat` accepts (bisected in `steps`), left in place; 0 and unchanged when none."""
+    """Find the largest rate up to q that `seat` accepts, by `steps` bisections, and leave it in place; 0, with nothing
+    changed, if it accepts none."""
     copy_gpu(A, g, B, SLOT0)
     if seat(T, A, g, j, p, s, q):
         return q

@@ -1,13 +1,14 @@
-"""GPU patterns: ways to divide one GPU among single-model gpulets, and the bounds that they prove.
+"""GPU patterns: ways to divide one GPU among gpulets (parts of the GPU) with one model each, and the bounds that they
+prove.
 
-A pattern gives each service a capacity. A gpulet shared by several models gives capacities `b_i / sum(e)`; for any
-prices pi, `sum(pi_i b_i) / sum(e_i)` is a mediant and never above the best `pi_i b_i / e_i` of one of its models alone,
-and that model alone keeps its SLO and causes no more pressure on its neighbours. So patterns of single-model gpulets
-attain the best value for all prices, and for every `pi >= 0` and n GPUs
+A pattern gives each service a capacity. A gpulet that several models share gives capacities `b_i / sum(e)`. For any
+prices pi, `sum(pi_i b_i) / sum(e_i)` is a mediant, so it is never above the best `pi_i b_i / e_i` of one of its models
+alone. That model alone keeps its SLO, and causes no more pressure on its neighbours. So patterns of gpulets with one
+model attain the best value at all prices, and for every `pi >= 0` and n GPUs
 
-    sum(pi_s rate_s) <= n * max over patterns of sum(pi_s capacity_s)
+sum(pi_s rate_s) <= n * max over patterns of sum(pi_s capacity_s)
 
-holds for every plan, shared gpulets included. With the best prices this is the dual of the pattern LP.
+holds for every plan, also those with shared gpulets. With the best prices this is the dual of the pattern LP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Pattern = tuple[tuple[int, int, int], ...]  # (partition, service, batch) per gp
 
 
 class Options:
-    """Single-model options of one partition of one GPU type: all (service, batch) that keep their SLO alone."""
+    """What one partition of one GPU type can run with one model: all (service, batch) that keep their SLO alone."""
 
     def __init__(self, T: Tables, t: int, p: int) -> None:
         m = T.svc["model"]
@@ -41,7 +42,7 @@ class Options:
         self.alone_rps = self.batch * 1000.0 / alone[at] * T.size["procs"][t, p]
 
     def beside(self, press: np.ndarray) -> np.ndarray:
-        """(options, len(press)) requests/s beside neighbours of these pressures; 0 where the SLO breaks."""
+        """Return (options, len(press)): requests/s beside neighbours of these pressures; 0 if the SLO is exceeded."""
         alpha = np.maximum(1.0, self.alpha0 + self.own[:, None] + press[None, :])
         ms = (self.lat[:, None] * alpha + self.over[:, None]) * self.margin
         rps = self.batch[:, None] * 1000.0 / ms
@@ -49,15 +50,16 @@ class Options:
 
 
 def pareto(points: np.ndarray) -> np.ndarray:
-    """Indices of the points of an (n, 2) array that no other point dominates."""
+    """Return the indices of the points of an (n, 2) array that no other point dominates."""
     order = np.lexsort((-points[:, 1], -points[:, 0]))
     best = np.maximum.accumulate(np.concatenate(([-np.inf], points[order, 1]))[:-1])
     return order[points[order, 1] > best]
 
 
 def patterns(T: Tables, t: int, parts: Sequence[int]) -> tuple[np.ndarray, list[Pattern]]:
-    """(patterns, S) capacities of a GPU of type t, or of one MIG instance of it, cut into these partitions, undominated
-    within each pair of services, and what each holds: (partition, service, batch) per gpulet. Two gpulets at most."""
+    """Return (patterns, S), the capacities of a GPU of type t, or of one MIG instance of it, divided into these
+    partitions (undominated within each pair of services), and what each pattern holds: (partition, service, batch) for
+    each gpulet. There are at most two gpulets."""
     S = len(T.svc["slo"])
     rows: list[np.ndarray] = []
     what: list[Pattern] = []

@@ -22,27 +22,27 @@ from cotenant.policy.serving.packing.specs import KEPT_APART, Spec
 from cotenant.policy.serving.packing.tables import Gpus, build_tables, most_rows, new_state
 
 SEED = 0x9E3779B97F4A7C15
-SMALL = 64  # services or GPUs up to which feasibility is searched for; above, plans are built in one pass
-MANY = 300  # services up to which MIG instances are given out by an integer program
-COVERED = 12  # services up to which patterns are enumerated
-LOOKS = 400  # places tried for one service, the latest opened GPUs first
-GRID = math.log(1.01)  # feasibility is decided at rates rounded up to a geometric grid, see _covers
+SMALL = 64  # up to this many services and GPUs a plan is searched for; with more it is built in one pass
+MANY = 300  # up to this many services an integer program assigns MIG instances
+COVERED = 12  # up to this many services all patterns are enumerated
+LOOKS = 400  # number of places tried for one service; the GPUs used last are tried first
+GRID = math.log(1.01)  # feasibility is decided for rates rounded up to a geometric grid, see _covers
 TRIES, QUICK_TRIES, EXACT_TRIES = 600, 150, 60_000
 WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
-GUARDS = (1.1, 1.25, 1.4)  # what a planner that sees no interference allows for it
-CROWDED = 1000  # GPUs up to which many models may share a gpulet: a row for each of them is large
-SPARE = 1 + 3e-6  # margin by which rates are exceeded, so that rounding never leaves one short
+GUARDS = (1.1, 1.25, 1.4)  # factors by which a planner that ignores interference raises the rates to make up for it
+CROWDED = 1000  # up to this many GPUs many models may share a gpulet, because the record of such a gpulet is large
+SPARE = 1 + 3e-6  # rates are exceeded by this factor, so that rounding never leaves one too low
 
 
 class Packer:
-    """One planner for a fixed set of services (models, SLOs) and GPUs; asked again and again with other rates.
+    """One planner for a fixed set of services (models, SLOs) and GPUs. It can be asked repeatedly, for different rates.
 
-    Building it computes the tables, which is the slow part; `plan` then decides. A claimed plan has passed
-    `check.problems` under the profile's own interference, whatever the planner itself saw.
+    Creating it computes the tables, which is the slow part; `plan` then decides. A plan that claims to be feasible has
+    passed `check.problems` under the interference in the profile, whether the planner considers interference or not.
     """
 
     def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service], *, time_limit_s: float = 5.0) -> None:
-        """`time_limit_s` is the exact planner's, for one decision of its solver."""
+        """Create the tables. `time_limit_s`: time limit of the exact planner for one decision of its solver."""
         if not services:
             raise InputError("there are no services to plan")
         if len(gpus) == 0:
@@ -66,31 +66,34 @@ class Packer:
 
     @property
     def small(self) -> bool:
-        """Whether the problem is searched rather than built in one pass."""
+        """Whether the problem is small enough for a search; otherwise plans are built in one pass."""
         return len(self.services) <= SMALL and len(self.gpus) <= SMALL
 
     @cached_property
     def table(self) -> CoverTable | None:
-        """Patterns and prices; None where patterns of two gpulets do not tell all, or there are too many."""
+        """The patterns and prices; None if patterns of two gpulets do not cover all plans, or there are too many
+        patterns."""
         one_instance = bool((self.tables.size["whole"] > 1 - 1e-9).all())
         enough = self.spec.cover and self.lets <= 2 and one_instance and len(self.services) <= COVERED
         return cover_table(self.tables) if enough else None
 
     @cached_property
     def shared(self) -> SharedTable | None:
-        """All patterns, shared gpulets included; None where one gpulet has one model, or there are too many."""
+        """All patterns, including those with shared gpulets; None if gpulets are not shared, or there are too many
+        patterns."""
         return shared_table(self.tables, sorted(set(self.gpus.types))) if self.spec.rules.seats > 1 else None
 
     @cached_property
     def instances(self) -> InstanceTable | None:
-        """The integer program of GPUs that are cut into MIG instances; None where no GPU is, or it would take long."""
+        """The integer program for GPUs that are divided into MIG instances; None if no GPU is, or it would take too
+        long."""
         cut = bool((self.tables.size["whole"] < 1 - 1e-9).any())
         searched = self.spec.climb > 0 and not self.spec.rules.whole_only and len(self.services) <= MANY
         return InstanceTable(self.tables) if cut and searched else None
 
     def plan(self, rates_rps: Sequence[float] | None = None, start: ServingPlan | None = None) -> ServingPlan:
-        """The plan for these rates (default: the services' own). `start`: a plan whose gpulets are kept where they
-        can be; the fewest services move (see replan.moves)."""
+        """Return the plan for these rates (default: the services' own). `start`: a plan whose gpulets are kept if
+        possible; as few services as possible move (see replan.moves)."""
         services = self.services
         if rates_rps is not None:
             services = [replace(s, rate_rps=float(r)) for s, r in zip(services, rates_rps, strict=True)]
@@ -101,7 +104,8 @@ class Packer:
         return plan
 
     def _crowding(self, services: Sequence[Service], start: ServingPlan | None) -> ServingPlan:
-        """A plan with few models on each gpulet; with many where that serves more, or where they are so already."""
+        """Return a plan with few models on each gpulet, or one with many if that serves more or `start` already has
+        many."""
         few, crowded = self.spec.rules.seats, self._crowded
         if crowded is not None and start is not None and any(len(let.seats) > few for let in start.gpulets):
             kept = crowded._decide(services, start)
@@ -118,14 +122,14 @@ class Packer:
         return replace(fuller, bound=plan.bound, proven_infeasible=plan.proven_infeasible, notes=plan.notes)
 
     def _missing(self, plan: ServingPlan) -> float:
-        """Number of GPUs that the services which a plan leaves out would need."""
+        """Return the number of GPUs that the services left out of a plan would need."""
         cost = {s.name: float(c) for s, c in zip(self.services, self.tables.svc["cost"], strict=True)}
         return sum(x.missing_rps * cost[x.service] for x in plan.left_out)
 
     @cached_property
     def _crowded(self) -> Packer | None:
-        """The same planner with as many models on a gpulet as its rules allow; None where that changes nothing. It
-        builds once: a search of gpulets with many models takes long."""
+        """The same planner with as many models on a gpulet as its rules allow; None if that changes nothing. It builds
+        plans in one pass, since a search with many models on a gpulet takes long."""
         rules = self.spec.rules
         if rules.seats == 1 or not rules.seats < min(rules.crowd, len(self.services)) or len(self.gpus) > CROWDED:
             return None
@@ -160,7 +164,8 @@ class Packer:
         return plan
 
     def bound(self, rates: np.ndarray) -> float:
-        """A common factor on the rates that no plan on these GPUs exceeds; below 1, the rates are infeasible."""
+        """Return an upper bound of a common factor on the rates over all plans on these GPUs; if it is below 1, the
+        rates are infeasible."""
         fluid = len(self.gpus) / float((rates * self.tables.svc["cost"]).sum())
         if self.instances is not None and self.instances.bounds:
             return min(fluid, self.instances.factor(rates, self._counts))
@@ -169,7 +174,7 @@ class Packer:
         return min(fluid, float(cover.bound_of(self.table.prices, self.table.worth, rates, self._counts)[0]))
 
     def _feasible(self, rates: np.ndarray) -> State | None:
-        """A packing of all rates, or None."""
+        """Return a packing that serves all rates, or None."""
         A, C, best = self._states
         left = np.zeros(len(rates))
         self._rng[0] = SEED
@@ -195,19 +200,20 @@ class Packer:
         return self._leaner(best, rates)
 
     def _leaner(self, best: State, rates: np.ndarray) -> State:
-        """A packing built in one pass where it uses no more GPUs than `best`."""
+        """Return a packing that is built in one pass if it uses no more GPUs than `best`; otherwise `best`."""
         A, left = self._states[0], np.zeros(len(rates))
         lean = search.build(self.tables, A, self._scratch, rates, LOOKS, 1, self._rng, left)
         return A if lean and _used(A) <= _used(best) else best
 
     def _climb_pays(self, services: int) -> bool:
-        """Climbing can add to an exact cover only by letting models share a gpulet."""
+        """Whether a search can serve more than an exact cover, which is so only if models may share a gpulet."""
         return self.table is None or (self.spec.rules.seats > 1 and services > 1)
 
     def _covers(self, direction: np.ndarray, need: float, bound: float, out: State) -> bool:
-        """Exact cover at the rates rounded up to the grid. Where the search gives up, larger rates on the grid are
-        tried until one is covered or proven not to be: so what is covered is covered for every smaller rate too. The
-        exact planner looks at the very rates, longer, and leaves the rest to its solver."""
+        """Search for an exact cover at the rates rounded up to the grid. If the search gives up, larger rates on the
+        grid are tried until one is covered or proven infeasible; so if rates are covered, all smaller rates are
+        covered, too. The exact planner searches at the rates themselves, for longer, and leaves the rest to its
+        solver."""
         table = self.table
         if table is None or len(direction) > 2 * len(self.gpus):
             return False
@@ -215,7 +221,7 @@ class Packer:
         k = math.ceil(math.log(need) / GRID - 1e-9)
         size = need if self.spec.exact else math.exp(k * GRID)
         while size <= bound:
-            # effort depends on the place in the grid only, never on the rates asked for
+            # the effort depends only on the place in the grid, never on the requested rates
             tries = EXACT_TRIES if self.spec.exact else TRIES if k % 3 == 0 else QUICK_TRIES
             answer = cover.cover(
                 table.caps, table.kind, table.group, table.limits, table.prices, table.worth, table.solo, table.frac,
@@ -230,7 +236,8 @@ class Packer:
         return False
 
     def _take(self, chosen: np.ndarray, rates: np.ndarray, out: State) -> bool:
-        """Write chosen patterns into a state, each service's rate to its gpulets in turn; False when memory forbids."""
+        """Write chosen patterns into a state, and assign each service's rate to its gpulets in turn. False: the memory
+        does not suffice."""
         table = self.table
         assert table is not None
         search.empty_all(out)
@@ -251,7 +258,7 @@ class Packer:
         return bool((rest <= rates * 1e-6).all()) and bool(adjust.settle_all(self.tables, out))
 
     def _covers_instances(self, rates: np.ndarray, out: State) -> bool:
-        """Fill a state with the fewest GPUs that the integer program finds; False where it finds none that holds."""
+        """Fill a state with the fewest GPUs that the integer program finds. False: it finds no valid packing."""
         table = self.instances
         assert table is not None
         found = table.fewest(rates * SPARE, self._counts, self.time_limit_s)
@@ -261,20 +268,20 @@ class Packer:
         return bool(adjust.settle_all(self.tables, out))
 
     def _best_effort(self, rates: np.ndarray, services: Sequence[Service], left: np.ndarray) -> State:
-        """Whatever fits, by priority, then by least demand; `left` gets what found no place."""
+        """Place what fits, by priority, then by least demand; `left` gets the rates that were not placed."""
         A = self._states[0]
         self._rng[0] = SEED
         search.empty_all(A)
         demand = rates * self.tables.svc["cost"]
         order = np.array(sorted(range(len(rates)), key=lambda s: (-services[s].priority, demand[s])))
         search.fill(self.tables, A, self._scratch, rates, order, LOOKS, 0.0, self._rng, left)
-        if self.bound(rates) < 1:  # else it could claim what the search, which is monotone, did not
+        if self.bound(rates) < 1:  # otherwise this could serve rates that the search, which is monotone, did not
             adjust.grow(self.tables, A, self._scratch, order, left)
         return A
 
     def _kept(self, rates: np.ndarray, start: ServingPlan) -> State | None:
-        """The start plan's gpulets with the new rates: seats are raised or lowered in place, then what is missing is
-        placed; None when that does not serve all services."""
+        """Give the gpulets of the start plan the new rates: change seats in place, then place what is missing. None if
+        that does not serve all services."""
         A = self._states[0]
         now = {s.name: float(r) for s, r in zip(self.services, rates, strict=True)}
         rows.place_as(self.tables, self.gpus, self.services, A, start, now)
@@ -309,7 +316,7 @@ class Packer:
         )  # fmt: skip
 
     def _reason(self, factor: float, state: State, service: int) -> str:
-        """What keeps a service out of a packing that serves what it can."""
+        """Return why a service is not in a packing that serves as much as possible."""
         if factor < 1:
             return (
                 f"the GPUs can serve at most {factor:.1%} of these rates: "
@@ -319,7 +326,8 @@ class Packer:
 
     @cached_property
     def _mixing(self) -> Packer | None:
-        """The same planner without the rule that keeps classes apart; None where that rule changes nothing."""
+        """The same planner without the rule that keeps latency-sensitive and best-effort services apart; None if that
+        rule changes nothing."""
         rules = self.spec.rules
         if not rules.apart or rules.seats == 1 or len(set(self.tables.svc["group"].tolist())) == 1:
             return None
@@ -328,7 +336,7 @@ class Packer:
 
     @cached_property
     def _seeing(self) -> Packer:
-        """The same planner with open eyes, to set the batches of a blind plan."""
+        """The same planner, but considering interference, to choose the batches of a plan that was made without it."""
         spec = replace(self.spec, rules=replace(self.spec.rules, interference=True), cover=False, climb=0)
         return Packer(spec, self.gpus, self.services)
 
@@ -346,8 +354,8 @@ class Packer:
         return judged
 
     def _judge(self, plan: ServingPlan, services: Sequence[Service], guard: float) -> ServingPlan:
-        """Check the plan of a planner that ignores interference: as it is, else with new batches on the partitions that
-        it chose. `guard`: factor on the rates for which its seats were assigned."""
+        """Check the plan of a planner that ignores interference: as it is, then with new batches on the partitions that
+        it chose. `guard`: the factor on the rates for which its seats were assigned."""
         wrong = problems(plan, services, self.gpus)
         if not wrong:
             return plan

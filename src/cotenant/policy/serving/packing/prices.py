@@ -1,4 +1,4 @@
-"""The cover table of a packing problem: its GPU patterns, and prices that prove demands infeasible."""
+"""The table for exact covers: the patterns of a GPU (ways to divide it), and prices that prove demands infeasible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRICES = 48
 
 @dataclass(frozen=True)
 class CoverTable:
-    """Arrays as `cover.cover` takes them, and what each pattern holds."""
+    """Arrays in the form that `cover.cover` takes, and the contents of each pattern."""
 
     caps: np.ndarray
     kind: np.ndarray
@@ -31,7 +31,8 @@ class CoverTable:
 
 
 def dual_prices(caps: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """(S,) prices at which no pattern earns more than 1 and `direction` is worth most: the dual of the pattern LP."""
+    """Return (S,) prices at which no pattern earns more than 1 and `direction` is worth most: the dual of the pattern
+    LP."""
     k, services = caps.shape
     solution = solve_milp(
         direction, compressed(caps), np.full(k, -np.inf), np.ones(k),
@@ -43,7 +44,7 @@ def dual_prices(caps: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
 
 def cover_table(T: Tables) -> CoverTable:
-    """Patterns of all GPU types in use, grouped by their pair of services, with a library of prices."""
+    """Collect the patterns of all GPU types in use, grouped by their pair of services, and a set of prices."""
     services = len(T.svc)
     found = []
     for t in sorted(set(T.gpu_type.tolist())):
@@ -78,7 +79,8 @@ def cover_table(T: Tables) -> CoverTable:
 
 
 def _library(caps: np.ndarray, kind: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """Prices of the balanced demand, of each service alone and of seeded random demands, half without some services."""
+    """Return prices for the balanced demand, for each service alone, and for random demands with a fixed seed, half of
+    them without some services."""
     services = len(largest)
     rng = np.random.default_rng(0)
     demands = [largest, *(np.eye(services) * largest)]

@@ -1,4 +1,4 @@
-"""Explains why a service is not in a plan, by the limit that excluded it."""
+"""Explains why a service is not in a plan, by the limit that excludes it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from cotenant.policy.serving.packing.tables import Gpus
 
 
 def left_out(T: Tables, state: State, service: int) -> str:
-    """Of a service that found no place in a packing, for all of its rate, though no bound forbids one."""
+    """Explain why a service was not placed completely although no bound forbids it."""
     lets, rows = state["part"] >= 0, T.gpu[T.gpu_type]
     used = np.where(np.arange(state["svc"].shape[2]) < state["count"][..., None], state["svc"], -1)
     memory = np.where(used >= 0, T.svc["mem"][used], 0.0).sum(axis=(1, 2))
     free = float((rows["mem_gpu"] - memory - lets.sum(axis=1) * rows["mem_let"]).max()) / 1e6
     needed = float(T.svc["mem"][service]) / 1e6
     if needed > free:
-        return f"the GPUs' memory: it needs {needed:.0f} MB, and no GPU has more than {max(0.0, free):.0f} MB left"
+        most = max(0.0, free)
+        return f"the service needs {needed:.0f} MB of GPU memory, and no GPU has more than {most:.0f} MB left"
     if (state["count"][lets] >= T.seats).all():
         models = "its one model" if T.seats == 1 else f"{T.seats} models, the most that it may (max_models)"
         return f"every gpulet has {models}, and there is no room for another gpulet"
-    return "no gpulet, old or new, would keep its SLO and its neighbours' SLOs"
+    return "no gpulet, existing or new, would keep both the service's SLO and its neighbours' SLOs"
 
 
 def too_slow(service: Service, gpus: Gpus, *, whole_only: bool) -> str:
-    """Why a service's SLO cannot be kept on any partition."""
+    """Explain why a service's SLO cannot be kept on any partition."""
     best = np.inf
     for profile in gpus.profiles:
         model = profile.model(service.model)
@@ -37,5 +38,5 @@ def too_slow(service: Service, gpus: Gpus, *, whole_only: bool) -> str:
         return f"service {service.name}: {service.model} has no latency on any partition that may be used"
     return (
         f"service {service.name}: an SLO of {service.slo_ms:g} ms is below {2 * best:.3g} ms, the fastest that "
-        f"{service.model} can promise (twice its shortest batch of {best:.3g} ms)"
+        f"{service.model} can reach (twice its shortest batch of {best:.3g} ms)"
     )

@@ -1,6 +1,5 @@
-"""Replanning: the moves from one plan to the next, GPUs renumbered so that least moves, and the fewest GPUs that
-suffice.
-"""
+"""Replanning: the moves from one plan to the next, the numbering of GPUs by which least moves, and the fewest GPUs that
+suffice."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from cotenant.policy.serving.packing.tables import Gpus
 @dataclass(frozen=True)
 class Move:
     """One step from an old plan to a new one. `kind`: load or unload a service on a gpulet, create or remove a gpulet,
-    rebatch (another batch or duty cycle: no downtime)."""
+    or rebatch, which changes the batch or cycle without downtime."""
 
     kind: str
     gpu: int
@@ -29,7 +28,7 @@ class Move:
 
 
 def _holding(lets: Sequence[Gpulet]) -> Counter[tuple[str, tuple[str, ...]]]:
-    """(partition, services) of gpulets, twins counted."""
+    """Count the gpulets with each (partition, services)."""
     return Counter((let.partition, tuple(sorted(s.service for s in let.seats))) for let in lets)
 
 
@@ -41,7 +40,8 @@ def _by_gpu(plan: ServingPlan) -> dict[int, list[Gpulet]]:
 
 
 def _alike(a: Sequence[Gpulet], b: Sequence[Gpulet]) -> float:
-    """How much of a GPU's old gpulets a new set keeps: 1 for each equal one, less for an equal partition only."""
+    """Return how much of a GPU's old gpulets a new set keeps: 1 for each equal gpulet, less if only the partition is
+    equal."""
     same = (_holding(a) & _holding(b)).total()
     sizes = (Counter(x.partition for x in a) & Counter(x.partition for x in b)).total()
     shared = len({s.service for x in a for s in x.seats} & {s.service for x in b for s in x.seats})
@@ -49,7 +49,7 @@ def _alike(a: Sequence[Gpulet], b: Sequence[Gpulet]) -> float:
 
 
 def renamed(new: ServingPlan, old: ServingPlan, gpus: Gpus) -> ServingPlan:
-    """The new plan with its GPUs renumbered, within each type, so that most gpulets stay where they are."""
+    """Renumber the GPUs of the new plan, within each type, so that most gpulets stay on their GPU."""
     before, after = _by_gpu(old), _by_gpu(new)
     name: dict[int, int] = {}
     for t in range(len(gpus.profiles)):
@@ -71,12 +71,12 @@ def _place(let: Gpulet) -> tuple[int, int]:
 
 
 def moves(old: ServingPlan, new: ServingPlan) -> list[Move]:
-    """What changes from one plan to the next, GPU by GPU."""
+    """Return what changes from one plan to the next, GPU by GPU."""
     before, after = _by_gpu(old), _by_gpu(new)
     out = []
     for gpu in sorted(before.keys() | after.keys()):
         was, now = list(before.get(gpu, ())), list(after.get(gpu, ()))
-        # equal partitions are the same gpulet: those with most services in common first
+        # gpulets on equal partitions count as the same gpulet; those with most services in common are matched first
         pairs = sorted(
             ((len(_services(a) & _services(b)), -i, -j) for i, a in enumerate(was) for j, b in enumerate(now)
              if a.partition == b.partition), reverse=True,
@@ -107,20 +107,21 @@ def _changed(a: Gpulet, b: Gpulet) -> list[Move]:
 
 
 def disruption(steps: Sequence[Move]) -> int:
-    """Number of steps that load a model or change a partition."""
+    """Return the number of steps that load a model or change a partition."""
     return sum(step.kind != "rebatch" for step in steps)
 
 
 def replan(packer: Packer, old: ServingPlan, rates_rps: Sequence[float]) -> tuple[ServingPlan, list[Move]]:
-    """The least disruptive plan for new rates, tried in this order: the old gpulets with new batches; the old gpulets
-    plus new ones; a new plan with GPUs renumbered to match the old one."""
+    """Return the plan for new rates that disturbs least, tried in this order: the old gpulets with new batches; the old
+    gpulets and new ones; a new plan whose GPUs are renumbered to match the old one."""
     kept = packer.plan(rates_rps, start=old)
     plan = renamed(kept, old, packer.gpus)
     return plan, moves(old, plan)
 
 
 class Sizer:
-    """The fewest GPUs (the first so many of a list) for ever new rates of the same services; tables are kept."""
+    """Finds how few GPUs, from the start of a list, suffice for changing rates of the same services. It keeps its
+    tables."""
 
     def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service], time_limit_s: float = 5.0) -> None:
         self.spec, self.gpus, self.services, self.time_limit_s = spec, gpus, list(services), time_limit_s
@@ -134,7 +135,7 @@ class Sizer:
         return self._packers[count]
 
     def fewest(self, rates_rps: Sequence[float]) -> ServingPlan:
-        """A plan on as few GPUs as the planner can do with; the best plan on all when none is feasible."""
+        """Return a plan on as few GPUs as the planner needs; if none is feasible, the best plan on all GPUs."""
         whole = self.packer(len(self.gpus))
         best = whole.plan(rates_rps)
         if not best.feasible:
@@ -157,5 +158,6 @@ class Sizer:
 def fewest_gpus(
     spec: Spec, gpus: Gpus, services: Sequence[Service], rates_rps: Sequence[float], time_limit_s: float = 5.0
 ) -> ServingPlan:
-    """A plan on as few of the GPUs (in order) as the planner can do with; the plan on all when none is feasible."""
+    """Return a plan on as few of the GPUs (in order) as the planner needs; if none is feasible, the plan on all
+    GPUs."""
     return Sizer(spec, gpus, services, time_limit_s).fewest(rates_rps)

@@ -1,4 +1,4 @@
-"""Conversion between plans and the rows of a packing state."""
+"""Converts plans to the rows of a packing state and back."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ def place_as(
 
 
 def _together(T: Tables, seats: list[tuple[int, Seat]]) -> list[tuple[int, Seat]]:
-    """Those of a gpulet's (service, seat) that may share one: of two classes the latency-sensitive ones stay."""
+    """Return those (service, seat) of a gpulet that may share it. If it has both classes, the latency-sensitive ones
+    stay."""
     groups = T.svc["group"]
     stays = max((groups[i] for i, _ in seats), default=0)
     return [(i, seat) for i, seat in seats if groups[i] == stays][: T.seats]
 
 
 def place_patterns(T: Tables, table: SharedTable, chosen: Sequence[int], rates: np.ndarray, out: State) -> bool:
-    """Write patterns that serve the rates into a state, one a GPU; False where they do not hold together, or a gpulet
-    has more models than it may."""
+    """Write patterns that serve the rates into a state, one for each GPU. False: they exceed an SLO together, or a
+    gpulet has more models than it may."""
     empty_all(out)
     if not chosen:
         return False
@@ -75,7 +76,7 @@ def place_patterns(T: Tables, table: SharedTable, chosen: Sequence[int], rates: 
 
 
 def gpulets(gpus: Gpus, state: State, g: int, services: Sequence[Service]) -> list[Gpulet]:
-    """The gpulets of GPU g, one for each process, with the places of their MIG instances."""
+    """Return the gpulets of GPU g, one for each process, with the places of their MIG instances."""
     profile, rows = gpus.profile_of(g), state[g]
     used = np.nonzero(rows["count"])[0].tolist()
     sizes = {j: profile.partitions[int(rows["part"][j])] for j in used}

@@ -1,8 +1,8 @@
-"""Compiled search of the packing planners: placing one service, building a packing, and climbing in the rate.
+"""The compiled search of the packing planners: it places one service, builds a packing, and climbs in the rate.
 
-`climb` decides feasibility by a walk that depends only on the direction of the rates, not on their size: it raises one
-common factor step by step and stops when the requested size is reached. Feasibility is therefore monotone along a ray
-of rates: what is reached on the way to a high rate is reached for every lower one.
+`climb` decides feasibility by a walk that depends only on the ratios of the rates, not on their size: it raises one
+common factor step by step and stops when the requested size is reached. Feasibility is therefore monotone in that
+factor: what is reached on the way to a high rate is reached for every lower one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cotenant.policy.serving.packing.kernel import (
     spare,
 )
 
-# options of functions that make arrays, or call ones that do
+# options for functions that create arrays, or call functions that do
 counted = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 STEPS = np.int64(7)  # bisection steps for the largest rate that fits: an error of 1 %
-COARSE = np.int64(4)  # the same, when places are compared
-JUST = 1.0 - 1e-6  # a gpulet's very capacity would miss by rounding
+COARSE = np.int64(4)  # number of bisections when places are compared
+JUST = 1.0 - 1e-6  # an SLO would be missed by rounding if a gpulet got exactly its capacity
 GALLOP = np.array([0.4, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87, 0.91, 0.94, 0.97, 1.0])
 ORDERS = 5
 
@@ -49,7 +49,7 @@ def uniform(rng: np.ndarray) -> float:
 
 @inner
 def free_fraction(T: Tables, A: State, g: int) -> tuple[float, int, int]:
-    """(fraction not given out, number of gpulets, first free slot or -1) of GPU g."""
+    """Return (fraction that is not assigned, number of gpulets, first free slot or -1) of GPU g."""
     used, lets, slot = 0.0, 0, -1
     for j in range(A.shape[1]):
         if A[g, j].part >= 0:
@@ -62,14 +62,15 @@ def free_fraction(T: Tables, A: State, g: int) -> tuple[float, int, int]:
 
 @inner
 def consumed(T: Tables, t: int, p: int, lets: int) -> float:
-    """Part of a GPU that a new gpulet takes: of its SMs or of its number of gpulets, whichever is more. A GPU that is
-    in use already comes a little cheaper."""
+    """Return the part of a GPU that a new gpulet takes: of its SMs or of its number of gpulets, whichever is larger. A
+    GPU that is already in use costs a little less."""
     return max(T.size[t, p].frac, T.size[t, p].procs / T.gpu[t].lets) + (0.02 if lets == 0 else 0.0)
 
 
 @inner
 def can_share(T: Tables, A: State, g: int, j: int, s: int) -> bool:
-    """Whether single requests of all services would fit in half of the tightest SLO: a cheap first test."""
+    """Whether batches of one request of all services would fit in half of the tightest SLO, which is a cheap first
+    test."""
     if A[g, j].count == 0 or A[g, j].count >= T.seats or T.size[T.gpu_type[g], A[g, j].part].procs > 1:
         return False
     if T.svc[A[g, j].svc[0]].group != T.svc[s].group:
@@ -86,7 +87,7 @@ def can_share(T: Tables, A: State, g: int, j: int, s: int) -> bool:
 
 @inner
 def raise_seats(T: Tables, A: State, B: State, s: int, r: float) -> float:
-    """Give as much of r as they take to the seats that service s already has; returns what is left."""
+    """Give the seats that service s already has as much of rate r as they can take. Returns what is left."""
     for g in range(A.shape[0]):
         for j in range(A.shape[1]):
             for k in range(A[g, j].count):
@@ -102,7 +103,7 @@ def raise_seats(T: Tables, A: State, B: State, s: int, r: float) -> float:
 def whole_fit(
     T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
 ) -> bool:
-    """Place all of r on the one gpulet that costs least; False and unchanged when none takes it."""
+    """Place the whole rate r on the one gpulet that costs least. False, with nothing changed: no gpulet can take it."""
     best, bg, bj, bp = INF, NOWHERE, NOWHERE, NOWHERE
     fresh = np.zeros(T.gpu.shape[0], np.bool_)
     tests = 0
@@ -147,7 +148,8 @@ def whole_fit(
 def part_fit(
     T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
 ) -> float:
-    """Place a part of r where it buys most for the GPU fraction it takes; returns the rate placed, 0 when none."""
+    """Place a part of rate r where it serves most for the GPU fraction that it takes. Returns the rate placed; 0:
+    none."""
     best, bg, bj, bp = 0.0, NOWHERE, NOWHERE, NOWHERE
     fresh = np.zeros(T.gpu.shape[0], np.bool_)
     tests = 0
@@ -201,7 +203,7 @@ def part_fit(
 def place(
     T: Tables, A: State, B: State, s: int, r: float, whole: float, limit: int, noise: float, rng: np.ndarray
 ) -> float:
-    """Place rate r of service s (`whole`: its full rate); returns what found no place."""
+    """Place rate r of service s, whose full rate is `whole`. Returns what was not placed."""
     tiny = 1e-6 * whole
     r = raise_seats(T, A, B, s, r)
     used = SLOT0
@@ -221,7 +223,7 @@ def place(
 
 @counted
 def held(A: State, services: int) -> np.ndarray:
-    """(S,) requests/s that each service holds in all."""
+    """Return (S,): the requests/s that each service has in all."""
     total = np.zeros(services)
     for g in range(A.shape[0]):
         for j in range(A.shape[1]):
@@ -232,7 +234,8 @@ def held(A: State, services: int) -> np.ndarray:
 
 @counted
 def order_of(T: Tables, rates: np.ndarray, variant: int, rng: np.ndarray) -> np.ndarray:
-    """Services in the order of one of the variants: by demand, by SLO, by rate x SLO, else demand with noise."""
+    """Return the services in the order of a variant: by demand, by SLO, by rate x SLO, otherwise by demand with
+    noise."""
     key = np.empty(rates.shape[0])
     for s in range(rates.shape[0]):
         demand = rates[s] * T.svc[s].cost
@@ -252,7 +255,7 @@ def fill(
     T: Tables, A: State, B: State, rates: np.ndarray, order: np.ndarray, limit: int, noise: float, rng: np.ndarray,
     left: np.ndarray,
 ) -> float:  # fmt: skip
-    """Place what each service still lacks, in order; `left` gets what found no place. Returns its cost in GPUs."""
+    """Place what each service still lacks, in that order; `left` gets what was not placed. Returns its cost in GPUs."""
     missing = 0.0
     have = held(A, rates.shape[0])
     for i in range(order.shape[0]):
@@ -281,7 +284,7 @@ def ruin(T: Tables, A: State, rng: np.ndarray, services: int) -> None:
 
 @inner
 def drop_seat(A: State, g: int, j: int, s: int) -> None:
-    """Take service s off a gpulet; an empty gpulet goes."""
+    """Remove service s from a gpulet; a gpulet that becomes empty is removed, too."""
     for k in range(A[g, j].count):
         if A[g, j].svc[k] == s:
             last = A[g, j].count - 1
@@ -312,7 +315,7 @@ def empty_all(a: State) -> None:
 def build(
     T: Tables, A: State, B: State, rates: np.ndarray, limit: int, variants: int, rng: np.ndarray, left: np.ndarray
 ) -> bool:
-    """Build from nothing in up to `variants` orders until all rates have a place."""
+    """Build a packing from nothing in up to `variants` orders, until all rates are placed."""
     for variant in range(variants):
         empty_all(A)
         order = order_of(T, rates, variant, rng)
@@ -326,8 +329,8 @@ def climb(
     T: Tables, A: State, B: State, C: State, best: State, direction: np.ndarray, need: float, bound: float,
     budget: int, limit: int, rng: np.ndarray,
 ) -> float:  # fmt: skip
-    """Raise the common factor on `direction` until `need`, or until `budget` attempts are spent; returns the factor
-    reached, whose packing is in `best`. The walk itself never looks at `need`."""
+    """Raise the common factor on `direction` until it reaches `need`, or until `budget` attempts are used. Returns the
+    factor reached; its packing is in `best`. The walk itself does not depend on `need`."""
     reached = 0.0
     left = np.zeros(direction.shape[0])
     empty_all(best)

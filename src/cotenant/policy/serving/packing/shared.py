@@ -1,12 +1,13 @@
-"""Every GPU pattern whose gpulets may be shared by several models, and an exact search over them.
+"""All GPU patterns whose gpulets may be shared by several models, and an exact search over them. A *pattern* divides
+one GPU into gpulets.
 
 SLOs leave few batch vectors for models that take turns (`2 * work <= SLO` of each), so all of them can be listed: each
-vector on each partition, alone on the GPU and beside each vector on another partition, under the pressure that the two
-put on each other. What is undominated among these is all that a GPU can do.
+vector on each partition, alone on the GPU and beside each vector on another partition, under the interference that the
+two cause for each other. The undominated ones among them are all that a GPU can do.
 
-The search is depth-first over GPUs. At each node prices bound what remains: capacities are first cut at the remaining
-rates, since more is worth nothing, so the bound of the pattern LP becomes sharper than for rates in general; a pattern
-that earns less than the best by more than the bound leaves to spare is in no plan and goes.
+The search is depth-first over GPUs. At each node prices bound what remains. Capacities are first limited to the
+remaining rates, since more is worth nothing, so the bound of the pattern LP is sharper than for rates in general. A
+pattern that earns less than the best one by more than the bound leaves to spare is in no plan, and is removed.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ import numpy as np
 from cotenant.policy.serving.packing.kernel import Tables
 from cotenant.policy.solver import compressed, solve_milp
 
-VECTORS = 4000  # batch vectors of one partition, above which nothing is listed
-PAIRS = 4_000_000  # most pairs of batch vectors of two partitions that are listed
-PRICES = 16  # latest price vectors of a node, tried before a new one is computed
+VECTORS = 4000  # if one partition has more batch vectors than this, nothing is listed
+PAIRS = 4_000_000  # largest number of pairs of batch vectors of two partitions that are listed
+PRICES = 16  # number of recent price vectors that a node tries before a new one is computed
 TINY = 1e-9
 
 
 @dataclass(frozen=True)
 class SharedTable:
-    """rates (C, 2, S): requests/s that each of two gpulets gives each service; caps (C, S) of both together; kind (C):
-    GPU type; parts (C, 2): their partitions, -1 for none."""
+    """The patterns. rates (C, 2, S): requests/s that each of two gpulets gives each service; caps (C, S): of both
+    gpulets together; kind (C): GPU type; parts (C, 2): their partitions, -1: none."""
 
     rates: np.ndarray
     kind: np.ndarray
@@ -40,7 +41,7 @@ class SharedTable:
 
 
 def shared_table(T: Tables, types: Sequence[int]) -> SharedTable | None:
-    """All undominated patterns of these GPU types with two gpulets at most; None where there would be too many."""
+    """Return all undominated patterns of these GPU types with at most two gpulets; None if there would be too many."""
     found: list[_Rows] = []
     for t in types:
         parts = np.nonzero(T.size["allowed"][t])[0].tolist()
@@ -68,7 +69,7 @@ def shared_table(T: Tables, types: Sequence[int]) -> SharedTable | None:
 
 
 def _vectors(T: Tables, t: int, p: int) -> np.ndarray:
-    """(n, S) batches of every set of services that keep their SLOs in turns, alone on partition p."""
+    """Return (n, S): the batches of every set of services that keep their SLOs in turns, alone on partition p."""
     services, slo = len(T.svc), T.svc["slo"]
     ms = _ms(T, t, p)
     several = T.size["procs"][t, p] == 1
@@ -93,12 +94,12 @@ def _vectors(T: Tables, t: int, p: int) -> np.ndarray:
             out.append(rows)
             count += len(rows)
         if count == before:
-            break  # a larger set holds one of these
+            break  # a larger set contains one of these sets
     return np.concatenate(out)
 
 
 def _ms(T: Tables, t: int, p: int) -> np.ndarray:
-    """(S, B+1) milliseconds alone; inf for a batch of 0."""
+    """Return (S, B+1): milliseconds of a batch alone; inf for a batch of 0."""
     model = T.svc["model"]
     ms: np.ndarray = (T.lat[t, model, p] + T.cell["over"][t, model]) * T.gpu["margin"][t]
     ms[:, 0] = np.inf
@@ -106,7 +107,7 @@ def _ms(T: Tables, t: int, p: int) -> np.ndarray:
 
 
 class _Vectors:
-    """Batch vectors of a partition with what is asked of them."""
+    """The batch vectors of a partition, with their work and rates."""
 
     def __init__(self, T: Tables, t: int, p: int, batches: np.ndarray) -> None:
         self.T, self.t, self.p, self.batches = T, t, p, batches
@@ -116,7 +117,7 @@ class _Vectors:
         self.press *= T.size["share"][t, p]
 
     def work(self, pressure: np.ndarray) -> np.ndarray:
-        """(n, m) ms of a cycle beside neighbours of these pressures; below 0: alone."""
+        """Return (n, m): ms of a cycle beside neighbours of these pressures; below 0: alone."""
         T, t, p = self.T, self.t, self.p
         out = np.zeros((len(self.batches), len(pressure)))
         for s, m in enumerate(T.svc["model"].tolist()):
@@ -129,12 +130,12 @@ class _Vectors:
         return out
 
     def rates(self, rows: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """(len(rows), S) requests/s of vectors whose cycles take `work` ms."""
+        """Return (len(rows), S): requests/s of vectors whose cycles take `work` ms."""
         return self.batches[rows] * 1000.0 / work[:, None]
 
 
 class _Rows(NamedTuple):
-    """Patterns of one pair of partitions: rates (n, 2, S)."""
+    """The patterns of one pair of partitions: rates (n, 2, S)."""
 
     kind: int
     parts: tuple[int, int]
@@ -142,7 +143,7 @@ class _Rows(NamedTuple):
 
 
 def _beside(t: int, a: _Vectors, b: _Vectors) -> list[_Rows]:
-    """Undominated patterns of two gpulets, by which services are on them."""
+    """Return the undominated patterns of two gpulets, for each combination of services on them."""
     work_a, work_b = a.work(b.press), b.work(a.press).T
     i, j = np.nonzero((work_a <= a.limit[:, None]) & (work_b <= b.limit[None, :]))
     weight = 1 << np.arange(a.batches.shape[1], dtype=np.int64)
@@ -156,7 +157,7 @@ def _beside(t: int, a: _Vectors, b: _Vectors) -> list[_Rows]:
 
 
 def undominated(caps: np.ndarray) -> np.ndarray:
-    """Indices of the rows of which no other row has all."""
+    """Return the indices of the rows that no other row exceeds or equals in all columns."""
     order = np.argsort(-caps.sum(axis=1), kind="stable")
     kept = np.zeros_like(caps)
     chosen: list[int] = []
@@ -169,7 +170,7 @@ def undominated(caps: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Search:
-    """State of one search. `late`: its time ran out."""
+    """The state of one search. `late`: its time has run out."""
 
     table: SharedTable
     ends: float
@@ -180,8 +181,8 @@ class _Search:
         return not self.late
 
     def prices(self, caps: np.ndarray, kind: np.ndarray, rates: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """(S + T,) prices at which all GPUs together earn 1 at most, and the rates are worth most; then each GPU
-        type's part of it."""
+        """Return (S + T,): prices at which all GPUs together earn at most 1 and the rates are worth most; then the part
+        of each GPU type in that."""
         services, types = len(rates), len(counts)
         rows = np.zeros((len(caps) + 1, services + types))
         rows[:-1, :services] = caps
@@ -193,14 +194,15 @@ class _Search:
             np.zeros(services + types, bool), maximise=True, time_limit_s=60.0,
         )  # fmt: skip
         price = np.zeros(services) if found.x is None else np.maximum(found.x[:services], 0.0)
-        # weak duality holds for any prices once each GPU type's worth is what its best pattern earns
+        # weak duality holds for any prices, if the worth of each GPU type is what its best pattern earns
         earned = caps @ price
         worth = np.array([earned[kind == t].max(initial=0.0) for t in range(types)])
-        total = float(counts @ worth) or float(price @ rates) / 2 or 1.0  # nothing earns: priced out
+        total = float(counts @ worth) or float(price @ rates) / 2 or 1.0  # nothing earns at these prices
         return np.concatenate([price, worth]) / total
 
     def cover(self, rows: np.ndarray, caps: np.ndarray, rates: np.ndarray, counts: np.ndarray) -> list[int] | None:
-        """Patterns (of these rows of the table, with these capacities) that serve the rates; None where none do."""
+        """Return patterns (of these rows of the table, with these capacities) that serve the rates; None if there are
+        none."""
         if not (rates > 0).any():
             return []
         kind = self.table.kind[rows]
@@ -243,7 +245,7 @@ class _Search:
     def _priced_out(
         self, caps: np.ndarray, kind: np.ndarray, rates: np.ndarray, counts: np.ndarray, known: list[np.ndarray]
     ) -> bool:
-        """Whether prices prove that the rates cannot be served; new ones are added to those known."""
+        """Whether prices prove that the rates cannot be served. New prices are added to `known`."""
         if not (rates > 0).any() or counts.sum() <= 1:
             return False
         cut = np.minimum(caps, rates)
@@ -261,8 +263,8 @@ class _Search:
 
 
 def serve_all(table: SharedTable, rates: np.ndarray, counts: np.ndarray, time_limit_s: float) -> tuple[str, list[int]]:
-    """(found, patterns), (infeasible, none): no plan at all serves the rates, or (undecided, none): the time ran
-    out."""
+    """Return (found, patterns), (infeasible, none) if no plan at all serves the rates, or (undecided, none) if the time
+    ran out."""
     search = _Search(table, time.monotonic() + time_limit_s)
     found = search.cover(np.arange(len(table.caps)), table.caps, rates, counts)
     if found is not None:

@@ -1,4 +1,4 @@
-"""A packing problem as arrays: profiles of the GPU types, models and SLOs of the services."""
+"""A packing problem as arrays: the profiles of the GPU types, and the models and SLOs of the services."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_BATCH = 256
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs to plan for: one profile per type, and each GPU's type."""
+    """The GPUs to plan for: a profile for each type, and the type of each GPU."""
 
     profiles: tuple[ServingProfile, ...]
     types: tuple[int, ...]
@@ -34,15 +34,15 @@ class Gpus:
         return self.profiles[self.types[gpu]]
 
     def first(self, count: int) -> Gpus:
-        """The first `count` GPUs."""
+        """Return the first `count` GPUs."""
         return Gpus(self.profiles, self.types[:count])
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a planner may do: `whole_only` keeps GPUs whole, `seats` models share a gpulet, up to `crowd` of them where
-    fewer do not serve all services; `interference` is seen, `apart`: a gpulet is shared only by services of one class
-    (latency-sensitive or best-effort)."""
+    """What a planner may do. `whole_only`: GPUs are not divided; `seats`: how many models share a gpulet; `crowd`: how
+    many share one if fewer do not serve all services; `interference`: it is considered; `apart`: only services of one
+    class (latency-sensitive or best-effort) share a gpulet."""
 
     whole_only: bool = False
     seats: int = 3
@@ -55,13 +55,13 @@ class Rules:
 
 
 def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Tables:
-    """Arrays for these services on these GPUs; rates play no part, so they serve every rate of the same services."""
+    """Build the arrays for these services on these GPUs. They do not depend on the services' rates."""
     models = list(dict.fromkeys(s.model for s in services))
     T, M, P = len(gpus.profiles), len(models), max(len(p.partitions) for p in gpus.profiles)
     top = max(p.max_batch(m, x.label) for p in gpus.profiles for m in models for x in p.partitions)
     B = min(MAX_BATCH, top)
     if B < 1:
-        raise InputError("no model has a latency on any partition of these GPUs")
+        raise InputError("the profile has no latency of any model on a partition of these GPUs")
     lat = np.full((T, M, P, B + 1), np.inf)
     over, own, other = (np.zeros((T, M, B + 1)) for _ in range(3))
     sizes = np.zeros((T, P), SIZE)
@@ -105,7 +105,7 @@ def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Table
 
 
 def _size_rows(rows: np.ndarray, profile: ServingProfile, rules: Rules) -> None:
-    """Fill one row per partition of a GPU type. A GPU without MIG is one instance that takes all of it."""
+    """Fill one row for each partition of a GPU type. A GPU without MIG counts as one instance that takes all of it."""
     kinds = {"": 0}
     wholes = {p.instance: p.fraction / p.share for p in profile.partitions if p.instance}
     geo = mig_geometry(profile)
@@ -141,7 +141,8 @@ def _memory(service: Service, gpus: Gpus) -> float:
 def solo_capacity(
     lat: np.ndarray, over: np.ndarray, margin: np.ndarray, model: np.ndarray, slo: np.ndarray
 ) -> np.ndarray:
-    """(T, S, P) requests/s of each service alone on a partition: the best b / e(b) with 2 e(b) <= SLO; 0 if none."""
+    """Return (T, S, P): requests/s of each service alone on a partition, the best b / e(b) with 2 e(b) <= SLO; 0:
+    none."""
     effective = (lat + over[:, :, None, :]) * margin[:, None, None, None]
     per_s = np.arange(lat.shape[3]) * 1000.0 / np.maximum(effective, 1e-12)
     out = np.zeros((lat.shape[0], len(model), lat.shape[2]))
@@ -152,13 +153,14 @@ def solo_capacity(
 
 
 def most_rows(T: Tables) -> int:
-    """Rows that a GPU's state needs: gpulets, a partition with several processes being one."""
+    """Return how many rows a GPU's state needs: one for each gpulet; a partition with several processes is one
+    gpulet."""
     fewest = np.where(T.size["allowed"] > 0, np.maximum(T.size["frac"], T.size["procs"] / T.gpu["lets"][:, None]), 1.0)
     return max(1, int((1.0 / fewest.clip(1e-6) + 1e-6).max()))
 
 
 def new_state(gpus: int, lets: int, seats: int) -> State:
-    """A state of `gpus` empty GPUs whose gpulets have up to `seats` models."""
+    """Create a state of `gpus` empty GPUs whose gpulets have up to `seats` models."""
     state = np.zeros((gpus, lets), let_rows(seats))
     state["part"] = -1
     return state
