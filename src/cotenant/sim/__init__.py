@@ -1,1 +1,1 @@
-"""Simulators in virtual time."""
+"""Simulators; they run in virtual time."""

@@ -1,8 +1,9 @@
-"""Simulates kernels of LS requests and a BE program on one GPU in virtual time, under any co-location scheme.
+"""Simulates the kernels of latency-sensitive (LS) requests and of a best-effort (BE) program on one GPU in virtual
+time, under any co-location scheme.
 
-BE launches go through the same compiled rule as in the shim (native/shim/floor/floor_rule.h); contention between
-kernels follows the software GPU's table (profiles/kernels/contention.py). Deterministic for given arrivals; times in
-nanoseconds.
+BE launches are decided by the same compiled rule as in the shim (native/shim/floor/floor_rule.h). Concurrent kernels
+slow each other down by the software GPU's table (profiles/kernels/contention.py). Deterministic for given arrivals;
+times are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from cotenant.policy.colocation import ColocationSettings, Scheme
 from cotenant.profiles.kernels.contention import Contention, rates, read_table
 from cotenant.profiles.kernels.profile import KernelWork
 
-QUEUE_AHEAD = 64  # kernels that a BE program without a gate keeps queued
+QUEUE_AHEAD = 64  # number of kernels that a BE program keeps queued if no rule limits it
 EPSILON_NS = 0.5
 LS, BE = 0, 1
 
 
 @dataclass(frozen=True)
 class Job:
-    """Input: LS kernels of a request, BE kernels of a cycle, arrivals in ns. `sm_count`: SMs of the GPU on which the
-    profiles were measured."""
+    """Input of a simulation: the LS kernels of a request, the BE kernels of a cycle, and arrivals in ns. `sm_count`:
+    SMs of the GPU on which the kernels were measured."""
 
     ls: Sequence[KernelWork]
     be: Sequence[KernelWork]
@@ -40,7 +41,8 @@ class Job:
 
 @dataclass
 class ColocationResult:
-    """Latency of each request (arrival to answer), the time that BE kernels take alone, the time LS was active."""
+    """Result: the latency of each request (arrival to answer), the time that the completed BE kernels take when alone,
+    and the time in which LS work was active."""
 
     latency_ns: list[float] = field(default_factory=list)
     be_work_ns: float = 0.0
@@ -60,7 +62,7 @@ class _Running:
     alone: float  # ratio of its duration alone on the whole GPU to its duration here
 
     def delay(self, by_ns: int) -> None:
-        """Extend the kernel by `extra_ns`."""
+        """Extend the kernel by `by_ns`."""
         self.alone *= self.left_ns / (self.left_ns + by_ns)
         self.left_ns += by_ns
 
@@ -77,17 +79,17 @@ class ColocationEngine:
         self.now = 0.0
         self._caps = (scheme.ls_sms, scheme.be_sms)
         self._queues: tuple[deque[_Running], deque[_Running]] = (deque(), deque())
-        self._running: list[_Running] = []  # oldest first
+        self._running: list[_Running] = []  # the kernel that started first is first
         self._speeds: list[float] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
-        self._waiting: deque[int] = deque()  # arrivals not yet served
+        self._waiting: deque[int] = deque()  # arrivals of requests that have not been answered
         self._left_in_request = 0
         self._active_since: float | None = None
-        self._holder = LS  # owner of the current time slice, unless they run concurrently
+        self._holder = LS  # owner of the current time slice, if kernels do not run concurrently
         self._slice_end = 0.0
         self._be_next = 0
-        self._be_submitted = 0  # launched, but not yet in the queue
+        self._be_submitted = 0  # number of kernels that were launched, but are not yet in the queue
         self._event_interval_ns = EVENT_INTERVAL_NS if self.scheme.rule is RuleKind.TIDAL else 0
         self._unchecked_ns = 0
         self._look_at = math.inf
@@ -95,7 +97,7 @@ class ColocationEngine:
     # -- the clock -------------------------------------------------------------------------------------------------
 
     def run(self) -> ColocationResult:
-        """Advance to the end of the job; requests that arrived by then are completed."""
+        """Simulate to the end of the job. Requests that have arrived by then are completed."""
         for at in self.job.arrivals_ns:
             self._at(float(at), self._arrive, at)
         if self.job.be:
@@ -139,10 +141,10 @@ class ColocationEngine:
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
     def _submit(self, owner: int, work: KernelWork, event_ns: int = 0) -> None:
-        """Queue a kernel; `event_ns`: GPU time of an event that is recorded after it."""
+        """Queue a kernel. `event_ns`: GPU time of an event that is recorded after it."""
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
-        # with fewer SMs than it would fill, a kernel takes longer in proportion
+        # on fewer SMs than it would fill, a kernel takes proportionally longer
         takes_ns = work.duration_ns * max(1.0, min(fill, self.table.reach[work.work_class]) / need) + event_ns
         self._queues[owner].append(_Running(owner, work, need, takes_ns, work.duration_ns / takes_ns))
         self._dispatch()
@@ -152,9 +154,8 @@ class ColocationEngine:
         self._submit(BE, work, event_ns)
 
     def _event(self, work: KernelWork) -> int:
-        """GPU time of an event that reports this kernel's end to the gate: after each kernel, or only after every
-        nth.
-        """
+        """Return the GPU time of an event by which the rule sees that kernels have ended: there is one after each
+        kernel, or only after some time of work."""
         if self.scheme.rule is RuleKind.FREE:
             return 0
         self._unchecked_ns += work.duration_ns
@@ -164,8 +165,8 @@ class ColocationEngine:
         return self.table.event_ns
 
     def _dispatch(self) -> None:
-        """Start the kernels at the heads of the queues: both if they run concurrently, else the one that owns the time
-        slice."""
+        """Start the kernels at the heads of the queues: both if they run concurrently, otherwise that of the owner of
+        the time slice."""
         busy = {kernel.owner for kernel in self._running}
         if self.scheme.together:
             for owner in (LS, BE):
@@ -190,7 +191,7 @@ class ColocationEngine:
             return
         self._left_in_request -= 1
         if self.scheme.rule is RuleKind.ORION:
-            self._be_host()  # another operator of LS runs, which has another class
+            self._be_host()  # the next kernel of the request may have another work class
         if self._left_in_request == 0:
             self._at(notice, self._answer)
 
@@ -218,8 +219,8 @@ class ColocationEngine:
         self._be_host()
 
     def _ls_class(self) -> WorkClass:
-        """Work class that the service reports: with orion that of its running operator, otherwise only that it is
-        active."""
+        """Return the work class that the service reports: under orion that of its running kernel, otherwise only that
+        it is active."""
         if self._active_since is None:
             return WorkClass.NONE
         if self.scheme.rule is not RuleKind.ORION:
@@ -243,7 +244,8 @@ class ColocationEngine:
         )
 
     def _be_host(self) -> None:
-        """The BE program's thread: launch while the rule permits it, then set when to check again."""
+        """Simulate the host thread of the BE program: launch while the rule permits it, then set when to check
+        again."""
         while self.job.be and self.now <= self.job.end_ns:
             work = self.job.be[self._be_next]
             now_ns, active = round(self.now), self._ls_class()
@@ -262,9 +264,8 @@ class ColocationEngine:
             self._at(self.now + self.table.launch_ns, self._submit_be, work, self._event(work))
 
     def _look_again(self, work: KernelWork, active: WorkClass) -> None:
-        """Set the next check: at an event when a kernel or the service's work ends, at a time for rules that depend on
-        time only.
-        """
+        """Set the next check. Ends of kernels and of LS work cause a check themselves; rules that depend on time need
+        one at a time."""
         if self.scheme.rule is not RuleKind.TIDAL:
             return
         at = float(self.state.busy_until_ns - self.rule.lead_ns)
@@ -285,7 +286,7 @@ class ColocationEngine:
 
 
 def alone(job: Job, scheme: Scheme, settings: ColocationSettings) -> ColocationResult:
-    """Simulate the same requests without BE, on all SMs."""
+    """Simulate the same requests without a BE program, on all SMs."""
     from dataclasses import replace
 
     return ColocationEngine(replace(job, be=()), replace(scheme, ls_sms=1.0, be_sms=1.0, together=True), settings).run()

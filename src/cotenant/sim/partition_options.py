@@ -9,8 +9,8 @@ from typing import Any
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_seconds
 
-SHARED = ("placement", "default_profile")  #: options of job policies that partition policies have too
-MOST_MPS_JOBS = 48  #: processes that MPS serves on one GPU
+SHARED = ("placement", "default_profile")  # options of job policies that partition policies have, too
+MOST_MPS_JOBS = 48  # largest number of processes that MPS serves on one GPU
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PartitionOptions:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> PartitionOptions:
-        """The options from a file, whose values are texts, numbers and booleans."""
+        """Read the options from a file, whose values are texts, numbers and booleans."""
         made: dict[str, Any] = {}
         for name, value in values.items():
             if name in ("no_overheads", "profile_sole", "double_memory"):
@@ -50,12 +50,12 @@ class PartitionOptions:
         return cls(**made)
 
     def given(self) -> list[str]:
-        """Names of the options that were given, except `policy`."""
+        """Return the names of the options that were given, except `policy`."""
         plain = PartitionOptions()
         return [n for n in self.__dataclass_fields__ if n != "policy" and getattr(self, n) != getattr(plain, n)]
 
     def rules(self, placement: str | None) -> dict[str, Any]:
-        """Fields of PartitionRules other than policy and layout."""
+        """Return the fields of PartitionRules other than policy and layout."""
         fields: dict[str, Any] = {
             "overheads": not self.no_overheads,
             "profile_sole": self.profile_sole,

@@ -1,4 +1,4 @@
-"""Training clusters in virtual time: a compiled, event-driven engine."""
+"""Simulates training clusters in virtual time, with a compiled event loop."""
 
 from cotenant.core.extras import require
 

@@ -1,4 +1,5 @@
-"""Runs elastic policies on the compiled engine: before each round the kernel calls the policy."""
+"""Runs elastic policies on the compiled simulator: its kernel returns before each round so that the policy can
+decide."""
 
 from __future__ import annotations
 
@@ -37,12 +38,13 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile", "trace_gpu")  # options of job policies
+# options of job policies that elastic policies have, too
+TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile", "trace_gpu")
 
 
 @dataclass(frozen=True)
 class ElasticOptions:
-    """Options as the user gives them. Times are in seconds; None: the default of the policy's paper or of the
+    """Options as the user gives them. Times are in seconds; None means the default of the policy's paper or of the
     profile."""
 
     policy: str
@@ -55,8 +57,8 @@ class ElasticOptions:
 
 
 def elastic_options(policy: str, given: Mapping[str, Any]) -> ElasticOptions:
-    """Take the options from those of job policies, by their names. InputError for options that elastic policies do not
-    have."""
+    """Take the options from those of job policies, by their names. InputError for an option that elastic policies do
+    not have."""
     for name in given:
         if name not in TAKEN:
             raise InputError(f"is for job policies; policy {policy} does not have it", field=name.replace("_", "-"))
@@ -88,10 +90,10 @@ def run_elastic(
     progress: Callable[[int, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
-    """Run the trace to its end under an elastic policy. The record is in folder `out`, or in memory if that is None.
-    `on_ready()` is called once the input is valid, before long computations; `progress(finished, jobs)` at every flush.
-    `more_options` are added to the policy's options in the record. InputError for jobs that cannot run on the
-    cluster."""
+    """Run the trace to its end under an elastic policy. The record is written to folder `out`, or kept in memory if
+    that is None. `on_ready()` is called once the input is valid, before long computations; `progress(finished, jobs)`
+    whenever events are written. `more_options` are added to the policy's options in the record. InputError for jobs
+    that cannot run on the cluster."""
     trace.require_jobs()
     entry = find_elastic(options.policy)
     profiles = load_elastic(options.profiles or entry.profiles)
@@ -163,7 +165,8 @@ def _world(jobs: work.Jobs, tables: ElasticTables, choice: Choice, lease_s: floa
 
 
 class Chooser:
-    """Holds an elastic policy's view of each job, and converts its decisions into types, levels and an order."""
+    """Keeps what an elastic policy needs to know about each job, and converts its decisions into types, levels and an
+    order."""
 
     def __init__(self, tables: ElasticTables, policy: ElasticPolicy, lease_s: float, restart_s: float | None) -> None:
         jobs, models = len(tables.base), len(tables.models)
@@ -178,7 +181,7 @@ class Chooser:
         self.attained_s = np.zeros(jobs)
 
     def choose(self, world: World) -> None:
-        """Ask the policy and write its decision into the kernel's arrays."""
+        """Let the policy decide, and write its decision into the kernel's arrays."""
         n = int(world.run.counters[C_ACTIVE])
         rows = np.sort(world.run.order[:n])
         view = self._view(world, rows)
@@ -220,7 +223,8 @@ class Chooser:
         )
 
     def _present_hosts(self, world: World, rows: NDArray[Any], held: Ints) -> Ints:
-        """The host of each job as a row of `rows`; NONE if the host has ended or waits."""
+        """Return for each job the job whose GPU it shares as the second one, as a row of `rows`; NONE if that job has
+        ended or waits."""
         hosts = self.host[rows]
         at = np.minimum(np.searchsorted(rows, hosts), len(rows) - 1)
         there = (hosts != NONE) & (rows[at] == hosts) & (held != NONE)
@@ -234,7 +238,8 @@ class Chooser:
         shared = host != NONE
         shared[host[shared]] = True
         stays = keeps_gpu((config == view.held) & runs, view.host, host)
-        world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING  # the host's allocation is not kept
+        # if a pair separates, the allocation of the first job is not kept
+        world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING
         self.restarts[rows[runs & ~stays & run.job["started"][rows]]] += 1
         self.config[rows] = config
         self.host[rows] = world.scratch.host[rows] = np.where(host == NONE, NONE, rows[host])
@@ -251,10 +256,10 @@ class Chooser:
 
 
 def keeps_gpu(same: NDArray[np.bool_], before: Ints, now: Ints) -> NDArray[np.bool_]:
-    """Jobs that keep their GPUs: those with an unchanged configuration (`same`), except some that share a GPU.
-    `before`, `now`: the host (the job whose GPU it shares) of each guest; NONE otherwise. A guest keeps its GPU only if
-    it already shared with this host and the host keeps its own. When a pair separates, the host keeps the GPU if it
-    keeps its configuration; otherwise the guest may."""
+    """Return which jobs keep their GPUs: those with an unchanged configuration (`same`), except some that share a GPU.
+    `before`, `now`: for each job that shares a GPU as the second one (a guest), the job that it shares with (the host);
+    NONE otherwise. A guest keeps its GPU only if it already shared with this host and the host keeps its own. When a
+    pair separates, the host keeps the GPU if it keeps its configuration; otherwise the guest may."""
     keeps = same.copy()
     keeps[(now != NONE) & (now != before)] = False
     left = (before != NONE) & (now != before)
@@ -265,12 +270,12 @@ def keeps_gpu(same: NDArray[np.bool_], before: Ints, now: Ints) -> NDArray[np.bo
 
 
 def placing_order(runs: NDArray[np.bool_], count: Ints, host: Ints, stays: NDArray[np.bool_], before: Ints) -> Ints:
-    """Rows in the order of placement, with waiting jobs last. The second job of a GPU follows its host. Gangs that fill
-    nodes go first, because gangs whose sizes are powers of two then leave no holes. Pairs go before all others,
-    beginning with those whose host shared its GPU before: the host takes the same entry of its node's list of shared
-    GPUs again, and a host whose GPU becomes shared must find another entry."""
+    """Return the rows in the order in which jobs are placed; waiting jobs are last. The second job on a GPU follows the
+    first, its host. Gangs that fill nodes go first, because gangs whose sizes are powers of two then leave no gaps.
+    Pairs go before all others, beginning with those whose host shared its GPU before: such a host takes the same entry
+    of its node's list of shared GPUs again, and a host whose GPU becomes shared must find another entry."""
     rows = np.arange(len(runs))
-    place = np.where(host == NONE, rows, host)  # a guest's position follows its host's
+    place = np.where(host == NONE, rows, host)  # the position of the second job on a GPU follows that of the first
     slot = before != NONE
     slot[before[slot]] = True
     hosts = np.zeros(len(runs), np.bool_)

@@ -1,8 +1,8 @@
 """Builds the tables of an elastic run from jobs, elastic profiles and a cluster.
 
-A waiting job has its base type (its model, and the GPUs that it requests); a running job has a type for its base in one
-configuration. A policy changes a job's type, so the kernel does not need to know about elasticity. Levels are the
-phases of the training.
+A *base* is a kind of job: its model and the GPUs that it requests. A waiting job has the type of its base; a running
+job has a type for its base in one configuration (GPU model and number). A policy changes a job's type, so the kernel
+need not know about elasticity. Levels are the phases of the training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cotenant.profiles.training.elastic import ElasticModel, ElasticProfiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-LEAST_LEVELS = 3  # proportional, ideal, down: a record reads the first two
+LEAST_LEVELS = 3  # proportional, ideal and down; a record reads the first two
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Base:
 
 @dataclass(frozen=True)
 class ElasticTables:
-    """B bases, C configurations, P phases. Type b is base b while it waits; type B + b x C + c is base b in
-    configuration c; type B + B x C + b x C + c is base b on half of a GPU, if GPUs are shared. Level p + P x (1 + b):
-    phase p beside base b."""
+    """The tables of a run, with B bases, C configurations and P phases. Type b is base b while it waits; type B + b x C
+    + c is base b in configuration c; type B + B x C + b x C + c is base b on half of a GPU, if GPUs are shared. Level p
+    + P x (1 + b) is phase p on one GPU with base b."""
 
     demand: Demand
     nodes: Array
@@ -50,11 +50,13 @@ class ElasticTables:
     base: Ints  #: [J]
     total: Floats  #: [J] work
     restart_s: Floats  #: array [J]; NaN if the profile states none
-    #: array [B, B, G]: fraction of its speed that the first base keeps beside the second; empty: no sharing
+    # array [B, B, G]: fraction of its speed that the first base keeps on one GPU with the second; empty: GPUs are not
+    # shared
     beside: Floats
 
     def type_of(self, base: Ints, config: Ints, shared: NDArray[np.bool_]) -> Ints:
-        """The demand type of jobs of these bases in these configurations; config < 0: waiting."""
+        """Return the demand type of jobs of these bases in these configurations; a configuration below 0: the job
+        waits."""
         b, c = len(self.bases), len(self.options.gpu)
         return np.where(config < 0, base, b + base * c + config + np.where(shared, b * c, 0))
 
@@ -79,14 +81,15 @@ def build_tables(
     rate = np.stack([_rates(b, profiles.phases, options, models) for b in bases])
     _check(trace, bases, base, rate, options, rigid)
     reference = np.array([_reference(b, rate[i, 0], options, models, trace_gpu) for i, b in enumerate(bases)])
-    pace = (1.0 / rate[np.arange(len(bases)), :, reference]).mean(axis=1)  # seconds per unit of work, over all phases
+    # seconds per unit of work, as the mean over all phases
+    pace = (1.0 / rate[np.arange(len(bases)), :, reference]).mean(axis=1)
     jobs = trace.jobs
     whole = np.array([b.model.work for b in bases])[base]
     total = np.where(np.isnan(jobs.duration_s), jobs.iterations, jobs.duration_s / pace[base])
     total = np.where(np.isnan(total), whole, total)
     if np.isnan(total).any():
         job = jobs.id[int(np.flatnonzero(np.isnan(total))[0])]
-        what = f"job {job} has neither a duration nor iterations, and its profile no work"
+        what = f"job {job} has neither a duration nor iterations, and its profile does not state its work"
         raise trace.wrong(job, "iterations", what)
     beside = _beside(bases, profiles, models) if packs else np.zeros((0, 0, 0))
     demand = _demand(bases, rate, pace, options, models, kinds)
@@ -99,7 +102,7 @@ def build_tables(
 def _configurations(
     profiles: ElasticProfiles, nodes: Array, kinds: list[NodeGroup], models: tuple[str, ...]
 ) -> Configurations:
-    """Every measured (GPU model, count) for which the cluster has room; by model, then count."""
+    """Return every measured (GPU model, count) that fits into the cluster, ordered by model, then count."""
     model_of_kind = np.array([models.index(group.gpu.name) for group in kinds])
     capacity = np.bincount(model_of_kind[nodes["kind"]], weights=nodes["gpus"], minlength=len(models)).astype(np.int64)
     found = sorted(
@@ -148,7 +151,7 @@ def _bases(trace: work.Trace, profiles: ElasticProfiles, default_profile: str | 
 
 
 def _rates(base: Base, phases: int, options: Configurations, models: tuple[str, ...]) -> Floats:
-    """Work per second [P, C]; 0 where it was not measured or the GPU model is not accepted."""
+    """Return work per second [P, C]; 0 where it was not measured or the job does not accept the GPU model."""
     accepted = {find_gpu(name, "gpu_models").name for name in base.accepts.split("|") if name} or set(models)
     table = np.zeros((phases, len(options.gpu)))
     for c, (gpu, count) in enumerate(zip(options.gpu.tolist(), options.count.tolist(), strict=True)):
@@ -177,10 +180,9 @@ def _check(
 def _reference(
     base: Base, rate: Floats, options: Configurations, models: tuple[str, ...], trace_gpu: str | None
 ) -> int:
-    """The configuration of the trace's durations: the number of GPUs that the job asks for, or the largest measured
-    below,
-        or the smallest measured, on the trace's GPU model, or else on the first model that has a measurement.
-    """
+    """Return the configuration to which the trace's durations refer: the number of GPUs that the job requests, or the
+    largest measured number below that, or the smallest measured one; on the trace's GPU model, or on the first model
+    with a measurement."""
     wanted = find_gpu(trace_gpu, "trace-gpu").name if trace_gpu else None
     order = sorted(range(len(models)), key=lambda g: (models[g] != wanted, g))
     for gpu in order:
@@ -223,7 +225,8 @@ def _demand(
 
 
 def _beside(bases: list[Base], profiles: ElasticProfiles, models: tuple[str, ...]) -> Floats:
-    """[B, B, G]: measured fractions of the speed alone for two single-GPU jobs on one GPU, 0 where not measured."""
+    """Return [B, B, G]: the measured fraction of its full speed that a single-GPU job keeps on one GPU with another
+    one; 0 where it was not measured."""
     table = np.zeros((len(bases), len(bases), len(models)))
     for g, gpu in enumerate(models):
         measured = profiles.beside.get(gpu, {})
@@ -235,7 +238,8 @@ def _beside(bases: list[Base], profiles: ElasticProfiles, models: tuple[str, ...
 
 
 def _with_halves(demand: Demand, rate: Floats, options: Configurations, beside: Floats) -> Demand:
-    """Add types of single-GPU configurations on half of a GPU, with a level for each phase beside each base."""
+    """Add types for single-GPU configurations on half of a GPU, with a level for each phase and each base on the other
+    half."""
     b, phases, c = rate.shape
     levels, rows, kinds = demand.amount.shape
     first = demand.type[b:].copy()

@@ -1,4 +1,5 @@
-"""The training simulator: an executor in virtual time for job policies. The loop itself is compiled (sim.kernel)."""
+"""The training simulator: it carries out job policies in virtual time. The loop itself is compiled
+(sim.jobs.kernel)."""
 
 from __future__ import annotations
 
@@ -40,37 +41,39 @@ from cotenant.sim.jobs.state import (
 )
 from cotenant.sim.jobs.window import JOBS_AT_ONCE, Window
 
-IDLE_ROUNDS = 10_000  # rounds in which restarts take all the time before a run is aborted
+IDLE_ROUNDS = 10_000  # a run is aborted after this many rounds in which restarts take all the time
 MAX_LEASES_OF_A_JOB = 50_000_000
-MOVES_RECORDED_UP_TO = 20_000  # jobs; in larger runs placements are not recorded unless requested
+MOVES_RECORDED_UP_TO = 20_000  # number of jobs; in runs with more, placements are recorded only on request
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options as the user gives them. Times in seconds."""
+    """Options of the simulator as the user gives them. Times are in seconds."""
 
     lease_s: float = 300.0
     finish: str = "exact"  #: exact | lease-end
     speeds: str = "matrix"  #: matrix | two-speed
     restart_cost_s: float = 0.0
     checkpoint_cost_s: float = 0.0
-    launch_s: NDArray[np.float64] | None = None  #: per job: time of its first start, before any work; None: 0
+    launch_s: NDArray[np.float64] | None = None  # for each job, the time of its first start, before any work; None: 0
     default_profile: str | None = None
-    trace_gpu: str | None = None  #: GPU model for which the trace states times; None: the cluster's first
-    record_placements: bool | None = None  #: None: up to MOVES_RECORDED_UP_TO jobs
-    jobs_at_once: int = JOBS_AT_ONCE  #: arrivals that are loaded together; it changes memory, not the result
+    trace_gpu: str | None = None  # GPU model to which the trace's times refer; None: the cluster's first
+    record_placements: bool | None = None  # None: only in runs of up to MOVES_RECORDED_UP_TO jobs
+    # number of arrivals that are loaded together; it changes the memory used, not the result
+    jobs_at_once: int = JOBS_AT_ONCE
 
     @property
     def whole_iterations(self) -> bool:
-        """The public Synergy simulator credits whole iterations only; so does this one if asked to behave like it."""
+        """Whether only whole iterations count, as in the public Synergy simulator; so if both speeds and ends are as
+        there."""
         return self.speeds == "two-speed" and self.finish == "lease-end"
 
 
 @dataclass
 class Outcome:
-    """Results of a run outside its record, such as wall times."""
+    """Results of a run that are not in its record, such as real durations."""
 
-    engine_s: float  #: wall time of the event loop, without reading, compiling and summarising
+    engine_s: float  # real duration of the event loop, without reading, compiling and summarising
     solver: dict[str, Any] = field(default_factory=dict)
 
 
@@ -86,11 +89,9 @@ def run_training(
     progress: Callable[[int, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
-    """Run the trace to its end; the record is in folder `out`, or in memory if that is None.
-
-    `on_ready()` is called once the input is valid, before long computations; `progress(finished, jobs)` at every
-    flush. Raises InputError for jobs that cannot run on the cluster and WorkError if some job never finished.
-    """
+    """Run the trace to its end. The record is written to folder `out`, or kept in memory if that is None. `on_ready()`
+    is called once the input is valid, before long computations; `progress(finished, jobs)` whenever events are written.
+    Raises InputError for jobs that cannot run on the cluster, and WorkError if some job never finishes."""
     trace.require_jobs()
     workload = build_workload(
         trace.jobs,
@@ -119,7 +120,7 @@ def run_training(
         never = window.unfinished()
         if len(never):
             raise WorkError(
-                f"{len(never)} jobs can never run here (first: job {trace.jobs.id[never[0]]}): no node has the CPU "
+                f"{len(never)} jobs can never run here (first: job {trace.jobs.id[never[0]]}): no node has as much CPU "
                 f"and memory that allotment {policy.allotment!r} asks for"
             )
         record = writer.close()
@@ -127,7 +128,7 @@ def run_training(
 
 
 def _check_length(jobs: work.Jobs, workload: Workload, lease_s: float) -> None:
-    """Refuse runs with too many rounds: every round is recorded, so they would exhaust memory after hours."""
+    """Refuse runs with too many rounds: every round is recorded, so they would use up the memory after hours."""
     alone_s = workload.demand.type["isolated_s"][workload.type] * workload.iterations
     longest = int(np.argmax(alone_s))
     leases = float(alone_s[longest]) / lease_s
@@ -140,7 +141,7 @@ def _check_length(jobs: work.Jobs, workload: Workload, lease_s: float) -> None:
 
 
 def warm_up(demand: Demand, nodes: Array, choice: Choice) -> None:
-    """Compile the kernel, or load it from the cache, so that wall times measure only the run."""
+    """Compile the kernel, or load it from the cache, so that measured durations are those of the run only."""
     options = Options(1.0, False, False, False, 1, False)
     context = JobPolicy().context(np.ones(1), 1.0)
     kernel.advance(make_world(np.zeros(0, JOB), demand, nodes, choice, context, options))
@@ -182,7 +183,7 @@ def _window(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, option
 
 
 def _gpu_seconds(workload: Workload) -> NDArray[np.float64]:
-    """GPU time that each job needs when it runs alone."""
+    """Return the GPU time that each job needs when it runs alone."""
     types = workload.demand.type
     gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
     return np.asarray((gpus * types["isolated_s"])[workload.type] * workload.iterations)
@@ -203,7 +204,7 @@ def run_window(
     writer: RecordWriter,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Run to the end and record it; `choose(world)` is called when the policy has to decide."""
+    """Run to the end and record it. `choose(world)` is called when the policy has to decide."""
     while True:
         status = kernel.advance(window.world)
         if status == kernel.NOWHERE:
@@ -224,7 +225,7 @@ def run_window(
 
 
 def _flush(window: Window, writer: RecordWriter) -> None:
-    """Write the kernel's events to the record, and empty the buffers."""
+    """Write the kernel's events to the record, and clear the buffers."""
     c, out = window.world.run.counters, window.world.out
     events, rounds = out.event[: int(c[C_EVENTS])], out.round[: int(c[C_ROUNDS])]
     columns: dict[str, Any] = {name: events[name] for name in EVENT.names or () if name != "node_end"}
@@ -242,7 +243,7 @@ def _flush(window: Window, writer: RecordWriter) -> None:
 
 
 def recorded_jobs(jobs: work.Jobs, workload: Workload) -> Iterator[pl.DataFrame]:
-    """jobs.parquet in pieces: the record's columns of each job."""
+    """Produce the record's table of jobs, piece by piece."""
     demand = workload.demand
     rows, reference = np.arange(len(demand.type)), np.argmax(demand.allowed, axis=1)
     ideal, gpus = demand.amount[IDEAL, rows, reference], demand.type["gpus"]
@@ -261,7 +262,7 @@ def recorded_jobs(jobs: work.Jobs, workload: Workload) -> Iterator[pl.DataFrame]
 def describe_run(
     trace: work.Trace, cluster: Cluster, policy: JobPolicy, options: EngineOptions, label: str | None = None
 ) -> RunInfo:
-    """The description of the run in run.json."""
+    """Describe the run, for the file run.json."""
     jobs = len(trace.jobs)
     placements = options.record_placements
     return RunInfo(

@@ -1,8 +1,8 @@
-"""The event loop of the training simulator, compiled. It runs until its buffers are full or a decision needs Python.
+"""The compiled event loop of the training simulator. It runs until its buffers are full or a decision needs Python.
 
-A tick is the start of a lease. At a tick, the jobs that ended and arrived since the previous one are recorded, the
-unfinished ones are ordered, the policy decides, changes are recorded, and the lease is credited at once, since nothing
-can change before its end.
+A *tick* is the start of a lease, the time for which a decision holds. At a tick, the jobs that have ended and arrived
+since the previous one are recorded, the unfinished ones are ordered, the policy decides, changes are recorded, and the
+work of the lease is credited at once, since nothing can change before its end.
 """
 
 from __future__ import annotations
@@ -47,15 +47,14 @@ from cotenant.sim.jobs.telling import (
 
 # why `advance` returned
 DONE, FLUSH, NEED_CHOICE, NOWHERE = 0, 1, 2, 3
-# where to continue
+# the steps of a tick, at which the loop continues after an interruption
 P_TICK, P_DECIDE, P_TELL, P_SERVE = 0, 1, 2, 3
 
 
 @inner
 def _admit(w: World, now: float) -> bool:
-    """Record ends and arrivals up to now, in time order; False if the buffers are full or the next arrival is not
-    loaded yet.
-    """
+    """Record the ends and arrivals up to now, in time order. False: the buffers are full, or the next arrival is not
+    loaded yet."""
     run, c = w.run, w.run.counters
     while True:
         if no_room(w, ZERO) or (c[C_MORE] == 1 and c[C_NEXT] == len(w.jobs)):
@@ -86,7 +85,7 @@ def _admit(w: World, now: float) -> bool:
                 run.order[kept] = job
                 kept += 1
         c[C_ACTIVE] = kept
-        c[C_FRESH] += c[C_FINISHED]  # the round differs from the previous one
+        c[C_FRESH] += c[C_FINISHED]  # the unfinished jobs differ from those of the previous round
         c[C_FINISHED] = 0
         c[C_TOLD] = 0
     return True
@@ -94,11 +93,11 @@ def _admit(w: World, now: float) -> bool:
 
 @inner
 def _order(w: World, now: float) -> bool:
-    """Order the unfinished jobs; returns whether the last decision remains valid."""
+    """Order the unfinished jobs. Returns whether the last decision remains valid."""
     run, c = w.run, w.run.counters
     n = c[C_ACTIVE]
     code = w.choice.ordering
-    if code in (FTF, FTF_PUBLIC):  # their keys change with time alone
+    if code in (FTF, FTF_PUBLIC):  # the keys of these orderings change with time alone
         for i in range(n):
             w.jobs[run.order[i]].dirty = True
     order_jobs(code, now, run.order, n, w.jobs, w.demand, w.context, run.sort_scratch)
@@ -111,13 +110,13 @@ def _order(w: World, now: float) -> bool:
     for i in range(n):
         run.previous_order[i] = run.order[i]
     c[C_FRESH] = 0
-    # jobs that waited long enough keep their GPUs from now on
+    # jobs that have waited long enough for a reservation keep their GPUs from now on
     return same and w.jobs[run.order[0]].rank < RESERVED_PRIORITY
 
 
 @inlined
 def _serve_job(jobs: Array, progress: Array, o: Options, now: float, job: int) -> bool:
-    """Credit one lease to a running job; returns whether it ended."""
+    """Credit the work of one lease to a running job. Returns whether the job has ended."""
     delay = min(progress[job].debt_s, o.lease_s)
     time = o.lease_s
     if delay > 0.0:
@@ -144,7 +143,7 @@ def _serve_job(jobs: Array, progress: Array, o: Options, now: float, job: int) -
 
 @inner
 def _serve(w: World, now: float) -> None:
-    """Credit the lease to every running job, and note those that end, by finish time."""
+    """Credit the work of the lease to every running job, and store those that end, ordered by finish time."""
     run, c = w.run, w.run.counters
     ends = 0
     anybody = False
@@ -176,11 +175,8 @@ def _serve(w: World, now: float) -> None:
 
 @bare
 def advance(w: World) -> int:
-    """Continue until DONE, until buffers are full or arrivals are missing (FLUSH), or until the policy has to decide
-    (NEED_CHOICE).
-
-    NOWHERE: for `idle_limit` rounds restarts took the whole lease of all running jobs.
-    """
+    """Run until the end (DONE), until buffers are full or arrivals are missing (FLUSH), or until the policy has to
+    decide (NEED_CHOICE). NOWHERE: for `idle_limit` rounds restarts took the whole lease of all running jobs."""
     run, c = w.run, w.run.counters
     while True:
         now = c[C_TICK] * w.options.lease_s
@@ -213,7 +209,7 @@ def advance(w: World) -> int:
             tell_round(w, now)
             _serve(w, now)
             if c[C_STALLED] == 1 and c[C_NEXT] >= len(w.jobs):
-                return DONE  # no job runs and none will arrive: the waiting ones can never run here
+                return DONE  # no job runs and none will arrive, so the waiting jobs can never run here
             c[C_STALLED] = 0
             if c[C_IDLE] > w.options.idle_limit:
                 return NOWHERE

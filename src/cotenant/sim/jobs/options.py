@@ -1,4 +1,4 @@
-"""Options of a training run by their command-line names, with their defaults, which a test compares with those of the
+"""The options of a training run by their command-line names. A test compares their defaults with those of the
 library."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TrainingConfig(BaseModel):
     restart_cost: float = Field(default=0.0, ge=0)
     checkpoint_cost: float = Field(default=0.0, ge=0)
     reserve_after: float = Field(default=math.inf, gt=0)
-    sticky: bool | None = None  #: None: only if moves take time
+    sticky: bool | None = None  # None: true only if moving a job takes time
     solver_limit: float = Field(default=1.0, gt=0, le=3600)
     queues: tuple[float, ...] = (3600.0, 36000.0)
     gittins_sample: str | None = None
@@ -43,7 +43,8 @@ class TrainingConfig(BaseModel):
     trace_gpu: str | None = None
     record: Recorded = "auto"
     skip_too_large: bool = False
-    measure: tuple[int, int] | None = None  #: jobs FROM-TO (by arrival, TO left out) that figures of jobs cover
+    # jobs FROM to TO, by arrival and without TO, to which figures about jobs refer
+    measure: tuple[int, int] | None = None
 
     @field_validator("lease", "restart_cost", "checkpoint_cost", "reserve_after", "solver_limit", mode="before")
     @classmethod
@@ -75,12 +76,12 @@ class TrainingConfig(BaseModel):
 
     @property
     def is_sticky(self) -> bool:
-        """Whether running jobs keep their GPUs: as given, or else only if a move takes time."""
+        """Whether running jobs keep their GPUs: the given value, or, without one, whether moving a job takes time."""
         return self.restart_cost + self.checkpoint_cost > 0 if self.sticky is None else self.sticky
 
 
 def training_config(values: dict[str, Any], file: str | Path | None = None) -> TrainingConfig:
-    """The validated options; names may be written with dashes. InputError names file and field."""
+    """Return the validated options. Names may be written with dashes. InputError names file and field."""
     try:
         return TrainingConfig(**{name.replace("-", "_"): value for name, value in values.items()})
     except ValidationError as error:
@@ -94,7 +95,7 @@ def _dashed(name: str | None) -> str:
 
 
 def first_problem(error: ValidationError, file: str | Path | None = None) -> InputError:
-    """The first validation error, as one sentence with its field."""
+    """Return the first validation error as one sentence with its field."""
     problem = error.errors()[0]
     field = ".".join(str(part).replace("_", "-") for part in problem["loc"])
     cause = problem.get("ctx", {}).get("error")

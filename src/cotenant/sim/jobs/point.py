@@ -1,4 +1,5 @@
-"""A point of a sweep: a run of a job policy, or of the elastic or partition policy that its option `policy` names."""
+"""A point of a sweep, which is one run: of a job policy, or of the elastic or partition policy that its option `policy`
+names."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Kind = Literal["jobs", "elastic", "partition"]
 
 @dataclass(frozen=True)
 class Models:
-    """Context for reading or generating traces: models by class, seconds per iteration, and whether every job must
+    """What is needed to read or generate traces: models by class, seconds per iteration, and whether every job must
     state its work."""
 
     classes: Mapping[str, Sequence[str]] | None
@@ -35,19 +36,19 @@ class Models:
 
 @dataclass(frozen=True)
 class PolicyRun:
-    """The policy of a point, with its validated options."""
+    """The policy of a point and its validated options."""
 
     kind: Kind
     models: Models
     config: TrainingConfig | None = None
     elastic: ElasticOptions | None = None
     partition: PartitionOptions | None = None
-    shared: Mapping[str, Any] | None = None  #: options of job policies that partition policies have too
+    shared: Mapping[str, Any] | None = None  # options of job policies that partition policies have, too
 
     @classmethod
     def of(cls, point: Mapping[str, Any]) -> PolicyRun:
-        """The run for a point's options. InputError names an option that is invalid, or that is for another kind of
-        policy."""
+        """Create the run for a point's options. InputError names an option that is invalid, or that belongs to another
+        kind of policy."""
         name = None if point.get("policy") is None else str(point["policy"])
         given = {option: point[option] for option in TrainingConfig.model_fields if option in point}
         cuts = {option: point[option] for option in PartitionOptions.__dataclass_fields__ if option in point}
@@ -77,7 +78,8 @@ class PolicyRun:
         return cls("partition", models, partition=partition, shared=given)
 
     def run(self, trace: Trace, cluster: Cluster, out: Path, more: dict[str, object], seed: int) -> None:
-        """Run the point. The record is in folder `out`; `more` describes in it how trace and cluster were made."""
+        """Run the point. The record is written to folder `out`; in it, `more` describes how trace and cluster were
+        made."""
         if self.config is not None:
             known = load_profiles(self.config.profiles)
             simulate(trace, cluster, self.config, profiles=known, out=out, more_options=more)

@@ -13,24 +13,24 @@ from cotenant.policy.jobs.rounds import Choice, Scratch, make_scratch
 EVENT_ROOM = 1 << 16
 ROUND_ROOM = 1 << 14
 
-# counters, by index
+# the indices of the counters
 (C_PHASE, C_TICK, C_ACTIVE, C_NEXT, C_EMIT, C_FINISHED, C_TOLD, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_FRESH,
  C_SAME, C_DECISIONS, C_STALLED, C_IDLE, C_MORE) = range(17)  # fmt: skip
 
 # the simulator's state of a job, in addition to what policies read
 PROGRESS = np.dtype([
     ("iteration_s", "f8"),  # seconds per iteration with its current resources
-    ("finish_s", "f8"),  # NaN until the value is known
-    ("debt_s", "f8"),  # restart and checkpoint time still to be served
+    ("finish_s", "f8"),  # NaN until the job has ended
+    ("debt_s", "f8"),  # restart and checkpoint time that the job must still spend
     ("resume_s", "f8"),  # time lost when a job that ran before starts again or moves (checkpoint + restart)
     ("started", "?"),  # the job has run before
     ("told_waiting", "?"),
-    ("old_first", "i8"),  # the previous decision's grant
+    ("old_first", "i8"),  # what the previous decision granted to the job
     ("old_count", "i8"),
     ("old_level", "i8"),
 ])  # fmt: skip
 
-# columns as in record.schema; node_end: end of the event's nodes in the node buffer
+# columns of the record's table of events; node_end: end of the event's nodes in the buffer of nodes
 EVENT = np.dtype([
     ("time_s", "f8"), ("job", "i8"), ("kind", "i8"), ("reason", "i8"), ("cpu_milli", "i8"), ("memory_mb", "i8"),
     ("speed", "f8"), ("node_end", "i8"),
@@ -43,31 +43,31 @@ ROUND = np.dtype([
 
 
 class Options(NamedTuple):
-    """How the engine runs; times in seconds."""
+    """How the simulator runs. Times are in seconds."""
 
     lease_s: float
     exact_finish: bool  #: a job ends as soon as its work is done, not at the end of its lease
     whole_iterations: bool  #: a lease credits whole iterations only, as the public Synergy simulator does
     record_moves: bool
     idle_limit: int  #: a run is aborted after this many rounds without any work except restarts
-    moves_matter: bool  #: a move is recorded, costs time or may change the speed
+    moves_matter: bool  # moves matter, because they are recorded, cost time or may change the speed
 
 
 class Run(NamedTuple):
-    """State that changes during a run, in addition to the jobs. J jobs, E entries."""
+    """What changes during a run, in addition to the jobs. There are J jobs and E entries of allocations."""
 
     job: Array  #: PROGRESS[J]
-    order: Array  #: i8[J] unfinished jobs, in their last order
+    order: Array  # i8[J]: unfinished jobs, in the order of the last decision
     previous_order: Array  #: i8[J]
     sort_scratch: Array  #: i8[2J]
-    old_entry: Array  #: ENTRY[E] the last decision's entries
-    ended: Array  #: i8[J] jobs that finished in the last lease, by finish time
+    old_entry: Array  # ENTRY[E]: entries of the last decision
+    ended: Array  # i8[J]: jobs that finished in the last lease, ordered by finish time
     counters: Array  #: i8[17]
-    wanted_gpus: Array  #: f8[1] GPUs requested by unfinished jobs
+    wanted_gpus: Array  # f8[1]: number of GPUs that unfinished jobs request
 
 
 class Buffers(NamedTuple):
-    """Events and rounds not yet flushed."""
+    """Events and rounds that are not yet written to the record."""
 
     event: Array  #: EVENT[...]
     node: Array  #: EVENT_NODE[...]
@@ -90,7 +90,7 @@ class World(NamedTuple):
 
 
 def make_progress(jobs: int) -> Array:
-    """PROGRESS[jobs] for jobs that have not arrived yet."""
+    """Return PROGRESS[jobs] for jobs that have not arrived yet."""
     progress = np.zeros(jobs, PROGRESS)
     progress["finish_s"] = np.nan
     progress["old_level"] = -1
@@ -98,7 +98,7 @@ def make_progress(jobs: int) -> Array:
 
 
 def make_run(jobs: int, entries: int) -> Run:
-    """The state of a run before its start."""
+    """Return the changing state of a run, before its start."""
     return Run(
         job=make_progress(jobs),
         order=np.zeros(jobs, np.int64),
@@ -112,7 +112,7 @@ def make_run(jobs: int, entries: int) -> Run:
 
 
 def make_world(jobs: Array, demand: Demand, nodes: Array, choice: Choice, context: Context, options: Options) -> World:
-    """A run before its start."""
+    """Return all arrays of a run, before its start."""
     j = len(jobs)
     alloc = make_allocation(demand, nodes, j)
     e = len(alloc.entry)

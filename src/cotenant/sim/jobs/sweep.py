@@ -1,7 +1,7 @@
-"""Sweeps: runs every combination of a sweep file, on all cores or a Ray cluster, resumable.
+"""Sweeps: run every combination of the options in a sweep file, on all cores or on a Ray cluster.
 
-A run's folder is named by a hash of its options and appears when the run is complete. So an interrupted sweep continues
-where it stopped, and after a change of the file, runs that are still part of it are kept.
+A run's folder is named by a hash of its options, and appears when the run is complete. So an interrupted sweep
+continues where it stopped, and after a change of the file, the runs that are still part of it are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _worker(point: Point, folder: str, base: str) -> None:
 
 
 def _start_worker() -> None:
-    """End a worker when its parent ends for any reason, because no process would read its results."""
+    """End a worker process when its parent ends for any reason, because no process would read its results."""
 
     def end_with_parent() -> None:
         parent = multiprocessing.parent_process()
@@ -46,7 +46,7 @@ def _start_worker() -> None:
 
 
 def compile_once() -> None:
-    """Compile the kernels into the cache, so that workers need not."""
+    """Compile the kernels into the cache, so that worker processes need not."""
     from cotenant.policy.compiled import is_compiled
     from cotenant.policy.jobs.choice import JobPolicy
     from cotenant.policy.jobs.demand import build_workload
@@ -68,10 +68,12 @@ def run_sweep(
     progress: Progress | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> list[Path]:
-    """Run the points that have no result yet. Returns the folders of all runs, in the sweep's order. `workers`:
-    concurrent runs; None: one per core. `address`: of a Ray cluster to use; None: this machine. `on_ready()` is called
-    before the first run, if there is one; `progress(done, runs)` after each. After an interrupt (KeyboardInterrupt)
-    finished runs are kept, unfinished ones are removed, and the next call continues."""
+    """Run the points that have no result yet. Returns the folders of all runs, in the sweep's order.
+
+    `workers`: number of concurrent runs; None: one for each core. `address`: that of the Ray cluster to use; None: this
+    machine. `on_ready()` is called before the first run, if there is one; `progress(done, runs)` after each. After an
+    interrupt (KeyboardInterrupt) finished runs are kept, unfinished ones are removed, and the next call continues.
+    """
     points = list(sweep.points())
     folders = [out / "runs" / key_of(point, base) for point in points]
     try:
@@ -133,7 +135,8 @@ def _run_all(todo: list[tuple[Point, Path]], base: Path, workers: int, on_done: 
 
 @contextmanager
 def _deaf_to_interrupt() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C, which a terminal sends to all: the parent stops them."""
+    """Make processes that are started inside ignore Ctrl-C, which a terminal sends to all of them: the parent stops
+    them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,7 @@
-"""Reads sweep files: options, of which some have several values, and the runs of all combinations.
+"""Reads sweep files: options, of which some have several values; a sweep runs all their combinations.
 
-A point is the complete set of options of a run, by their names in the file. Paths in a file are relative to its folder.
+A point is the complete set of options of one run, by their names in the file. Paths in a file are relative to its
+folder.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ POLICY = (*TrainingConfig.model_fields, *PARTITION)
 CLUSTER = ("cluster", "gpu", "cpus_per_node", "memory_per_node", "storage_mbps")
 TEXTS = ("arrivals", "durations", "gpu_mix", "split", "split_mode")
 DRAWN = ("jobs", "like", "load")  # options of a generated trace
-# options of a trace that is read
+# options of a trace that is read from a file
 READ = (
     "trace", "rate_scale", "gpu_counts", "max_jobs", "from", "to", "tenant", "only_gpus", "min_duration",
     "max_duration",
 )  # fmt: skip
 TRACE = (*READ, *DRAWN, "rate", *TEXTS, "seed")
-# the record's description of trace and cluster, by which reports distinguish runs
+# options by which a record describes its trace and cluster, so that reports can distinguish runs
 SHOWN = (
     "load", "rate", "split", "gpu_mix", "arrivals", "durations", "rate_scale", "from", "to", "tenant", "only_gpus",
     "cpus_per_node",
@@ -56,19 +57,20 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file: its title, the options with one value, and the axes (options with several)."""
+    """A sweep file: its title, the options with one value, and the axes, which are options with several values."""
 
     title: str
     fixed: Point
     axes: dict[str, list[Any]]
 
     def points(self) -> Iterator[Point]:
-        """Every combination; the last axis changes fastest."""
+        """Return every combination of the axes; the last axis changes fastest."""
         for values in itertools.product(*self.axes.values()):
             yield {**self.fixed, **dict(zip(self.axes, values, strict=True))}
 
     def one_at_a_time(self, names: tuple[str, ...]) -> Iterator[Point]:
-        """The first point, then each other value of the named axes with all else as in the first point."""
+        """Return the first point, then a point for each other value of the named axes, with all other options as in the
+        first."""
         first = {**self.fixed, **{name: values[0] for name, values in self.axes.items()}}
         yield first
         for name in names:
@@ -83,10 +85,8 @@ class Sweep:
 
 
 def read_sweep(path: Path, changes: Sequence[str] = ()) -> Sweep:
-    """Read and check a sweep file; InputError names file, line and field.
-
-    `changes`: "name=value" in YAML, which replace options of the file, with paths relative to the working folder.
-    """
+    """Read and check a sweep file. InputError names file, line and field. `changes`: texts "name=value" in YAML that
+    replace options of the file; their paths are relative to the working folder."""
     read = _load(path)
     with read.located():
         options = _checked(read.content, path)
@@ -112,7 +112,7 @@ def _load(path: Path) -> YamlFile:
 
 
 def _changes(texts: Sequence[str]) -> Point:
-    """Changes of the command line as options, with their paths made absolute."""
+    """Return the changes of the command line as options, with absolute paths."""
     raw: Point = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -133,7 +133,7 @@ def _changes(texts: Sequence[str]) -> Point:
 
 
 def _checked(raw: Point, path: Path | None) -> Point:
-    """The options by their names with underscores, each a value or a list of values."""
+    """Return the options by their names with underscores; each has a value or a list of values."""
     options: Point = {}
     for key, value in raw.items():
         name = str(key).replace("-", "_")
@@ -171,7 +171,7 @@ def _check_points(sweep: Sweep, path: Path) -> None:
 def _check_trace_options(sweep: Sweep, path: Path) -> None:
     names = {*sweep.fixed, *sweep.axes}
     if "trace" not in names and "jobs" not in names:
-        raise InputError("needs a trace, or jobs: N for drawn ones", file=path, field="trace")
+        raise InputError("needs a trace, or jobs: N for a generated one", file=path, field="trace")
     kind, others = ("read", DRAWN) if "trace" in names else ("drawn", READ)
     for name in others:
         if name in names:
@@ -188,14 +188,15 @@ def _check_measure(point: Point, trace: Trace, path: Path) -> None:
 
 
 def _small(point: Point) -> Point:
-    """The point with only a few generated jobs, which suffice to find errors."""
+    """Return the point with only a few generated jobs, which suffice to find errors."""
     if "jobs" not in point:
         return point
     return {**point, "jobs": min(_whole(point["jobs"], "jobs"), 100)}
 
 
 def key_of(point: Point, base: Path) -> str:
-    """Name of a point's folder: a hash of its options, of the files they name, and of the program's version."""
+    """Return the name of a point's folder: a hash of its options, of the files that they name, and of the program's
+    version."""
     content = {name: digest_of(path) for name, path in paths_of(point, base).items()}
     text = json.dumps([point, content, version("cotenant")], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -206,18 +207,18 @@ def digest_of(path: Path) -> str:
         status = path.stat()
         return _digest(path, status.st_mtime_ns, status.st_size)
     except OSError:
-        return ""  # the reader of the file reports what is wrong
+        return ""  # the reader of the file reports the error
 
 
 @functools.lru_cache(maxsize=256)
 def _digest(path: Path, mtime_ns: int, size_bytes: int) -> str:
-    """Hash of a file's content, which is read again only if its time or size changes."""
+    """Return the hash of a file's content, which is read again only if its time or size changes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def paths_of(point: Point, base: Path) -> dict[str, Path]:
-    """The files that a point names, by option."""
+    """Return the files that a point names, by option."""
     found = {}
     for name, value in point.items():
         text = str(value)
@@ -230,7 +231,7 @@ def paths_of(point: Point, base: Path) -> dict[str, Path]:
 
 
 def located(point: Point, base: Path) -> Point:
-    """The point with its paths made relative to the working folder."""
+    """Return the point with its paths made relative to the working folder."""
     paths = {}
     for name, path in paths_of(point, base).items():
         form, colon, _ = str(point[name]).rpartition(":")
@@ -239,12 +240,12 @@ def located(point: Point, base: Path) -> Point:
 
 
 def policy_run(point: Point, base: Path) -> PolicyRun:
-    """The point's policy and engine options, checked."""
+    """Return the point's policy with its options, checked."""
     return PolicyRun.of(located(point, base))
 
 
 def cluster_of(point: Point, base: Path) -> Cluster:
-    """The point's cluster."""
+    """Return the point's cluster."""
     point = located(point, base)
     cpus, storage, memory = (point.get(name) for name in ("cpus_per_node", "storage_mbps", "memory_per_node"))
     return parse_cluster(
@@ -257,7 +258,7 @@ def cluster_of(point: Point, base: Path) -> Cluster:
 
 
 def trace_of(point: Point, cluster: Cluster, base: Path) -> Trace:
-    """The point's trace, read from a file or generated from its seed."""
+    """Return the point's trace, which is read from a file or generated from its seed."""
     models = policy_run(point, base).models
     point = located(point, base)
     texts: dict[str, Any] = {name: str(point[name]) for name in TEXTS if name in point}
@@ -298,7 +299,7 @@ def trace_of(point: Point, cluster: Cluster, base: Path) -> Trace:
 
 
 def seed_of(point: Point) -> int:
-    """The seed for the random parts of a point."""
+    """Return the seed for the random parts of a point."""
     return _whole(point.get("seed", 1), "seed")
 
 
@@ -321,8 +322,8 @@ def _whole(value: Any, field: str) -> int:
 
 
 def run_point(point: Point, folder: Path, base: Path, shown: Point | None = None) -> None:
-    """Run a point into its folder; the record is complete or absent. `shown`: the options to record, if the point reads
-    copies of files."""
+    """Run a point into its folder. Afterwards the record is complete or absent. `shown`: the options to record, if the
+    point reads copies of files."""
     more = {name: value for name, value in (shown or point).items() if name in SHOWN}
     cluster = cluster_of(point, base)
     trace = trace_of(point, cluster, base)

@@ -1,5 +1,5 @@
-"""Runs a sweep as tasks of a Ray cluster. Files that its machines lack are sent with the tasks, and records are sent
-back. Ray places the tasks, and repeats a task whose worker or machine died."""
+"""Runs a sweep as tasks of a Ray cluster. Files that a machine of the cluster lacks are sent with the tasks, and
+records are sent back. Ray places the tasks, and repeats a task whose worker or machine died."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cotenant.core.record.schema import RUN_FILE
 from cotenant.sim.jobs.sweep_file import Point, digest_of, paths_of, run_point
 
 CONNECT_S = 10.0
-RETRIES = 3  # attempts for a run whose worker dies each time
-AHEAD = 2  # runs submitted to Ray per running one, so that no machine waits for work
+RETRIES = 3  # how often a run is repeated if its worker dies
+AHEAD = 2  # number of runs submitted to Ray for each running one, so that no machine waits for work
 
 Files = dict[str, bytes]
 
@@ -29,9 +29,12 @@ Files = dict[str, bytes]
 def run_on_ray(
     todo: Sequence[tuple[Point, Path]], base: Path, address: str, workers: int | None, on_done: Callable[[], None]
 ) -> None:
-    """Run the points into their folders on the Ray cluster at `address` ("auto": the one of this machine). `workers`:
-    limit of concurrent runs; None: the cluster's number of CPUs. `on_done()` is called after each run. WorkError if the
-    cluster cannot be reached, or repeatedly loses a run's worker; InputError of a run, or for an invalid address."""
+    """Run the points into their folders on the Ray cluster at `address` ("auto": the one of this machine).
+
+    `workers`: limit of concurrent runs; None: the cluster's number of CPUs. `on_done()` is called after each run.
+    WorkError if the cluster cannot be reached, or repeatedly loses a run's worker; InputError for an invalid address,
+    or if a run raises it.
+    """
     with needs("ray"):
         import ray
     started = not ray.is_initialized()
@@ -45,7 +48,7 @@ def run_on_ray(
     try:
         at_once = workers or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         remote = ray.remote(run_packed).options(num_cpus=1, max_retries=RETRIES)
-        stored: dict[str, Any] = {}  # digest -> contents in Ray's object store
+        stored: dict[str, Any] = {}  # hash of a file -> its contents in Ray's object store
         rest = list(reversed(todo))
         while rest or running:
             while rest and len(running) < at_once:
@@ -61,7 +64,7 @@ def run_on_ray(
                 folder = running.pop(reference)
                 try:
                     found = ray.get(reference)
-                except Exception as error:  # an error of Ray; errors of a run are results
+                except Exception as error:  # this is an error of Ray; errors of a run are returned as results
                     why = f"run {folder.name} cannot run on the cluster, or {RETRIES + 1} workers died during it"
                     raise WorkError(f"{why}: {_first_line(error)}") from None
                 if isinstance(found, Exception):
@@ -91,8 +94,11 @@ def check_listens(address: str) -> None:
 
 
 def run_packed(point: Point, base: str, program: str, digests: dict[str, str], *contents: bytes) -> Files | Exception:
-    """Run a point on this machine. Returns the files of its record, or its error. `digests` and `contents`: of the
-    files that the point names, by option, in the same order. `program`: version of the sweep's program."""
+    """Run a point on this machine. Returns the files of its record, or its error.
+
+    `digests` and `contents`: hashes and contents of the files that the point names, by option and in the same order.
+    `program`: version of the program that started the sweep.
+    """
     if version("cotenant") != program:
         return WorkError(f"{os.uname().nodename} has cotenant {version('cotenant')}; the sweep runs with {program}")
     with tempfile.TemporaryDirectory(prefix="cotenant-sweep-") as name:
@@ -113,7 +119,7 @@ def run_packed(point: Point, base: str, program: str, digests: dict[str, str], *
         except (InputError, WorkError) as error:
             return error
         files = {file.name: file.read_bytes() for file in (folder / "run").iterdir()}
-    for copy, path in copies.items():  # record the original paths, not those of the copies
+    for copy, path in copies.items():  # the record gets the original paths, not those of the copies
         files[RUN_FILE] = files[RUN_FILE].replace(_in_json(copy), _in_json(path))
     return files
 

@@ -15,8 +15,8 @@ from cotenant.policy.jobs.arrays import IDEAL, NOT_RUNNING, Allocation, Array
 from cotenant.policy.jobs.ordering import RESERVED_PRIORITY
 from cotenant.sim.jobs.state import C_ACTIVE, C_EMIT, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_SAME, World
 
-# numpy scalars, because plain numbers would be compiled as constants, with a copy of the function for each (see
-# policy.arrays)
+# these are numpy scalars, because plain numbers would be compiled as constants, with a copy of the function for each
+# (see policy.jobs.arrays)
 ARRIVE, START, RESUME, MOVE, RESIZE, PREEMPT, FINISH, WAIT = (np.int64(k) for k in list(Kind)[:8])
 (R_NONE, R_GPUS_FULL, R_IN_ORDER, R_RESERVED, R_GAVE_WAY, R_GOT_IDEAL, R_REPLACED, R_OUTRANKED, R_DONE,
  R_OTHER_SPEED) = (
@@ -37,7 +37,7 @@ def gpus_of(w: World, job: int) -> float:
 
 @inner
 def tell(w: World, time_s: float, job: int, kind: int, reason: int, held: bool) -> None:
-    """Write one event; `held`: with the job's allocation from now on."""
+    """Write one event. `held`: the job has its allocation from now on, so the event describes it."""
     c, out, alloc = w.run.counters, w.out, w.alloc
     e = c[C_EVENTS]
     cpu, memory, speed = 0, 0, 0.0
@@ -78,7 +78,7 @@ def no_room(w: World, nodes: int) -> bool:
 
 @inner
 def remember(w: World) -> None:
-    """Store the last decision; the next one is compared with it."""
+    """Store the last decision, with which the next one is compared."""
     alloc, c, progress = w.alloc, w.run.counters, w.run.job
     if w.options.moves_matter:
         for i in range(alloc.used[0]):
@@ -92,7 +92,8 @@ def remember(w: World) -> None:
 
 @inlined
 def _pace(w: World, job: int) -> float:
-    """Seconds per iteration with the job's current allocation: the slowest node determines a gang's speed."""
+    """Return the seconds per iteration with the job's present allocation. The slowest node determines the speed of a
+    gang."""
     alloc = w.alloc
     typ, level = w.jobs[job].type, alloc.job[job].level
     slowest = 0.0
@@ -105,7 +106,7 @@ def _pace(w: World, job: int) -> float:
 
 @inlined
 def _moved(alloc: Allocation, progress: Array, old_entry: Array, job: int) -> bool:
-    """Whether a running job holds other GPUs than after the previous decision; the order of its nodes is ignored."""
+    """Whether a running job has other GPUs than after the previous decision; the order of its nodes is ignored."""
     count = alloc.job[job].count
     moved = count != progress[job].old_count
     if not moved:
@@ -121,7 +122,8 @@ def _moved(alloc: Allocation, progress: Array, old_entry: Array, job: int) -> bo
 
 @inner
 def _gets_other(w: World, job: int, old: int) -> bool:
-    """Whether a job on the same GPUs gets other CPU or memory than before: levels may differ in name only."""
+    """Whether a job gets other CPU or memory than before on the same GPUs. Different levels may have the same
+    amounts."""
     alloc, typ, level = w.alloc, w.jobs[job].type, w.alloc.job[job].level
     for e in range(alloc.job[job].first, alloc.job[job].first + alloc.job[job].count):
         kind = w.nodes[alloc.entry[e].node].kind
@@ -165,7 +167,7 @@ def _tell_waiting(w: World, now: float, job: int) -> None:
 
 @inner
 def tell_changes(w: World, now: float) -> bool:
-    """Write the changes of a decision; False if the buffers are full."""
+    """Write the changes of a decision. False: the buffers are full."""
     run, alloc, c, progress = w.run, w.alloc, w.run.counters, w.run.job
     compare = w.options.moves_matter
     for i in range(c[C_EMIT], c[C_ACTIVE]):

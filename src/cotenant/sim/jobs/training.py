@@ -22,7 +22,7 @@ from cotenant.workloads.jobs.select import gpu_times_in
 
 
 def policy_of(config: TrainingConfig, profiles: Profiles) -> JobPolicy:
-    """The job policy that the options name."""
+    """Return the job policy that the options name."""
     sample: tuple[float, ...] = ()
     if config.gittins_sample:
         sample = tuple(float(x) for x in gpu_times_in(config.gittins_sample, profiles.iteration_s))
@@ -39,7 +39,7 @@ def policy_of(config: TrainingConfig, profiles: Profiles) -> JobPolicy:
 
 
 def engine_options(config: TrainingConfig) -> EngineOptions:
-    """The engine's options."""
+    """Return the options of the simulator."""
     return EngineOptions(
         lease_s=config.lease,
         finish=config.finish,
@@ -65,12 +65,10 @@ def simulate(
     progress: Callable[[int, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
-    """Run the trace on the cluster under the options; the record is in folder `out`, or in memory.
-
+    """Run the trace on the cluster with these options. The record is written to folder `out`, or kept in memory.
     `on_ready()` is called once the input is valid, before long computations. `more_options` are added to the policy's
-    options in the record (such as the load for which a sweep generated the trace). `launch_s`: per job, the time of its
-    first start.
-    """
+    options in the record (such as the load for which a sweep generated the trace). `launch_s`: for each job, the time
+    of its first start."""
     known = profiles or load_profiles(config.profiles)
     policy = policy_of(config, known)
     if config.skip_too_large:

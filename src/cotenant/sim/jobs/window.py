@@ -1,5 +1,5 @@
-"""Selects the jobs of a trace that the kernel holds, to keep its state small: unfinished ones, and those that arrive
-next."""
+"""Selects the jobs of a trace that the kernel holds, to keep its state small: those that have not finished, and those
+that arrive next."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from cotenant.policy.jobs.arrays import GRANT, NONE, NOT_RUNNING, Array
 from cotenant.sim.jobs.state import C_ACTIVE, C_MORE, C_NEXT, World, make_run
 
-JOBS_AT_ONCE = 1 << 18  #: arrivals that are loaded together
+JOBS_AT_ONCE = 1 << 18  # number of arrivals that are loaded together
 
 
 class Window:
-    """The kernel's world, and the trace row of each job in it, in trace order: `rows[k]` is job k of the world.
-    `load(first, last)` returns the kernel's rows JOB[] and PROGRESS[] for the trace's jobs first..last. Decisions do
-    not depend on how many jobs are loaded, because jobs keep their order and are loaded before they can arrive."""
+    """The kernel's arrays, and for each job in them its row in the trace, in trace order: `rows[k]` is job k of the
+    arrays. `load(first, last)` returns the kernel's rows JOB[] and PROGRESS[] for the trace's jobs first..last.
+    Decisions do not depend on how many jobs are loaded, because jobs keep their order and are loaded before they can
+    arrive."""
 
     def __init__(
         self,
@@ -27,7 +28,7 @@ class Window:
         at_once: int = JOBS_AT_ONCE,
     ) -> None:
         self.world = world
-        self.jobs = jobs  #: jobs of the whole trace
+        self.jobs = jobs  # number of jobs in the whole trace
         self._load, self._at_once = load, at_once
         self._loaded = len(world.jobs)
         self.rows: NDArray[np.int64] = np.arange(self._loaded)
@@ -35,12 +36,12 @@ class Window:
 
     @property
     def finished(self) -> int:
-        """Number of finished jobs."""
+        """Return the number of finished jobs."""
         c = self.world.run.counters
         return int(self._loaded - len(self.rows) + c[C_NEXT] - c[C_ACTIVE])
 
     def unfinished(self) -> NDArray[np.int64]:
-        """Trace rows of the loaded jobs that have not finished."""
+        """Return the trace rows of the loaded jobs that have not finished."""
         return np.asarray(self.rows[np.isnan(self.world.run.job["finish_s"])])
 
     def needs_jobs(self) -> bool:
@@ -49,14 +50,14 @@ class Window:
         return bool(c[C_MORE]) and int(c[C_NEXT]) == len(self.rows)
 
     def advance(self) -> None:
-        """Drop finished jobs and load the next to arrive. All events must have been taken from the buffers."""
+        """Remove finished jobs and load the next ones to arrive. All events must have been taken from the buffers."""
         assert self._load is not None
         world, run = self.world, self.world.run
         last = min(self._loaded + self._at_once, self.jobs)
         fresh_jobs, fresh_progress = self._load(self._loaded, last)
         active = int(run.counters[C_ACTIVE])
         kept = np.sort(run.order[:active])
-        place = np.full(len(self.rows) + 1, NONE)  # new index of each job; the last entry maps NONE to itself
+        place = np.full(len(self.rows) + 1, NONE)  # new index of each job; the last element maps NONE to itself
         place[kept] = np.arange(active)
         jobs = np.concatenate([world.jobs[kept], fresh_jobs])
         moved = make_run(len(jobs), len(run.old_entry))
@@ -69,7 +70,7 @@ class Window:
         grants = np.zeros(len(jobs), GRANT)
         grants["level"] = NOT_RUNNING
         grants[:active] = world.alloc.job[kept]
-        # entries keep the old job number, which is used only in the same decision
+        # entries of allocations keep the old job numbers, which are used only in the same decision
         self.world = world._replace(
             jobs=jobs,
             run=moved,

@@ -1,4 +1,5 @@
-"""Language models in virtual time: token traces, iteration-level batching, shares of GPUs, loading and eviction."""
+"""Simulates the serving of language models in virtual time: traces of tokens, batching for each step, shares of GPUs,
+and loading and eviction of models."""
 
 from cotenant.core.extras import require
 

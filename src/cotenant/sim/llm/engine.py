@@ -1,7 +1,9 @@
-"""Simulates a token trace on shared GPUs with the batcher, the residency policy and the shares of a live server.
+"""Simulates a trace of requests to language models on shared GPUs, with the batching, the residency policy and the
+shares of a live server.
 
-Events are arrivals, ends of steps, ends of moves and times that the policy requested. Moves take the times of
-`MoveRates` and the models' start times, and do not slow down steps of others: copies run concurrently with kernels.
+Events are arrivals, ends of steps, ends of moves, and times that the policy requested. Moves (loading, eviction and
+restoring of models) take the times of `MoveRates` and the models' start times. They do not slow down steps of other
+models, because copies run concurrently with kernels.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ STOP_S = 1.0  # time that a program takes to end
 
 @dataclass(frozen=True)
 class SimModel:
-    """A model: its description for the policy, its step times, and its weight among the models on a GPU (`fixed`: its
-    fraction of the GPU)."""
+    """A model: its description for the policy, its step times, and its weight among the models on a GPU (under `fixed`
+    sharing: its fraction of the GPU)."""
 
     facts: ModelFacts
     profile: LlmProfile
@@ -40,8 +42,8 @@ class SimModel:
 
 @dataclass(frozen=True)
 class LlmSetup:
-    """GPUs and rules. `warm`: models that fit are resident at the start, in file order. `prefix_cache`: prefill skips
-    the trace's cached tokens."""
+    """The GPUs and the rules. `warm`: models that fit are resident at the start, in file order. `prefix_cache`: tokens
+    that the trace marks as cached need no prefill."""
 
     models: tuple[SimModel, ...]
     gpu_bytes: tuple[int, ...]
@@ -54,8 +56,8 @@ class LlmSetup:
 
 @dataclass(frozen=True)
 class Switch:
-    """A move of a model's program to or from a GPU, which begins at `at_s` and takes `seconds`. `do` None: it was there
-    at the start."""
+    """A move of a model's program to or from a GPU, which begins at `at_s` and takes `seconds`. If `do` is None, the
+    model was resident at the start."""
 
     at_s: float
     seconds: float
@@ -66,12 +68,12 @@ class Switch:
 
 @dataclass(frozen=True)
 class LlmResult:
-    """A finished run."""
+    """The result of a run."""
 
     trace: TokenTrace
     setup: LlmSetup
     times: TokenTimes
-    refused: np.ndarray  # refused because of a full queue
+    refused: np.ndarray  # refused because the queue was full
     switches: tuple[Switch, ...]
     busy_s: tuple[float, ...]
     preempted: tuple[int, ...]
@@ -79,11 +81,11 @@ class LlmResult:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """The SLOs, by model."""
+        """Return the SLOs, by model."""
         return tuple(m.target for m in self.setup.models)
 
     def summary(self) -> dict[str, Any]:
-        """Figures per model and of all."""
+        """Return figures for each model and for all together."""
         span = max(self.end_s, 1e-9)
         rows = self.times.rows(self.targets, span)
         switches = [s for s in self.switches if s.do is not None]
@@ -103,7 +105,7 @@ class LlmResult:
 
 
 class _Model:
-    """The state of one model in a run."""
+    """The state of one model during a run."""
 
     def __init__(self, index: int, model: SimModel) -> None:
         self.index, self.config = index, model
@@ -111,7 +113,7 @@ class _Model:
         self.batcher = Batcher(model.profile)
         self.queue: deque[int] = deque()
         self.gpu = -1
-        self.busy = False  # a step runs
+        self.busy = False  # a step of the model runs
 
 
 class _Run:
@@ -128,10 +130,11 @@ class _Run:
         self.last = np.full(len(trace), np.nan)
         self.refused = np.zeros(len(trace), bool)
         self.switches: list[Switch] = []
-        self._heap: list[tuple[float, int, int, int, int]] = []  # time, order, kind, a, b
+        # (time, order, kind, and two values that depend on the kind)
+        self._heap: list[tuple[float, int, int, int, int]] = []
         self._order = 0
         self._wake_s = math.inf
-        self._waiting: set[int] = set()  # models with requests that have not been given to a program
+        self._waiting: set[int] = set()  # models with requests that no program has got yet
         self._ready: set[int] = set()  # models whose next step may begin now
         self.now_s = 0.0
 
@@ -142,7 +145,7 @@ class _Run:
         heapq.heappush(self._heap, (at_s, self._order, kind, a, b))
 
     def run(self) -> None:
-        """Run to the last answer."""
+        """Run until the last request is answered."""
         times, which = self.trace.times_s.tolist(), self.trace.model.tolist()
         if self.setup.warm:
             self._warm()
@@ -177,7 +180,7 @@ class _Run:
             self._decide()
 
     def _warm(self) -> None:
-        """Place the models that fit as resident at the start."""
+        """Make the models that fit resident at the start."""
         free = list(self.setup.gpu_bytes)
         for model in sorted(self.models, key=lambda m: not m.config.facts.kept):
             need = model.config.facts.memory_bytes
@@ -229,7 +232,7 @@ class _Run:
         self._decide()
 
     def _admit(self, model: _Model) -> None:
-        """Give the program the requests that it may take."""
+        """Give the model's program the requests that it may take."""
         row = self.policy.rows[model.name]
         while model.queue and row.open < model.config.max_concurrency and self.policy.admits(model.name):
             request = model.queue.popleft()
@@ -277,7 +280,7 @@ class _Run:
 
 
 def simulate(trace: TokenTrace, setup: LlmSetup, progress: Callable[[int], None] = lambda done: None) -> LlmResult:
-    """Replay a trace whose `models` are those of the setup, in the same order. Requests that no model can serve must
+    """Simulate a trace whose `models` are those of the setup, in the same order. Requests that no model can serve must
     have been removed."""
     assert trace.models == tuple(m.facts.name for m in setup.models)
     run = _Run(trace, setup, progress)
@@ -290,5 +293,5 @@ def simulate(trace: TokenTrace, setup: LlmSetup, progress: Callable[[int], None]
 
 
 def longest(models: Sequence[SimModel]) -> list[int]:
-    """Maximum tokens of one request, by model."""
+    """Return the largest number of tokens of one request, by model."""
     return [min(m.profile.max_context, m.profile.kv_tokens) for m in models]

@@ -1,4 +1,4 @@
-"""A GPU shared by the steps of several engines: the speed of each step, and the next end. Pure functions; exact between
+"""A GPU that the steps of several models share: the speed of each step, and the time of the next end. Exact between
 events."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SHARING = ("conserving", "fixed")
 
 @dataclass
 class Running:
-    """A running step, with the seconds that its rest would take on the whole GPU."""
+    """A running step. `left_s`: the seconds that the rest of it would take on the whole GPU."""
 
     left_s: float
     weight: float
@@ -22,9 +22,9 @@ class Running:
 
 
 class SharedGpu:
-    """`conserving`: concurrent steps run at speeds in proportion to their weights, best-effort steps only while no
-    latency-sensitive step runs. `fixed`: each step runs at the speed of its weight, as on a fixed fraction of the
-    SMs."""
+    """The steps that run on a GPU. `conserving`: concurrent steps run at speeds in proportion to their weights,
+    best-effort steps only while no latency-sensitive step runs. `fixed`: each step runs at the speed of its weight, as
+    on a fixed fraction of the SMs."""
 
     def __init__(self, sharing: str = "conserving") -> None:
         if sharing not in SHARING:
@@ -48,7 +48,7 @@ class SharedGpu:
         self._share()
 
     def next_end(self) -> tuple[float, int]:
-        """(time, key) of the next end of a step; infinity and -1 if none runs."""
+        """Return (time, key) of the next end of a step; infinity and -1 if none runs."""
         at_s, key = math.inf, -1
         for k, step in self.running.items():
             if step.rate > 0.0 and self._at_s + step.left_s / step.rate < at_s:

@@ -1,5 +1,5 @@
-"""Finds how many language models fit on a GPU, by simulating the same requests with more and more models; then the
-number of GPUs for all."""
+"""Finds how many language models fit on one GPU, by simulating the same requests with more and more models, and then
+how many GPUs all models need."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from cotenant.core.errors import InputError
 from cotenant.sim.llm.engine import LlmSetup, simulate
 from cotenant.workloads.llm.trace import TokenTrace
 
-MISSES = 2  # models are added one at a time until the target was missed this many times in a row
+MISSES = 2  # models are added one at a time until the target has been missed this many times in a row
 
 
 @dataclass(frozen=True)
 class Row:
-    """Result of one simulation. `least`: the lowest attainment of a latency-sensitive model, `least_of` its name."""
+    """The result of one simulation. `least`: the lowest SLO attainment of a latency-sensitive model, `least_of` its
+    name."""
 
     models: int
     gpus: int
@@ -33,8 +34,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Packing:
-    """`per_gpu`: number of models, in file order, that one GPU serves at the target; `gpus`: number for all models,
-    None if more than were tried."""
+    """The result of the search. `per_gpu`: number of models, in file order, that one GPU serves at the target; `gpus`:
+    number of GPUs for all models, None if more are needed than were tried."""
 
     target: float
     per_gpu: int
@@ -50,7 +51,7 @@ class Packing:
 def pack(
     trace: TokenTrace, setup: LlmSetup, target: float, most_gpus: int, tell: Callable[[Row], None] | None = None
 ) -> Packing:
-    """Search with `trace`, which must have requests to all models of the setup. All its GPUs are of the same model."""
+    """Search with `trace`, which must have requests to all models of the setup. All GPUs are of one model."""
     rows: list[Row] = []
 
     def attempt(models: int, gpus: int) -> Row:
@@ -67,7 +68,7 @@ def pack(
             break
     if per_gpu == whole:
         return Packing(target, per_gpu, 1, tuple(rows))
-    for gpus in range(2, min(most_gpus, whole) + 1):  # more GPUs than models have no effect
+    for gpus in range(2, min(most_gpus, whole) + 1):  # more GPUs than models would have no effect
         if attempt(whole, gpus).least >= target:
             return Packing(target, per_gpu, gpus, tuple(rows))
     return Packing(target, per_gpu, None, tuple(rows))

@@ -1,4 +1,4 @@
-"""MIG partition policies in virtual time."""
+"""Simulates policies that partition GPUs by MIG, in virtual time."""
 
 from cotenant.core.extras import require
 

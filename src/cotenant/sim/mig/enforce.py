@@ -1,4 +1,4 @@
-"""Applies partition decisions to simulated GPUs and charges their costs."""
+"""Applies the decisions of partition policies to simulated GPUs, and charges the time that they cost."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from cotenant.policy.mig.optimizer import PartitionPlan
 from cotenant.profiles.mig.speeds import mps_speed
 from cotenant.sim.mig.state import Clock, Entry, GpuState, Mode, Work, share_of
 
-Predict = Callable[[int, int], np.ndarray]  # (job, co-runners measured with it) -> predicted speeds by kind
+# (job, number of jobs measured together with it) -> predicted speeds by kind of instance
+Predict = Callable[[int, int], np.ndarray]
 
 
 @dataclass
 class PartitionInput:
     """Input of a run. Arrays by job: arrival, GPUs (whole numbers), work in seconds of the whole GPU, launch time.
-    `speeds`: (jobs, kinds) true speeds, 0 if the job may not run there. `qos_floor`: lowest allowed speed, 0 to 1.
-    `nodes`: node of every GPU. `predict`: the predictor that miso uses after a measurement; None: exact."""
+    `speeds`: true speeds (jobs, kinds of instance), 0 if the job may not run there. `qos_floor`: lowest allowed speed,
+    0 to 1. `nodes`: node of every GPU. `predict`: the prediction that miso uses after a measurement; None: exact
+    speeds."""
 
     geo: Geometry
     nodes: list[int]
@@ -37,7 +39,8 @@ class PartitionInput:
 
 
 class Enforcer:
-    """Applies decisions to simulated GPUs: stops, repartitions, starts, shares and measures; charges time and logs."""
+    """Applies decisions to simulated GPUs: it stops, starts and measures jobs and changes layouts; it charges the time
+    for that and logs it."""
 
     def __init__(self, data: PartitionInput, rules: PartitionRules) -> None:
         self.data, self.rules, self.geo = data, rules, data.geo
@@ -49,10 +52,12 @@ class Enforcer:
         first = set(rules.layout) if rules.policy == "static" and rules.layout else set(self.geo.whole)
         mode = Mode.SHARED if rules.policy == "mps" else Mode.MIG
         self.gpus = [GpuState(i, node, set(first), mode=mode) for i, node in enumerate(data.nodes)]
-        # static: free instances, sorted by size with the largest last; among equal ones the lowest GPU is last
+        # under the policy static: the free instances, ordered by size with the largest last; among equal ones that on
+        # the lowest GPU is last
         self.free = sorted((self.slice_size(p), -g.index, p) for g in self.gpus for p in g.instances)
         self.queue: deque[int] = deque()
-        self.claimed: list[GpuState] = []  # GPUs that a waiting gang reserves against jobs behind it
+        # GPUs that a waiting gang reserves, so that jobs behind it in the queue may not use them
+        self.claimed: list[GpuState] = []
         self.known = np.full(len(data.arrival_s), not rules.profiles)
         believed = _prior(self.geo, data.speeds) if rules.profiles else data.speeds
         self.believed = np.where(believed >= data.qos_floor[:, None], believed, 0.0)
@@ -84,7 +89,8 @@ class Enforcer:
         return Tenancy(tuple(gpu.jobs), tuple(gpu.place.get(j) for j in gpu.jobs))
 
     def apply(self, gpu: GpuState, jobs: list[int], plan: PartitionPlan) -> None:
-        """Give each job its instance: stop jobs whose instance changes, repartition the GPU, and start them again."""
+        """Give each job its instance: stop jobs whose instance changes, change the GPU's layout, and start the jobs
+        again."""
         now = self.clock.now
         target = dict(zip(jobs, plan.placements, strict=True))
         change = any(p not in gpu.instances for p in target.values())
@@ -100,7 +106,7 @@ class Enforcer:
             self.seat(gpu, job, now + saved + delay + float(self.launch_s[job]))
 
     def reshape(self, gpu: GpuState, wanted: set[Placement]) -> float:
-        """Create the wanted instances and keep idle ones if they fit; returns the time that this takes."""
+        """Create the wanted instances, and keep idle ones if they fit. Returns the time that this takes."""
         kept = set(wanted)
         for place in sorted(gpu.instances - wanted):
             if self.geo.fits(kept | {place}):
@@ -147,7 +153,8 @@ class Enforcer:
         self.note(job, kind, Reason.IN_ORDER if first or waited else why, speed, share)
 
     def share(self, gpu: GpuState, newcomer: int | None) -> None:
-        """MPS without partitions: all speeds depend on the number of sharers; only the new job has to launch."""
+        """Run the jobs under MPS without partitions: their speeds depend on how many share the GPU; only the new job
+        has to launch."""
         now = self.clock.now
         gpu.version += 1
         if not gpu.jobs:
@@ -160,9 +167,8 @@ class Enforcer:
                 self.note(job, Kind.RESIZE, Reason.REPLACED, float(speed), 1.0 / len(gpu.jobs))
 
     def shared_speeds(self, jobs: list[int]) -> np.ndarray:
-        """Speeds of jobs on one GPU under MPS; a job whose lowest allowed speed is above its level gets the GPU alone,
-        unlimited.
-        """
+        """Return the speeds of jobs on one GPU under MPS. A job that needs more than its equal part of the SMs for its
+        lowest allowed speed runs alone on the GPU, without a limit."""
         level = 1.0 / self.rules.mps_jobs
         speeds = mps_speed(self.data.speeds[jobs], self.geo, len(jobs), level)
         if len(jobs) == 1 and speeds[0] < self.data.qos_floor[jobs[0]]:
@@ -170,7 +176,8 @@ class Enforcer:
         return speeds
 
     def promote(self) -> None:
-        """Static: when no job waits, move jobs from small slices to larger free ones, the smallest slice first."""
+        """Under the policy static, when no job waits: move jobs from small instances to larger free ones, the smallest
+        instance first."""
         if self.queue:
             return
         seated = sorted(
@@ -190,7 +197,7 @@ class Enforcer:
                     break
 
     def usable(self, gpu: GpuState) -> bool:
-        """Whether a job may be placed on one of its instances now."""
+        """Whether a job may be placed on one of the GPU's instances now."""
         return gpu.mode is Mode.MIG and self.clock.now >= gpu.busy_until and not gpu.draining
 
     def gains(self, job: int, old: Placement, new: Placement) -> bool:
@@ -202,7 +209,7 @@ class Enforcer:
     # ---- profiling under MPS
 
     def begin_profile(self, gpu: GpuState, job: int) -> None:
-        """Stop all jobs, switch the GPU to one instance with MPS, run all together and measure."""
+        """Stop all jobs, switch the GPU to one instance with MPS, run all jobs together and measure them."""
         now = self.clock.now
         for other in gpu.jobs:
             self.work.stop(other, now)
@@ -224,14 +231,15 @@ class Enforcer:
         self.clock.at(end, "measured", gpu.index, gpu.version)
 
     def measured(self, gpu: GpuState) -> None:
-        """Profiling is over: partition by its predictions; a job that no longer fits is queued again."""
+        """The measurement is over: choose a layout by its predictions; a job that no longer fits returns to the
+        queue."""
         gpu.mode = Mode.MIG
         for job in gpu.jobs:
             speeds = self.data.speeds[job]
             if self.data.predict is not None:
                 speeds = np.where(speeds > 0, self.data.predict(job, len(gpu.jobs)), 0.0)
             believed = np.where(speeds >= self.data.qos_floor[job], speeds, 0.0)
-            if believed[0] <= 0:  # no estimate may exclude the whole GPU, or the job would wait for ever
+            if believed[0] <= 0:  # no prediction may exclude the whole GPU, or the job would wait for ever
                 believed[0] = self.data.speeds[job, 0]
             self.believed[job] = believed
             self.known[job] = True
@@ -247,7 +255,7 @@ class Enforcer:
         self.apply(gpu, gpu.jobs, plan)
 
     def evict(self, gpu: GpuState, job: int) -> None:
-        """Put a job back at the head of the queue: by its predicted speeds it does not fit here."""
+        """Put a job back at the head of the queue: by its predicted speeds it does not fit on this GPU."""
         self.work.stop(job, self.clock.now)
         self.work.gpu[job] = ()
         gpu.jobs.remove(job)
@@ -259,7 +267,7 @@ class Enforcer:
 
 
 def _prior(geo: Geometry, speeds: np.ndarray) -> np.ndarray:
-    """Predicted speeds of a job without a measurement: the square root of the compute share, on slices where the job
-    fits."""
+    """Return the predicted speeds of a job that was not measured: the square root of the compute share, on instances
+    where the job fits."""
     share = np.array([p.compute / geo.compute_slices for p in geo.profiles.values()])
     return np.where(speeds > 0, np.sqrt(share), 0.0)

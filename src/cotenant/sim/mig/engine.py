@@ -1,6 +1,6 @@
-"""Executor of partition policies in virtual time: arrivals, profiling, reconfiguration and departures as events.
+"""Carries out partition policies in virtual time: arrivals, measurements, changes of layout and departures are events.
 
-The policy (policy.mig) decides on placements; the enforcer applies them, charges their costs and logs them.
+The policy (policy.mig) decides on placements; the Enforcer applies them, charges their costs and logs them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PartitionEngine(Enforcer):
     # ---- the loop
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> list[Entry]:
-        """Process every event until all jobs are done; `progress(done, of)` is called about a thousand times."""
+        """Process all events until all jobs are done. `progress(done, of)` is called about a thousand times."""
         done, of = 0, len(self.data.arrival_s)
         stride = max(1, of // 1000)
         for job, time_s in enumerate(self.data.arrival_s):
@@ -64,7 +64,8 @@ class PartitionEngine(Enforcer):
                 self.after_departure(gpu)
 
     def after_departure(self, gpu: GpuState) -> None:
-        """Give the freed part to the remaining jobs if that pays off; reset an empty GPU to the whole instance."""
+        """Give the freed part of a GPU to its remaining jobs if that pays off; an empty GPU becomes one whole instance
+        again."""
         gpu.revisit = False
         if gpu.mode is not Mode.MIG:
             return
@@ -79,18 +80,16 @@ class PartitionEngine(Enforcer):
             if plan is not None and plan.moved:
                 self.apply(gpu, gpu.jobs, plan)
         elif self.rules.repartitions:
-            gpu.revisit = True  # the GPU's layout is changing: check again when that is done
+            gpu.revisit = True  # the GPU's layout is changing, so this is checked again when that is done
 
     # ---- admission
 
     def schedule(self) -> None:
-        """Admit waiting jobs, first come first served.
-
-        Later jobs overtake one that fits no free slice (static), and single-GPU jobs overtake a gang that waits for its
-        GPUs to drain, except on these GPUs; a later gang does not. A gang's claim holds for one pass, so it excludes
-        only jobs behind it: if it were kept, a job that is put back before the gang would wait for those GPUs for ever,
-        and the gang for that job.
-        """
+        """Admit waiting jobs, first come, first served. Under the policy static, later jobs overtake one that fits on
+        no free instance. Single-GPU jobs overtake a gang that waits for its GPUs to become empty, except on these GPUs;
+        a later gang does not. A gang reserves GPUs for one pass only, so this excludes only jobs behind it. If the
+        reservation were kept, a job that is put back before the gang would wait for those GPUs for ever, and the gang
+        for that job."""
         for gpu in self.claimed:
             gpu.draining = False
         self.claimed = []
@@ -144,9 +143,8 @@ class PartitionEngine(Enforcer):
         return True
 
     def must_measure(self, jobs: list[int]) -> bool:
-        """Whether a job is unmeasured and has run long enough for measuring to pay off, or has a lowest allowed
-        speed.
-        """
+        """Whether a job was not measured and has run long enough for a measurement to pay off, or has a lowest allowed
+        speed."""
         late = self.rules.profile_after_s
         return any(not self.known[j] and (self.age(j) >= late or self.data.qos_floor[j] > 0) for j in jobs)
 
@@ -154,9 +152,8 @@ class PartitionEngine(Enforcer):
         return self.clock.now - self.work.start[job] if job in self._started else 0.0
 
     def admit_static(self, job: int) -> bool:
-        """Admit to the largest free slice on which the job may run; a GPU that a gang left is partitioned again
-        first.
-        """
+        """Place a job on the largest free instance on which it may run. A GPU that a gang has left first gets its
+        layout back."""
         for size, index, place in reversed(self.free):
             gpu = self.gpus[-index]
             if self.usable(gpu) and self.believed[job, self.geo.kinds.index(place.kind)] > 0:
@@ -166,7 +163,8 @@ class PartitionEngine(Enforcer):
         return False
 
     def admit_shared(self, job: int) -> bool:
-        """MPS without partitions: admit to the GPU with the fewest jobs on which every lowest allowed speed is kept."""
+        """Place a job under MPS without partitions: on the GPU with the fewest jobs where every job keeps its lowest
+        allowed speed."""
         gpu = min(
             (
                 g
@@ -190,9 +188,8 @@ class PartitionEngine(Enforcer):
         return not floors.any() or bool((self.shared_speeds(jobs) >= floors).all())
 
     def admit_gang(self, job: int) -> bool:
-        """Admit a job of several GPUs to whole GPUs, on one node if possible; until then the GPUs that it waits for
-        drain.
-        """
+        """Place a job of several GPUs on whole GPUs, on one node if possible. Until then, the GPUs that it waits for
+        take no other job."""
         wanted = int(self.data.gpus[job])
         by_node: dict[int, list[GpuState]] = {}
         for gpu in self.gpus:

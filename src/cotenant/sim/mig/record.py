@@ -1,4 +1,4 @@
-"""Converts the log of a partition run into a record, in the schema of all runs."""
+"""Converts the log of a run of a partition policy into a record, in the schema of all runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_record(
     seed: int,
     more_options: Mapping[str, object] | None = None,
 ) -> Record:
-    """Write (or keep in memory) the record of a finished engine."""
+    """Write the record of a finished run, or keep it in memory."""
     options = asdict(rules) | {"layout": geo.format(rules.layout) if rules.layout else None}
     info = RunInfo(
         label=label or (f"static {options['layout']}" if rules.layout else rules.policy),
@@ -52,14 +52,14 @@ def write_record(
 
 
 def _per_gpu(cluster: Cluster) -> tuple[np.ndarray, np.ndarray]:
-    """CPU cores (thousandths) and memory (MB) per GPU, by node."""
+    """Return CPU (thousandths of a core) and memory (MB) for each GPU, by node."""
     groups = [g for g in cluster.groups if g.gpus for _ in range(g.count)]
     cpus = np.array([g.cpus * 1000 / g.gpus for g in groups])
     return cpus, np.array([g.memory_bytes / 1e6 / g.gpus for g in groups])
 
 
 def _held(entry: Entry, nodes: list[int]) -> list[tuple[int, float]]:
-    """(node, GPUs held there) of a log entry."""
+    """Return (node, number of GPUs held there) for an entry of the log."""
     if entry.kind not in HOLDS or not entry.gpus:
         return []
     each = entry.share / len(entry.gpus)
@@ -88,7 +88,7 @@ def _events(writer: RecordWriter, cluster: Cluster, engine: PartitionEngine) -> 
 
 
 def _rounds(writer: RecordWriter, cluster: Cluster, engine: PartitionEngine) -> None:
-    """Write one row per time at which a decision was made."""
+    """Write one row for each time at which a decision was made."""
     cpus, memory = _per_gpu(cluster)
     sizes = [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)]
     wanted = engine.data.gpus

@@ -1,4 +1,5 @@
-"""Runs a partition policy: from a trace and a cluster to a record, with the result keys of every simulation."""
+"""Runs a partition policy: its input is a trace and a cluster, its output a record with the result keys of every
+simulation."""
 
 from __future__ import annotations
 
@@ -25,13 +26,14 @@ from cotenant.sim.mig.engine import PartitionEngine
 from cotenant.sim.mig.record import write_record
 from cotenant.workloads.jobs.miso import MigLatencies, read_latencies
 
-Progress = Callable[[int, int], None]  # called with the number of finished jobs and of all jobs
+Progress = Callable[[int, int], None]  # called with the number of finished jobs and the number of all jobs
 T = TypeVar("T")
 
 
 @dataclass
 class MigJobs:
-    """Jobs of a partition policy. Arrays by job; speeds (jobs, kinds) on the target GPU and on the measured GPU."""
+    """The jobs of a partition policy, as arrays by job; speeds (jobs, kinds of instance) on the GPU to simulate and on
+    the GPU on which they were measured."""
 
     work_s: np.ndarray
     launch_s: np.ndarray
@@ -43,7 +45,7 @@ class MigJobs:
 
 @dataclass
 class PartitionOutcome:
-    """Counters and timings of a run that are not in its record."""
+    """Counters and durations of a run that are not in its record."""
 
     engine_s: float
     reconfigurations: int
@@ -53,7 +55,7 @@ class PartitionOutcome:
     solver: dict[str, Any] = field(default_factory=dict)  #: empty, because these policies solve no program
 
     def extra(self) -> dict[str, Any]:
-        """Result keys that only partition policies have."""
+        """Return the result keys that only partition policies have."""
         return {
             "reconfigurations": self.reconfigurations,
             "profilings": self.profilings,
@@ -63,7 +65,7 @@ class PartitionOutcome:
 
 
 def cluster_geometry(cluster: Cluster, *, double_memory: bool | None = None) -> Geometry:
-    """The common MIG geometry of a cluster; InputError for different GPUs or GPUs without MIG."""
+    """Return the MIG geometry of a cluster. InputError if its GPUs differ or have no MIG."""
     models = cluster.gpu_models
     if len(models) != 1:
         raise InputError(f"partition policies need one GPU model, not {', '.join(models)}", field="cluster")
@@ -71,7 +73,8 @@ def cluster_geometry(cluster: Cluster, *, double_memory: bool | None = None) -> 
 
 
 def mig_jobs(trace: Trace, geo: Geometry, *, default_profile: str | None = None) -> MigJobs:
-    """Speeds of a trace's jobs on a geometry: by job if the trace has latencies, else by model from the table."""
+    """Return the speeds of a trace's jobs on a geometry: by job if the trace has latencies, otherwise by model from the
+    table."""
     jobs, n = trace.jobs, len(trace.jobs)
     own = read_latencies(trace.source.removeprefix("miso:")) if trace.source.startswith("miso:") else None
     base = own.measured_on if own else measured_geometry()
@@ -88,7 +91,7 @@ def mig_jobs(trace: Trace, geo: Geometry, *, default_profile: str | None = None)
     measured = speeds_of(latency)
     if base.gpu != geo.gpu:
         remark = (
-            f"speeds were measured on {base.gpu} and carried over to {geo.gpu} by SM share; a whole {geo.gpu} counts "
+            f"speeds were measured on {base.gpu} and converted to {geo.gpu} by SM share; a whole {geo.gpu} counts "
             f"as fast as a whole {base.gpu}, so only the geometry differs"
         )
         trace.remarks += [] if remark in trace.remarks else [remark]
@@ -102,7 +105,8 @@ def mig_jobs(trace: Trace, geo: Geometry, *, default_profile: str | None = None)
 
 
 def _carry(measured: np.ndarray, base: Geometry, geo: Geometry) -> np.ndarray:
-    """Speeds on the target's kinds: the same numbers on the same GPU, a model of the SM share on another."""
+    """Convert measured speeds to the kinds of instance of another geometry: unchanged for the same GPU, by a model of
+    the SM share for another."""
     if base.gpu != geo.gpu:
         return transfer_speeds(measured, base, geo)
     out = np.zeros((len(measured), len(geo.kinds)))
@@ -133,7 +137,7 @@ def _from_table(
 
 
 def _at_least(speeds: np.ndarray, geo: Geometry, least: list[str], own: MigLatencies | None) -> np.ndarray:
-    """Speeds without the slices below each job's min_slice."""
+    """Return the speeds with those set to 0 on instances below each job's min_slice."""
     speeds = speeds.copy()
     for j, text in enumerate(least):
         if not text or own is None:
@@ -159,9 +163,9 @@ def run_partition(
     on_ready: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Record, PartitionOutcome]:
-    """Run a trace under a partition policy to its end. The record is in folder `out`, or in memory if that is None.
-    `on_ready()` is called once the input is valid, before long computations; `progress(done, of)` as jobs finish.
-    `more_options` are added to the policy's options in the record. InputError for jobs that cannot run on the
+    """Run a trace to its end under a partition policy. The record is written to folder `out`, or kept in memory if that
+    is None. `on_ready()` is called once the input is valid, before long computations; `progress(done, of)` as jobs
+    finish. `more_options` are added to the policy's options in the record. InputError for jobs that cannot run on the
     cluster."""
     geo = cluster_geometry(cluster, double_memory=double_memory)
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
@@ -248,10 +252,8 @@ def best_static(
     double_memory: bool | None = None,
     progress: Progress | None = None,
 ) -> tuple[PartitionRules, dict[str, float]]:
-    """The static layout with the lowest mean JCT among all maximal multisets on which every job fits somewhere.
-
-    `progress(done, of)` counts the jobs of all runs of the search together.
-    """
+    """Search the static layout with the lowest mean job completion time, among all maximal multisets of instances on
+    which every job fits somewhere. `progress(done, of)` counts the jobs of all runs of the search together."""
     geo = cluster_geometry(cluster, double_memory=double_memory)
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
     found: dict[str, float] = {}
@@ -273,7 +275,7 @@ def best_static(
 
 
 def _parts(progress: Progress | None, layouts: Sequence[T]) -> Iterator[tuple[T, Progress | None]]:
-    """Each layout with a progress function for its run, which reports its part of the whole search."""
+    """Return each layout with a progress function for its run, which reports its part of the whole search."""
     for i, layout in enumerate(layouts):
         part = None if progress is None else partial(_tell_part, progress, i, len(layouts))
         yield layout, part
@@ -295,11 +297,9 @@ def named_rules(
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[PartitionRules, dict[str, float]]:
-    """Rules of a policy from a user's options; `layout` is a layout, or `best` to search, for policy static only.
-
-    Also returns the mean JCT of every layout searched; `progress` reports the search. `options` are fields of
-    PartitionRules.
-    """
+    """Create the rules of a policy from a user's options. `layout` is a layout, or `best` to search one, for policy
+    static only. Also returns the mean job completion time of every layout in the search; `progress` reports the search.
+    `options` are fields of PartitionRules."""
     if layout and policy != "static":
         raise InputError(f"--layout is for policy static, not {policy}", field="layout")
     if layout == "best":

@@ -1,4 +1,4 @@
-"""State of the partition executor: GPUs with their instances, jobs with the work they have left."""
+"""The state of a run of a partition policy: GPUs with their instances, and jobs with their remaining work."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from cotenant.core.mig import Geometry, Placement
 
 
 class Mode(IntEnum):
-    """State of a GPU."""
+    """What a GPU is used for."""
 
-    MIG = 0  #: instances, one job each
-    PROFILE = 1  #: one whole instance, its jobs measured under MPS
+    MIG = 0  # instances with one job each
+    PROFILE = 1  # one whole instance, whose jobs are measured under MPS
     SHARED = 2  #: several jobs under MPS without partitions (policy mps)
-    GANG = 3  #: held whole by a job of several GPUs
+    GANG = 3  # a job of several GPUs has the whole GPU
 
 
 @dataclass
 class GpuState:
-    """One GPU. `instances` exist on it; `place` maps them to jobs; the GPU is busy while its layout changes.
-
-    `draining`: a gang waits for it, so jobs behind that gang may not use it. `revisit`: a job left while it was busy.
-    """
+    """One GPU. `instances`: those that exist on it; `place`: the instance of each job; the GPU is busy while its layout
+    changes. `draining`: a gang waits for it, so jobs behind that gang may not use it. `revisit`: a job left while the
+    GPU was busy."""
 
     index: int
     node: int
@@ -42,7 +41,7 @@ class GpuState:
 
 @dataclass
 class Entry:
-    """An entry of the event log, before it is converted to a record."""
+    """An entry of the log of events, before it is converted for the record."""
 
     time_s: float
     job: int
@@ -54,7 +53,7 @@ class Entry:
 
 
 class Clock:
-    """A time-ordered queue; entries of equal time leave in their order of arrival."""
+    """A queue ordered by time; entries of equal time leave in the order in which they came."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str, int, int]] = []
@@ -73,9 +72,8 @@ class Clock:
 
 
 class Work:
-    """Progress of every job: work left in seconds of a whole GPU, speed since a time that may be in the future
-    (launching).
-    """
+    """The progress of every job: remaining work in seconds of a whole GPU, and its speed since a time, which is in the
+    future while it launches."""
 
     def __init__(self, work_s: np.ndarray) -> None:
         n = len(work_s)
@@ -95,7 +93,7 @@ class Work:
             self.since[job] = now
 
     def run(self, job: int, now: float, ready: float, rate: float, clock: Clock) -> None:
-        """Work at `rate` from `ready` on, and schedule the end."""
+        """Let a job work at `rate` from `ready` on, and schedule its end."""
         self.settle(job, now)
         self.rate[job], self.since[job] = rate, ready
         self.version[job] += 1
@@ -109,5 +107,5 @@ class Work:
 
 
 def share_of(geo: Geometry, placement: Placement) -> float:
-    """Compute slices of an instance as a fraction of the GPU."""
+    """Return the compute slices of an instance as a fraction of the GPU."""
     return geo.profiles[placement.kind].compute / geo.compute_slices

@@ -1,4 +1,4 @@
-"""Inference services in virtual time, request by request."""
+"""Simulates inference services in virtual time, request by request."""
 
 from cotenant.core.extras import require
 

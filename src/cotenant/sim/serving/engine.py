@@ -1,4 +1,4 @@
-"""Request-level simulation of a serving plan: arrivals in, one record row per request out."""
+"""Simulates a serving plan request by request: its input is arrivals, its output one row for each request."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ INTERFERENCE = ("planned", "running")
 
 @dataclass(frozen=True)
 class Scenario:
-    """Input of a simulation: services with their true rates, applications with their stages, arrivals, length and seed.
+    """Input of a simulation: services with their true rates, applications with their stages, arrivals, duration and
+    seed.
 
-    `arrivals` by service or application name, "" for the rest. `interference`: "planned" assumes that the neighbours'
-    planned batches always run, "running" uses the batches that run when a batch starts. `as_recorded` keeps a trace's
-    rate.
+    `arrivals`: by name of the service or application; "" stands for all others. `interference`: "planned" assumes that
+    the neighbours' planned batches always run, "running" uses the batches that run when a batch starts. `as_recorded`:
+    a trace keeps its own rate.
     """
 
     services: Sequence[Service]
@@ -46,13 +47,14 @@ class Scenario:
     as_recorded: bool = False
 
     def all_services(self) -> list[Service]:
-        """The independent services, then the applications' stages."""
+        """Return the independent services, then those of the applications' stages."""
         return [*self.services, *(stage.service for _, stages in self.applications for stage in stages)]
 
 
 @dataclass(frozen=True)
 class ServingResult:
-    """A finished run. `requests`: one row per request (of a service); `instances`: one per application request."""
+    """The result of a run. `requests`: one row for each request to a service; `instances`: one row for each request to
+    an application."""
 
     plan: ServingPlan
     scenario: Scenario
@@ -61,7 +63,7 @@ class ServingResult:
     end_ms: float
 
     def summary(self) -> dict[str, object]:
-        """Result keys per service and application, and the seed."""
+        """Return the result keys of each service and application, and the seed."""
         out: dict[str, object] = {}
         latency = self.requests["finished"] - self.requests["arrived"]
         for s, service in enumerate(self.scenario.all_services()):
@@ -81,8 +83,8 @@ class ServingResult:
         }
 
     def table(self) -> pl.DataFrame:
-        """The requests in the columns of a server's request log."""
-        import polars as pl  # here, because servers import this module without the libraries for tables
+        """Return the requests with the columns of a server's request log."""
+        import polars as pl  # imported here, because servers import this module without the libraries for tables
 
         names = [s.name for s in self.scenario.all_services()]
         lets = [g.name for g in self.plan.gpulets]
@@ -101,7 +103,7 @@ class ServingResult:
         )
 
     def client_table(self) -> pl.DataFrame:
-        """The requests in the columns of a client's log; a simulated client sends at the scheduled times."""
+        """Return the requests with the columns of a client's log; a simulated client sends at the scheduled times."""
         import polars as pl
 
         names = [s.name for s in self.scenario.all_services()]
@@ -121,11 +123,11 @@ class ServingResult:
 
 
 def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingProfile]) -> ServingResult:
-    """Simulate a scenario on a plan; `profiles` by GPU model. The same input gives the same record, byte for byte."""
+    """Simulate a scenario on a plan. `profiles`: by GPU model. The same input gives the same record, byte for byte."""
     if scenario.interference not in INTERFERENCE:
         raise InputError(f"interference {scenario.interference!r} is not one of {', '.join(INTERFERENCE)}")
     if scenario.seed < 0:
-        raise InputError(f"a seed of {scenario.seed} is below 0", field="seed")
+        raise InputError(f"the seed must be 0 or more, not {scenario.seed}", field="seed")
     services = scenario.all_services()
     times, what, clients = _arrivals(scenario)
     desk = build_desk(plan, services, profiles, scenario.hold)
@@ -140,7 +142,7 @@ def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingPro
 
 
 def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(times in ms, service index or -1 - application, service of each closed-loop client)."""
+    """Return (times in ms, service index or -1 - application, service of each closed-loop client)."""
     times, what, clients = [np.zeros(0)], [np.zeros(0, np.int64)], []
     sources = [(s.name, s.model, s.rate_rps, i) for i, s in enumerate(scenario.services)]
     sources += [(app.name, app.name, app.rate_rps, -1 - a) for a, (app, _) in enumerate(scenario.applications)]
@@ -151,7 +153,7 @@ def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             process, rate = _disb(process, name, model, rate, scenario)
         if process.kind == "closed":
             if code < 0:
-                raise InputError(f"application {name}: closed-loop clients are for services only", field="arrivals")
+                raise InputError(f"application {name}: only services can have closed-loop clients", field="arrivals")
             clients += [code] * process.clients
             continue
         rng = np.random.default_rng([scenario.seed, n])
@@ -172,7 +174,7 @@ def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _disb(process: Arrivals, name: str, model: str, rate: float, scenario: Scenario) -> tuple[Arrivals, float]:
-    """The client of a DISB file for a service: by its name, else by its model."""
+    """Return the client of a DISB file for a service: by the service's name, otherwise by its model."""
     clients = disb_clients(process.path)
     for client in clients:
         if name in (client.name, client.model) or model == client.model:
@@ -222,7 +224,8 @@ def _reserve(desk: Desk, children: Sequence[int], roots: np.ndarray) -> int:
 
 
 def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
-    """Upper bound of the requests of closed-loop clients: what all seats can run, and one retry per SLO after drops."""
+    """Return an upper bound of the number of requests of closed-loop clients: what all seats can run, and one retry per
+    SLO after dropped requests."""
     if len(clients) == 0:
         return 0
     duration_ms = scenario.duration_s * 1000.0
@@ -236,7 +239,7 @@ def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
 def _interference(
     plan: ServingPlan, profiles: Mapping[str, ServingProfile], desk: Desk
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mates (L, J), cost (seats, B+1), scale (seats, 2): alpha0 and margin)."""
+    """Return (mates (L, J), cost (seats, B+1), scale (seats, 2): alpha0 and margin)."""
     lets = plan.gpulets
     by_gpu: dict[int, list[int]] = {}
     for i, let in enumerate(lets):

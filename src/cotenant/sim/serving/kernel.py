@@ -1,7 +1,8 @@
-"""Compiled loop of the serving simulator: requests in virtual time, through the same dispatcher as in a server.
+"""The compiled loop of the serving simulator: it runs requests in virtual time through the same dispatcher as a server.
+A *gpulet* is a part of a GPU on which services run batches in turn; a *seat* is the place of a service on it.
 
-Events are arrivals (an array in time order), gpulets that finish or whose held batch is due, and closed-loop clients.
-The last two are leaves of a tournament tree, whose root is the next event.
+Events are arrivals (an array in time order), gpulets that finish or whose held-back batch is due, and closed-loop
+clients. The last two are leaves of a tournament tree, whose root is the next event.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from cotenant.policy.serving.dispatch_kernel import Desk, finish, idle_let, offe
 
 PENDING, OK, LATE, DROPPED, FULL = 0, 1, 2, 3, 4
 
-# a request of a service; app: instance of the application that it belongs to, or -1; client: closed-loop client, or -1
+# the row of a request to a service; app: the application's request to which it belongs, or -1; client: its closed-loop
+# client, or -1
 RECORD = np.dtype(
     [("svc", "i4"), ("app", "i4"), ("client", "i4"), ("let", "i4"), ("batch", "i4"), ("outcome", "i4"),
      ("arrived", "f8"), ("started", "f8"), ("finished", "f8"), ("deadline", "f8")],
     align=True,
 )  # fmt: skip
-# A service's role in an application: the application or -1, ms from the application's arrival to the deadline of this
-# stage, number of stages that it waits for, and its children.
+# the role of a service in an application: the application or -1, ms from the application's arrival to the deadline of
+# this stage, number of stages that it waits for, and its children
 STAGE = np.dtype(
     [("app", "i8"), ("budget", "f8"), ("parents", "i8"), ("local", "i8"), ("child", "i8"), ("children", "i8")],
     align=True,
@@ -30,16 +32,15 @@ STAGE = np.dtype(
 INSTANCE = np.dtype(
     [("app", "i8"), ("left", "i8"), ("outcome", "i8"), ("arrived", "f8"), ("finished", "f8")], align=True
 )
-# cost of a seat's batch with the batches that run now
+# what a seat's batch takes beside the batches that run now
 COST = np.dtype([("lat", "f8"), ("over", "f8"), ("own", "f8"), ("press", "f8")], align=True)
 
 
 class Run(NamedTuple):
-    """All state of a run. tree (2 * leaves): gpulets first, then clients; cursor: [rows used, next arrival, instances];
-    what: service of an arrival, or -1 - application; roots (A, R) first stages, -1 padded; stages (A); slo (A) ms;
-    client_svc (C); mates: other gpulets of a gpulet's GPU (L, J), -1 padded; alpha0, margin (seats);
-    rows: room for the requests of one batch.
-    """
+    """The state of a run. tree (2 * leaves): gpulets first, then clients; cursor: [rows used, next arrival, instances];
+    what: service of an arrival, or -1 - application; roots (A, R): first stages, filled up with -1; stages (A); slo
+    (A): ms; client_svc (C); mates (L, J): other gpulets on a gpulet's GPU, filled up with -1; alpha0, margin (seats);
+    rows: space for the requests of one batch."""
 
     D: Desk
     tree: np.ndarray
@@ -65,7 +66,7 @@ class Run(NamedTuple):
 
 @inner
 def set_time(tree: np.ndarray, leaf: int, time: float) -> None:
-    """Set the time of a leaf and its ancestors' minima."""
+    """Set the time of a leaf and update the minima of its ancestors."""
     node = leaf + tree.shape[0] // 2
     tree[node] = time
     node >>= 1
@@ -79,13 +80,13 @@ def set_time(tree: np.ndarray, leaf: int, time: float) -> None:
 
 @bare
 def set_leaf(tree: np.ndarray, leaf: int, time: float) -> None:
-    """`set_time` for callers outside compiled code."""
+    """Call `set_time` from outside compiled code."""
     set_time(tree, leaf, time)
 
 
 @inner
 def next_leaf(tree: np.ndarray) -> int:
-    """The leaf with the least time (the first of equals)."""
+    """Return the leaf with the least time; the first of several."""
     node, half = 1, tree.shape[0] // 2
     while node < half:
         node = 2 * node if tree[2 * node] <= tree[2 * node + 1] else 2 * node + 1
@@ -94,7 +95,7 @@ def next_leaf(tree: np.ndarray) -> int:
 
 @inner
 def batch_time(R: Run, i: int) -> float:
-    """Milliseconds that the batch just started on gpulet i takes."""
+    """Return how many milliseconds the batch that was just started on gpulet i takes."""
     D = R.D
     k, n = D.lets[i].seat, D.lets[i].n
     if R.planned:
@@ -111,7 +112,7 @@ def batch_time(R: Run, i: int) -> float:
 
 @inner
 def lose(R: Run, row: int, now: float, outcome: int) -> None:
-    """Drop a request: its application fails, its client retries after a pause."""
+    """Record a request as dropped: its application's request fails, and its client retries after a pause."""
     R.rec[row].outcome = outcome
     R.rec[row].finished = now
     a = R.rec[row].app
@@ -126,7 +127,7 @@ def lose(R: Run, row: int, now: float, outcome: int) -> None:
 
 @inner
 def kick(R: Run, i: int, now: float) -> None:
-    """Let idle gpulet i start a batch if it can; log the requests that are dropped by that."""
+    """Let the idle gpulet i start a batch if it can, and record the requests that are dropped by that."""
     D = R.D
     n = start(D, i, now)
     for x in range(D.ndrops[0]):
@@ -140,7 +141,7 @@ def kick(R: Run, i: int, now: float) -> None:
 
 @inner
 def arrive(R: Run, s: int, now: float, app: int, client: int, deadline: float) -> None:
-    """A request of service s arrives; an idle gpulet starts at once."""
+    """A request of service s arrives. An idle gpulet starts a batch at once."""
     D = R.D
     row = R.cursor[0]
     R.cursor[0] = row + 1
@@ -160,7 +161,7 @@ def arrive(R: Run, s: int, now: float, app: int, client: int, deadline: float) -
 
 @inner
 def arrive_app(R: Run, app: int, now: float) -> None:
-    """An application's request arrives: its first stages get one each."""
+    """A request to an application arrives: each of its first stages gets a request."""
     a = R.cursor[2]
     R.cursor[2] = a + 1
     R.instances[a].app = app
@@ -174,7 +175,7 @@ def arrive_app(R: Run, app: int, now: float) -> None:
 
 @inner
 def advance_app(R: Run, a: int, s: int, now: float) -> None:
-    """Stage s of application instance a has finished: start the children that are ready, or finish the instance."""
+    """Stage s of an application's request has finished: start the next stages that are ready, or finish the request."""
     R.instances[a].left -= 1
     if R.instances[a].outcome != PENDING:
         return
@@ -192,13 +193,13 @@ def advance_app(R: Run, a: int, s: int, now: float) -> None:
 
 @inner
 def complete(R: Run, i: int, now: float) -> None:
-    """Gpulet i has finished a batch: record it, advance applications and clients, start the next."""
+    """Gpulet i has finished a batch: record it, continue applications and clients, and start the next batch."""
     D = R.D
     k, n, first = D.lets[i].seat, D.lets[i].n, D.lets[i].seq
     s = D.seats[k].svc
     mask = D.ring.shape[1] - 1
     finish(D, i)
-    # free the gpulet first and start its next batch: requests that the batch causes below arrive after it
+    # the gpulet is freed first and starts its next batch, since requests that this batch causes arrive after that
     for x in range(n):
         R.rows[x] = D.ring[s, (first + x) & mask].tag
     started = D.lets[i].started
@@ -218,8 +219,8 @@ def complete(R: Run, i: int, now: float) -> None:
 
 @bare
 def run(R: Run) -> float:
-    """Run to the end: arrivals up to `end` ms, then until nothing is left. Returns the time of the last event, or -1
-    when the record is full."""
+    """Run to the end: arrivals up to `end` ms, then until no request is left. Returns the time of the last event, or -1
+    if the record is full."""
     now = 0.0
     lets = R.D.lets.shape[0]
     reserve = R.children.shape[0] + R.roots.shape[1] + R.D.exec_ms.shape[1] * (1 + R.children.shape[0])

@@ -1,8 +1,8 @@
-"""Plans that are verified by simulation: plan, simulate, and plan for higher rates where requests were late.
+"""Plans that are verified by simulation: make a plan, simulate it, and plan for higher rates where requests were late.
 
-Planners assume steady arrivals. Random arrivals come in bursts, and a gpulet that sustains its mean rate can still be
-late too often, especially if single requests take a large part of the SLO. So each service has a factor on its planning
-rate that grows until simulated Poisson requests at the true rate keep the SLO.
+Planners assume steady arrivals. Random arrivals come in bursts, and a plan that sustains the mean rate can still be
+late too often, especially if single requests take a large part of the SLO. So the planning rate of each service gets a
+factor that grows until simulated Poisson requests at the true rate keep the SLO.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from cotenant.workloads.requests.arrivals import Arrivals
 
 GROWTH = 1.12
 ROUNDS = 24
-REQUESTS = 4000  # requests of the service with the lowest rate: 1 % late are then 40
+REQUESTS = 4000  # number of requests of the service with the lowest rate; if 1 % are late, these are 40
 SHORTEST_S, LONGEST_S = 30.0, 600.0
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A plan, the simulated attainment of each service, its lower confidence bound, and the factors on the true rates
-    that
-        were needed.
-    """
+    """A plan, the simulated SLO attainment of each service and its lower confidence bound, and the factors on the true
+    rates that were needed."""
 
     plan: ServingPlan
     attainment: dict[str, float]
@@ -46,11 +44,9 @@ def plan_verified(
     packer: Packer, profiles: Mapping[str, ServingProfile], headroom: float, target: float,
     applications: Sequence[tuple[Application, Sequence[Stage]]] = (), seed: int = 0, start: ServingPlan | None = None,
 ) -> Verified:  # fmt: skip
-    """Plan `packer`'s services for `headroom` times their rates and more, until simulated attainment reaches `target`.
-
-    Best-effort services have no SLO to keep. When a larger rate no longer fits, returns the last plan that served all
-    services, with the attainment it reached.
-    """
+    """Plan the services of `packer` for `headroom` times their rates, and for more until the simulated attainment
+    reaches `target`. Best-effort services have no SLO to keep. If a larger rate no longer fits, returns the last plan
+    that served all services, with the attainment that it reached."""
     services = packer.services
     staged = {stage.service.name for _, stages in applications for stage in stages}
     own = [s for s in services if s.name not in staged]
@@ -81,7 +77,6 @@ def plan_verified(
 
 
 def _less_chance(share: float, requests: int) -> float:
-    """Lower bound of a share: three standard errors below, since late requests come in groups and two would be
-    too few.
-    """
+    """Return a lower bound of a share: three standard errors below it. Late requests come in groups, so two would be
+    too few."""
     return share - 3.0 * math.sqrt(max(0.0, share * (1.0 - share)) / max(1, requests))

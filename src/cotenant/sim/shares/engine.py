@@ -1,7 +1,9 @@
-"""Simulates tenants in virtual time with the same broker object that the agent runs.
+"""Simulates tenants of GPUs in virtual time, with the same policy object that grants turns in the agent. A *turn* is a
+time slice that the agent grants to a tenant, its holder.
 
-Each tenant is a cycle of GPU work and pauses, made of kernels that cannot be preempted: a turn that ends during a
-kernel is overrun by the rest of it, and the overrun is charged, as on hardware. Deterministic; times in nanoseconds.
+Each tenant alternates between GPU work and pauses. The work consists of kernels that cannot be preempted: a kernel that
+runs at the end of a turn completes, and the additional time is charged to the tenant, as on hardware. Deterministic;
+times are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from cotenant.policy.shares import (
 class Load:
     """A tenant with its share and behaviour. It runs `busy_ns` of GPU time in kernels of `kernel_ns`, pauses for
     `pause_ns`, and repeats; with `busy_ns` None it never pauses. It arrives at `start_ns` and leaves (or dies without a
-    message) at `stop_ns`. `hangs_ns`: time from which on its kernel does not end."""
+    message) at `stop_ns`. `hangs_ns`: from this time on its kernel does not end."""
 
     name: str
     share: Share
@@ -45,8 +47,8 @@ class Load:
 
 @dataclass
 class TokenResult:
-    """Turns and GPU work of a run. `worked` are (tenant, gpu, start_ns, end_ns) of GPU work. A turn that has not ended
-    has the reason "open" and is replaced if `run` is called again."""
+    """The turns and the GPU work of a run. `worked`: (tenant, gpu, start_ns, end_ns) of GPU work. A turn that has not
+    ended has the reason "open", and is replaced if `run` is called again."""
 
     turns: list[Ended] = field(default_factory=list)
     worked: list[tuple[str, str, int, int]] = field(default_factory=list)
@@ -55,7 +57,7 @@ class TokenResult:
     end_ns: int = 0
 
     def held_ns(self, tenant: str, start_ns: int, end_ns: int, gpu: str | None = None) -> int:
-        """Time a tenant held GPUs inside [start, end)."""
+        """Return how long a tenant held GPUs within [start, end)."""
         return sum(
             max(0, min(t.end_ns, end_ns) - max(t.start_ns, start_ns))
             for t in self.turns
@@ -63,13 +65,13 @@ class TokenResult:
         )
 
     def shares(self, start_ns: int, end_ns: int) -> dict[str, float]:
-        """Fraction of [start, end) that each tenant held one GPU (summed over GPUs)."""
+        """Return the fraction of [start, end) for which each tenant held a GPU, summed over GPUs."""
         names = dict.fromkeys(t.tenant for t in self.turns)
         return {name: self.held_ns(name, start_ns, end_ns) / (end_ns - start_ns) for name in names}
 
 
 class _Tenant:
-    """State of one tenant on one GPU."""
+    """The state of one tenant on one GPU."""
 
     def __init__(self, load: Load, gpu: str) -> None:
         self.load = load
@@ -84,7 +86,7 @@ class _Tenant:
 
 
 class TokenEngine:
-    """Runs loads with a NodeTurns. `run` returns a TokenResult; the broker can be inspected as `self.broker`."""
+    """Simulates tenants with a NodeTurns, which is available as `self.broker`. `run` returns a TokenResult."""
 
     def __init__(self, loads: Iterable[Load], settings: QuotaSettings, gpus: Iterable[str] = ("0",)) -> None:
         self.broker = NodeTurns(gpus, settings)
@@ -100,7 +102,7 @@ class TokenEngine:
                 self._at(tenant.load.stop_ns, self._die, tenant)
 
     def run(self, until_ns: int) -> TokenResult:
-        """Advance to `until_ns`; may be called again to continue."""
+        """Simulate until `until_ns`. It may be called again to continue."""
         self.result.turns = [turn for turn in self.result.turns if turn.reason != "open"]
         while self._queue and self._queue[0][0] <= until_ns:
             self.now_ns, _, call, arguments = heapq.heappop(self._queue)
@@ -116,18 +118,19 @@ class TokenEngine:
         return self.result
 
     def worked_ns(self, name: str) -> int:
-        """GPU time that a tenant's kernels have taken until now, including the running one; summed over GPUs."""
+        """Return the GPU time that a tenant's kernels have taken until now, including the running one, summed over
+        GPUs."""
         ended = sum(end_ns - start_ns for tenant, _, start_ns, end_ns in self.result.worked if tenant == name)
         started = (t.working_ns for (tenant, _), t in self._tenants.items() if tenant == name)
         return ended + sum(self.now_ns - start_ns for start_ns in started if start_ns is not None)
 
     def waits_ns(self, name: str, gpu: str) -> int:
-        """How long a tenant has been waiting for its next turn; 0 if it waits for none."""
+        """Return how long a tenant has been waiting for its next turn; 0 if it does not wait."""
         account = self.broker.gpus[gpu].accounts.get(name)
         return self.now_ns - account.requested_ns if account is not None and account.waiting else 0
 
     def change(self, at_ns: int, name: str, share: Share) -> None:
-        """Change a tenant's share at a given time (`cotenant set`)."""
+        """Change a tenant's share at a given time, as `cotenant set` does."""
         for tenant, gpu in self._tenants:
             if tenant == name:
                 self._at(at_ns, self._resize, gpu, name, share)
@@ -166,7 +169,7 @@ class TokenEngine:
             self._obey(self.broker.request(tenant.gpu, tenant.load.name, self.now_ns, burst_ns))
 
     def _work(self, tenant: _Tenant) -> None:
-        """Start running kernels without a pause, if the turn still allows it."""
+        """Let the tenant run kernels without a pause, if its turn still allows it."""
         if tenant.working_ns is not None or not tenant.alive or not tenant.epoch:
             return
         if self.now_ns >= tenant.deadline_ns:
@@ -205,7 +208,7 @@ class TokenEngine:
             self._give_back(tenant, "idle")
 
     def _deadline(self, tenant: _Tenant, epoch: int) -> None:
-        """End launching; the running kernel completes."""
+        """The deadline has passed: the tenant launches nothing more, and its running kernel completes."""
         if tenant.epoch != epoch or self.now_ns < tenant.deadline_ns:
             return
         if tenant.working_ns is None:
@@ -268,20 +271,22 @@ class TokenEngine:
                 self._at(at_ns, self._advance, gpu, at_ns)
 
     def _may_begin(self, tenant: _Tenant, grant: Grant) -> bool:
-        """Whether a turn begins with its grant; an engine with earlier work returns False (see token_moves)."""
+        """Whether a turn begins when it is granted. A subclass returns False if the tenant's memory must be moved
+        first."""
         return True
 
     def _idle_release_ns(self, tenant: _Tenant) -> int:
-        """How long an idle holder keeps its turn."""
+        """Return how long an idle holder keeps its turn."""
         patience_ns = self.broker.gpus[tenant.gpu].patience_ns(tenant.load.name, self.now_ns)
         return max(tenant.load.idle_release_ns, patience_ns)
 
     def _idle_grant(self, tenant: _Tenant) -> None:
-        """A gang's grant reached a member that has nothing to do: it holds until its peers are done."""
+        """A gang got a turn on a GPU where this process has nothing to do: it holds the turn until the others are
+        done."""
 
 
 def saturated(name: str, request: float, limit: float = 1.0, **more: Any) -> Load:
-    """A tenant that always has work, for tests of shares."""
+    """Return a tenant that always has work, for tests of shares."""
     return Load(name, Share(request=request, limit=limit), **more)
 
 

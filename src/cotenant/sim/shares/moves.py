@@ -1,5 +1,9 @@
-"""The token engine with memory: turns wait until the policy's moves have been carried out, at given rates. It uses the
-same policy objects as the agent: policy/shares for turns, policy/residency for which tenants are on the GPU."""
+"""The simulator of turns, with memory: a turn begins only when the policy's moves of memory have been carried out, at
+given rates.
+
+It uses the same policy objects as the agent: policy/shares for turns, policy/residency for which tenants' memory is on
+the GPU.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,16 @@ from cotenant.sim.shares.engine import Load, TokenEngine, _Tenant
 
 @dataclass(frozen=True)
 class Card:
-    """Memory of every GPU of the engine, and settings of moves. Sizes are in bytes."""
+    """The memory of every simulated GPU, and settings of moves. Sizes are in bytes."""
 
     capacity_bytes: int
-    memory: Mapping[str, int]  # tenant -> bytes that it holds, all of which can move
+    memory: Mapping[str, int]  # tenant -> bytes that it holds, all of which can be moved
     settings: ResidencySettings = field(default_factory=ResidencySettings)
 
 
 @dataclass(frozen=True)
 class Moved:
-    """A switch: the tenant that was moved in, bytes moved out and in, begin and end."""
+    """A switch: the tenant whose memory was restored, the bytes moved out and in, and its begin and end."""
 
     gpu: str
     tenant: str
@@ -34,8 +38,8 @@ class Moved:
 
 
 class MovingTokenEngine(TokenEngine):
-    """Simulates loads whose memory may exceed the GPU's. `moves` are the switches of the run. All tenants are swapped
-    out at the start."""
+    """Simulates tenants whose memory together may exceed the GPU's. `moves`: the switches of the run. At the start the
+    memory of all tenants is evicted."""
 
     def __init__(
         self,
@@ -55,17 +59,17 @@ class MovingTokenEngine(TokenEngine):
             self.residency[gpu].resize(name, movable=card.memory.get(name, 0), resident=0)
 
     def moving_ns(self, start_ns: int, end_ns: int) -> int:
-        """Time inside [start, end) that went to moves."""
+        """Return the time within [start, end) that moves took."""
         return sum(max(0, min(m.end_ns, end_ns) - max(m.start_ns, start_ns)) for m in self.moves)
 
     def _may_begin(self, tenant: _Tenant, grant: Grant) -> bool:
-        """As TokenEngine: a turn begins only when all memory of the tenant is on the GPU."""
+        """Whether a turn begins when it is granted; it does if all memory of the tenant is on the GPU."""
         residency, machine = self.residency[grant.gpu], self.broker.gpus[grant.gpu]
         if machine.turn is not None and machine.turn.paused_ns is not None:
             return False
         switch = residency.switch(grant.tenant, line=self.broker.line(grant.gpu, self.now_ns))
         if switch.short_bytes:
-            raise ValueError(f"{grant.tenant} does not fit the card: {format_bytes(switch.short_bytes)} are lacking")
+            raise ValueError(f"{grant.tenant} does not fit the card: {format_bytes(switch.short_bytes)} are missing")
         if not switch.in_bytes:
             residency.used(grant.tenant, self.now_ns)
             return True
@@ -96,7 +100,7 @@ class MovingTokenEngine(TokenEngine):
             self._obey(self.broker.release(moved.gpu, moved.tenant, epoch, self.now_ns, None, "gone"))
 
     def _idle_release_ns(self, tenant: _Tenant) -> int:
-        """An idle holder keeps its turn for as long as it would take to move the next tenant in."""
+        """Return how long an idle holder keeps its turn: as long as moving the next tenant's memory in would take."""
         residency = self.residency[tenant.gpu]
         least_ns = super()._idle_release_ns(tenant)
         if residency.everybody_fits:

@@ -1,8 +1,8 @@
-"""Simulates a GPU with hardware time slices between channel groups, controlled by the policy that the agent runs.
+"""Simulates a GPU with hardware time slices between channel groups, which the agent's policy controls.
 
-A group with work runs for its slice, and kernels are preempted at its end; each change of groups takes the time of a
+A group with work runs for its slice, and kernels are preempted at its end. Each change of groups takes the time of a
 switch; groups without work are skipped. Orders of the policy take effect with the delays of a real GPU. Each tenant is
-one group. Deterministic; times in nanoseconds.
+one group. Deterministic; times are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from cotenant.sim.shares.engine import Load
 
 NEVER_NS = 2**63
 POLL_NS = 100_000_000
-DRIVER_SLICE_NS = 2_048_000  # defaults of a new group
+DRIVER_SLICE_NS = 2_048_000  # time slice of a new group
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Properties of an H100 (docs/decisions/0125). `bias_ns`: how much longer than its slice a run is."""
+    """Properties of the hardware, by default those of an H100 (docs/decisions/0125). `bias_ns`: how much longer than
+    its slice a group runs."""
 
     switch_ns: int = 220_000
     bias_ns: int = 0
     longest_ns: int = 50_000_000
     set_ns: int = 340_000
-    stop_ns: int = 440_000  # time from the order until no kernel of the group runs
+    stop_ns: int = 440_000  # time from the order to stop a group until none of its kernels runs
     go_ns: int = 350_000
 
 
@@ -41,8 +42,8 @@ class _Group:
     work_class: str
     slice_ns: int = DRIVER_SLICE_NS
     enabled: bool = True
-    left_ns: int = 0  # GPU time of its current work; NEVER_NS: endless
-    came_ns: int = 0  # time at which that work arrived
+    left_ns: int = 0  # remaining GPU time of the group's current work; NEVER_NS: endless
+    came_ns: int = 0  # time at which the current work arrived
     alive: bool = False
     busy_ns: int = 0
     runs: int = 0
@@ -55,7 +56,8 @@ class _Group:
 
 @dataclass
 class SliceResult:
-    """`spans`: (tenant, start_ns, end_ns) of GPU work; `bursts`: (tenant, came_ns, end_ns) of work that has ended."""
+    """The result of a run. `spans`: (tenant, start_ns, end_ns) of GPU work; `bursts`: (tenant, came_ns, end_ns) of work
+    that has ended."""
 
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     bursts: list[tuple[str, int, int]] = field(default_factory=list)
@@ -64,11 +66,11 @@ class SliceResult:
     end_ns: int = 0
 
     def worked_ns(self, tenant: str, start_ns: int, end_ns: int) -> int:
-        """GPU time of a tenant inside [start, end)."""
+        """Return the GPU time of a tenant within [start, end)."""
         return sum(max(0, min(e, end_ns) - max(b, start_ns)) for name, b, e in self.spans if name == tenant)
 
     def windows(self, tenant: str, window_ns: int, start_ns: int = 0, step_ns: int = 100_000_000) -> list[float]:
-        """The tenant's fraction of every window of that length that begins at `start_ns` or later."""
+        """Return the tenant's fraction of every window of that length that begins at `start_ns` or later."""
         found = []
         while start_ns + window_ns <= self.end_ns:
             found.append(self.worked_ns(tenant, start_ns, start_ns + window_ns) / window_ns)
@@ -77,7 +79,7 @@ class SliceResult:
 
 
 class SliceEngine:
-    """Runs loads against a GpuSlices. `classes` names tenants that are not normal."""
+    """Simulates tenants under the policy GpuSlices. `classes`: the work classes of tenants that are not normal."""
 
     def __init__(
         self,
@@ -93,9 +95,9 @@ class SliceEngine:
         self._groups = {load.name: _Group(load, (classes or {}).get(load.name, "normal")) for load in loads}
         self._order = list(self._groups.values())
         self._current: _Group | None = None
-        self._switched_ns = 0  # end of the current switch
+        self._switched_ns = 0  # time at which the current switch ends
         self._slice_end_ns = 0
-        self._span_ns: int | None = None  # start of the current run
+        self._span_ns: int | None = None  # time at which the current group began to run; None: no group runs
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
         self._wake_ns = NEVER_NS
@@ -106,7 +108,7 @@ class SliceEngine:
         self._at(POLL_NS, self._poll)
 
     def run(self, until_ns: int) -> SliceResult:
-        """Advance to `until_ns`. May be called again to continue."""
+        """Simulate until `until_ns`. It may be called again to continue."""
         while self.now_ns < until_ns:
             at_ns = min(self._queue[0][0] if self._queue else NEVER_NS, until_ns)
             self._work(at_ns)
@@ -118,13 +120,13 @@ class SliceEngine:
         return self.result
 
     def change(self, at_ns: int, name: str, share: Share) -> None:
-        """Change a tenant's share at a given time (`cotenant set`)."""
+        """Change a tenant's share at a given time, as `cotenant set` does."""
         self._at(at_ns, self._join, self._groups[name], share)
 
     # -- the hardware ----------------------------------------------------------------------------------------------
 
     def _work(self, until_ns: int) -> None:
-        """Advance the running group's work. Stops early when its work ends, because that may cause an event."""
+        """Let the current group work. Stops when its work ends, because that may cause an event."""
         while self.now_ns < until_ns:
             if self._switched_ns > self.now_ns:
                 self.now_ns = min(until_ns, self._switched_ns)
@@ -157,7 +159,7 @@ class SliceEngine:
                 return
 
     def _choose(self, runnable: list[_Group]) -> bool:
-        """Change groups if that is due. Returns False if a switch has begun."""
+        """Change groups if it is time for that. Returns False if a switch has begun."""
         current = self._current
         over = self.now_ns >= self._slice_end_ns and len(runnable) > 1
         if current is not None and current.runnable and not over:
