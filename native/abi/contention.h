@@ -17,7 +17,7 @@
 #define SOFT_BOTH_WAYS_PERMILLE 740
 /* factor on the rate of copies of pageable memory: 15.1 instead of 52.9 GB/s; the calling thread is busy meanwhile */
 #define SOFT_PAGEABLE_PERMILLE 285
-/* pageable copies up to this size are staged by the driver, so the call returns at once */
+/* the driver stages pageable copies up to this size, so the call returns at once */
 #define SOFT_PAGEABLE_SMALL_BYTES 65536
 #define SOFT_COPY_START_NS 1000 /* time from the moment at which a copy is first in its stream to its first byte */
 /* fraction of the memory bandwidth that a kernel of this work class uses if it is alone. Demand and density were
@@ -26,7 +26,8 @@
 #define SOFT_DEMAND_UNKNOWN_PERMILLE 290
 #define SOFT_DEMAND_MEMORY_PERMILLE 950
 #define SOFT_DEMAND_COMPUTE_PERMILLE 200
-#define SOFT_DENSITY_UNKNOWN_PERMILLE 300 /* memory accesses in flight per SM, relative to a memory-bound kernel */
+/* memory accesses in flight per SM, relative to those of a memory-bound kernel */
+#define SOFT_DENSITY_UNKNOWN_PERMILLE 300
 #define SOFT_DENSITY_MEMORY_PERMILLE 1000
 #define SOFT_DENSITY_COMPUTE_PERMILLE 150
 /* fraction of the SMs that a memory-bound kernel keeps busy: a latency-sensitive service can run beside it (and

@@ -9,10 +9,11 @@
 #define COTENANT_COPY_MAGIC 0x434F5059u /* "COPY" */
 #define COTENANT_COPY_VERSION 4u
 #define COTENANT_COPY_PAGE_BYTES 20480u
-#define COTENANT_COPY_QUEUES 64u /* largest number of tenants per GPU whose copies are scheduled */
-#define COTENANT_COPY_SLOTS 8u /* largest number of chunks in flight on a link */
-#define COTENANT_COPY_NOBODY UINT64_C(0) /* value of a free slot */
-#define COTENANT_COPY_SMALL_BYTES UINT64_C(65536) /* copies up to this size start at once, but are charged */
+#define COTENANT_COPY_QUEUES 64u /* largest number of tenants of a GPU whose copies are scheduled */
+#define COTENANT_COPY_SLOTS 8u /* largest number of chunks that are in flight on a link */
+#define COTENANT_COPY_NOBODY UINT64_C(0) /* value of a slot that no process has claimed */
+/* copies up to this size start at once, but count for the tenant's share */
+#define COTENANT_COPY_SMALL_BYTES UINT64_C(65536)
 #define COTENANT_COPY_DIRECTIONS 2u
 /* added to a direction for copies of pageable memory, which are scheduled separately because the CPU limits their
  * rate */
@@ -32,25 +33,27 @@ enum cotenant_copy_rank {
     COTENANT_COPY_BEST_EFFORT = 2, /* shares the link by weight; copies within the device are split, too */
 };
 
-/* Queue of a tenant on a link. */
+/* The queue of a tenant on a link. */
 struct cotenant_copy_queue {
     /* The agent writes these fields. */
     uint32_t weight_milli; /* 1000 times the weight; 0: the queue is not used */
     uint32_t rank; /* CopyRank */
     /* The tenant's processes write these fields. */
-    uint64_t vruntime; /* virtual runtime: 16 * bytes / weight; may wrap, so only differences are used */
-    uint64_t seen_ns; /* time of the last request for a chunk; 0: no copy waits */
-    uint64_t bytes; /* total bytes of granted chunks */
+    /* virtual runtime of the queue: 16 * bytes / weight; it may wrap around, so only differences are used */
+    uint64_t vruntime;
+    uint64_t seen_ns; /* time at which a process last requested a chunk; 0: no copy waits */
+    uint64_t bytes; /* total bytes of the chunks that the queue was granted */
     uint64_t chunks;
     uint64_t waited_ns; /* total time from the first request for a chunk to its grant */
     uint64_t small; /* number of small copies, which do not wait but are charged */
-    uint64_t active_ns; /* time at which a copy last waited or was on the link */
+    uint64_t active_ns; /* last time at which a copy waited or was on the link */
 };
-_Static_assert(sizeof(struct cotenant_copy_queue) == 64, "cotenant_copy_queue has a hole");
+_Static_assert(sizeof(struct cotenant_copy_queue) == 64, "cotenant_copy_queue does not have 64 bytes");
 
-/* A link: one direction of copies, of pinned or of pageable memory. */
+/* A link: the copies of one direction and of one kind of memory, pinned or pageable. */
 struct cotenant_copy_link {
-    /* chunks in flight: 16 bits participant, 1 bit rank AHEAD, 47 bits time in microseconds */
+    /* claims of the chunks in flight: 16 bits number of the process, 1 bit for rank AHEAD, 47 bits time in
+     * microseconds */
     uint64_t slots[COTENANT_COPY_SLOTS];
     uint64_t min_vruntime; /* smallest vruntime of the queues that share by weight; never decreases */
     /* the queue whose chunks go now: 1 + its number in the high 16 bits, the bytes that it has copied in a row in
@@ -60,18 +63,19 @@ struct cotenant_copy_link {
     uint64_t reserved[5];
     struct cotenant_copy_queue queues[COTENANT_COPY_QUEUES];
 };
-_Static_assert(sizeof(struct cotenant_copy_link) == 4224, "cotenant_copy_link has a hole");
+_Static_assert(sizeof(struct cotenant_copy_link) == 4224, "cotenant_copy_link does not have 4224 bytes");
 
-/* The copy page; its memfd has COPY_PAGE_BYTES. */
+/* The page by which the tenants of a GPU schedule their copies; its memfd has COPY_PAGE_BYTES. */
 struct cotenant_copy_page {
     uint32_t magic;
     uint32_t version;
     uint32_t page_bytes;
     uint32_t in_flight; /* number of chunks that may be in flight on a link */
     uint64_t chunk_bytes;
-    uint64_t period_bytes; /* bytes that all waiting queues together move in a round */
-    uint64_t slice_bytes; /* size into which device-to-device copies of best-effort tenants are split; 0: not split */
-    uint64_t wait_lapse_ns; /* a queue counts as waiting for this long after its last request */
+    uint64_t period_bytes; /* bytes that all waiting queues together copy in one round */
+    /* size into which copies within the device are split for best-effort tenants; 0: they are not split */
+    uint64_t slice_bytes;
+    uint64_t wait_lapse_ns; /* a queue counts as waiting for this long after its last request for a chunk */
     uint64_t slot_lapse_ns; /* a process's claim of a slot expires after this time */
     /* size of chunks while no other tenant copies and no latency-sensitive tenant is admitted; values below
      * chunk_bytes count as chunk_bytes */
@@ -79,6 +83,6 @@ struct cotenant_copy_page {
     uint8_t reserved[192];
     struct cotenant_copy_link links[COTENANT_COPY_LINKS];
 };
-_Static_assert(sizeof(struct cotenant_copy_page) == 17152, "cotenant_copy_page has a hole");
+_Static_assert(sizeof(struct cotenant_copy_page) == 17152, "cotenant_copy_page does not have 17152 bytes");
 
 #endif

@@ -28,7 +28,7 @@ enum cotenant_floor_role {
     COTENANT_FLOOR_BEST_EFFORT = 2,
 };
 
-/* Work class: the resource that limits a kernel. */
+/* Work class of a kernel: the resource that limits its speed. */
 enum cotenant_work_class {
     COTENANT_WORK_NONE = 0, /* no work */
     COTENANT_WORK_UNKNOWN = 1,
@@ -36,7 +36,7 @@ enum cotenant_work_class {
     COTENANT_WORK_COMPUTE = 3, /* arithmetic */
 };
 
-/* Rule for BE launches; see floor_rule.h. */
+/* How a scheme restricts launches of best-effort (BE) beside latency-sensitive (LS) processes. */
 enum cotenant_rule_kind {
     COTENANT_SCHEME_FREE = 0, /* BE launches never wait (schemes mps-plus and static) */
     COTENANT_SCHEME_TEMPORAL = 1, /* one BE kernel at a time, and only while no LS work is active */
@@ -59,11 +59,11 @@ enum cotenant_run_ahead {
 struct cotenant_kernel {
     uint64_t key;
     uint32_t duration_ns; /* 0: not known */
-    uint16_t sms; /* see work_sms */
+    uint16_t sms; /* number of SMs that the kernel fills; see work_sms */
     uint8_t work_class; /* WorkClass */
     uint8_t reserved[1];
 };
-_Static_assert(sizeof(struct cotenant_kernel) == 16, "cotenant_kernel has a hole");
+_Static_assert(sizeof(struct cotenant_kernel) == 16, "cotenant_kernel does not have 16 bytes");
 
 /* The first page of a GPU's LS gate. */
 struct cotenant_floor {
@@ -76,7 +76,7 @@ struct cotenant_floor {
     /* number of BE processes; each may have this part of in_flight_us in flight, unless floor_parts of its own
      * shared page says otherwise */
     uint32_t tenants;
-    uint32_t in_flight_us; /* in-flight budget of all BE processes together */
+    uint32_t in_flight_us; /* how much work all BE processes together may have in flight */
     uint32_t heartbeat_timeout_ms; /* an LS-activity flag is ignored this long after it was last set */
     uint32_t overlap_permille; /* fraction of the time for which BE work may run while LS work is active */
     /* fraction of the time for which BE work may keep the GPU busy while no LS work is active; 0: always */
@@ -84,7 +84,7 @@ struct cotenant_floor {
     /* scheme orion: number of SMs that BE work may fill while LS work is active; 0: all SMs of the GPU */
     uint32_t sm_threshold;
     uint32_t run_ahead; /* RunAhead */
-    uint32_t present; /* number of connected LS processes; 0: BE launches do not wait */
+    uint32_t present; /* number of connected LS processes; if it is 0, BE launches do not wait */
     /* number of LS processes that also write the second page; if it is less than `present`, BE streams must not wait
      * by that page */
     uint32_t present_words;
@@ -93,13 +93,13 @@ struct cotenant_floor {
     /* LS-activity flags, each a WorkClass (0: not active); BE processes read this one cache line before every launch */
     uint8_t raised[COTENANT_FLOOR_HOLDERS];
     uint8_t reserved_raised[192];
-    uint64_t raised_ns[COTENANT_FLOOR_HOLDERS]; /* time at which the flag was last set */
+    uint64_t raised_ns[COTENANT_FLOOR_HOLDERS]; /* time at which the process last set its flag */
     uint64_t raises[COTENANT_FLOOR_HOLDERS]; /* number of times that the process has set its flag since it connected */
     /* The agent writes these fields, for display. */
     uint32_t pid[COTENANT_FLOOR_HOLDERS];
     uint8_t reserved[2304];
 };
-_Static_assert(sizeof(struct cotenant_floor) == 4096, "cotenant_floor has a hole");
+_Static_assert(sizeof(struct cotenant_floor) == 4096, "cotenant_floor does not have 4096 bytes");
 
 /* The second page of a GPU's LS gate: flags for which BE streams wait on the device. */
 struct cotenant_floor_words {
@@ -108,6 +108,6 @@ struct cotenant_floor_words {
     uint8_t raised[COTENANT_FLOOR_HOLDERS];
     uint8_t reserved[4032];
 };
-_Static_assert(sizeof(struct cotenant_floor_words) == 4096, "cotenant_floor_words has a hole");
+_Static_assert(sizeof(struct cotenant_floor_words) == 4096, "cotenant_floor_words does not have 4096 bytes");
 
 #endif

@@ -1,4 +1,4 @@
-"""Write what C and Python share from its schema: the C headers here, src/cotenant/abi/ and docs/protocol.md.
+"""Writes what C and Python share from the schema: the C headers in this folder, src/cotenant/abi/ and docs/protocol.md.
 
 python native/abi/generate.py
 """
@@ -21,7 +21,7 @@ WIDTH = 120
 
 
 def c_header(schema: Schema) -> str:
-    """The header."""
+    """Return the text of a C header."""
     guard = f"COTENANT_ABI_{schema.stem.upper()}_H"
     lines = [f"/* {MADE_BY.format(schema.stem)}", f" * {schema.raw['summary']}  docs/protocol.md explains it. */"]
     lines += [f"#ifndef {guard}", f"#define {guard}", "", "#include <stdbool.h>", "#include <stdint.h>", ""]
@@ -50,7 +50,8 @@ def _c_struct(schema: Schema, struct: Struct) -> list[str]:
         )
         lines += _c_line(f"    {kind} {field.name}{f'[{count}]' if count else ''};", field.meaning)
     name = f"{schema.tag}{struct.name}"
-    return [*lines, "};", f'_Static_assert(sizeof(struct {name}) == {struct.bytes}, "{name} has a hole");']
+    check = f'sizeof(struct {name}) == {struct.bytes}, "{name} does not have {struct.bytes} bytes"'
+    return [*lines, "};", f"_Static_assert({check});"]
 
 
 def _c_message(schema: Schema) -> list[str]:
@@ -65,10 +66,9 @@ def _c_message(schema: Schema) -> list[str]:
     ]
     lines += [f"        struct {schema.tag}{body.name} {body.name};" for body in bodies]
     lines += [f"        uint8_t bytes[{size}];", "    } body;", "};"]
-    return [
-        *lines,
-        f'_Static_assert(sizeof(struct {schema.tag}message) == {schema.macro}MESSAGE_BYTES, "a body is too long");',
-    ]
+    size_text = f"{schema.macro}MESSAGE_BYTES"
+    check = f'sizeof(struct {schema.tag}message) == {size_text}, "a message does not have {size_text}"'
+    return [*lines, f"_Static_assert({check});"]
 
 
 def _c_line(code: str, meaning: str) -> list[str]:
@@ -109,7 +109,8 @@ def _snake(name: str) -> str:
 
 
 def python_module(schema: Schema) -> str:
-    """The module. It imports nothing but the standard library: the agent and its tenants need it."""
+    """Return the text of a Python module. It imports nothing but the standard library, because the agent and tenants'
+    programs need it early."""
     pages = [struct for struct in schema.structs if struct.kind in ("page", "value")]
     rows = [struct for struct in schema.structs if struct.kind == "row"]
     messages = [struct for struct in schema.structs if struct.kind == "message"]
@@ -201,7 +202,7 @@ def _format(field: Field) -> str:
 
 
 def docs_page(schemas: list[Schema]) -> str:
-    """docs/protocol.md."""
+    """Return the text of docs/protocol.md."""
     lines = [
         "# What C and Python share",
         "",
@@ -257,7 +258,7 @@ def _table(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> l
 
 
 def outputs() -> dict[Path, str]:
-    """Every generated file with its text."""
+    """Return every generated file with its text."""
     schemas = [read(stem) for stem in SCHEMAS]
     made = {ROOT / "docs" / "protocol.md": docs_page(schemas)}
     for schema in schemas:

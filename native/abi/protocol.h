@@ -10,14 +10,17 @@
 #define COTENANT_PROTOCOL_VERSION 1u
 #define COTENANT_MESSAGE_BYTES 256u
 #define COTENANT_NO_SLOT 0xFFFFFFFFu
-#define COTENANT_NO_DEADLINE UINT64_C(0xFFFFFFFFFFFFFFFF) /* deadline of a turn that lasts until it is revoked */
+/* deadline of a turn (a time slice that the agent grants) that lasts until it is revoked */
+#define COTENANT_NO_DEADLINE UINT64_C(0xFFFFFFFFFFFFFFFF)
 #define COTENANT_NO_LIMIT UINT64_C(0xFFFFFFFFFFFFFFFF)
 #define COTENANT_ENV_SOCKET "COTENANT_SOCKET" /* path of the agent's socket */
 #define COTENANT_ENV_TOKEN "COTENANT_TOKEN" /* secret by which the agent identifies the tenant */
 #define COTENANT_ENV_DRIVER "COTENANT_DRIVER" /* absolute, versioned path of the real libcuda, or of the software GPU */
-#define COTENANT_ENV_KERNELS "COTENANT_KERNELS" /* file for kernel times; set by `cotenant profile kernels` only */
+/* file for measured kernel times; only `cotenant profile kernels` sets it */
+#define COTENANT_ENV_KERNELS "COTENANT_KERNELS"
 #define COTENANT_ENV_NVML "COTENANT_NVML" /* absolute, versioned path of the real libnvidia-ml */
-#define COTENANT_FLOOR_SOCKET "floor.sock" /* socket of the LS gate, in the folder of the agent's socket */
+/* name of the socket at which processes join the LS gate, in the folder of the agent's socket */
+#define COTENANT_FLOOR_SOCKET "floor.sock"
 
 /* Types of messages: header.type. */
 enum cotenant_message_type {
@@ -33,17 +36,19 @@ enum cotenant_message_type {
     COTENANT_BURST_REPORT = 10, /* reports how long the process keeps the GPU busy at a time; not answered */
     COTENANT_WARNING = 11, /* reports a warning for the operator; not answered */
     COTENANT_GOODBYE = 12, /* the process ends; not answered */
-    COTENANT_COPY_ATTACH = 13, /* requests the copy page of the GPU of header.slot; answered by COPY_REPLY */
+    /* requests the page for scheduling copies on the GPU of header.slot; answered by COPY_REPLY */
+    COTENANT_COPY_ATTACH = 13,
     /* reports a new or ended channel group of a context, with the driver's file; not answered */
     COTENANT_CHANNEL_GROUP = 14,
     COTENANT_HELLO_REPLY = 64, /* carries the process's shared page */
-    COTENANT_GPU_REPLY = 65, /* header.slot is the GPU's slot; status DENIED: the tenant may not use this GPU */
-    COTENANT_TOKEN_GRANT = 66, /* start of a turn, or a moved deadline */
-    COTENANT_TOKEN_REVOKE = 67, /* the turn ends now */
+    /* header.slot is the index of the GPU's slot on the page; status DENIED: the tenant may not use this GPU */
+    COTENANT_GPU_REPLY = 65,
+    COTENANT_TOKEN_GRANT = 66, /* begins a turn, or moves its deadline */
+    COTENANT_TOKEN_REVOKE = 67, /* ends a turn now */
     COTENANT_MEMORY_REPLY = 68, /* answers MEMORY_RESERVE and MEMORY_QUERY */
     COTENANT_PAGE_UPDATE = 69, /* flags or numbers of the shared page have changed */
-    COTENANT_ERROR = 70, /* answers a request that failed; header.status has the reason */
-    COTENANT_COPY_REPLY = 71, /* with status OK, carries the GPU's copy page */
+    COTENANT_ERROR = 70, /* a request has failed; header.status has the reason */
+    COTENANT_COPY_REPLY = 71, /* carries the GPU's page for scheduling copies, if the status is OK */
     /* reports how much swappable memory is on the GPU and how much is evicted; not answered */
     COTENANT_MOVE_STATE = 80,
     COTENANT_MOVE_ROOM = 81, /* requests space on a full GPU; answered by MOVE_ROOM_REPLY */
@@ -62,7 +67,7 @@ enum cotenant_message_type {
     COTENANT_FLOOR_WORDS = 115, /* carries the second page of the LS gate, with device wait flags */
 };
 
-/* header.status of a reply. */
+/* Status of a reply: header.status. */
 enum cotenant_status {
     COTENANT_OK = 0,
     COTENANT_BAD_MESSAGE = 1,
@@ -98,11 +103,11 @@ enum cotenant_move_flag {
 /* Family of an allocation: how the memory was allocated. */
 enum cotenant_memory_family {
     COTENANT_MEMORY_PLAIN = 1, /* cuMemAlloc, cuMemAllocPitch */
-    COTENANT_MEMORY_MANAGED = 2, /* cuMemAllocManaged: charged in full, wherever its pages are */
-    COTENANT_MEMORY_ARRAY = 3, /* arrays, mipmapped arrays */
-    COTENANT_MEMORY_POOL = 4, /* stream-ordered pools: changes of RESERVED_MEM_CURRENT */
+    COTENANT_MEMORY_MANAGED = 2, /* cuMemAllocManaged; charged in full, wherever its pages are */
+    COTENANT_MEMORY_ARRAY = 3, /* arrays and mipmapped arrays */
+    COTENANT_MEMORY_POOL = 4, /* stream-ordered pools, charged by their RESERVED_MEM_CURRENT */
     COTENANT_MEMORY_VMM = 5, /* cuMemCreate on a device */
-    COTENANT_MEMORY_GRAPH = 6, /* memory nodes of graphs: changes of the device's graph reserve */
+    COTENANT_MEMORY_GRAPH = 6, /* memory nodes of graphs, charged by what the device reserves for graphs */
     COTENANT_MEMORY_CONTEXT = 7, /* a context, with its measured size; for size 0 the agent charges a default */
     COTENANT_MEMORY_HOST = 8, /* pinned host memory; header.slot is NO_SLOT */
 };
@@ -113,7 +118,7 @@ enum cotenant_fail_mode {
     COTENANT_FAIL_OPEN = 1, /* launches continue; memory is counted in the process and reported on reconnection */
 };
 
-/* Reason for the end of a turn. */
+/* Why a turn ended. */
 enum cotenant_release_reason {
     COTENANT_RELEASE_DEADLINE = 1,
     COTENANT_RELEASE_REVOKED = 2,
@@ -123,26 +128,27 @@ enum cotenant_release_reason {
 
 /* code of a WARNING message. */
 enum cotenant_warning_code {
-    COTENANT_WARN_NO_LAUNCH_SEEN = 1, /* the process used the GPU, but the shim saw no launch */
+    COTENANT_WARN_NO_LAUNCH_SEEN = 1, /* the process has used the GPU, but no launch passed the shim */
     COTENANT_WARN_NOT_INTERCEPTED = 2, /* the driver returns entry points that the shim cannot replace */
-    /* work did not end in time: a kernel hangs, or waits for something outside the GPU */
+    /* GPU work did not end in time: a kernel hangs, or waits for something outside the GPU */
     COTENANT_WARN_DRAIN_TIMEOUT = 3,
-    COTENANT_WARN_OVER_LIMIT = 4, /* memory over the limit was allocated, which could only be counted afterwards */
+    /* the tenant exceeds its limit by memory that could be counted only after it was allocated */
+    COTENANT_WARN_OVER_LIMIT = 4,
     COTENANT_WARN_NOT_MOVABLE = 8, /* memory of an oversubscribing tenant stays on the GPU */
     COTENANT_WARN_NO_FLOOR = 16, /* a best-effort program could not connect to the LS gate of its GPU */
 };
 
-/* Head of every message. */
+/* The first part of every message. */
 struct cotenant_header {
     uint32_t magic; /* PROTOCOL_MAGIC */
     uint16_t version; /* PROTOCOL_VERSION */
     uint16_t type; /* MessageType */
-    uint64_t sequence; /* number of a request; its reply has the same */
-    uint32_t status; /* Status in replies, 0 in requests */
-    uint32_t slot; /* index of the GPU's slot, or NO_SLOT */
+    uint64_t sequence; /* number of a request; its reply has the same number */
+    uint32_t status; /* Status in replies; 0 in requests */
+    uint32_t slot; /* index of the GPU's slot on the process's page, or NO_SLOT */
     uint64_t sent_ns;
 };
-_Static_assert(sizeof(struct cotenant_header) == 32, "cotenant_header has a hole");
+_Static_assert(sizeof(struct cotenant_header) == 32, "cotenant_header does not have 32 bytes");
 
 /* HELLO. */
 struct cotenant_hello {
@@ -152,33 +158,33 @@ struct cotenant_hello {
     uint32_t driver_version; /* cuDriverGetVersion, e.g. 13000 */
     uint32_t shim_version; /* PROTOCOL_VERSION that the shim was built with */
     uint8_t token[64];
-    uint8_t program[64]; /* for display */
+    uint8_t program[64]; /* name of the program, for display */
     uint8_t reserved[72];
 };
-_Static_assert(sizeof(struct cotenant_hello) == 224, "cotenant_hello has a hole");
+_Static_assert(sizeof(struct cotenant_hello) == 224, "cotenant_hello does not have 224 bytes");
 
 /* HELLO_REPLY. */
 struct cotenant_hello_reply {
     uint64_t connection_id;
     uint32_t fail_mode; /* FailMode */
-    uint32_t reconnect_ms; /* time between attempts to reconnect */
-    uint8_t tenant[64]; /* for display */
+    uint32_t reconnect_ms; /* time between two attempts to reconnect */
+    uint8_t tenant[64]; /* name of the tenant, for display */
     uint32_t oversubscribe; /* Oversubscribe */
     uint8_t reserved[140];
 };
-_Static_assert(sizeof(struct cotenant_hello_reply) == 224, "cotenant_hello_reply has a hole");
+_Static_assert(sizeof(struct cotenant_hello_reply) == 224, "cotenant_hello_reply does not have 224 bytes");
 
 /* GPU_ATTACH. */
 struct cotenant_gpu_attach {
     uint8_t uuid[16]; /* UUID of the GPU or MIG device */
     uint64_t total_bytes;
-    uint64_t free_bytes; /* free memory reported by the driver; 0: not known */
+    uint64_t free_bytes; /* free memory that the driver reports; 0: not known */
     uint32_t ordinal; /* CUDA's index in the process, for display only */
     uint32_t sm_count;
     uint8_t name[64];
     uint8_t reserved[120];
 };
-_Static_assert(sizeof(struct cotenant_gpu_attach) == 224, "cotenant_gpu_attach has a hole");
+_Static_assert(sizeof(struct cotenant_gpu_attach) == 224, "cotenant_gpu_attach does not have 224 bytes");
 
 /* TOKEN_REQUEST. */
 struct cotenant_token_request {
@@ -190,17 +196,17 @@ struct cotenant_token_request {
     uint32_t threads_waiting;
     uint8_t reserved[192];
 };
-_Static_assert(sizeof(struct cotenant_token_request) == 224, "cotenant_token_request has a hole");
+_Static_assert(sizeof(struct cotenant_token_request) == 224, "cotenant_token_request does not have 224 bytes");
 
 /* TOKEN_RELEASE. */
 struct cotenant_token_release {
     uint64_t epoch;
     uint64_t used_ns; /* drained_ns - first_submit_ns; 0 if nothing was submitted */
-    uint64_t overuse_ns; /* time from the deadline to drained_ns, 0 if drained before */
-    uint64_t first_submit_ns; /* 0 if nothing was submitted in the turn */
+    uint64_t overuse_ns; /* time from the deadline to drained_ns; 0 if the GPU had finished before */
+    uint64_t first_submit_ns; /* time of the first launch in the turn; 0 if nothing was submitted */
     uint64_t drained_ns; /* time at which the GPU had finished this process's work */
-    uint64_t launches; /* kernel and graph launches in the turn */
-    uint64_t copies; /* copies and memsets in the turn */
+    uint64_t launches; /* number of kernel and graph launches in the turn */
+    uint64_t copies; /* number of copies and memsets in the turn */
     uint64_t burst_ns; /* new estimate, as in TOKEN_REQUEST */
     uint64_t gap_ns;
     uint32_t reason; /* ReleaseReason */
@@ -208,26 +214,26 @@ struct cotenant_token_release {
     uint32_t wants_more; /* 1: a thread already waits for the next turn; a TOKEN_REQUEST follows */
     uint8_t reserved[140];
 };
-_Static_assert(sizeof(struct cotenant_token_release) == 224, "cotenant_token_release has a hole");
+_Static_assert(sizeof(struct cotenant_token_release) == 224, "cotenant_token_release does not have 224 bytes");
 
 /* TOKEN_GRANT. */
 struct cotenant_token_grant {
     uint64_t epoch;
-    uint64_t deadline_ns; /* NO_DEADLINE: until revoked */
+    uint64_t deadline_ns; /* end of the turn; NO_DEADLINE: it lasts until it is revoked */
     /* largest predicted GPU time of work in flight, as in the GPU's slot of the shared page */
     uint64_t inflight_allowed_ns;
     uint8_t reserved[200];
 };
-_Static_assert(sizeof(struct cotenant_token_grant) == 224, "cotenant_token_grant has a hole");
+_Static_assert(sizeof(struct cotenant_token_grant) == 224, "cotenant_token_grant does not have 224 bytes");
 
 /* TOKEN_REVOKE. */
 struct cotenant_token_revoke {
     uint64_t epoch;
     uint8_t reserved[216];
 };
-_Static_assert(sizeof(struct cotenant_token_revoke) == 224, "cotenant_token_revoke has a hole");
+_Static_assert(sizeof(struct cotenant_token_revoke) == 224, "cotenant_token_revoke does not have 224 bytes");
 
-/* MEMORY_*. */
+/* MEMORY_RESERVE, COMMIT, RELEASE, QUERY, STATE and REPLY. */
 struct cotenant_memory {
     uint32_t family; /* MemoryFamily */
     uint32_t reserved_0;
@@ -238,7 +244,7 @@ struct cotenant_memory {
     uint64_t limit_bytes; /* MEMORY_REPLY: the tenant's limit, NO_LIMIT if it has none */
     uint8_t reserved[184];
 };
-_Static_assert(sizeof(struct cotenant_memory) == 224, "cotenant_memory has a hole");
+_Static_assert(sizeof(struct cotenant_memory) == 224, "cotenant_memory does not have 224 bytes");
 
 /* WARNING, ERROR, GOODBYE. */
 struct cotenant_text {
@@ -246,7 +252,7 @@ struct cotenant_text {
     uint32_t reserved_0;
     uint8_t text[216]; /* one sentence */
 };
-_Static_assert(sizeof(struct cotenant_text) == 224, "cotenant_text has a hole");
+_Static_assert(sizeof(struct cotenant_text) == 224, "cotenant_text does not have 224 bytes");
 
 /* BURST_REPORT. */
 struct cotenant_burst {
@@ -254,9 +260,9 @@ struct cotenant_burst {
     uint64_t gap_ns;
     uint8_t reserved[208];
 };
-_Static_assert(sizeof(struct cotenant_burst) == 224, "cotenant_burst has a hole");
+_Static_assert(sizeof(struct cotenant_burst) == 224, "cotenant_burst does not have 224 bytes");
 
-/* MOVE_*. */
+/* All messages whose names begin with MOVE. */
 struct cotenant_move {
     /* bytes; MOVE_OUT: least to evict; MOVE_IN, MOVE_ALLOW: what may be mapped so far; MOVE_ROOM: what is needed;
      * MOVE_PROGRESS, MOVE_DONE: what was moved so far */
@@ -283,39 +289,39 @@ struct cotenant_move {
     uint64_t staying_bytes;
     uint8_t reserved[96];
 };
-_Static_assert(sizeof(struct cotenant_move) == 224, "cotenant_move has a hole");
+_Static_assert(sizeof(struct cotenant_move) == 224, "cotenant_move does not have 224 bytes");
 
 /* COPY_REPLY. */
 struct cotenant_copies {
-    uint32_t queue; /* the tenant's queue on the copy page */
-    uint32_t participant; /* this process's number on the copy page, never 0 */
+    uint32_t queue; /* index of the tenant's queue on the copy page */
+    uint32_t participant; /* number of this process on the copy page, never 0 */
     uint32_t page_bytes;
     uint8_t reserved[212];
 };
-_Static_assert(sizeof(struct cotenant_copies) == 224, "cotenant_copies has a hole");
+_Static_assert(sizeof(struct cotenant_copies) == 224, "cotenant_copies does not have 224 bytes");
 
 /* CHANNEL_GROUP. */
 struct cotenant_channel_group {
-    uint32_t client; /* handles of the driver's objects */
+    uint32_t client; /* handles of the driver's objects that identify the group: client, device, subdevice, group */
     uint32_t device;
     uint32_t subdevice;
     uint32_t group;
-    uint32_t channel_count; /* 0: the group no longer exists */
-    uint32_t compute; /* 1: group of the compute engine; 0: of a copy engine */
-    uint8_t channels[200]; /* handles of the channels, u32 each */
+    uint32_t channel_count; /* number of channels; 0: the group no longer exists */
+    uint32_t compute; /* 1: the group is on the compute engine; 0: on a copy engine */
+    uint8_t channels[200]; /* the handles of the channels, each a u32 */
 };
-_Static_assert(sizeof(struct cotenant_channel_group) == 224, "cotenant_channel_group has a hole");
+_Static_assert(sizeof(struct cotenant_channel_group) == 224, "cotenant_channel_group does not have 224 bytes");
 
 /* FLOOR_JOIN; the agent identifies the process by its socket. */
 struct cotenant_floor_join {
     uint8_t uuid[16]; /* UUID of the GPU */
     uint8_t reserved_token[64];
     uint32_t role; /* FloorRole */
-    uint32_t wants_kernels; /* 1: FLOOR_KERNELS may follow */
-    uint32_t wants_words; /* 1: FLOOR_WORDS may follow */
+    uint32_t wants_kernels; /* 1: the agent may send FLOOR_KERNELS */
+    uint32_t wants_words; /* 1: the agent may send FLOOR_WORDS */
     uint8_t reserved[132];
 };
-_Static_assert(sizeof(struct cotenant_floor_join) == 224, "cotenant_floor_join has a hole");
+_Static_assert(sizeof(struct cotenant_floor_join) == 224, "cotenant_floor_join does not have 224 bytes");
 
 /* FLOOR_PAGE; for LS processes header.slot is the index of their flag. */
 struct cotenant_floor_reply {
@@ -328,7 +334,7 @@ struct cotenant_floor_reply {
     uint32_t words; /* 1: FLOOR_WORDS follows last, and carries the second page of the LS gate as a memfd */
     uint8_t reserved[204];
 };
-_Static_assert(sizeof(struct cotenant_floor_reply) == 224, "cotenant_floor_reply has a hole");
+_Static_assert(sizeof(struct cotenant_floor_reply) == 224, "cotenant_floor_reply does not have 224 bytes");
 
 /* A message. */
 struct cotenant_message {
@@ -352,6 +358,6 @@ struct cotenant_message {
         uint8_t bytes[224];
     } body;
 };
-_Static_assert(sizeof(struct cotenant_message) == COTENANT_MESSAGE_BYTES, "a body is too long");
+_Static_assert(sizeof(struct cotenant_message) == COTENANT_MESSAGE_BYTES, "a message does not have COTENANT_MESSAGE_BYTES");
 
 #endif

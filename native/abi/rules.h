@@ -12,7 +12,7 @@
 
 /* Parameters of the rule for BE launches, constant between launches. */
 struct floor_rule {
-    int64_t budget_ns; /* in-flight budget of this process */
+    int64_t budget_ns; /* how much work this process may have in flight */
     int64_t lead_ns;
     uint32_t scheme; /* RuleKind */
     uint32_t overlap_permille;
@@ -25,11 +25,12 @@ struct floor_rule {
     uint32_t duty_cycle_permille;
     uint8_t reserved[4];
 };
-_Static_assert(sizeof(struct floor_rule) == 48, "floor_rule has a hole");
+_Static_assert(sizeof(struct floor_rule) == 48, "floor_rule does not have 48 bytes");
 
 /* State of the rule for BE launches: work in flight, and counters. */
 struct floor_state {
-    int64_t outstanding_ns; /* predicted time of work in flight (launched, and not known to have ended) */
+    /* predicted time of the work in flight, which was launched and is not known to have ended */
+    int64_t outstanding_ns;
     int64_t unfinished; /* number of launch batches in flight */
     int64_t busy_until_ns; /* predicted end of all work in flight */
     int64_t batch_ns; /* scheme orion: predicted time of work launched since the GPU last finished all BE work */
@@ -41,13 +42,13 @@ struct floor_state {
     int64_t area_ns2; /* scheme tidal: integral of the work in flight over the current window */
     /* scheme tidal: time up to which open_ns, dry_ns and area_ns2 are counted; 0: LS work was active */
     int64_t open_at_ns;
-    int64_t stretch_permille; /* scale of the in-flight budget, in thousandths of budget_ns; 0 means 1000 */
+    int64_t stretch_permille; /* factor on the in-flight budget, in thousandths of budget_ns; 0 stands for 1000 */
     int64_t owed_ns; /* scheme tidal with a duty cycle: time for which BE work must still leave the GPU idle */
-    bool batch_full; /* orion */
+    bool batch_full; /* orion: the batch is complete, so launches wait until all its work has ended */
     bool starved; /* the GPU was idle in the last window */
     uint8_t reserved[6];
 };
-_Static_assert(sizeof(struct floor_state) == 104, "floor_state has a hole");
+_Static_assert(sizeof(struct floor_state) == 104, "floor_state does not have 104 bytes");
 
 /* A slot of a link that a process has claimed for a chunk. */
 struct copy_ticket {
@@ -55,6 +56,6 @@ struct copy_ticket {
     uint32_t slot;
     uint8_t reserved[4];
 };
-_Static_assert(sizeof(struct copy_ticket) == 16, "copy_ticket has a hole");
+_Static_assert(sizeof(struct copy_ticket) == 16, "copy_ticket does not have 16 bytes");
 
 #endif

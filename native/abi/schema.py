@@ -1,12 +1,13 @@
-"""The schema of what C and Python share: one TOML file per header, read and checked.
+"""The schema of what C and Python share: one TOML file for each header, which is read and checked here.
 
-A constant is [name, type, value, meaning]; a message [name, number, body, sender, meaning]; an enum's value [name,
-number, meaning]; a struct's field [name, type, meaning], and a bare string is a heading between fields. Types: u8, u16,
-u32, u64, i32, i64, bool, a struct of the same file, any of them with [count] or [CONSTANT], and "to N": zeros up to
-offset N. Zeros after the last field fill the struct up to its `bytes`. There is no hidden padding: every field lies at
-a multiple of its size, so that the compiler's check of a struct's size is one of all its offsets. Names carry their
-unit (_ns, _bytes, _permille); fields that begin with "reserved" are zero. `kind` of a struct: "message" and "row" (of a
-table) are packed by Python's struct module, "page" (mapped) and "value" (passed to C) are a ctypes.Structure.
+A constant is [name, type, value, meaning]; a message is [name, number, body, sender, meaning]; a value of an enum is
+[name, number, meaning]; a field of a struct is [name, type, meaning], and a bare string is a heading between fields.
+Types are u8, u16, u32, u64, i32, i64, bool, a struct of the same file, any of them with [count] or [CONSTANT], and "to
+N", which means zeros up to offset N. Zeros after the last field fill the struct up to its `bytes`. There is no hidden
+padding: every field lies at a multiple of its size, so if the compiler finds the right size of a struct, all its
+offsets are right. Names end with their unit (_ns, _bytes, _permille); fields whose names begin with "reserved" are
+zero. `kind` of a struct: Python's struct module packs a "message" and a "row" (of a table); a "page" (which is mapped)
+and a "value" (which is passed to C) are a ctypes.Structure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
-# name -> bytes, C, ctypes, struct format
+# name of a type -> its bytes, type in C, type in ctypes, and format of the struct module
 SCALARS: dict[str, tuple[int, str, str, str]] = {
     "u8": (1, "uint8_t", "c_uint8", "B"),
     "u16": (2, "uint16_t", "c_uint16", "H"),
@@ -41,12 +42,13 @@ UNITS = {
 
 
 class SchemaError(Exception):
-    """The schema contradicts itself."""
+    """The schema is inconsistent."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field with its place. `count` is None for one value; `heading` stands before it."""
+    """A field and its place in the struct. `count`: number of elements, None if the field is not an array; `heading`:
+    the heading before the field."""
 
     name: str
     type: str
@@ -59,18 +61,18 @@ class Field:
 
     @property
     def reserved(self) -> bool:
-        """Whether it only fills space."""
+        """Whether the field only fills space."""
         return self.name.startswith("reserved")
 
     @property
     def unit(self) -> str:
-        """From the name's last part."""
+        """The unit, which is the last part of the name."""
         return "" if self.reserved else UNITS.get(self.name.rsplit("_", 1)[-1], "")
 
 
 @dataclass(frozen=True)
 class Struct:
-    """A struct with all of its fields, those that fill space included."""
+    """A struct with all its fields, including those that only fill space."""
 
     name: str
     kind: str
@@ -82,7 +84,7 @@ class Struct:
 
 @dataclass(frozen=True)
 class Schema:
-    """One file."""
+    """One schema file."""
 
     stem: str
     raw: dict[str, Any]
@@ -90,17 +92,17 @@ class Schema:
 
     @property
     def macro(self) -> str:
-        """Prefix of C constants."""
+        """Prefix of the constants in C."""
         return str(self.raw["macro_prefix"])
 
     @property
     def tag(self) -> str:
-        """Prefix of C structs."""
+        """Prefix of the structs in C."""
         return str(self.raw["struct_prefix"])
 
     @property
     def enums(self) -> list[dict[str, Any]]:
-        """MessageType first, where there are messages."""
+        """The enums; MessageType comes first if the file has messages."""
         messages = [[name, number, meaning] for name, number, _, _, meaning in self.raw.get("messages", [])]
         first = {
             "name": "MessageType",
@@ -128,7 +130,7 @@ def read(stem: str) -> Schema:
             raise SchemaError(f"{stem}: two values of {enum['name']} are the same")
     for name, _, body, *_ in raw.get("messages", []):
         if body != "-" and (body not in known or known[body].kind != "message"):
-            raise SchemaError(f"{stem}: {name} has the body {body}, which is no message struct")
+            raise SchemaError(f"{stem}: {name} has the body {body}, which is not a message")
     return schema
 
 
@@ -142,16 +144,16 @@ def _struct(entry: dict[str, Any], numbers: dict[str, int], known: dict[str, Str
         name, kind, meaning = row
         field, align = _field(name, kind, meaning, offset, heading, numbers, known)
         if offset % align:
-            raise SchemaError(f"{entry['name']}.{name} would lie at {offset}, which is no multiple of {align}")
+            raise SchemaError(f"{entry['name']}.{name} would lie at {offset}, which is not a multiple of {align}")
         fields.append(field)
         offset, heading, widest = offset + field.bytes, "", max(widest, align)
     if offset < entry["bytes"]:
         fields.append(Field("reserved", "u8", entry["bytes"] - offset, str(entry["bytes"] - offset), offset,
                             entry["bytes"] - offset, ""))  # fmt: skip
     elif offset > entry["bytes"]:
-        raise SchemaError(f"{entry['name']}: its fields take {offset} bytes, its size is {entry['bytes']}")
+        raise SchemaError(f"{entry['name']}: its fields take {offset} bytes, but its size is {entry['bytes']}")
     if entry["bytes"] % widest:
-        raise SchemaError(f"{entry['name']}: {entry['bytes']} bytes are no multiple of {widest}")
+        raise SchemaError(f"{entry['name']}: {entry['bytes']} bytes are not a multiple of {widest}")
     if len({field.name for field in fields}) != len(fields):
         raise SchemaError(f"{entry['name']}: two fields have the same name")
     return Struct(entry["name"], entry["kind"], entry["bytes"], widest, entry["meaning"], tuple(fields))
@@ -159,15 +161,15 @@ def _struct(entry: dict[str, Any], numbers: dict[str, int], known: dict[str, Str
 
 def _field(name: str, kind: str, meaning: str, offset: int, heading: str, numbers: dict[str, int],
            known: dict[str, Struct]) -> tuple[Field, int]:  # fmt: skip
-    """A field and its alignment."""
+    """Return a field and its alignment."""
     if kind.startswith("to "):
         count = int(kind[3:]) - offset
         if count <= 0:
-            raise SchemaError(f"{name}: offset {kind[3:]} is behind already")
+            raise SchemaError(f"{name}: offset {kind[3:]} lies before the field")
         return Field(name, "u8", count, str(count), offset, count, meaning, heading), 1
     match = re.fullmatch(r"(\w+)(?:\[(\w+)\])?", kind)
     if match is None:
-        raise SchemaError(f"{name}: {kind!r} is no type")
+        raise SchemaError(f"{name}: {kind!r} is not a type")
     base, text = match[1], match[2] or ""
     count = None if not text else int(text) if text.isdigit() else numbers[text]
     one, align = (known[base].bytes, known[base].align) if base in known else (SCALARS[base][0],) * 2

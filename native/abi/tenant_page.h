@@ -11,21 +11,26 @@
 
 /* Flags of a GPU's slot on the shared page, written by the agent. */
 enum cotenant_slot_flag {
-    COTENANT_SLOT_ATTACHED = 1, /* the slot describes a GPU */
-    COTENANT_SLOT_CONTENDED = 2, /* another tenant waits for this GPU: release the turn when idle */
-    /* this tenant needs no turns on this GPU (mechanisms whole, mps): launches are counted but do not wait */
+    COTENANT_SLOT_ATTACHED = 1, /* the slot belongs to a GPU */
+    /* another tenant waits for this GPU, so a turn is to be returned when the process is idle */
+    COTENANT_SLOT_CONTENDED = 2,
+    /* this tenant needs no turns on this GPU (mechanisms whole, mps), so launches are counted but do not wait for
+     * one */
     COTENANT_SLOT_UNGATED = 4,
-    COTENANT_SLOT_UNFENCED = 8, /* work in flight is not bounded (with UNGATED: lowest overhead) */
-    COTENANT_SLOT_BEST_EFFORT = 16, /* best-effort: launches wait while latency-sensitive work is active (LS gate) */
-    /* latency-sensitive: the shim sets the LS-activity flag while the process has work */
+    COTENANT_SLOT_UNFENCED = 8, /* the work in flight is not limited (used with UNGATED, for the lowest overhead) */
+    /* best-effort tenant: its launches wait at the LS gate while latency-sensitive work is active */
+    COTENANT_SLOT_BEST_EFFORT = 16,
+    /* latency-sensitive tenant: the shim sets its LS-activity flag while the process has work */
     COTENANT_SLOT_HOLDS_FLOOR = 32,
-    COTENANT_SLOT_COPIES = 256, /* copies on this GPU's link are scheduled: request the copy page with COPY_ATTACH */
+    /* copies on this GPU's link are scheduled, so the process requests the copy page with COPY_ATTACH */
+    COTENANT_SLOT_COPIES = 256,
 };
 
 /* Slot of a GPU on the shared page of a process. */
 struct cotenant_slot {
     /* The agent writes these fields. */
-    uint64_t epoch; /* number of the current turn; 0: no turn */
+    /* number of the present turn, a time slice that the agent grants to the tenant; 0: the tenant has no turn */
+    uint64_t epoch;
     uint64_t deadline_ns;
     uint64_t inflight_allowed_ns; /* largest predicted GPU time of work in flight */
     uint64_t idle_release_ns;
@@ -48,7 +53,7 @@ struct cotenant_slot {
     uint64_t copies;
     uint64_t graph_launches;
     uint64_t fences;
-    uint64_t last_submit_ns; /* time of the last launch, updated about once per millisecond of work */
+    uint64_t last_submit_ns; /* time of the last launch, updated about once in each millisecond of work */
     uint64_t predicted_busy_ns; /* total predicted GPU time of work launched since the start of the process */
     uint64_t waited_ns; /* total time that threads have waited for a turn since the start of the process */
     uint64_t turns; /* number of turns in which work was launched */
@@ -59,7 +64,7 @@ struct cotenant_slot {
     uint64_t long_kernel_ns;
     uint8_t reserved[24];
 };
-_Static_assert(sizeof(struct cotenant_slot) == 256, "cotenant_slot has a hole");
+_Static_assert(sizeof(struct cotenant_slot) == 256, "cotenant_slot does not have 256 bytes");
 
 /* The shared page of a process; its memfd has PAGE_BYTES. */
 struct cotenant_page {
@@ -73,6 +78,6 @@ struct cotenant_page {
     uint8_t reserved[224];
     struct cotenant_slot slots[COTENANT_MAX_GPUS];
 };
-_Static_assert(sizeof(struct cotenant_page) == 4352, "cotenant_page has a hole");
+_Static_assert(sizeof(struct cotenant_page) == 4352, "cotenant_page does not have 4352 bytes");
 
 #endif

@@ -73,10 +73,10 @@ def test_python_and_c_agree_on_every_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ('["a", "u32", ""], ["b", "u64", ""]', "would lie at 4, which is no multiple of 8"),
-        ('["a", "u64[3]", ""]', "its fields take 24 bytes, its size is 16"),
+        ('["a", "u32", ""], ["b", "u64", ""]', "would lie at 4, which is not a multiple of 8"),
+        ('["a", "u64[3]", ""]', "its fields take 24 bytes, but its size is 16"),
         ('["a", "u32", ""], ["a", "u32", ""]', "two fields have the same name"),
-        ('["a", "u8", ""], ["b", "to 1", ""]', "offset 1 is behind already"),
+        ('["a", "u8", ""], ["b", "to 1", ""]', "offset 1 lies before the field"),
     ],
 )
 def test_a_schema_that_contradicts_itself_is_refused(

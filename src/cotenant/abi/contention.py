@@ -15,7 +15,7 @@ ON_DEVICE_BYTES_PER_US = 1500000  # rate of copies within the device: 2 GiB in 1
 BOTH_WAYS_PERMILLE = 740  # factor on the rate of copies in each direction while both directions are busy: 39.3 GB/s
 # factor on the rate of copies of pageable memory: 15.1 instead of 52.9 GB/s; the calling thread is busy meanwhile
 PAGEABLE_PERMILLE = 285
-PAGEABLE_SMALL_BYTES = 65536  # pageable copies up to this size are staged by the driver, so the call returns at once
+PAGEABLE_SMALL_BYTES = 65536  # the driver stages pageable copies up to this size, so the call returns at once
 COPY_START_NS = 1000  # time from the moment at which a copy is first in its stream to its first byte
 # fraction of the memory bandwidth that a kernel of this work class uses if it is alone. Demand and density were fitted
 # to an H100 80GB HBM3: a ResNet-50 on 32 separate SMs takes 3.2 times as long beside 2 GiB copies, which lose 3 %, and
@@ -23,7 +23,7 @@ COPY_START_NS = 1000  # time from the moment at which a copy is first in its str
 DEMAND_UNKNOWN_PERMILLE = 290
 DEMAND_MEMORY_PERMILLE = 950
 DEMAND_COMPUTE_PERMILLE = 200
-DENSITY_UNKNOWN_PERMILLE = 300  # memory accesses in flight per SM, relative to a memory-bound kernel
+DENSITY_UNKNOWN_PERMILLE = 300  # memory accesses in flight per SM, relative to those of a memory-bound kernel
 DENSITY_MEMORY_PERMILLE = 1000
 DENSITY_COMPUTE_PERMILLE = 150
 # fraction of the SMs that a memory-bound kernel keeps busy: a latency-sensitive service can run beside it (and takes

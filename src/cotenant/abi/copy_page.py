@@ -11,10 +11,10 @@ import enum
 COPY_MAGIC = 0x434F5059  # "COPY"
 COPY_VERSION = 4
 COPY_PAGE_BYTES = 20480
-COPY_QUEUES = 64  # largest number of tenants per GPU whose copies are scheduled
-COPY_SLOTS = 8  # largest number of chunks in flight on a link
-COPY_NOBODY = 0  # value of a free slot
-COPY_SMALL_BYTES = 65536  # copies up to this size start at once, but are charged
+COPY_QUEUES = 64  # largest number of tenants of a GPU whose copies are scheduled
+COPY_SLOTS = 8  # largest number of chunks that are in flight on a link
+COPY_NOBODY = 0  # value of a slot that no process has claimed
+COPY_SMALL_BYTES = 65536  # copies up to this size start at once, but count for the tenant's share
 COPY_DIRECTIONS = 2
 # added to a direction for copies of pageable memory, which are scheduled separately because the CPU limits their rate
 COPY_PAGEABLE = 2
@@ -37,7 +37,7 @@ class CopyRank(enum.IntEnum):
 
 
 class CopyQueueLayout(ctypes.Structure):
-    """Queue of a tenant on a link."""
+    """The queue of a tenant on a link."""
 
     _fields_ = (
         ("weight_milli", ctypes.c_uint32),
@@ -54,17 +54,17 @@ class CopyQueueLayout(ctypes.Structure):
     weight_milli: int  # 1000 times the weight; 0: the queue is not used
     rank: int  # CopyRank
     # The tenant's processes write these fields.
-    vruntime: int  # virtual runtime: 16 * bytes / weight; may wrap, so only differences are used
-    seen_ns: int  # time of the last request for a chunk; 0: no copy waits
-    bytes: int  # total bytes of granted chunks
+    vruntime: int  # virtual runtime of the queue: 16 * bytes / weight; it may wrap around, so only differences are used
+    seen_ns: int  # time at which a process last requested a chunk; 0: no copy waits
+    bytes: int  # total bytes of the chunks that the queue was granted
     chunks: int
     waited_ns: int  # total time from the first request for a chunk to its grant
     small: int  # number of small copies, which do not wait but are charged
-    active_ns: int  # time at which a copy last waited or was on the link
+    active_ns: int  # last time at which a copy waited or was on the link
 
 
 class CopyLinkLayout(ctypes.Structure):
-    """A link: one direction of copies, of pinned or of pageable memory."""
+    """A link: the copies of one direction and of one kind of memory, pinned or pageable."""
 
     _fields_ = (
         ("slots", ctypes.c_uint64 * COPY_SLOTS),
@@ -74,7 +74,7 @@ class CopyLinkLayout(ctypes.Structure):
         ("reserved", ctypes.c_uint64 * 5),
         ("queues", CopyQueueLayout * COPY_QUEUES),
     )
-    # chunks in flight: 16 bits participant, 1 bit rank AHEAD, 47 bits time in microseconds
+    # claims of the chunks in flight: 16 bits number of the process, 1 bit for rank AHEAD, 47 bits time in microseconds
     slots: ctypes.Array[ctypes.c_uint64]
     min_vruntime: int  # smallest vruntime of the queues that share by weight; never decreases
     # the queue whose chunks go now: 1 + its number in the high 16 bits, the bytes that it has copied in a row in the
@@ -85,7 +85,7 @@ class CopyLinkLayout(ctypes.Structure):
 
 
 class CopyPageLayout(ctypes.Structure):
-    """The copy page; its memfd has COPY_PAGE_BYTES."""
+    """The page by which the tenants of a GPU schedule their copies; its memfd has COPY_PAGE_BYTES."""
 
     _fields_ = (
         ("magic", ctypes.c_uint32),
@@ -106,9 +106,10 @@ class CopyPageLayout(ctypes.Structure):
     page_bytes: int
     in_flight: int  # number of chunks that may be in flight on a link
     chunk_bytes: int
-    period_bytes: int  # bytes that all waiting queues together move in a round
-    slice_bytes: int  # size into which device-to-device copies of best-effort tenants are split; 0: not split
-    wait_lapse_ns: int  # a queue counts as waiting for this long after its last request
+    period_bytes: int  # bytes that all waiting queues together copy in one round
+    # size into which copies within the device are split for best-effort tenants; 0: they are not split
+    slice_bytes: int
+    wait_lapse_ns: int  # a queue counts as waiting for this long after its last request for a chunk
     slot_lapse_ns: int  # a process's claim of a slot expires after this time
     # size of chunks while no other tenant copies and no latency-sensitive tenant is admitted; values below chunk_bytes
     # count as chunk_bytes

@@ -33,7 +33,7 @@ class FloorRole(enum.IntEnum):
 
 
 class WorkClass(enum.IntEnum):
-    """Work class: the resource that limits a kernel."""
+    """Work class of a kernel: the resource that limits its speed."""
 
     NONE = 0  # no work
     UNKNOWN = 1
@@ -42,7 +42,7 @@ class WorkClass(enum.IntEnum):
 
 
 class RuleKind(enum.IntEnum):
-    """Rule for BE launches; see floor_rule.h."""
+    """How a scheme restricts launches of best-effort (BE) beside latency-sensitive (LS) processes."""
 
     FREE = 0  # BE launches never wait (schemes mps-plus and static)
     TEMPORAL = 1  # one BE kernel at a time, and only while no LS work is active
@@ -99,7 +99,7 @@ class FloorLayout(ctypes.Structure):
     # number of BE processes; each may have this part of in_flight_us in flight, unless floor_parts of its own shared
     # page says otherwise
     tenants: int
-    in_flight_us: int  # in-flight budget of all BE processes together
+    in_flight_us: int  # how much work all BE processes together may have in flight
     heartbeat_timeout_ms: int  # an LS-activity flag is ignored this long after it was last set
     overlap_permille: int  # fraction of the time for which BE work may run while LS work is active
     # fraction of the time for which BE work may keep the GPU busy while no LS work is active; 0: always
@@ -107,14 +107,14 @@ class FloorLayout(ctypes.Structure):
     # scheme orion: number of SMs that BE work may fill while LS work is active; 0: all SMs of the GPU
     sm_threshold: int
     run_ahead: int  # RunAhead
-    present: int  # number of connected LS processes; 0: BE launches do not wait
+    present: int  # number of connected LS processes; if it is 0, BE launches do not wait
     # number of LS processes that also write the second page; if it is less than `present`, BE streams must not wait by
     # that page
     present_words: int
     # LS processes write these fields, each at its own index, and raised_ns before raised.
     # LS-activity flags, each a WorkClass (0: not active); BE processes read this one cache line before every launch
     raised: ctypes.Array[ctypes.c_uint8]
-    raised_ns: ctypes.Array[ctypes.c_uint64]  # time at which the flag was last set
+    raised_ns: ctypes.Array[ctypes.c_uint64]  # time at which the process last set its flag
     raises: ctypes.Array[ctypes.c_uint64]  # number of times that the process has set its flag since it connected
     # The agent writes these fields, for display.
     pid: ctypes.Array[ctypes.c_uint32]

@@ -11,14 +11,16 @@ PROTOCOL_MAGIC = 0x434F5445  # "COTE"
 PROTOCOL_VERSION = 1
 MESSAGE_BYTES = 256
 NO_SLOT = 0xFFFFFFFF
-NO_DEADLINE = 0xFFFFFFFFFFFFFFFF  # deadline of a turn that lasts until it is revoked
+# deadline of a turn (a time slice that the agent grants) that lasts until it is revoked
+NO_DEADLINE = 0xFFFFFFFFFFFFFFFF
 NO_LIMIT = 0xFFFFFFFFFFFFFFFF
 ENV_SOCKET = "COTENANT_SOCKET"  # path of the agent's socket
 ENV_TOKEN = "COTENANT_TOKEN"  # secret by which the agent identifies the tenant
 ENV_DRIVER = "COTENANT_DRIVER"  # absolute, versioned path of the real libcuda, or of the software GPU
-ENV_KERNELS = "COTENANT_KERNELS"  # file for kernel times; set by `cotenant profile kernels` only
+ENV_KERNELS = "COTENANT_KERNELS"  # file for measured kernel times; only `cotenant profile kernels` sets it
 ENV_NVML = "COTENANT_NVML"  # absolute, versioned path of the real libnvidia-ml
-FLOOR_SOCKET = "floor.sock"  # socket of the LS gate, in the folder of the agent's socket
+# name of the socket at which processes join the LS gate, in the folder of the agent's socket
+FLOOR_SOCKET = "floor.sock"
 
 
 class MessageType(enum.IntEnum):
@@ -36,16 +38,17 @@ class MessageType(enum.IntEnum):
     BURST_REPORT = 10  # reports how long the process keeps the GPU busy at a time; not answered
     WARNING = 11  # reports a warning for the operator; not answered
     GOODBYE = 12  # the process ends; not answered
-    COPY_ATTACH = 13  # requests the copy page of the GPU of header.slot; answered by COPY_REPLY
+    COPY_ATTACH = 13  # requests the page for scheduling copies on the GPU of header.slot; answered by COPY_REPLY
     CHANNEL_GROUP = 14  # reports a new or ended channel group of a context, with the driver's file; not answered
     HELLO_REPLY = 64  # carries the process's shared page
-    GPU_REPLY = 65  # header.slot is the GPU's slot; status DENIED: the tenant may not use this GPU
-    TOKEN_GRANT = 66  # start of a turn, or a moved deadline
-    TOKEN_REVOKE = 67  # the turn ends now
+    # header.slot is the index of the GPU's slot on the page; status DENIED: the tenant may not use this GPU
+    GPU_REPLY = 65
+    TOKEN_GRANT = 66  # begins a turn, or moves its deadline
+    TOKEN_REVOKE = 67  # ends a turn now
     MEMORY_REPLY = 68  # answers MEMORY_RESERVE and MEMORY_QUERY
     PAGE_UPDATE = 69  # flags or numbers of the shared page have changed
-    ERROR = 70  # answers a request that failed; header.status has the reason
-    COPY_REPLY = 71  # with status OK, carries the GPU's copy page
+    ERROR = 70  # a request has failed; header.status has the reason
+    COPY_REPLY = 71  # carries the GPU's page for scheduling copies, if the status is OK
     MOVE_STATE = 80  # reports how much swappable memory is on the GPU and how much is evicted; not answered
     MOVE_ROOM = 81  # requests space on a full GPU; answered by MOVE_ROOM_REPLY
     MOVE_PROGRESS = 82  # reports the bytes moved so far by an order; not answered
@@ -63,7 +66,7 @@ class MessageType(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """Header.status of a reply."""
+    """Status of a reply: header.status."""
 
     OK = 0
     BAD_MESSAGE = 1
@@ -100,11 +103,11 @@ class MemoryFamily(enum.IntEnum):
     """Family of an allocation: how the memory was allocated."""
 
     PLAIN = 1  # cuMemAlloc, cuMemAllocPitch
-    MANAGED = 2  # cuMemAllocManaged: charged in full, wherever its pages are
-    ARRAY = 3  # arrays, mipmapped arrays
-    POOL = 4  # stream-ordered pools: changes of RESERVED_MEM_CURRENT
+    MANAGED = 2  # cuMemAllocManaged; charged in full, wherever its pages are
+    ARRAY = 3  # arrays and mipmapped arrays
+    POOL = 4  # stream-ordered pools, charged by their RESERVED_MEM_CURRENT
     VMM = 5  # cuMemCreate on a device
-    GRAPH = 6  # memory nodes of graphs: changes of the device's graph reserve
+    GRAPH = 6  # memory nodes of graphs, charged by what the device reserves for graphs
     CONTEXT = 7  # a context, with its measured size; for size 0 the agent charges a default
     HOST = 8  # pinned host memory; header.slot is NO_SLOT
 
@@ -117,7 +120,7 @@ class FailMode(enum.IntEnum):
 
 
 class ReleaseReason(enum.IntEnum):
-    """Reason for the end of a turn."""
+    """Why a turn ended."""
 
     DEADLINE = 1
     REVOKED = 2
@@ -128,23 +131,23 @@ class ReleaseReason(enum.IntEnum):
 class WarningCode(enum.IntEnum):
     """Code of a WARNING message."""
 
-    NO_LAUNCH_SEEN = 1  # the process used the GPU, but the shim saw no launch
+    NO_LAUNCH_SEEN = 1  # the process has used the GPU, but no launch passed the shim
     NOT_INTERCEPTED = 2  # the driver returns entry points that the shim cannot replace
-    DRAIN_TIMEOUT = 3  # work did not end in time: a kernel hangs, or waits for something outside the GPU
-    OVER_LIMIT = 4  # memory over the limit was allocated, which could only be counted afterwards
+    DRAIN_TIMEOUT = 3  # GPU work did not end in time: a kernel hangs, or waits for something outside the GPU
+    OVER_LIMIT = 4  # the tenant exceeds its limit by memory that could be counted only after it was allocated
     NOT_MOVABLE = 8  # memory of an oversubscribing tenant stays on the GPU
     NO_FLOOR = 16  # a best-effort program could not connect to the LS gate of its GPU
 
 
 # fields and their formats for the struct module, in order; x is padding
 LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
-    "header": (  # Head of every message
+    "header": (  # The first part of every message
         ("magic", "I"),  # PROTOCOL_MAGIC
         ("version", "H"),  # PROTOCOL_VERSION
         ("type", "H"),  # MessageType
-        ("sequence", "Q"),  # number of a request; its reply has the same
-        ("status", "I"),  # Status in replies, 0 in requests
-        ("slot", "I"),  # index of the GPU's slot, or NO_SLOT
+        ("sequence", "Q"),  # number of a request; its reply has the same number
+        ("status", "I"),  # Status in replies; 0 in requests
+        ("slot", "I"),  # index of the GPU's slot on the process's page, or NO_SLOT
         ("sent_ns", "Q"),
     ),
     "hello": (  # HELLO
@@ -154,21 +157,21 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("driver_version", "I"),  # cuDriverGetVersion, e.g. 13000
         ("shim_version", "I"),  # PROTOCOL_VERSION that the shim was built with
         ("token", "64s"),
-        ("program", "64s"),  # for display
+        ("program", "64s"),  # name of the program, for display
         ("reserved", "72x"),
     ),
     "hello_reply": (  # HELLO_REPLY
         ("connection_id", "Q"),
         ("fail_mode", "I"),  # FailMode
-        ("reconnect_ms", "I"),  # time between attempts to reconnect
-        ("tenant", "64s"),  # for display
+        ("reconnect_ms", "I"),  # time between two attempts to reconnect
+        ("tenant", "64s"),  # name of the tenant, for display
         ("oversubscribe", "I"),  # Oversubscribe
         ("reserved", "140x"),
     ),
     "gpu_attach": (  # GPU_ATTACH
         ("uuid", "16s"),  # UUID of the GPU or MIG device
         ("total_bytes", "Q"),
-        ("free_bytes", "Q"),  # free memory reported by the driver; 0: not known
+        ("free_bytes", "Q"),  # free memory that the driver reports; 0: not known
         ("ordinal", "I"),  # CUDA's index in the process, for display only
         ("sm_count", "I"),
         ("name", "64s"),
@@ -186,11 +189,11 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "token_release": (  # TOKEN_RELEASE
         ("epoch", "Q"),
         ("used_ns", "Q"),  # drained_ns - first_submit_ns; 0 if nothing was submitted
-        ("overuse_ns", "Q"),  # time from the deadline to drained_ns, 0 if drained before
-        ("first_submit_ns", "Q"),  # 0 if nothing was submitted in the turn
+        ("overuse_ns", "Q"),  # time from the deadline to drained_ns; 0 if the GPU had finished before
+        ("first_submit_ns", "Q"),  # time of the first launch in the turn; 0 if nothing was submitted
         ("drained_ns", "Q"),  # time at which the GPU had finished this process's work
-        ("launches", "Q"),  # kernel and graph launches in the turn
-        ("copies", "Q"),  # copies and memsets in the turn
+        ("launches", "Q"),  # number of kernel and graph launches in the turn
+        ("copies", "Q"),  # number of copies and memsets in the turn
         ("burst_ns", "Q"),  # new estimate, as in TOKEN_REQUEST
         ("gap_ns", "Q"),
         ("reason", "I"),  # ReleaseReason
@@ -200,7 +203,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "token_grant": (  # TOKEN_GRANT
         ("epoch", "Q"),
-        ("deadline_ns", "Q"),  # NO_DEADLINE: until revoked
+        ("deadline_ns", "Q"),  # end of the turn; NO_DEADLINE: it lasts until it is revoked
         # largest predicted GPU time of work in flight, as in the GPU's slot of the shared page
         ("inflight_allowed_ns", "Q"),
         ("reserved", "200x"),
@@ -209,7 +212,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("epoch", "Q"),
         ("reserved", "216x"),
     ),
-    "memory": (  # MEMORY_*
+    "memory": (  # MEMORY_RESERVE, COMMIT, RELEASE, QUERY, STATE and REPLY
         ("family", "I"),  # MemoryFamily
         ("reserved_0", "4x"),
         ("reservation", "Q"),  # number in the reply to MEMORY_RESERVE, repeated in MEMORY_COMMIT
@@ -229,7 +232,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("gap_ns", "Q"),
         ("reserved", "208x"),
     ),
-    "move": (  # MOVE_*
+    "move": (  # All messages whose names begin with MOVE
         # bytes; MOVE_OUT: least to evict; MOVE_IN, MOVE_ALLOW: what may be mapped so far; MOVE_ROOM: what is needed;
         # MOVE_PROGRESS, MOVE_DONE: what was moved so far
         ("bytes", "Q"),
@@ -256,26 +259,26 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("reserved", "96x"),
     ),
     "copies": (  # COPY_REPLY
-        ("queue", "I"),  # the tenant's queue on the copy page
-        ("participant", "I"),  # this process's number on the copy page, never 0
+        ("queue", "I"),  # index of the tenant's queue on the copy page
+        ("participant", "I"),  # number of this process on the copy page, never 0
         ("page_bytes", "I"),
         ("reserved", "212x"),
     ),
     "channel_group": (  # CHANNEL_GROUP
-        ("client", "I"),  # handles of the driver's objects
+        ("client", "I"),  # handles of the driver's objects that identify the group: client, device, subdevice, group
         ("device", "I"),
         ("subdevice", "I"),
         ("group", "I"),
-        ("channel_count", "I"),  # 0: the group no longer exists
-        ("compute", "I"),  # 1: group of the compute engine; 0: of a copy engine
-        ("channels", "200s"),  # handles of the channels, u32 each
+        ("channel_count", "I"),  # number of channels; 0: the group no longer exists
+        ("compute", "I"),  # 1: the group is on the compute engine; 0: on a copy engine
+        ("channels", "200s"),  # the handles of the channels, each a u32
     ),
     "floor_join": (  # FLOOR_JOIN; the agent identifies the process by its socket
         ("uuid", "16s"),  # UUID of the GPU
         ("reserved_token", "64x"),
         ("role", "I"),  # FloorRole
-        ("wants_kernels", "I"),  # 1: FLOOR_KERNELS may follow
-        ("wants_words", "I"),  # 1: FLOOR_WORDS may follow
+        ("wants_kernels", "I"),  # 1: the agent may send FLOOR_KERNELS
+        ("wants_words", "I"),  # 1: the agent may send FLOOR_WORDS
         ("reserved", "132x"),
     ),
     "floor_reply": (  # FLOOR_PAGE; for LS processes header.slot is the index of their flag

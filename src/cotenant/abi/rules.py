@@ -27,7 +27,7 @@ class FloorRule(ctypes.Structure):
         ("duty_cycle_permille", ctypes.c_uint32),
         ("reserved", ctypes.c_uint8 * 4),
     )
-    budget_ns: int  # in-flight budget of this process
+    budget_ns: int  # how much work this process may have in flight
     lead_ns: int
     scheme: int  # RuleKind
     overlap_permille: int
@@ -60,7 +60,7 @@ class FloorState(ctypes.Structure):
         ("starved", ctypes.c_bool),
         ("reserved", ctypes.c_uint8 * 6),
     )
-    outstanding_ns: int  # predicted time of work in flight (launched, and not known to have ended)
+    outstanding_ns: int  # predicted time of the work in flight, which was launched and is not known to have ended
     unfinished: int  # number of launch batches in flight
     busy_until_ns: int  # predicted end of all work in flight
     batch_ns: int  # scheme orion: predicted time of work launched since the GPU last finished all BE work
@@ -71,9 +71,9 @@ class FloorState(ctypes.Structure):
     dry_ns: int  # scheme tidal: part of the current window in which no BE work was on the GPU
     area_ns2: int  # scheme tidal: integral of the work in flight over the current window
     open_at_ns: int  # scheme tidal: time up to which open_ns, dry_ns and area_ns2 are counted; 0: LS work was active
-    stretch_permille: int  # scale of the in-flight budget, in thousandths of budget_ns; 0 means 1000
+    stretch_permille: int  # factor on the in-flight budget, in thousandths of budget_ns; 0 stands for 1000
     owed_ns: int  # scheme tidal with a duty cycle: time for which BE work must still leave the GPU idle
-    batch_full: bool  # orion
+    batch_full: bool  # orion: the batch is complete, so launches wait until all its work has ended
     starved: bool  # the GPU was idle in the last window
 
 

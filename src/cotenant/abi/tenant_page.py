@@ -15,13 +15,14 @@ MAX_GPUS = 16  # number of slots of a shared page
 class SlotFlag(enum.IntFlag):
     """Flags of a GPU's slot on the shared page, written by the agent."""
 
-    ATTACHED = 1  # the slot describes a GPU
-    CONTENDED = 2  # another tenant waits for this GPU: release the turn when idle
-    UNGATED = 4  # this tenant needs no turns on this GPU (mechanisms whole, mps): launches are counted but do not wait
-    UNFENCED = 8  # work in flight is not bounded (with UNGATED: lowest overhead)
-    BEST_EFFORT = 16  # best-effort: launches wait while latency-sensitive work is active (LS gate)
-    HOLDS_FLOOR = 32  # latency-sensitive: the shim sets the LS-activity flag while the process has work
-    COPIES = 256  # copies on this GPU's link are scheduled: request the copy page with COPY_ATTACH
+    ATTACHED = 1  # the slot belongs to a GPU
+    CONTENDED = 2  # another tenant waits for this GPU, so a turn is to be returned when the process is idle
+    # this tenant needs no turns on this GPU (mechanisms whole, mps), so launches are counted but do not wait for one
+    UNGATED = 4
+    UNFENCED = 8  # the work in flight is not limited (used with UNGATED, for the lowest overhead)
+    BEST_EFFORT = 16  # best-effort tenant: its launches wait at the LS gate while latency-sensitive work is active
+    HOLDS_FLOOR = 32  # latency-sensitive tenant: the shim sets its LS-activity flag while the process has work
+    COPIES = 256  # copies on this GPU's link are scheduled, so the process requests the copy page with COPY_ATTACH
 
 
 class SlotLayout(ctypes.Structure):
@@ -58,7 +59,8 @@ class SlotLayout(ctypes.Structure):
         ("reserved", ctypes.c_uint8 * 24),
     )
     # The agent writes these fields.
-    epoch: int  # number of the current turn; 0: no turn
+    # number of the present turn, a time slice that the agent grants to the tenant; 0: the tenant has no turn
+    epoch: int
     deadline_ns: int
     inflight_allowed_ns: int  # largest predicted GPU time of work in flight
     idle_release_ns: int
@@ -78,7 +80,7 @@ class SlotLayout(ctypes.Structure):
     copies: int
     graph_launches: int
     fences: int
-    last_submit_ns: int  # time of the last launch, updated about once per millisecond of work
+    last_submit_ns: int  # time of the last launch, updated about once in each millisecond of work
     predicted_busy_ns: int  # total predicted GPU time of work launched since the start of the process
     waited_ns: int  # total time that threads have waited for a turn since the start of the process
     turns: int  # number of turns in which work was launched
