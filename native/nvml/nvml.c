@@ -57,7 +57,8 @@ HIDDEN int cot_open_nvml(void)
     return nvml_handle ? 0 : -1;
 }
 
-/* For the driver shim, whose dlopen leads here: resolves symbols that are not in the list of exports. */
+/* Finds symbols that the list of exports lacks. The driver shim calls this, because it resolves dlsym for this
+ * library. */
 EXPORT void *cotenant_nvml_symbol(void *handle, const char *name)
 {
     Dl_info info;
@@ -71,7 +72,7 @@ EXPORT void *cotenant_nvml_symbol(void *handle, const char *name)
 
 DECLARE_REAL(nvmlDeviceGetUUID);
 
-/* "GPU-" or "MIG-", then 32 hexadecimal digits with dashes. */
+/* Reads a UUID of the form "GPU-" or "MIG-", then 32 hexadecimal digits with dashes. */
 static int parse_uuid(const char *text, uint8_t uuid[16])
 {
     int digits = 0;
@@ -98,7 +99,8 @@ static int view(void *device, uint64_t *limit, uint64_t *used, uint64_t *kept)
     return parse_uuid(text, uuid) && ask(uuid, limit, used, kept) == 0;
 }
 
-/* Free memory is the minimum of what the limit leaves and what is free on the card without memory kept for others. */
+/* Adjusts what the real library reports. Free memory is the smaller of what the tenant's limit leaves and what is free
+ * on the card without the memory kept for others. */
 static void adjust(void *device, uint64_t *total, uint64_t *free_bytes, uint64_t *used_bytes)
 {
     uint64_t limit, used, kept;
@@ -139,7 +141,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
         uint64_t total = memory->total;
         adjust(device, &memory->total, &memory->free, &memory->used);
         if (memory->total != total)
-            memory->reserved = 0; /* the driver's own part is not charged to the tenant */
+            memory->reserved = 0; /* the memory that the driver reserves for itself is not charged to the tenant */
     }
     return result;
 }

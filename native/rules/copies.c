@@ -1,4 +1,4 @@
-/* Exports the rule of copy_rule.h as plain functions, for cotenant.native.rules. */
+/* Exports the rule that schedules copies (copy_rule.h) as plain functions, for cotenant.native.rules. */
 #include "shim/copies/copy_rule.h"
 
 #define EXPORT __attribute__((visibility("default")))

@@ -1,4 +1,4 @@
-/* Exports the rule of floor_rule.h as plain functions, for cotenant.native.rules. */
+/* Exports the rule for best-effort launches (floor_rule.h) as plain functions, for cotenant.native.rules. */
 #include "shim/floor/floor_rule.h"
 
 #define EXPORT __attribute__((visibility("default")))

@@ -1,6 +1,7 @@
-/* Contexts as the NVIDIA driver's objects, and its controls on them: what a program makes it tells by ioctl(), as libcuda
- * does, and a process that holds its file may set slices and take channels off the device.  The kernel does not know these calls: the
- * driver shim, which sees them, hands those of this driver to cotenant_soft_ioctl. */
+/* The NVIDIA driver's objects behind contexts, and its controls on them, for the software GPU. A program reports the
+ * objects that it creates by ioctl(), as libcuda does. A process that holds the program's file may set time slices and
+ * take channels off the device. The kernel does not know these calls: the driver shim sees them, and passes those of
+ * this driver to cotenant_soft_ioctl. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -19,9 +20,10 @@ enum { OK = 0, INVALID_CLIENT = 0x23, INVALID_ARGUMENT = 0x1f, NO_OBJECT = 0x57,
 #define CLIENT UINT32_C(0xc1d00000)
 #define DEVICE UINT32_C(0x5d000000)
 #define SUBDEVICE UINT32_C(0x5e000000)
-#define GROUP UINT32_C(0x5c000000) /* a group's handle is GROUP | device << 16 | group << 4 | channel + 1 */
+/* the handle of a channel group is GROUP | device << 16 | group << 4 | channel + 1 */
+#define GROUP UINT32_C(0x5c000000)
 #define COMPUTE UINT32_C(0x5f000000)
-#define SET_NS 300000 /* durations of these calls on a real GPU */
+#define SET_NS 300000 /* how long these calls take on a real GPU */
 #define OFF_NS 600000
 #define ON_NS 350000
 #define HIGH_FD 700
@@ -64,7 +66,7 @@ static uint32_t group_handle(int device, int group)
 
 static void tell(uint32_t parent, uint32_t handle, uint32_t class)
 {
-    uint32_t params[8] = {0, 0, 0, 1}; /* parameters of a group: its engine */
+    uint32_t params[8] = {0, 0, 0, 1}; /* parameters of a channel group; the last one set is its engine */
     struct alloc alloc = {.root = class == CLASS_ROOT ? 0 : CLIENT | soft_process_index(), .parent = parent, .handle = handle,
                           .class = class, .params = (uintptr_t)params, .params_bytes = sizeof params};
     int before = errno;
@@ -184,7 +186,8 @@ static uint32_t of_group(uint32_t command, int device, int group, void *params)
     case 0xa06c0106:
         *(uint32_t *)params = (uint32_t)group;
         return OK;
-    case 0x50f70001: /* only of the software GPU: time and runs of the group so far */
+    /* a call that only the software GPU has: returns the group's GPU time and numbers of runs and yields */
+    case 0x50f70001:
         now = soft_group_change(device, group, NULL, 0);
         memcpy(params, &(uint64_t[3]){now.busy_ns, now.runs, now.yields}, 24);
         return OK;

@@ -1,8 +1,8 @@
 /* The driver's checkpoint of another process: lock, checkpoint, restore, unlock.
  *
- * A locked process waits at its next call.  A checkpointed one holds nothing on the device: other processes can have what
- * it held, and a restore that finds too little left fails for good, as the driver's does.  Contents stay in the process,
- * where the software GPU's memory is anyway. */
+ * A locked process waits at its next call. A process with a checkpoint holds nothing on the device, so other processes
+ * can have its memory. If too little memory is left at the restore, the restore fails and cannot be repeated, as with
+ * the driver. The contents stay in the process, where the software GPU's memory is anyway. */
 #include <string.h>
 
 #include "softgpu.h"
@@ -99,8 +99,9 @@ static int device_of(const struct cu_uuid *uuid)
     return -1;
 }
 
-/* The target device of each device's memory, by the rules of release 580: without pairs all memory stays; with pairs, each
- * GPU must be named exactly once as old and once as new, also if its memory stays.  False for any other map. */
+/* Reads to which device the memory of each device is restored, by the rules of release 580: without pairs all memory
+ * stays on its device; with pairs, each GPU must be named exactly once as old and once as new, also if its memory
+ * stays. False: the pairs are invalid. */
 static bool read_pairs(const struct restore_args *args, int to[SOFT_MAX_DEVICES])
 {
     uint32_t old = 0, new = 0, all = (UINT32_C(1) << soft_state()->device_count) - 1;
@@ -141,7 +142,8 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *a
     for (int d = 0; d < SOFT_MAX_DEVICES; d++) {
         uint64_t bytes = atomic_exchange(&process->saved_bytes[d], 0);
         atomic_fetch_add(&process->bytes[to[d]], bytes);
-        int now = process->place[d] ? (int)process->place[d] - 1 : d; /* the process may have been moved before */
+        /* an earlier restore may have moved the process to another device */
+        int now = process->place[d] ? (int)process->place[d] - 1 : d;
         atomic_store(&process->place[d], (uint32_t)to[now] + 1);
     }
     return change(process, CHECKPOINTED, LOCKED);

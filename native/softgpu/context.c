@@ -98,7 +98,9 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
         return CUDA_ERROR_INVALID_DEVICE;
     static const int known[][2] = {{1, 1024}, {2, 1024}, {5, 2147483647}, {10, 32}, {16, SOFT_SM_COUNT},
                                    {31, 1},   {41, 1},   {75, 9},         {76, 0},  {83, 1},
-                                   {102, 1},  {115, 1}}; /* threads, grid size, warp size, SMs, compute capability 9.0, VMM, memory pools */
+                                   /* threads, grid size, warp size, SMs, compute capability 9.0, virtual memory, memory
+                                    * pools */
+                                   {102, 1},  {115, 1}};
     *value = 0;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (known[i][0] == attribute)
@@ -187,7 +189,7 @@ void soft_context_drop(struct soft_context *context) /* with soft_lock */
         }
     if (primaries[context->device] == context)
         primaries[context->device] = NULL;
-    context->kind = 0; /* not freed: the program may still use the handle, which must return an error */
+    context->kind = 0; /* not freed, because the program may still use the handle, for which it must get an error */
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device)

@@ -1,11 +1,11 @@
-/* Copies.  Each device has one copy engine for each direction of the link, shared by all processes.  A copy begins when the
- * work before it in its stream has ended and the engine is free. */
+/* Copies. Each device has one copy engine for each direction of the link, which all processes share. A copy begins when
+ * the work before it in its stream has ended and the engine is free. */
 #include <string.h>
 
 #include "softgpu.h"
 
-/* Reserves the next free time span of a copy engine, from not_before_ns on; returns its end.  The end may lie in the past if
- * the process was late to queue the copy.  While both directions are busy, each is slower. */
+/* Reserves the next free time span of a copy engine, from not_before_ns on, and returns its end. The end may lie in the
+ * past if the process queued the copy late. While both directions are busy, each is slower. */
 uint64_t soft_reserve_link(int number, int direction, uint64_t not_before_ns, uint64_t bytes)
 {
     struct soft_state *state = soft_state();

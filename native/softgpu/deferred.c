@@ -1,8 +1,8 @@
-/* Streams that wait for a word in memory, and write one.
+/* Streams that wait for a word in memory, or write one.
  *
- * The schedule knows only ends that can be computed when work is queued; a wait ends when some processor stores a value.  From
- * such a wait on, a stream is held: what comes behind is kept as a list, and one thread of the process moves it to the
- * schedule, in order, when its time has come. */
+ * The schedule can only contain work whose end can be computed when it is queued, but such a wait ends when some
+ * processor stores a value. From a wait on, the stream is *held*: later operations are kept in a list. One thread of
+ * the process, the pump, moves them to the schedule in order, each when its time has come. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -11,14 +11,15 @@
 #include "softgpu.h"
 
 #define LOOK_NS 20000
-#define MOST_LATE_NS 50000000 /* upper bound of the delay of the pump thread */
+#define MOST_LATE_NS 50000000 /* the pump thread is never later than this */
 
-static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the lists of all streams, the held streams, and the pump */
+/* protects the lists of all streams, the list of held streams, and the pump thread */
+static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ops_there = PTHREAD_COND_INITIALIZER;
 static struct soft_stream *held;
 static bool pump_runs;
 
-/* ---- one operation: true when it is over and done with, else *look_ns says when to come back ---- */
+/* ---- one operation: returns true when it is finished; else sets *look_ns to the next time to check ---- */
 
 static bool has_come(const struct soft_op *op)
 {
@@ -26,7 +27,7 @@ static bool has_come(const struct soft_op *op)
     return op->compare == 0 ? ahead >= 0 : op->compare == 1 ? ahead == 0 : (*op->word & op->value) != 0;
 }
 
-/* Performs the copies and fills of a unit of work. */
+/* Carries out the copies and fills of a unit of work. */
 void soft_make_contents(const struct soft_op *op)
 {
     if (op->to && op->from)
@@ -40,8 +41,8 @@ void soft_make_contents(const struct soft_op *op)
 
 static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t now)
 {
-    /* The work begins when the work before it in its stream ended, even if the pump thread is late: engines accept spans in
-     * the past. */
+    /* The work begins when the work before it in its stream ended, even if the pump thread is late, since engines
+     * accept time spans in the past. */
     uint64_t begin = op->over_link || stream->tail_ns > op->queued_ns ? stream->tail_ns : op->queued_ns;
     struct soft_unit unit = op->unit;
     unit.overdue = begin < now;
@@ -70,7 +71,7 @@ static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t n
         return true;
     case SOFT_OP_WAIT:
         if (has_come(op)) {
-            if (op->looked) /* the value was written since the last check */
+            if (op->looked) /* the value was written after the previous check */
                 stream->tail_ns = now;
             return true;
         }
@@ -163,7 +164,7 @@ static void append(struct soft_stream *stream, struct soft_op op) /* with ops_lo
     pthread_cond_signal(&ops_there);
 }
 
-/* Appends the operation to the stream's list if the stream is held.  False if it is not. */
+/* Appends the operation to the stream's list if the stream is held. False: it is not held. */
 bool soft_defer(struct soft_stream *stream, struct soft_op op)
 {
     if (!soft_is_held(stream))
@@ -181,14 +182,14 @@ bool soft_is_held(struct soft_stream *stream)
     return __atomic_load_n(&stream->first_op, __ATOMIC_ACQUIRE) != NULL;
 }
 
-/* Waits until a stream is no longer held; NULL: until no stream of the process is. */
+/* Waits until a stream is no longer held; NULL: until no stream of the process is held. */
 void soft_settle(struct soft_stream *stream)
 {
     while (stream ? soft_is_held(stream) : __atomic_load_n(&held, __ATOMIC_ACQUIRE) != NULL)
         soft_sleep_until(soft_now_ns() + LOOK_NS);
 }
 
-/* Appends the operation; the stream is held from then on. */
+/* Appends the operation to the stream's list; the stream is held from then on. */
 CUresult soft_hold(struct soft_stream *stream, struct soft_op op)
 {
     pthread_mutex_lock(&ops_lock);

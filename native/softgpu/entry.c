@@ -1,4 +1,4 @@
-/* Both versions of cuGetProcAddress, with the driver's rules for name, version and flags. */
+/* Both versions of cuGetProcAddress, which follow the driver's rules for name, version and flags. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 enum { FOUND = 0, NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
 enum { FLAG_LEGACY = 1, FLAG_PER_THREAD = 2 };
 
-/* Suffix of an exported name by driver version.  Names that are not listed have no suffix. */
+/* The suffix of an exported name from a driver version on. Names that are not listed have no suffix. */
 static const struct {
     const char *base;
     int since;

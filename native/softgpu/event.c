@@ -1,4 +1,4 @@
-/* Events: the time at which the work before them ends. */
+/* Events: each stores the time at which the work before it in its stream ends. */
 #include <stdlib.h>
 
 #include "softgpu.h"
@@ -26,12 +26,12 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     event->kind = 0;
-    if (event->when_ns != SOFT_UNKNOWN_NS) /* an event without a time is still referred to by a held stream */
+    if (event->when_ns != SOFT_UNKNOWN_NS) /* an event whose time is not known is still used by a held stream */
         free(event);
     return CUDA_SUCCESS;
 }
 
-/* Time of an event by the clock of another context. */
+/* Returns the time of an event by the clock of another context. */
 uint64_t soft_event_for(const struct soft_event *event, const struct soft_context *context)
 {
     if (event->context == context || event->when_ns == 0)

@@ -1,10 +1,12 @@
-/* Memory limits by control group, as in driver 615 and the kernel's dmem controller.  They follow the manual and the driver's
- * published source, and were not compared with a real GPU.  The groups are folders below COTENANT_SOFTGPU_CGROUPS, made and
- * changed by cotenant.softgpu.cgroups, which stands for the kernel.  Without that variable the driver is 580.
+/* Memory limits by control group, as in driver 615 and the kernel's dmem controller. They follow the manual and the
+ * driver's published source, and were not compared with a real GPU. The groups are folders below
+ * COTENANT_SOFTGPU_CGROUPS, which cotenant.softgpu.cgroups creates and changes instead of the kernel. Without that
+ * variable the driver counts as release 580.
  *
- * If the root group has dmem.capacity, the limit of a group is its dmem.max, if its parent delegates dmem, and applies to all
- * groups below it.  Otherwise the driver counts by itself (driver.limits: region, soft, hard, uncounted): only the nearest
- * group with a limit is charged, and memory that was allocated before the first limit was set never counts. */
+ * If the root group has dmem.capacity, the limit of a group is its dmem.max, provided that its parent delegates dmem;
+ * it applies to all groups below it. Otherwise the driver itself counts (in driver.limits: region, soft, hard,
+ * uncounted). Then only the nearest group with a limit is charged, and memory that was allocated before the first limit
+ * was set never counts. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <limits.h>
@@ -145,7 +147,8 @@ static bool find(const char *group, pid_t pid, struct path *out)
     return found;
 }
 
-/* Group of a process.  One that is not listed is in the group of its nearest listed ancestor, as children in Linux are. */
+/* Returns the group of a process. A process that is not listed is in the group of its nearest listed ancestor, since on
+ * Linux child processes inherit the group. */
 static struct path group_of(pid_t pid)
 {
     struct path group;
@@ -192,7 +195,8 @@ bool soft_within_limits(int device)
     return true;
 }
 
-/* A process sees the limit of its own group as the size of the GPU's memory, but not limits of groups above. */
+/* Limits the memory that a process sees: the size of the GPU's memory is the limit of its own group; limits of groups
+ * above are not visible. */
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes)
 {
     uint64_t limit[3];
@@ -218,14 +222,15 @@ static int checked(const char *group)
 {
     if (!root())
         return SOFT_NVML_FUNCTION_NOT_FOUND;
-    if (soft_mig() || !exists(root(), "cgroup.controllers")) /* MIG, or control groups of version 1 */
+    /* MIG is on, or the system has control groups of version 1 */
+    if (soft_mig() || !exists(root(), "cgroup.controllers"))
         return SOFT_NVML_NOT_SUPPORTED;
     if (!group || !within(root(), group) || !exists(group, "cgroup.procs"))
         return SOFT_NVML_INVALID_ARGUMENT;
     return is_root(group) ? SOFT_NVML_NOT_SUPPORTED : 0;
 }
 
-/* The driver adds a change of dmem.min to every ancestor, up to the first that has none. */
+/* Adds a change of dmem.min to every ancestor, up to the first that has none, as the driver does. */
 static void raise_ancestors(struct path group, int device, uint64_t before, uint64_t after)
 {
     uint64_t sum[3];
@@ -242,7 +247,8 @@ int soft_set_memory_limits(int device, const char *name, uint64_t soft, uint64_t
     int error = checked(name);
     if (error)
         return error;
-    if (syscall(SYS_stat, root(), &top) != 0 || top.st_uid != geteuid()) /* the owner of the root folder stands for the user root */
+    /* the owner of the root folder plays the role of the user root */
+    if (syscall(SYS_stat, root(), &top) != 0 || top.st_uid != geteuid())
         return SOFT_NVML_NO_PERMISSION;
     if (soft > hard)
         return SOFT_NVML_INVALID_ARGUMENT;

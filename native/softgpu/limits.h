@@ -22,7 +22,7 @@ enum { /* nvmlReturn_t */
 bool soft_mig(void);
 int soft_set_memory_limits(int device, const char *group, uint64_t soft, uint64_t hard);
 int soft_get_memory_limits(int device, const char *group, uint64_t *soft, uint64_t *hard, uint64_t *used);
-bool soft_within_limits(int device); /* called after the request was charged */
+bool soft_within_limits(int device); /* called after the requested memory was added to the process's account */
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes);
 
 /* PCI address of a device, in NVML's notation. */

@@ -84,7 +84,8 @@ EXPORT CUresult cuMemCreate(struct soft_handle **out, size_t bytes, const struct
     return CUDA_SUCCESS;
 }
 
-/* The memory exists as long as any process has a descriptor.  Each process is charged for the memory it has handles of. */
+/* Exports memory as a descriptor. The memory exists as long as any process has one. Each process is charged for memory
+ * of which it has a handle. */
 EXPORT CUresult cuMemExportToShareableHandle(void *out, struct soft_handle *handle, int type, uint64_t flags)
 {
     (void)flags;
@@ -95,7 +96,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, struct soft_handle *hand
     return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The memory is charged to the device of this context, whichever device it was made on. */
+/* Imports memory. It is charged to the device of the current context, whichever device it was created on. */
 EXPORT CUresult cuMemImportFromShareableHandle(struct soft_handle **out, void *given, int type)
 {
     CHECK_CONTEXT();
@@ -110,7 +111,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(struct soft_handle **out, void *g
         soft_give_memory(context->device, (uint64_t)bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return CUDA_SUCCESS; /* an imported handle cannot be exported again: driver 580 returns INVALID_VALUE for that */
+    return CUDA_SUCCESS; /* an imported handle cannot be exported again; driver 580 returns INVALID_VALUE for that */
 }
 
 static void drop_if_dead(struct soft_handle *handle)

@@ -1,5 +1,5 @@
-/* Plain, managed, pitched, array and pinned memory, memsets.  Device memory is ordinary memory that the system
- * provides page by page, so what a program writes it can read back.  Copies are in copies.c. */
+/* Plain, managed, pitched, array and pinned memory, and memsets. Device memory is ordinary memory that the system
+ * provides page by page, so a program can read what it wrote. Copies are in copies.c. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 struct block {
     uint64_t address, bytes;
     int device;
-    bool on_device; /* always true, except for managed memory, which moves */
+    bool on_device; /* always true, except for managed memory while it is in host memory */
     struct block *next;
 };
 
@@ -59,7 +59,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
     return allocate(out, bytes, true);
 }
 
-/* Pages of managed memory are where they were last prefetched to, and at first in host memory. */
+/* Allocates managed memory. Its pages are where they were last prefetched to, and at first in host memory. */
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
 {
     (void)flags;
@@ -69,8 +69,8 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags
     return result;
 }
 
-/* Moves pages of managed memory: charges the memory and takes the time of the link; the contents need not move.  If the
- * device is full, they stay in host memory. */
+/* Moves pages of managed memory: charges the memory, and takes the time of the link; the contents need not move. If the
+ * device is full, the pages stay in host memory. */
 static CUresult prefetch(CUdeviceptr address, size_t bytes, CUdevice where, struct soft_stream *stream)
 {
     if (!stream)
@@ -185,7 +185,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(struct soft_array *array)
 
 /* ---- pinned host memory ---- */
 
-enum { ALLOCATED = -1, REGISTERED = -2 }; /* how host memory was pinned; stored in place of a device's number */
+enum { ALLOCATED = -1, REGISTERED = -2 }; /* how host memory was pinned; stored instead of the number of a device */
 
 static CUresult pin(void *address, size_t bytes, int how)
 {
@@ -280,7 +280,7 @@ bool soft_is_pageable(uint64_t address)
     return !is_pinned(address) && !soft_is_device_memory(address);
 }
 
-/* As in the driver, a copy that begins in a range of pinned host memory must end in the same range. */
+/* Whether a copy ends in the same range of pinned host memory in which it begins, as the driver requires. */
 bool soft_is_within_its_span(uint64_t address, uint64_t bytes)
 {
     bool within = true;

@@ -1,6 +1,7 @@
-/* A client of MPS, if COTENANT_SOFTGPU_MPS names a stand-in for its control command.  At cuInit the process connects to the
- * socket in its pipe folder, and the server answers with the SMs and the memory that the process may use.  Without a folder,
- * or if no server listens there, the process has the whole GPU and gets no error, as with real MPS. */
+/* A client of MPS, if COTENANT_SOFTGPU_MPS names a program that plays the role of its control command. At cuInit the
+ * process connects to the socket in its pipe folder, and the server answers with the SMs and the memory that the
+ * process may use. Without a folder, or if no server listens there, the process has the whole GPU and gets no error, as
+ * with real MPS. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +16,8 @@
 
 static int connection = -1;
 static pid_t joined_by;
-static unsigned sms;            /* SMs that the process sees; 0: all */
-static unsigned long long limit; /* memory limit of this process on each GPU; 0: none */
+static unsigned sms;            /* number of SMs that the process sees; 0: all */
+static unsigned long long limit; /* memory limit of this process on each GPU; 0: there is none */
 
 static int dial(const char *folder)
 {
@@ -40,7 +41,7 @@ int soft_mps_join(void)
         return CUDA_SUCCESS;
     joined_by = getpid();
     if (connection >= 0)
-        close(connection); /* the connection of the process that forked this one */
+        close(connection); /* this is the connection of the process that forked this one */
     sms = 0;
     limit = 0;
     connection = folder ? dial(folder) : -1;
@@ -60,7 +61,7 @@ int soft_mps_join(void)
     return sscanf(text, "ok %u %llu", &sms, &limit) == 2 || sscanf(text, "error %d", &error) != 1 ? CUDA_SUCCESS : error;
 }
 
-/* Tells the server that the process has made a context on a GPU. */
+/* Informs the server that the process has created a context on a GPU. */
 void soft_mps_tell(int device)
 {
     uint8_t uuid[16];
@@ -75,7 +76,8 @@ void soft_mps_tell(int device)
         send(connection, text, (size_t)used, MSG_NOSIGNAL);
 }
 
-/* Error that all calls return after the server has ended this client, or has died; else CUDA_SUCCESS. */
+/* Returns the error that all calls return after the server has ended this client or has died; otherwise
+ * CUDA_SUCCESS. */
 int soft_mps_lost(void)
 {
     char text[64] = "";
@@ -88,19 +90,19 @@ int soft_mps_lost(void)
     return got < 0 ? CUDA_SUCCESS : error;
 }
 
-/* Number of SMs that this process sees. */
+/* Returns the number of SMs that this process sees. */
 unsigned soft_mps_sms(void)
 {
     return sms ? sms : SOFT_SM_COUNT;
 }
 
-/* Limit of this process's memory on each GPU; UINT64_MAX if there is none. */
+/* Returns the limit of this process's memory on each GPU; UINT64_MAX if there is none. */
 uint64_t soft_mps_limit(void)
 {
     return limit ? limit : UINT64_MAX;
 }
 
-/* 1 if the process is a client of MPS, 0 if not, -1 if there is no stand-in for MPS. */
+/* Returns 1 if the process is a client of MPS, 0 if it is not, and -1 if MPS is not simulated. */
 int soft_mps_client(void)
 {
     return getenv("COTENANT_SOFTGPU_MPS") ? sms > 0 : -1;

@@ -16,7 +16,7 @@ struct soft_pool {
 
 struct pool_block {
     uint64_t address, bytes;
-    struct soft_pool *pool; /* NULL: memory of a graph's node */
+    struct soft_pool *pool; /* NULL: the memory belongs to a node of a graph */
     struct pool_block *next;
 };
 
@@ -67,7 +67,7 @@ EXPORT CUresult cuMemPoolCreate(struct soft_pool **out, const struct cu_pool_pro
     if (on_device && device < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&soft_lock);
-    *out = make_pool(device); /* -1: a pool of host memory */
+    *out = make_pool(device); /* -1 stands for a pool of host memory */
     pthread_mutex_unlock(&soft_lock);
     return CUDA_SUCCESS;
 }

@@ -1,16 +1,18 @@
-/* Concurrent kernels of several processes, as under MPS.  Processes with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE run concurrently,
- * and so do the clients of a stand-in for MPS (mps.c).  profiles/kernels/contention.py has the same model for single kernels;
- * here the end of work is computed once, when it is queued, from what the other processes have queued by then.
+/* Concurrent kernels of several processes, as under MPS. Processes with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE run
+ * concurrently, and so do the clients of the simulated MPS (mps.c). profiles/kernels/contention.py has the same model
+ * for single kernels; here the end of work is computed once, when it is queued, from what the other processes have
+ * queued by then.
  *
- * Each process has its own time line.  Other processes lengthen a unit of work (a kernel, or the kernels of a graph).  If the
- * SMs do not suffice for both, each of its kernels waits for one of theirs, as long as they have work queued, because a
- * running kernel is not preempted.  If the SMs suffice, the unit is slowed by its share of the memory bandwidth. */
+ * Each process has its own time line. Other processes lengthen a unit of work, which is a kernel or the kernels of a
+ * graph. If the SMs do not suffice for both, each of its kernels waits for one of theirs as long as they have work
+ * queued, because a running kernel is not preempted. If the SMs suffice, the unit is slower, according to its share of
+ * the memory bandwidth. */
 #include <stdlib.h>
 
 #include "softgpu.h"
 
 #define MOST_OTHERS 8
-#define LEAST_SMS 0.05 /* fraction of the SMs that a kernel gets at least beside memory-bound ones */
+#define LEAST_SMS 0.05 /* fraction of the SMs that a kernel gets at least beside memory-bound kernels */
 
 static const double demand[] = {0, SOFT_DEMAND_UNKNOWN_PERMILLE / 1000.0, SOFT_DEMAND_MEMORY_PERMILLE / 1000.0,
                                 SOFT_DEMAND_COMPUTE_PERMILLE / 1000.0};
@@ -19,11 +21,11 @@ static const double density[] = {0, SOFT_DENSITY_UNKNOWN_PERMILLE / 1000.0, SOFT
 
 struct other {
     uint64_t tail_ns, kernel_ns;
-    double sms; /* fraction of the GPU's SMs that the work uses */
+    double sms; /* fraction of the GPU's SMs that the kernels use */
     uint32_t work;
 };
 
-/* Fraction of the SMs that this process may use; 0: it does not run concurrently with others. */
+/* Returns the fraction of the SMs that this process may use; 0: it does not run concurrently with others. */
 static double part_of_sms(void)
 {
     static double part = -1;
@@ -58,8 +60,8 @@ static uint32_t find_others(int number, const struct soft_process *self, uint64_
     return count;
 }
 
-/* Speed (0 to 1) of work of one class on `sms` that needs the fraction `asked` of the bandwidth, while the others run.  The
- * bandwidth is divided by weighted max-min fairness. */
+/* Returns the speed (0 to 1) of work of one class that runs on `sms` and needs the fraction `asked` of the memory
+ * bandwidth, while the others run. The bandwidth is divided by weighted max-min fairness. */
 static double speed_beside(double sms, uint32_t work, double asked, const struct other *others, uint32_t count)
 {
     double weight = density[work] * sms, left = 1, weights = weight;
@@ -80,7 +82,7 @@ static double speed_beside(double sms, uint32_t work, double asked, const struct
     return given < asked ? given / asked : 1;
 }
 
-/* Reserves time for a unit on the time line of this process, from not_before_ns on; returns its end. */
+/* Reserves time for a unit of work on the time line of this process, from not_before_ns on, and returns its end. */
 uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit)
 {
     uint64_t now = soft_now_ns(), begin = not_before_ns > now || unit.overdue ? not_before_ns : now;
@@ -92,7 +94,7 @@ uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_n
     double sms = fill < part ? fill : part;
     double most_used = unit.work == 2 && fill > SOFT_REACH_MEMORY_PERMILLE / 1000.0 ? SOFT_REACH_MEMORY_PERMILLE / 1000.0 : fill;
     double used = sms < most_used ? sms : most_used;
-    double own_ns = (double)unit.length_ns * most_used / used; /* longer on fewer SMs than the work needs */
+    double own_ns = (double)unit.length_ns * most_used / used; /* work takes longer on fewer SMs than it could use */
     uint32_t pieces = unit.kernels ? unit.kernels : 1;
     struct other others[MOST_OTHERS], beside[MOST_OTHERS];
     uint32_t count = find_others(number, self, begin, others), together = 0;

@@ -1,5 +1,5 @@
-/* A small stand-in for NVML, based on the software GPU's shared state.  It answers which GPUs there are and what is used
- * on them. */
+/* A small replacement for NVML, which reads the software GPU's shared state. It answers which GPUs exist, and what is
+ * used on them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,7 +116,8 @@ EXPORT int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz)
     return NVML_SUCCESS;
 }
 
-/* COTENANT_SOFTGPU_CLOCK: SM clock in percent of the highest.  It does not change the length of kernels. */
+/* Returns the SM clock. COTENANT_SOFTGPU_CLOCK sets it, in percent of the highest; it does not change the length of
+ * kernels. */
 EXPORT int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz)
 {
     (void)device, (void)kind;
@@ -158,7 +159,8 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
     return result;
 }
 
-/* MIG mode is only a variable of the environment.  GPUs in MIG mode have no memory limits by control group. */
+/* Returns the MIG mode, which is only a variable of the environment here. GPUs in MIG mode have no memory limits by
+ * control group. */
 EXPORT int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *pending)
 {
     (void)device;

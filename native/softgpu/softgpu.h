@@ -32,17 +32,20 @@
 #define SOFT_MAX_PROCESSES 1024
 #define SOFT_DRIVER_VERSION 13000
 
-/* ---- shared between processes (state.c) ---- */
+/* ---- state.c: what processes share ---- */
 struct soft_process {
     _Atomic uint64_t owner;        /* pid << 32 | low half of the start time; 0: free */
-    _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last time span reserved on each device */
-    _Atomic uint64_t shape[SOFT_MAX_DEVICES];   /* share.c: its last kernel's length << 16 | permille of SMs << 2 | class */
+    _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last time span that the process reserved on each device */
+    /* used by share.c: duration of its last kernel << 16 | permille of SMs << 2 | work class */
+    _Atomic uint64_t shape[SOFT_MAX_DEVICES];
     _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
-    _Atomic uint64_t engine_tail_ns[SOFT_MAX_DEVICES][2]; /* end of its last copy, by direction of the link */
+    /* end of its last copy, for each device and direction of the link */
+    _Atomic uint64_t engine_tail_ns[SOFT_MAX_DEVICES][2];
     _Atomic uint32_t checkpoint;   /* state of this process's checkpoint, see checkpoint.c */
     _Atomic uint32_t managed;      /* the process has allocated managed memory at some time */
-    _Atomic uint64_t saved_bytes[SOFT_MAX_DEVICES]; /* while checkpointed: memory that it had on the device */
-    _Atomic uint32_t place[SOFT_MAX_DEVICES];       /* number + 1 of the device it was restored on; 0: the same */
+    _Atomic uint64_t saved_bytes[SOFT_MAX_DEVICES]; /* while it has a checkpoint: memory that it had on each device */
+    /* number + 1 of the device on which it was restored; 0: the same device */
+    _Atomic uint32_t place[SOFT_MAX_DEVICES];
 };
 
 /* slices.c: contexts as channel groups, and the schedule of their time slices */
@@ -52,28 +55,29 @@ struct soft_process {
 #define SOFT_CHANNELS 2
 #define SOFT_ALL_CHANNELS ((1u << SOFT_CHANNELS) - 1)
 struct soft_group {
-    uint64_t until_ns;             /* end of the group's work, by the group's own clock */
-    uint64_t delay_ns;             /* how far its own clock is behind */
-    uint64_t busy_ns, runs, yields; /* totals; yields: number of runs that ended because the work ended */
+    uint64_t until_ns;             /* end of the group's queued work, by the group's clock */
+    uint64_t delay_ns;             /* how far the group's clock is behind */
+    uint64_t busy_ns, runs, yields; /* totals; yields: number of runs that ended because the group had no more work */
     uint64_t slice_ns, slice_us;   /* the time slice in use in ns, and as it was set in us */
-    uint32_t present, off;         /* off: bits of disabled channels */
+    uint32_t present, off;         /* off: a bit for each channel that was taken off the device */
 };
 
 struct soft_schedule {
     uint64_t at_ns, slice_end_ns, switched_ns, reaped_ns;
-    uint32_t current, unused;      /* number + 1 of the group that ran last; 0: none */
+    uint32_t current, unused;      /* number + 1 of the group that ran last; 0: none ran */
     struct soft_group groups[SOFT_MAX_GROUPS];
 };
 
 struct soft_device {
-    _Atomic uint64_t schedule_lock; /* owner value of the process that changes the schedule */
+    _Atomic uint64_t schedule_lock; /* soft_process.owner of the process that changes the schedule; 0: none does */
     _Atomic uint32_t schedule_live, sliced;
-    _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* encoded like soft_process.owner; 0: the group is free */
+    _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* like soft_process.owner; 0: the group is free */
     struct soft_schedule schedules[2];
     _Atomic uint64_t busy_until_ns;
     _Atomic uint64_t last_process; /* index + 1 of the process that reserved last */
-    _Atomic uint64_t busy_ns;      /* sum of all reserved spans */
-    _Atomic uint64_t engine_until_ns[2]; /* ends of the spans of the copy engines: to the device, to the host */
+    _Atomic uint64_t busy_ns;      /* sum of all reserved time spans */
+    /* end of the last reserved span of each copy engine: to the device, to the host */
+    _Atomic uint64_t engine_until_ns[2];
 };
 
 struct soft_state {
@@ -87,7 +91,7 @@ struct soft_state {
 
 uint64_t soft_now_ns(void);
 int soft_map(void);    /* maps the state file; returns 0 or a CUresult */
-int soft_attach(void); /* calls soft_map, and takes an entry in the table of processes */
+int soft_attach(void); /* calls soft_map, and claims an entry in the table of processes */
 void soft_uuid(int device, uint8_t uuid[16]);
 struct soft_state *soft_state(void);
 enum { SOFT_TO_DEVICE, SOFT_TO_HOST }; /* directions of a copy over the link */
@@ -96,18 +100,18 @@ void soft_note_engine(int device, int direction, uint64_t end_ns);
 /* A unit of work: a kernel, or the kernels of a graph. */
 struct soft_unit {
     uint64_t length_ns;
-    uint32_t kernels; /* 0: one */
+    uint32_t kernels; /* number of kernels; 0 stands for one */
     uint32_t sms;     /* number of SMs that each kernel could use; 0: all */
     uint32_t work;    /* work class: 1 unknown, 2 memory-bound, 3 compute-bound */
-    bool overdue;     /* may begin in the past: it was held, and the pump thread was late */
+    bool overdue;     /* the work may begin in the past, because it was held and the pump thread was late */
 };
 uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit); /* returns the span's end */
 bool soft_runs_together(void);
 uint64_t soft_share(int device, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit);
 /* mps.c */
-int soft_mps_join(void); /* a CUresult */
+int soft_mps_join(void); /* returns a CUresult */
 void soft_mps_tell(int device);
-int soft_mps_lost(void); /* a CUresult */
+int soft_mps_lost(void); /* returns a CUresult */
 unsigned soft_mps_sms(void);
 uint64_t soft_mps_limit(void);
 int soft_mps_client(void);
@@ -116,21 +120,21 @@ bool soft_take_memory(int device, uint64_t bytes);
 void soft_give_memory(int device, uint64_t bytes);
 uint64_t soft_used_memory(int device);
 void soft_reap(void);
-void soft_pass(void);  /* blocks while a checkpoint has locked this process */
+void soft_pass(void);  /* blocks while this process is locked for a checkpoint */
 void soft_note_managed(void);
 struct soft_process *soft_process_of(int pid);
 void soft_sleep_until(uint64_t when_ns);
 uint64_t soft_identity(void);
 bool soft_is_dead(uint64_t owner);
 int soft_open_state(void);
-int soft_map_file(int fd); /* maps a state file unless one is mapped; 0 on success */
+int soft_map_file(int fd); /* maps the state file that is open as fd, unless one is mapped; 0: success */
 uint32_t soft_process_index(void);
-uint64_t soft_process_at(uint32_t index); /* owner of the entry; 0: no live process */
+uint64_t soft_process_at(uint32_t index); /* returns the owner of the entry; 0: there is no live process */
 struct soft_context;
 int soft_group_new(int device); /* returns -1 if all groups are in use */
 void soft_group_gone(int device, int group);
 struct soft_group soft_group_change(int device, int group, void (*change)(struct soft_schedule *, int, uint64_t), uint64_t value);
-uint64_t soft_clock(const struct soft_context *context); /* current time of the context's clock */
+uint64_t soft_clock(const struct soft_context *context); /* returns the present time by the context's clock */
 uint64_t soft_delay(const struct soft_context *context);
 uint64_t soft_expect(const struct soft_context *context, uint64_t clock_ns);
 void soft_wait(const struct soft_context *context, uint64_t clock_ns);
@@ -145,10 +149,10 @@ enum soft_kind { SOFT_CONTEXT = 0x51c0, SOFT_STREAM, SOFT_EVENT, SOFT_MODULE, SO
 struct soft_context {
     enum soft_kind kind;
     int device;
-    int group; /* index in the device's schedule; -1: none */
+    int group; /* index in the device's schedule; -1: the context has none */
     uint32_t references; /* number of references to a primary context */
     bool primary;
-    struct soft_stream *streams; /* all streams except the two default ones */
+    struct soft_stream *streams; /* the context's streams, except the two default ones */
     struct soft_stream *legacy;
     uint64_t per_thread_tail_ns; /* latest end of work on a per-thread default stream */
     struct soft_context *next;
@@ -160,7 +164,7 @@ struct soft_stream {
     bool blocking;
     int priority;
     _Atomic uint64_t tail_ns;
-    uint64_t ends[SOFT_QUEUE_DEPTH]; /* ends of the last launches, which fill the launch queue */
+    uint64_t ends[SOFT_QUEUE_DEPTH]; /* ends of the last launches, by which the limit of queued launches is checked */
     uint32_t queued;
     int capture;          /* CU_CAPTURE_* */
     int capture_mode;
@@ -168,7 +172,7 @@ struct soft_stream {
     uint64_t capture_thread;
     struct soft_graph *capture_graph;
     struct soft_stream *next;
-    struct soft_op *first_op, *last_op; /* operations of a held stream, see deferred.c */
+    struct soft_op *first_op, *last_op; /* list of operations that wait while the stream is held; see deferred.c */
     struct soft_stream *next_held;
 };
 
@@ -176,8 +180,8 @@ struct soft_event {
     enum soft_kind kind;
     unsigned flags;
     bool recorded;
-    uint32_t generation; /* counts records */
-    _Atomic uint64_t when_ns; /* by the clock of its context; SOFT_UNKNOWN_NS while its stream is held */
+    uint32_t generation; /* number of times that the event was recorded */
+    _Atomic uint64_t when_ns; /* time by the clock of the event's context; SOFT_UNKNOWN_NS while its stream is held */
     struct soft_context *context;
     struct soft_graph *captured_in;
 };
@@ -187,11 +191,11 @@ enum soft_op_kind { SOFT_OP_WRITE, SOFT_OP_WAIT, SOFT_OP_RECORD, SOFT_OP_WAIT_EV
 struct soft_op {
     enum soft_op_kind kind;
     uint32_t value, generation;
-    bool looked;          /* a wait whose condition was checked before and was false */
+    bool looked;          /* the condition of this wait was false at an earlier check */
     unsigned compare;     /* condition of a wait: 0 at least, 1 equal, 2 a bit in common */
     uint32_t *word;
     struct soft_event *event;
-    struct soft_unit unit; /* the kernels, of work that does not use the link */
+    struct soft_unit unit; /* the kernels, if the work is not a copy over the link */
     bool over_link;
     int direction;        /* direction of a copy over the link */
     void *to;             /* destination of a copy or memset, or NULL */
@@ -229,14 +233,14 @@ struct soft_graph {
 
 struct soft_exec {
     enum soft_kind kind;
-    uint32_t kernels, sms; /* number of kernels, and SMs that the largest fills */
+    uint32_t kernels, sms; /* number of kernels of the graph, and SMs that the largest of them fills */
     uint64_t length_ns;
-    uint64_t allocates; /* bytes of its memory nodes, reserved at the first launch */
+    uint64_t allocates; /* size of the memory nodes, which is reserved at the first launch */
     bool reserved;
-    struct soft_op contents; /* copies and memsets of all nodes */
+    struct soft_op contents; /* the copies and memsets of all nodes */
 };
 
-extern pthread_mutex_t soft_lock; /* guards all objects of this process */
+extern pthread_mutex_t soft_lock; /* protects all objects of this process */
 extern bool soft_ready;
 
 struct soft_context *soft_current(void);
@@ -264,7 +268,8 @@ bool soft_is_within_its_span(uint64_t address, uint64_t bytes);
 bool soft_is_pooled(uint64_t address); /* the caller holds soft_lock */
 bool soft_is_pooled_or_mapped(uint64_t address, bool on_device); /* the caller holds soft_lock */
 CUresult soft_add_node(struct soft_stream *stream, struct soft_node node);
-CUresult soft_unsafe_call(void); /* error of a call that a capture in global mode forbids; CUDA_SUCCESS if there is none */
+/* returns the error of a call that a capture in global mode forbids; CUDA_SUCCESS if it is allowed */
+CUresult soft_unsafe_call(void);
 void soft_invalidate(struct soft_graph *graph); /* the caller holds soft_lock; NULL invalidates all captures */
 CUresult soft_legacy_beside_capture(struct soft_stream *stream);
 CUresult soft_join_capture(struct soft_stream *stream, struct soft_graph *graph, int mode, bool origin);

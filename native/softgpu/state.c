@@ -1,4 +1,4 @@
-/* State shared by processes: the schedules of the devices and their memory. */
+/* The state that all processes share in a file: the schedules of the devices, and their memory. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -82,7 +82,8 @@ int soft_open_state(void)
         snprintf(path, sizeof path, "/dev/shm/cotenant-softgpu-%u", (unsigned)getuid());
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     int why = fd < 0 || ftruncate(fd, sizeof(struct soft_state)) != 0 ? errno : 0;
-    int full = why ? 0 : posix_fallocate(fd, 0, sizeof(struct soft_state)); /* a full disk would cause SIGBUS later */
+    /* if the disk were full, an access to the mapped file would cause SIGBUS later */
+    int full = why ? 0 : posix_fallocate(fd, 0, sizeof(struct soft_state));
     if (full == ENOSPC || full == EDQUOT)
         why = full;
     if (why) {
@@ -94,7 +95,7 @@ int soft_open_state(void)
     return fd;
 }
 
-/* A new file is all zeros.  A process that sees that writes the geometry; two such processes write the same values. */
+/* Initialises a new state file, which is all zeros. If two processes find that, both write the same values. */
 static void found(struct soft_state *fresh)
 {
     if (atomic_load(&fresh->magic) == STATE_MAGIC)
@@ -149,7 +150,7 @@ int soft_map_file(int fd)
 {
     static struct stat mapped_file;
     struct stat found;
-    if (self) /* a process that uses the device keeps its state file */
+    if (self) /* a process that uses a device keeps its state file */
         return 0;
     if (syscall(SYS_fstat, fd, &found) != 0 || found.st_size < (off_t)sizeof *state)
         return -1;
@@ -199,7 +200,7 @@ bool soft_is_dead(uint64_t owner)
     return owner != 0 && (kill(pid, 0) != 0 && errno == ESRCH ? true : identity(pid) != owner);
 }
 
-/* Frees the part of a schedule after the last span of a live process. */
+/* Shortens a schedule to the end of the last time span that a live process has reserved. */
 static void shorten(_Atomic uint64_t *until_ns, size_t tail)
 {
     uint64_t until = atomic_load(until_ns), latest = 0;
@@ -211,8 +212,8 @@ static void shorten(_Atomic uint64_t *until_ns, size_t tail)
         atomic_compare_exchange_strong(until_ns, &until, latest);
 }
 
-/* Frees the entries of dead processes, and the future spans that they had reserved: a real device drops the work of a killed
- * context, too. */
+/* Frees the entries of dead processes, and the future time spans that they had reserved, since a real device drops the
+ * work of a killed context, too. */
 void soft_reap(void)
 {
     bool freed = false;
@@ -252,7 +253,8 @@ static bool others_interleave(struct soft_device *device, int number, uint64_t n
            atomic_load(&other->tail_ns[number]) > now;
 }
 
-/* The device that a device of this process is mapped to, after its checkpoint was restored on another one. */
+/* Returns the device that stands for a device of this process, which is another one after its checkpoint was restored
+ * there. */
 static int place_of(int number)
 {
     uint32_t place = self ? atomic_load(&self->place[number]) : 0;
@@ -278,7 +280,7 @@ struct soft_process *soft_process_of(int pid)
     return NULL;
 }
 
-/* Reserves the device's next free time span, from not_before_ns on; returns its end. */
+/* Reserves the next free time span of a device, from not_before_ns on, and returns its end. */
 uint64_t soft_reserve(int number, uint64_t not_before_ns, struct soft_unit unit)
 {
     number = place_of(number);
@@ -329,14 +331,15 @@ static uint64_t soft_own_memory(int number)
     return self ? atomic_load(&self->bytes[number]) : 0;
 }
 
-/* Bytes that this process may still allocate under the MPS server's limit. */
+/* Returns how much this process may still allocate under the limit of the MPS server. */
 uint64_t soft_mps_left(int number)
 {
     uint64_t own = soft_own_memory(place_of(number)), limit = soft_mps_limit();
     return own < limit ? limit - own : 0;
 }
 
-/* Adds the bytes before it compares, so that two processes cannot both take the last memory. */
+/* Charges memory to this process if there is enough. The bytes are added before they are compared, so that two
+ * processes cannot both take the last memory. */
 bool soft_take_memory(int number, uint64_t bytes)
 {
     soft_pass();

@@ -1,5 +1,5 @@
-/* Streams and capture.  A call that is forbidden while a stream captures returns the driver's error and invalidates the
- * capture. */
+/* Streams and captures. A call that is forbidden while a stream is being captured returns the driver's error and
+ * invalidates the capture. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,7 +92,8 @@ static CUresult forbidden_on(struct soft_stream *stream)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* The legacy stream synchronises with blocking streams, so it must not be used while one of them captures. */
+/* Returns an error if a stream is the legacy stream and a blocking stream is being captured: the legacy stream
+ * synchronises with blocking streams. */
 CUresult soft_legacy_beside_capture(struct soft_stream *stream)
 {
     if (atomic_load(&capture_count) == 0 || stream != stream->context->legacy)
@@ -241,7 +242,8 @@ static void deferred(struct soft_stream *stream, bool waits)
     soft_wait(stream->context, stream->tail_ns);
 }
 
-/* Appends a unit of work to a stream, with its copies and memsets on the device.  `waits`: the host waits for its end. */
+/* Appends a unit of work to a stream, together with its copies and memsets on the device. `waits`: the host waits for
+ * its end. */
 CUresult soft_enqueue_filling(struct soft_stream *stream, struct soft_unit unit, struct soft_op contents, bool waits)
 {
     if (!stream)
@@ -285,7 +287,8 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
         deferred(stream, waits);
         return CUDA_SUCCESS;
     }
-    uint64_t delay = soft_delay(stream->context), now = soft_now_ns(); /* the link uses the common clock */
+    /* the link uses the clock of the host, which all contexts share */
+    uint64_t delay = soft_delay(stream->context), now = soft_now_ns();
     uint64_t begin = stream->tail_ns + delay > now ? stream->tail_ns + delay : now;
     uint64_t end = soft_reserve_link(stream->context->device, direction, begin, bytes);
     soft_make_contents(&op);

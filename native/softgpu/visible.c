@@ -1,5 +1,5 @@
-/* CUDA_VISIBLE_DEVICES: numbers, UUIDs or unambiguous prefixes of UUIDs, separated by commas.  The list ends before the first
- * entry that names no device, or one that was named before. */
+/* Reads CUDA_VISIBLE_DEVICES: numbers, UUIDs or unambiguous prefixes of UUIDs, separated by commas. The list ends
+ * before the first entry that names no device, or a device that was named before. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "softgpu.h"
 #include "visible.h"
 
-#define UUID_TEXT 41 /* length of "GPU-" with a UUID and the terminating NUL */
+#define UUID_TEXT 41 /* length of the text "GPU-" with a UUID and the final NUL */
 
 static int visible[SOFT_MAX_DEVICES];
 static int count;

@@ -66,7 +66,7 @@ EXPORT CUresult cuModuleUnload(struct soft_module *module)
 {
     if (!module || module->kind != SOFT_MODULE)
         return CUDA_ERROR_INVALID_HANDLE;
-    module->kind = 0; /* not freed: a graph may still refer to its functions */
+    module->kind = 0; /* not freed, because a graph may still use its functions */
     return CUDA_SUCCESS;
 }
 
@@ -91,7 +91,7 @@ EXPORT CUresult cuFuncGetName(const char **name, CUfunction handle)
     return CUDA_SUCCESS;
 }
 
-/* One block per SM.  A kernel fills the SMs that its module states; the launch's grid has no effect. */
+/* Returns one block per SM. The module states how many SMs a kernel fills; the launch's grid has no effect. */
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction handle, int threads, size_t shared)
 {
     (void)handle, (void)threads, (void)shared;
@@ -211,7 +211,7 @@ EXPORT CUresult cuGraphDestroy(struct soft_graph *graph)
     return CUDA_SUCCESS;
 }
 
-/* Returns numbers from 1 as nodes, because programs only need the count. */
+/* Returns the numbers from 1 on as nodes, since programs only need how many there are. */
 EXPORT CUresult cuGraphGetNodes(struct soft_graph *graph, uintptr_t *nodes, size_t *count)
 {
     if (!graph || graph->kind != SOFT_GRAPH)
@@ -253,7 +253,8 @@ EXPORT CUresult cuGraphInstantiateWithFlags(struct soft_exec **out, struct soft_
     struct soft_exec *exec = calloc(1, sizeof *exec);
     exec->kind = SOFT_EXEC;
     exec->kernels = graph->count;
-    struct soft_op *parts = calloc(graph->count + 1, sizeof *parts); /* not freed: held launches may refer to it */
+    /* not freed, because launches of held streams may still use it */
+    struct soft_op *parts = calloc(graph->count + 1, sizeof *parts);
     exec->contents.parts = parts;
     for (uint32_t i = 0; i < graph->count; i++) {
         uint32_t sms = graph->nodes[i].sms ? graph->nodes[i].sms : SOFT_SM_COUNT;

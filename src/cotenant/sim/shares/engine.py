@@ -79,7 +79,7 @@ class _Tenant:
         self.left_ns = load.busy_ns
         self.epoch = 0
         self.deadline_ns = 0
-        self.working_ns: int | None = None  # time since which kernels run without a pause
+        self.working_ns: int | None = None  # when the current unbroken run of kernels began
         self.wants = False
         self.alive = False
         self.stamp = 0
@@ -145,7 +145,7 @@ class TokenEngine:
         tenant.alive = True
         load = tenant.load
         self._obey(self.broker.join(tenant.gpu, load.name, load.share, self.now_ns))
-        self._at(self.now_ns, self._want, tenant)  # after all GPUs of a gang have been joined
+        self._at(self.now_ns, self._want, tenant)  # later, so that all GPUs of a gang join first
 
     def _die(self, tenant: _Tenant) -> None:
         tenant.alive = False
