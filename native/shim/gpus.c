@@ -53,11 +53,11 @@ static int attach(struct gpu *gpu)
     pthread_mutex_lock(&cot_lock);
     gpu->slot = reply.header.slot;
     gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
-    /* the agent may have restarted after the contexts were created, and it evicts whole processes only if they have
-     * contexts */
+    /* an agent that restarted after the contexts were created must know of them: it evicts whole processes only if they
+     * have contexts */
     gpu->page_slot->contexts = gpu->contexts;
     gpu->epoch = EPOCH_CLOSED;
-    cot_calls_close(gpu); /* a thread may still use the page of the previous agent */
+    cot_calls_close(gpu); /* a thread may still use the page of the previous agent, so its launches are stopped */
     gpu->released_epoch = 0;
     gpu->state = GATE_CLOSED;
     gpu->stale = false;

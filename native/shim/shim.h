@@ -76,7 +76,8 @@ struct calls {
     _Atomic(CUstream) handle;         /* the stream that the thread used last; COT_NO_STREAM if that was destroyed */
     int64_t budget_ns;                /* how much predicted GPU time may still be launched in the current interval */
     struct cost **log_next;           /* where the next launch of the current interval is logged */
-    /* 1; 0 if the current interval is not sampled, so that all its launches overwrite `unnoted` */
+    /* 1: each launch gets an entry of the log; 0: the current interval is not sampled, so all its launches overwrite
+     * `unnoted` */
     intptr_t log_step;
     struct cost *unnoted;
     /* rarely used */

@@ -212,7 +212,7 @@ uint64_t soft_clock(const struct soft_context *context)
     return now - delay;
 }
 
-/* Returns by how much a context's clock is behind, in ns. */
+/* Returns by how many ns a context's clock is behind the host's clock. */
 uint64_t soft_delay(const struct soft_context *context)
 {
     uint64_t now;

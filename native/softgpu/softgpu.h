@@ -56,7 +56,7 @@ struct soft_process {
 #define SOFT_ALL_CHANNELS ((1u << SOFT_CHANNELS) - 1)
 struct soft_group {
     uint64_t until_ns;             /* end of the group's queued work, by the group's clock */
-    uint64_t delay_ns;             /* how far the group's clock is behind */
+    uint64_t delay_ns;             /* how far the group's clock is behind the host's clock */
     uint64_t busy_ns, runs, yields; /* totals; yields: number of runs that ended because the group had no more work */
     uint64_t slice_ns, slice_us;   /* the time slice in use in ns, and as it was set in us */
     uint32_t present, off;         /* off: a bit for each channel that was taken off the device */

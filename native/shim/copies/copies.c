@@ -178,8 +178,8 @@ static void settle(struct copy_record *record, uint32_t at, uint64_t now)
         note_issued(place, record, record->granted - record->done);
 }
 
-/* Advances a copy of rank AHEAD. It holds its slot from the program's call on, but not for long if its stream has not
- * reached it. Returns true if the copy waits for a slot. */
+/* Advances a copy of rank AHEAD. Its slot is requested when the program calls the copy, and returned if the stream does
+ * not reach the copy within EARLY_NS. Returns true if the copy waits for a slot. */
 static bool advance_ahead(struct copy_record *record, uint32_t at, uint64_t now)
 {
     if (at == 0 && record->granted && now - record->moved_ns > EARLY_NS) {

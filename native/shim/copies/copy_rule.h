@@ -195,8 +195,8 @@ static inline uint32_t copy_held_ahead(const struct cotenant_copy_page *page, co
     return held;
 }
 
-/* Finds a slot if a chunk of this queue may go, given what is in flight.  Rank AHEAD does not count the others, who stop
- * for it in both kinds of memory. */
+/* Finds a free slot for a chunk of this queue. A queue of rank AHEAD ignores the chunks of other ranks that are in
+ * flight. A queue of another rank gets no slot while a chunk of rank AHEAD is in flight, in either kind of memory. */
 static inline int copy_free_slot(const struct cotenant_copy_page *page, uint32_t direction, bool ahead, uint64_t now_ns)
 {
     const struct cotenant_copy_link *link = &page->links[direction];
@@ -217,7 +217,7 @@ static inline int copy_free_slot(const struct cotenant_copy_page *page, uint32_t
     return held_ahead == 0 && held < most && copy_held_ahead(page, copy_twin(page, direction), now_ns) == 0 ? place : -1;
 }
 
-/* Counts bytes that move while no other tenant has a queue: without turns and vruntime. */
+/* Counts bytes that move while no other tenant has a queue. They need no turn and do not change the vruntime. */
 static inline void copy_count(struct cotenant_copy_link *link, uint32_t number, uint64_t bytes)
 {
     __atomic_fetch_add(&link->queues[number].bytes, bytes, __ATOMIC_RELAXED);

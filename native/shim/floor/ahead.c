@@ -73,8 +73,8 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budge
         } else if (ahead->streams[i].at_ns < ahead->streams[place].at_ns)
             place = i;
     if (ahead->streams[place].at_ns && ahead->streams[place].handle != handle && now_ns - ahead->streams[place].at_ns < LATELY_NS)
-        /* too many streams: each may have a kernel that has passed its wait, so launches wait on the host, which bounds
-         * all streams together */
+        /* With too many streams, launches wait on the host. There, the budget bounds the work of all streams together;
+         * on the device, each stream may have a kernel that has passed its wait. */
         ahead->crowded_until_ns = now_ns + LATELY_NS;
     ahead->streams[place].handle = handle;
     ahead->streams[place].at_ns = now_ns;
@@ -117,7 +117,7 @@ static void lower_silent(const struct cotenant_floor *page, struct cotenant_floo
     for (uint32_t i = 0; shown && i < COTENANT_FLOOR_HOLDERS; i++)
         if (is_shown(shown, i) && !is_believed(page, i, (int64_t)cot_now_ns())) {
             lower(shown, i);
-            if (is_believed(page, i, (int64_t)cot_now_ns())) /* the LS process has set its flag meanwhile */
+            if (is_believed(page, i, (int64_t)cot_now_ns())) /* the LS process has set its flag since it was read */
                 __atomic_store_n(&shown->raised[i], 1, __ATOMIC_SEQ_CST);
         }
 }

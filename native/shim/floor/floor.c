@@ -18,7 +18,7 @@
 #define YIELD_FADES_NS 50000000       /* half-life of the longest duration of a yield that was seen */
 #define YIELD_SPACE 10                /* time between two yields, as a multiple of the duration of the last one */
 #define LONGEST_SPIN_NS INT64_C(1000000)
-/* a thread sleeps if it must wait for this much longer than sleeps usually end late; it polls for the last part */
+/* a thread sleeps only if its wait exceeds the usual delay of a sleep's end by this much; it polls for the rest */
 #define SLEEP_OVER_NS 200000
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
@@ -119,7 +119,7 @@ static int64_t event_interval_ns(const struct floor *floor)
     return floor->page->scheme == COTENANT_SCHEME_TIDAL && !floor->state.starved ? COTENANT_EVENT_INTERVAL_NS : 0;
 }
 
-/* Sleeps for most of the remaining time, shortened by how late sleeps end on this machine, which it learns. */
+/* Sleeps for most of the remaining time. Learns how late sleeps end on this machine, and subtracts that. */
 static void sleep_for(struct floor *floor, int64_t left_ns)
 {
     int64_t began = (int64_t)cot_now_ns();
@@ -141,7 +141,7 @@ static void yield(struct floor *floor)
 
 static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int64_t left_ns, int64_t now_ns)
 {
-    bool soon = !up && left_ns >= 0 && left_ns < 2 * floor->yield_ns; /* a yield could last too long */
+    bool soon = !up && left_ns >= 0 && left_ns < 2 * floor->yield_ns; /* a yield could take longer than the wait */
     if (now_ns >= floor->yield_fades_ns) {
         floor->yield_ns /= 2;
         floor->yield_fades_ns = now_ns + YIELD_FADES_NS;
@@ -288,7 +288,7 @@ static void count_launch(struct floor *floor, struct thread *t, struct cost *cos
     cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* the lock of the LS gate protects these counters */
 }
 
-/* Launches now, behind a wait of the stream for the end of LS work. False: the host has to wait instead. */
+/* Launches now, after a wait in the stream for the end of LS work. False: the host has to wait instead. */
 static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost, const struct floor_rule *rule)
 {
     if (cost->ns == COST_UNKNOWN_NS || atomic_load(&cot_captures) > 0 || !cot_ahead_may(floor, t->gpu, rule)) {
@@ -304,8 +304,8 @@ static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost
     cot_ahead_wait(floor, t->gpu, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (open->count >= PIECE_LOG)
-        open->count = 0; /* the launch waited for long, so only a timing sample is lost */
-    /* work that has passed its wait continues, but nothing is added to it */
+        open->count = 0; /* the log of the batch is full; without it only a timing sample is lost */
+    /* launches that have passed their wait run to their end; a launch during LS work gets a wait of its own */
     bool up = floor_any_raised(floor->page);
     fresh = fresh || (up && !floor->ahead.behind);
     floor->ahead.behind = up;
@@ -355,7 +355,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     struct leave leave = wait_for_floor(floor, t->gpu, work, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (cot_pieces_full(floor) && open->count >= PIECE_LOG)
-        open->count = 0; /* the launch waited for long, so only a timing sample is lost */
+        open->count = 0; /* the log of the batch is full; without it only a timing sample is lost */
     floor->stream = t->stream;
     floor->handle = t->stream->handle;
     floor->thread = t;

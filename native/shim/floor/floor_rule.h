@@ -14,7 +14,7 @@
 #define FLOOR_WINDOW_NS INT64_C(10000000)
 /* times are limited to this, so that the product of two times does not overflow */
 #define FLOOR_LONGEST_NS INT64_C(1000000000)
-#define FLOOR_STRETCH 4000 /* with this stretch_permille, LS work finds up to budget_ns in flight on average */
+#define FLOOR_STRETCH 4000 /* at this stretch_permille the budget is scaled until budget_ns is in flight on average */
 #define FLOOR_GAP_NS INT64_C(1000000)
 
 static inline int64_t floor_least(int64_t a, int64_t b)
@@ -97,8 +97,8 @@ static inline bool floor_orion(const struct floor_rule *rule, struct floor_state
     return true;
 }
 
-/* The time at which a program with a duty cycle has been idle for as long as it owes, if it launches nothing until
- * then. */
+/* The time until which a process with a duty cycle must launch nothing, so that the GPU is idle for as long as the
+ * process owes. */
 static inline int64_t floor_rested_at(const struct floor_state *s)
 {
     return floor_most(s->busy_until_ns, s->open_at_ns) + s->owed_ns;
@@ -141,7 +141,7 @@ static inline bool floor_may_go(const struct floor_rule *rule, struct floor_stat
     }
 }
 
-/* Updates the state: a launch goes now. */
+/* Updates the state for a launch that is made now. */
 static inline void floor_went(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
                               int64_t now_ns)
 {
@@ -161,8 +161,8 @@ static inline void floor_went(const struct floor_rule *rule, struct floor_state 
         s->credit_ns -= next_ns;
 }
 
-/* Updates the state: a batch of predicted_ns was seen to end, so the next one begins about now. If none is left, the
- * GPU may have been idle since the predicted end. */
+/* Updates the state after the end of a batch was noticed. `predicted_ns`: its predicted time. The next batch begins
+ * about now; if none is left, the GPU may have been idle since the predicted end. */
 static inline void floor_ended(struct floor_state *s, int64_t predicted_ns, int64_t now_ns)
 {
     s->outstanding_ns -= predicted_ns;

@@ -82,7 +82,7 @@ struct floor {
     uint32_t doubt;                   /* for this many more batches, each gets an event */
     /* the open batch is the first launch of a kernel, and an event was recorded before it */
     bool open_solo;
-    int64_t late_ns;                  /* time by which sleeps usually end late */
+    int64_t late_ns;                  /* how much later than requested sleeps usually end */
     int64_t yield_ns;                 /* longest recent duration of a yield on this machine; it decays */
     int64_t yield_fades_ns;
     int64_t yield_at_ns;              /* earliest time of the next yield */

@@ -27,7 +27,9 @@ static bool warned_no_launch;
 void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* with cot_lock */
 {
     if ((gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING) && epoch == gpu->turn_epoch)
-        return; /* the turn is ending: the agent will know by the release, and grants a gang's turn again */
+        /* the turn is ending, so this late change of its deadline has no effect: the agent receives the release, and
+         * then grants the turn of a gang again */
+        return;
     if (epoch <= gpu->released_epoch && !(gpu->page_slot->flags & COTENANT_SLOT_UNGATED))
         return; /* the agent moved the deadline of a turn whose release was already under way */
     if (gpu->state != GATE_OPEN || gpu->turn_epoch != epoch) {

@@ -80,9 +80,9 @@ bool cot_interval_is_empty(const struct thread *t)
     return t->calls->budget_ns == t->budget_begin_ns; /* the cost of every launch is above 0 */
 }
 
-/* Called at the end of an interval that was not sampled. If launching it took much longer than estimated, and the GPU
- * has not yet reached its beginning, then the driver's own queue was full: the launches take longer than estimated. (If
- * the GPU waits for the host, nothing is wrong.) */
+/* Called at the end of an interval that was not sampled. If its launch calls took much longer than the estimated GPU
+ * time, either the host was slow, or the driver's own queue was full. In the second case the GPU has not yet reached
+ * the interval, and the estimates are too low. */
 void cot_interval_look(struct thread *t)
 {
     struct ring *ring = t->ring;
@@ -241,8 +241,9 @@ bool cot_ring_is_long(const struct ring *ring, int64_t allowed_ns)
            (ring->newest - ring->oldest >= 2 && ring->outstanding_ns >= allowed_ns + ring->more_ns);
 }
 
-/* Called when the oldest fence did not complete in time. Its work may depend on a later launch, so the program must
- * continue. It may also just take longer than estimated, so only a little more is allowed, twice as much each time. */
+/* Called when the oldest fence did not complete in time. Its work may wait for a later launch, so the program must be
+ * allowed to launch more. But the work may also just take longer than estimated, so it is allowed only a little more,
+ * and twice as much at each further call. */
 void cot_ring_let_more(struct ring *ring, int64_t allowed_ns)
 {
     ring->more_ns = ring->outstanding_ns - allowed_ns + (INTERVAL_NS << (ring->stalls < 6 ? ring->stalls : 6));

@@ -78,7 +78,8 @@ static uint64_t own_start_time(void)
     if (length <= 0)
         return 0;
     line[length] = '\0';
-    /* the program's name, field 2, may contain any character; field 22 is the 20th after it */
+    /* in /proc/PID/stat, field 2 is the program's name, which may contain any character; field 22 is the 20th after
+     * it */
     char *field = strrchr(line, ')');
     for (int i = 0; field && i < 20; i++)
         field = strchr(field + 1, ' ');

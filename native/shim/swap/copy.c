@@ -223,7 +223,8 @@ static void collapse(const struct span *span)
         uint64_t began = cot_now_ns(), length = span->bytes - at < COLLAPSE_STEP ? span->bytes - at : COLLAPSE_STEP;
         int failed = madvise(span->begin + at, length, MADV_COLLAPSE) != 0 ? errno : 0;
         if ((failed && failed != EAGAIN) || cot_now_ns() - began > COLLAPSE_SLOWEST_NS)
-            atomic_store(&useless, true); /* the kernel is old, a setting forbids it, or memory is fragmented */
+            /* huge pages are refused: the kernel is old, a setting forbids them, or memory is fragmented */
+            atomic_store(&useless, true);
     }
 }
 

@@ -40,7 +40,8 @@ int cot_hand_open(CUdeviceptr address)
         fd = -1;
     REAL(cuMemRelease)(handle);
     if (fd >= 0)
-        fcntl(fd, F_SETFD, FD_CLOEXEC); /* otherwise a program that is started now would keep the memory in use */
+        /* otherwise a program that this process executes would inherit the descriptor and keep the memory in use */
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
     return fd;
 }
 
@@ -171,7 +172,8 @@ bool cot_hand_free(void)
     return any;
 }
 
-/* Closes all descriptors in the child of a fork, which would otherwise keep the memory in use as long as it runs. */
+/* Closes all descriptors in the child of a fork. Otherwise they would keep the memory in use as long as the child
+ * runs. */
 void cot_hand_reset_after_fork(void)
 {
     if (cot_hand.memory > 0)

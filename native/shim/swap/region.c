@@ -142,8 +142,8 @@ static bool publish_empty(struct region *region, bool only_if_away)
     return done;
 }
 
-/* Maps memory for a whole new region. If the GPU is full, asks the agent to evict memory of others. *empty: the region
- * was entered without memory. */
+/* Maps memory for a whole new region. If the GPU is full, asks the agent to evict memory of others. Sets *empty if the
+ * region was entered into the list without memory. */
 static CUresult fill(struct region *region, bool crowded, bool *empty)
 {
     *empty = false;
@@ -188,7 +188,8 @@ static CUresult make_region(struct gpu *gpu, uint64_t asked, struct region **out
 {
     uint64_t reservation, bytes = round_up(asked);
     CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_PLAIN, bytes, &reservation);
-    bool crowded = result == CUDA_ERROR_NOT_READY, empty = false; /* allowed, but other tenants occupy the memory */
+    /* the agent allows the allocation, but other tenants occupy the memory */
+    bool crowded = result == CUDA_ERROR_NOT_READY, empty = false;
     if (result != CUDA_SUCCESS && !crowded)
         return result;
     struct region *region = new_region(gpu, asked);

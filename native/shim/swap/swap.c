@@ -108,7 +108,7 @@ static bool map_backing(const struct gpu *gpu)
     backing = mapped;
     backing_bytes = bytes;
     if (piece >= SWAP_GRANULE && piece % SWAP_GRANULE == 0)
-        piece_bytes = piece; /* applies to regions that are created from now on */
+        piece_bytes = piece; /* only regions that are created from now on get pieces of this size */
     return true;
 }
 
@@ -119,7 +119,7 @@ void cot_swap_fix(const char *why)
     if (fixed || mode == COTENANT_OVERSUBSCRIBE_NONE)
         return;
     pthread_mutex_lock(&cot_lock);
-    fixed = true; /* from here on no order to evict memory is accepted; one that runs ends first */
+    fixed = true; /* no further order to evict memory is accepted; one that is being carried out ends first */
     for (uint32_t i = 0; i < COTENANT_MAX_GPUS; i++)
         while (swap_gpus[i].moving && !cot_exiting())
             pthread_cond_wait(&cot_changed, &cot_lock);

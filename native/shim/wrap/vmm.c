@@ -158,7 +158,8 @@ static struct mapping *take_mappings(CUdeviceptr address, size_t bytes)
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
-    struct mapping *taken = take_mappings(address, bytes); /* before the driver call, as in cuMemRelease */
+    /* removed before the driver call, after which another thread may get the same address */
+    struct mapping *taken = take_mappings(address, bytes);
     CUresult result = REAL(cuMemUnmap)(address, bytes);
     while (taken) {
         struct mapping *mapping = taken;

@@ -7,15 +7,15 @@ that of the waiting queue with the least vruntime; queues of rank AHEAD come bef
 at a time; it loses the rest if its vruntime exceeds the least one by a slice. A queue that starts to wait is clamped to
 within three slices of the link's clock. Formulas (B bytes, w weight, P period, C chunk; sums are over waiting queues):
 
-    vruntime += 16 B / w        slice = max(C, P w / sum of w)        on waking: |vruntime - clock| <= 3 * 16 slice / w
+vruntime += 16 B / w slice = max(C, P w / sum of w) on waking: |vruntime - clock| <= 3 * 16 slice / w
 
 Pinned and pageable memory have separate links: copies of pageable memory run at the speed of the processor, a tenth of
 the link's, and would slow down copies of pinned memory. Rank AHEAD has precedence on both.
 
 The clock is the vruntime of the queue that copied last, and never decreases; rank AHEAD has a clock of its own. A
-program that makes one copy after the other does not wait while its last pieces are on the link, nor until its thread
-has returned; meanwhile others use their slices and the slots. The clamp limits what it may make up for to three slices.
-One slice was measured to be too little: a tenant of weight 3 of 4 got 0.728 of the link.
+program that makes one copy after the other requests nothing between two copies, and other tenants use the link in that
+time. The program may make up for this later, but the clamp limits that to three slices. One slice was measured to be
+too little: a tenant of weight 3 of 4 got 0.728 of the link.
 """
 
 from __future__ import annotations

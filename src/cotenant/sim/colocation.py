@@ -264,8 +264,8 @@ class ColocationEngine:
             self._at(self.now + self.table.launch_ns, self._submit_be, work, self._event(work))
 
     def _look_again(self, work: KernelWork, active: WorkClass) -> None:
-        """Set the next check. Ends of kernels and of LS work cause a check themselves; rules that depend on time need
-        one at a time."""
+        """Set the time of the next check. The end of a kernel or of LS work causes a check by itself, so only a rule
+        that depends on time (tidal) needs one at a set time."""
         if self.scheme.rule is not RuleKind.TIDAL:
             return
         at = float(self.state.busy_until_ns - self.rule.lead_ns)

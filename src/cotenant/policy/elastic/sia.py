@@ -97,7 +97,7 @@ def worth(value: Floats, config: Ints) -> float:
 
 @dataclass(frozen=True)
 class Solved:
-    """A solution of the program, a bound on all solutions, and whether the solution is proven optimal."""
+    """A solution of the integer program, a bound on all its solutions, and whether the solution is proven optimal."""
 
     config: Ints
     bound: float

@@ -36,7 +36,8 @@ def clear(alloc: Allocation, nodes: Array) -> None:
         alloc.free_kind[nodes[i].kind] += nodes[i].gpus
         alloc.bucket[nodes[i].gpus, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     for i in range(n, 64 * alloc.bucket.shape[1]):
-        # there is no such node; these bits exclude it from every search
+        # the bit set has space for more nodes than exist; a bit here excludes a node that does not exist from every
+        # search
         alloc.bucket[0, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     alloc.slots[:] = -1
     alloc.used[0] = 0

@@ -227,7 +227,7 @@ def _place(
     if choice.sticky:
         selected = _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
         running = _walk(order, n, jobs, alloc, demand, nodes, choice, scratch)
-        # kept jobs could occupy the only GPUs that a job with a reservation can use for ever
+        # kept jobs may occupy the only GPUs that a job with a reservation can use, and would never free them for it
         again = _reserved_waits(alloc, jobs, scratch.selected, selected)
         if choice.allotment == A_ELASTIC:
             again = _chosen_waits(alloc, jobs, order, n)

@@ -136,9 +136,9 @@ class GpuResidency:
         self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes)
 
     def driver_says(self, free_bytes: int, not_taken: int = 0) -> None:
-        """Update the overhead from the free memory that the driver reports, while the accounts are `not_taken` bytes
-        too high. The memory that is in no account belongs to others, and may change.
-        """
+        """Update the overhead, which is memory that no account contains, from the free memory that the driver reports.
+        `not_taken`: bytes that the accounts contain but no process has allocated yet. The overhead belongs to others
+        and may change."""
         held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values()) - not_taken
         others = max(0, self.capacity_bytes - held - free_bytes)
         self.overhead_bytes = min(others + self.margin_bytes, self.capacity_bytes)

@@ -112,7 +112,8 @@ class Crowd:
     def enter(self, now_ns: int) -> None:
         """Another tenant holds the GPU or waits for it."""
         self.active += 1
-        if self.active > 1 or self._shared_ns is None:  # before the first tenant nothing was known
+        # nothing is known about the time before the first tenant, so it does not count as time alone
+        if self.active > 1 or self._shared_ns is None:
             self._shared_ns = now_ns
 
     def leave(self, now_ns: int) -> None:

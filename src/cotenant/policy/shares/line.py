@@ -48,9 +48,9 @@ class Line:
     def best(
         self, now_ns: int, busy: Collection[str] = frozenset(), skip: Collection[str] = frozenset()
     ) -> Account | None:
-        """Return the waiting tenant of the best rank that may run now and is in neither collection; None if there is
-        none. Ranks are not computed anew for each call: they are at most 0.1 ms old per waiting tenant.
-        """
+        """Return the waiting tenant of the best rank that may run now and is neither in `busy` nor in `skip`; None if
+        there is none. Ranks are not computed anew for each call: with n waiting tenants they are at most n x 0.1 ms
+        old."""
         blocked, ready = self._blocked, self._ready
         while blocked and blocked[0][0] <= now_ns:
             _, ticket, account = heapq.heappop(blocked)
@@ -73,7 +73,7 @@ class Line:
         return None
 
     def has_ready(self, busy: Collection[str]) -> bool:
-        """Whether some tenant waits that its limit lets run, and that is not in `busy`."""
+        """Whether some tenant waits that has not reached its limit and is not in `busy`."""
         return any(account.name not in busy for _, ticket, account in self._ready if ticket == account.ticket)
 
     def wake_ns(self) -> int | None:

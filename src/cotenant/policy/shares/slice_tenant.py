@@ -51,8 +51,8 @@ class SliceTenant:
     on: bool = True
     correction: float = 1.0  # factor on the time slice that corrects measured deviations from the share
     duty: float = 1.0  # fraction of a period in which the tenant may run
-    density: float = 1.0  # how much of the time that it has alone the tenant uses
-    brief: bool = False  # little of its work is in flight while a latency-sensitive tenant works
+    density: float = 1.0  # fraction of the time reserved for the tenant alone in which it uses the GPU
+    brief: bool = False  # the tenant has little work in flight while a latency-sensitive tenant works
     settled_ns: int = 0  # the tenant is not stopped before this time
     idle_steps: int = 0  # number of steps in a row without GPU time
     debt_ns: float = 0.0  # GPU time above the limit that the tenant must still make up for

@@ -55,7 +55,7 @@ class GpuSlices:
         self.tenants: dict[str, SliceTenant] = {}
         self.one_at_a_time = False  # tenants run one at a time because the queue of one of them runs empty
         self.hogged = False  # a latency-sensitive tenant uses the shares of others, so it has no precedence now
-        self._turns_again = 0  # number of steps until tenants may be run one at a time again
+        self._turns_again = 0  # number of steps for which tenants are not run one at a time
         self._next_step_ns = 0
         self._alike_ns = 0  # time since which the same tenants have had work, with the same behaviour
 
@@ -105,7 +105,8 @@ class GpuSlices:
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
         for name, step in had.items():
             tenant = self.tenants[name]
-            # two tenants that wait for each other with the shortest slices have runs, but no measured GPU time
+            # tenants with the shortest slices that wait for each other have runs, but too little GPU time to be
+            # measured
             works = bool(step.usage.busy_ns or step.usage.runs) or not step.on_ns
             # a tenant that was idle gets no compensation for the time that others used meanwhile
             if works and tenant.idle_steps:
@@ -311,9 +312,8 @@ class GpuSlices:
         return over and any(t.window().part < shares[t.name] - 0.02 for t in others)
 
     def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
-        """Correct the fraction of a period in which a tenant may run: its limit, less what it used above the limit,
-        divided by how much of the GPU it uses while it may run.
-        """
+        """Correct the fraction of a period in which a tenant with a limit may run. The limit, less what the tenant has
+        used above it, is divided by the fraction of that time in which the tenant uses the GPU."""
         limit, settings = tenant.share.limit, self.settings
         if limit >= 1.0:
             return

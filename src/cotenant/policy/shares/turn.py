@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cotenant.policy.shares.account import Account
 
 LONG_WINDOW = 10  # number of turns over which moving memory must pay: shares then hold over a window of as many turns
-MARGIN_NS = 20_000_000  # how long before a deadline it is decided whether to extend it
+MARGIN_NS = 20_000_000  # the decision whether to extend a turn is taken this long before its deadline
 ENDLESS_NS = 2**64 - 1  # the deadline of an unbounded turn, which lasts until another tenant arrives
 GANG_DRAIN_NS = 50_000_000  # after this time, unfinished work of a gang is assumed to wait for the gang's other GPUs
 UNDRAINED = "undrained"  # reason for the end of a turn whose work, of a gang, has not ended
@@ -40,7 +40,7 @@ class Turn:
 
     @property
     def margin_ns(self) -> int:
-        """How long before its deadline it is decided whether to extend the turn."""
+        """The decision whether to extend the turn is taken this long before its deadline."""
         return min(self.quota_ns // 5, MARGIN_NS)
 
     def given_up_ns(self, stuck_ns: int) -> int | None:
@@ -69,7 +69,8 @@ class Turn:
         deadline_ns = now_ns + int(min(float(self.quota_ns), self.account.budget_ns(now_ns)))
         if self.endless:
             return deadline_ns
-        # the budget under a limit shrinks as it is used, so ever smaller extensions would cause messages without end
+        # while a limited tenant uses its budget, each extension would be shorter than the one before, and the agent
+        # would send messages all the time
         worth_it = deadline_ns >= self.deadline_ns + self.margin_ns
         return deadline_ns if worth_it and not self.account.share.gang else None
 

@@ -244,7 +244,7 @@ class GpuTurns:
 
     @property
     def contended(self) -> bool:
-        """Whether a tenant waits that its limit lets run."""
+        """Whether some tenant waits that has not reached its limit."""
         return bool(self._line)
 
     # -- the machine -----------------------------------------------------------------------------------------------
@@ -280,7 +280,8 @@ class GpuTurns:
         keeps_ns = turn.quota_ns
         if challenger is not None:
             keeps_ns = self._rule.keeps(turn.account, challenger, turn.quota_ns, self.settings, now_ns)
-        if keeps_ns:  # 0: a tenant of higher priority does not wait, even if memory must be moved
+        # 0: a tenant of higher priority does not wait, even if the holder's memory was moved for this turn
+        if keeps_ns:
             keeps_ns = max(keeps_ns, turn.floor_ns)
         due_ns = turn.start_ns + turn.moved_ns + keeps_ns
         if yields and turn.deadline_ns > max(due_ns, now_ns):
@@ -293,7 +294,7 @@ class GpuTurns:
         elif turn.endless and not turn.may_be_endless(now_ns, self.settings.alone_ns):
             self._end_or_extend(turn, yields, now_ns, out)
         elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
-            # also if this call comes late: a holder for which no tenant waits must not be charged for that
+            # done also if this call comes late: a holder for which no tenant waits must not be charged for the delay
             self._end_or_extend(turn, yields, now_ns, out)
         elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
             self._revoke(turn, now_ns, "expired", out)

@@ -23,7 +23,7 @@ from cotenant.profiles.training.elastic import ElasticModel, ElasticProfiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-LEAST_LEVELS = 3  # proportional, ideal and down; a record reads the first two
+LEAST_LEVELS = 3  # the levels proportional, ideal and down, which every table has; a record reads the first two
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class ElasticTables:
     base: Ints  #: [J]
     total: Floats  #: [J] work
     restart_s: Floats  #: array [J]; NaN if the profile states none
-    # array [B, B, G]: fraction of its speed that the first base keeps on one GPU with the second; empty: GPUs are not
-    # shared
+    # array [B, B, G]: fraction of its speed that a job of the first base keeps on one GPU shared with a job of the
+    # second base; empty: GPUs are not shared
     beside: Floats
 
     def type_of(self, base: Ints, config: Ints, shared: NDArray[np.bool_]) -> Ints:
@@ -238,8 +238,8 @@ def _beside(bases: list[Base], profiles: ElasticProfiles, models: tuple[str, ...
 
 
 def _with_halves(demand: Demand, rate: Floats, options: Configurations, beside: Floats) -> Demand:
-    """Add types for single-GPU configurations on half of a GPU, with a level for each phase and each base on the other
-    half."""
+    """Add demand types for jobs that run on half of a GPU. Each such type has one level for each combination of a
+    training phase and the base of the job on the other half."""
     b, phases, c = rate.shape
     levels, rows, kinds = demand.amount.shape
     first = demand.type[b:].copy()

@@ -64,8 +64,8 @@ class EngineOptions:
 
     @property
     def whole_iterations(self) -> bool:
-        """Whether only whole iterations count, as in the public Synergy simulator; so if both speeds and ends are as
-        there."""
+        """Whether only whole iterations count, as in the public Synergy simulator. True if the options select that
+        simulator's rules for speeds and for ends of jobs."""
         return self.speeds == "two-speed" and self.finish == "lease-end"
 
 

@@ -1,5 +1,5 @@
-"""A GPU that the steps of several models share: the speed of each step, and the time of the next end. Exact between
-events."""
+"""A GPU that the steps of several models share: the speed of each step, and the time of the next end. Between two
+events speeds are constant, so times are exact."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ class Clock:
 
 
 class Work:
-    """The progress of every job: remaining work in seconds of a whole GPU, and its speed since a time, which is in the
-    future while it launches."""
+    """The progress of every job: remaining work in seconds of a whole GPU, its speed, and `since`, the time up to which
+    its work is counted. While a job launches, `since` is the future time at which it starts to work."""
 
     def __init__(self, work_s: np.ndarray) -> None:
         n = len(work_s)

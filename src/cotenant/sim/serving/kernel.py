@@ -86,7 +86,7 @@ def set_leaf(tree: np.ndarray, leaf: int, time: float) -> None:
 
 @inner
 def next_leaf(tree: np.ndarray) -> int:
-    """Return the leaf with the least time; the first of several."""
+    """Return the leaf with the least time; if several have it, the first."""
     node, half = 1, tree.shape[0] // 2
     while node < half:
         node = 2 * node if tree[2 * node] <= tree[2 * node + 1] else 2 * node + 1

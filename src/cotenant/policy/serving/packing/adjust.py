@@ -89,8 +89,8 @@ def grow_let(T: Tables, A: State, B: State, g: int, j: int, s: int, left: np.nda
 
 @inner
 def scale_gpu(A: State, B: State, g: int, only: int, factor: float) -> None:
-    """Set the rates of GPU g to `factor` times those in B[0] (only < 0: all gpulets), or those of gpulet `only` to
-    `factor` times their own."""
+    """Set the rates of GPU g to `factor` times the rates in B[0]. If `only` is 0 or more, multiply the rates of that
+    gpulet by `factor` instead."""
     for j in range(A.shape[1]):
         for k in range(A[g, j].count):
             if only < 0:

@@ -18,7 +18,7 @@ TOL = 1.0 + 1e-9
 
 @inner
 def may_fit(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: np.ndarray) -> bool:
-    """Whether the demand may fit on GPUs of these counts, which means that no price proves the contrary."""
+    """Whether the demand may fit on GPUs of these counts; False if one of the price vectors proves that it does not."""
     for i in range(prices.shape[0]):
         value, most = 0.0, 0.0
         for s in range(demand.shape[0]):
@@ -32,8 +32,8 @@ def may_fit(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: n
 
 @jit
 def bound_of(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: np.ndarray) -> tuple[float, int]:
-    """Return the least upper bound that a price proves for a common factor on the demand, and the index of that
-    price."""
+    """Return the lowest upper bound on the factor by which all demands can be multiplied, and the index of the price
+    vector that proves it."""
     best, at = np.inf, 0
     for i in range(prices.shape[0]):
         value, most = 0.0, 0.0
@@ -51,7 +51,8 @@ def open_node(
     caps: np.ndarray, kind: np.ndarray, group: np.ndarray, largest: np.ndarray, price: np.ndarray, rest: np.ndarray,
     counts: np.ndarray, score: np.ndarray,
 ) -> None:  # fmt: skip
-    """Rate every pattern that serves the service with the greatest need; the other patterns get -1."""
+    """Compute the score of every pattern that serves the service with the greatest need: the value of the demand that
+    it would serve. The other patterns get -1."""
     urgent, need = 0, -1.0
     for s in range(rest.shape[0]):
         if rest[s] > 0.0 and rest[s] / largest[s] > need:
@@ -82,9 +83,10 @@ def slots_needed(rest: np.ndarray, whole: np.ndarray, beside: np.ndarray) -> int
 
 @inner
 def space_needed(rest: np.ndarray, solo: np.ndarray, frac: np.ndarray, cost: np.ndarray) -> float:
-    """Return how many GPUs the remaining demands need at least. Each demand is served by one gpulet, at least as large
-    as the smallest that can serve it alone, or by two or more. solo (S, P): requests/s; frac (P): ascending; cost (S):
-    least fraction per request/s. If GPU types differ, P is 0."""
+    """Return a lower bound on the number of GPUs for the remaining demands. Each demand is served either by one gpulet,
+    at least as large as the smallest that can serve it alone, or by two or more. solo (S, P): requests/s of a service
+    alone on a partition; frac (P): size of the partitions as fractions of a GPU, ascending; cost (S): least fraction of
+    a GPU per request/s. P is 0 if the GPU types differ; then the bound is 0."""
     total = 0.0
     if frac.shape[0] == 0:
         return total

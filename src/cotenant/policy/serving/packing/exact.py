@@ -25,8 +25,8 @@ class Proof:
 
 
 def rate_factor(table: CoverTable, rates: np.ndarray, counts: np.ndarray) -> float:
-    """Return the bound of the pattern LP on a common factor on the rates, from the best prices for exactly these
-    rates."""
+    """Return the bound of the pattern LP on the factor by which all rates can be multiplied, from the best prices for
+    exactly these rates."""
     best = math.inf
     for t in np.nonzero(counts)[0]:
         prices = dual_prices(table.caps[table.kind == t], rates)

@@ -76,8 +76,8 @@ class InstanceTable:
 
     @property
     def bounds(self) -> bool:
-        """Whether the columns of one service bound all plans, which is so if no instance holds more than two
-        gpulets."""
+        """Whether plans with one service on each gpulet give a bound on all plans. They do if no instance holds more
+        than two gpulets."""
         allowed = self.T.size["allowed"] > 0
         return bool((self.T.size["share"][allowed] > 1 / 3 + 1e-9).all())
 
@@ -155,7 +155,7 @@ class InstanceTable:
             for i in sorted(range(len(self.kinds)), key=self._fraction):
                 for p, services in self._sets(i, wanted):
                     if (self.kinds[i][0], services) in done:
-                        continue  # a smaller instance can run them
+                        continue  # a smaller instance can run these services
                     done.add((self.kinds[i][0], services))
                     caps = np.zeros(len(rates))
                     caps[list(services)] = wanted[list(services)]
@@ -199,7 +199,8 @@ class InstanceTable:
         ]  # fmt: skip
 
     def factor(self, rates: np.ndarray, counts: np.ndarray) -> float:
-        """Return the linear relaxation's bound on a common factor on the rates, with `counts` GPUs of each type."""
+        """Return an upper bound, from the linear relaxation, on the factor by which all rates can be multiplied on
+        `counts` GPUs of each type."""
         rows, low, high = self._rows(self.alone, np.zeros(len(rates)), counts)
         rows = np.hstack([rows, np.concatenate([-rates, np.zeros(len(rows) - len(rates))])[:, None]])
         cost = np.zeros(rows.shape[1])

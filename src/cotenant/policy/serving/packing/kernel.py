@@ -159,7 +159,7 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
         for b in range(1, T.cell.shape[2]):
             cycle = b / rate
             if found and T.rising:
-                break  # later batches cause more pressure
+                break  # larger batches cause more pressure
             if n == 1:  # the common case, without a call
                 t, p, m = T.gpu_type[g], A[g, j].part, T.svc[A[g, j].svc[0]].model
                 work = batch_ms(T, t, m, p, b, x)

@@ -78,7 +78,8 @@ def patterns(T: Tables, t: int, parts: Sequence[int]) -> tuple[np.ndarray, list[
         if p > q or T.size["share"][t, p] + T.size["share"][t, q] > 1 + 1e-9:
             continue
         a, b = options[p], options[q]
-        rate_a, rate_b = a.beside(b.press), b.beside(a.press).T  # both (options of p, options of q)
+        # both arrays have a row for each option of p and a column for each option of q
+        rate_a, rate_b = a.beside(b.press), b.beside(a.press).T
         for sa, sb in product(range(S), range(S)):
             ia, ib = np.nonzero(a.service == sa)[0], np.nonzero(b.service == sb)[0]
             if not ia.size or not ib.size:

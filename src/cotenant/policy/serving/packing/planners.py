@@ -164,8 +164,8 @@ class Packer:
         return plan
 
     def bound(self, rates: np.ndarray) -> float:
-        """Return an upper bound of a common factor on the rates over all plans on these GPUs; if it is below 1, the
-        rates are infeasible."""
+        """Return an upper bound on the factor by which all rates can be multiplied, over all plans on these GPUs. Below
+        1 the rates are infeasible."""
         fluid = len(self.gpus) / float((rates * self.tables.svc["cost"]).sum())
         if self.instances is not None and self.instances.bounds:
             return min(fluid, self.instances.factor(rates, self._counts))
@@ -210,10 +210,10 @@ class Packer:
         return self.table is None or (self.spec.rules.seats > 1 and services > 1)
 
     def _covers(self, direction: np.ndarray, need: float, bound: float, out: State) -> bool:
-        """Search for an exact cover at the rates rounded up to the grid. If the search gives up, larger rates on the
-        grid are tried until one is covered or proven infeasible; so if rates are covered, all smaller rates are
-        covered, too. The exact planner searches at the rates themselves, for longer, and leaves the rest to its
-        solver."""
+        """Search for an exact cover of the rates. The rates are first rounded up to a geometric grid. If the search
+        gives up, it goes on with the next larger rates of the grid, until it finds a cover or a proof that there is
+        none. This makes the result monotone: if rates are covered, all smaller rates are, too. The exact planner
+        searches at the rates themselves, for longer, and leaves the rest to its solver."""
         table = self.table
         if table is None or len(direction) > 2 * len(self.gpus):
             return False
@@ -275,7 +275,9 @@ class Packer:
         demand = rates * self.tables.svc["cost"]
         order = np.array(sorted(range(len(rates)), key=lambda s: (-services[s].priority, demand[s])))
         search.fill(self.tables, A, self._scratch, rates, order, LOOKS, 0.0, self._rng, left)
-        if self.bound(rates) < 1:  # otherwise this could serve rates that the search, which is monotone, did not
+        # only for rates that are proven infeasible: otherwise this step could place rates that the search failed to
+        # place
+        if self.bound(rates) < 1:
             adjust.grow(self.tables, A, self._scratch, order, left)
         return A
 

@@ -120,8 +120,8 @@ def replan(packer: Packer, old: ServingPlan, rates_rps: Sequence[float]) -> tupl
 
 
 class Sizer:
-    """Finds how few GPUs, from the start of a list, suffice for changing rates of the same services. It keeps its
-    tables."""
+    """Finds the least number of GPUs, taken from the start of a list, that suffices when the rates of the services
+    change. It keeps its tables."""
 
     def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service], time_limit_s: float = 5.0) -> None:
         self.spec, self.gpus, self.services, self.time_limit_s = spec, gpus, list(services), time_limit_s

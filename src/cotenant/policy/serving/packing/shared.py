@@ -6,8 +6,9 @@ vector on each partition, alone on the GPU and beside each vector on another par
 two cause for each other. The undominated ones among them are all that a GPU can do.
 
 The search is depth-first over GPUs. At each node prices bound what remains. Capacities are first limited to the
-remaining rates, since more is worth nothing, so the bound of the pattern LP is sharper than for rates in general. A
-pattern that earns less than the best one by more than the bound leaves to spare is in no plan, and is removed.
+remaining rates, since more is worth nothing, so the bound of the pattern LP is sharper than for rates in general. The
+prices are scaled so that all GPUs together earn at most 1, and a plan must earn the value of the rates. So a pattern is
+in no plan, and is removed, if it earns less than the best pattern of its GPU type by more than 1 minus that value.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _vectors(T: Tables, t: int, p: int) -> np.ndarray:
             out.append(rows)
             count += len(rows)
         if count == before:
-            break  # a larger set contains one of these sets
+            break  # no set of this size keeps the SLOs, so no larger set does
     return np.concatenate(out)
 
 
@@ -181,8 +182,8 @@ class _Search:
         return not self.late
 
     def prices(self, caps: np.ndarray, kind: np.ndarray, rates: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Return (S + T,): prices at which all GPUs together earn at most 1 and the rates are worth most; then the part
-        of each GPU type in that."""
+        """Return (S + T,): first a price for each service, such that all GPUs together earn at most 1 and the rates are
+        worth most; then what the best pattern of each GPU type earns."""
         services, types = len(rates), len(counts)
         rows = np.zeros((len(caps) + 1, services + types))
         rows[:-1, :services] = caps

@@ -41,8 +41,8 @@ class Gpus:
 @dataclass(frozen=True)
 class Rules:
     """What a planner may do. `whole_only`: GPUs are not divided; `seats`: how many models share a gpulet; `crowd`: how
-    many share one if fewer do not serve all services; `interference`: it is considered; `apart`: only services of one
-    class (latency-sensitive or best-effort) share a gpulet."""
+    many share one if fewer do not serve all services; `interference`: plans consider the interference between gpulets;
+    `apart`: only services of one class (latency-sensitive or best-effort) share a gpulet."""
 
     whole_only: bool = False
     seats: int = 3
