@@ -387,6 +387,6 @@ def test_wrong_settings_say_what_is_wrong() -> None:
         QuotaSettings(quota_ns=10, min_quota_ns=20)
     with pytest.raises(ValueError, match="known: request-limit"):
         QuotaSettings(discipline="fair")
-    with pytest.raises(ValueError, match="over the limit"):
+    with pytest.raises(ValueError, match="above the limit"):
         Share(request=0.5, limit=0.2)
     assert len({d.name for d in DISCIPLINES}) == len(DISCIPLINES)
