@@ -125,14 +125,18 @@ static void set_slice(struct soft_schedule *s, int group, uint64_t slice_us)
         s->slice_end_ns = s->at_ns + slice_ns;
 }
 
-static void switch_off(struct soft_schedule *s, int group, uint64_t channels)
+static void switch_off(struct soft_schedule *s, int group, uint64_t channel)
 {
-    s->groups[group].off |= (uint32_t)channels;
+    s->groups[group].disabled[channel]++;
+    s->groups[group].off |= 1u << channel;
 }
 
-static void switch_on(struct soft_schedule *s, int group, uint64_t channels)
+/* Measured on an H200: a channel that was disabled n times runs again when it has been enabled n times; enabling one that
+ * is on has no effect. */
+static void switch_on(struct soft_schedule *s, int group, uint64_t channel)
 {
-    s->groups[group].off &= ~(uint32_t)channels;
+    if (s->groups[group].disabled[channel] > 0 && --s->groups[group].disabled[channel] == 0)
+        s->groups[group].off &= ~(1u << channel);
 }
 
 static void preempt(struct soft_schedule *s, int group, uint64_t unused)
@@ -162,7 +166,7 @@ static uint32_t disable(const struct disable *order)
         uint32_t status = find(order->clients[i], order->channels[i], &device, &group), channel = order->channels[i] & 0xf;
         if (status != OK || channel == 0 || channel > SOFT_CHANNELS)
             return status != OK ? status : NO_OBJECT;
-        soft_group_change(device, group, order->off ? switch_off : switch_on, 1u << (channel - 1));
+        soft_group_change(device, group, order->off ? switch_off : switch_on, channel - 1);
     }
     soft_sleep_until(soft_now_ns() + (order->off ? OFF_NS : ON_NS));
     return OK;

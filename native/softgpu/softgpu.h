@@ -60,6 +60,8 @@ struct soft_group {
     uint64_t busy_ns, runs, yields; /* totals; yields: number of runs that ended because the group had no more work */
     uint64_t slice_ns, slice_us;   /* the time slice in use in ns, and as it was set in us */
     uint32_t present, off;         /* off: a bit for each channel that was taken off the device */
+    /* how often each channel was taken off the device and not put back, as the driver counts */
+    uint32_t disabled[SOFT_CHANNELS];
 };
 
 struct soft_schedule {

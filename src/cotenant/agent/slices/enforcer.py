@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cotenant.agent.ipc import wire
-from cotenant.agent.slices.groups import GroupTable
+from cotenant.agent.slices.groups import GroupTable, OffChannels
 from cotenant.agent.slices.keeper_link import KeeperLink
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant, work_kind
@@ -23,10 +23,10 @@ from cotenant.devices.registry import device_of
 from cotenant.policy.shares.shortfall import Wanted
 from cotenant.policy.shares.slice_instructions import Go, SetSlice, SliceInstruction, Stop
 from cotenant.policy.shares.slice_tenant import Usage
-from cotenant.policy.shares.slices import TINY_US, GpuSlices
+from cotenant.policy.shares.slices import TINY_US, GpuSlices, SliceSettings
 
 LOG = logging.getLogger(__name__)
-POLL_S = 0.1
+POLL_S = SliceSettings().poll_ns / 1e9
 # a best-effort tenant without long kernels for this time has a longer time slice beside latency-sensitive work
 LONG_KERNEL_AGO_NS = 1_000_000_000
 GUARD_S = 0.01  # interval between checks of time slices on which a latency-sensitive tenant relies
@@ -69,6 +69,7 @@ class SliceEnforcer:
         self._keepers: dict[str, KeeperLink] = {}
         self._numbers: dict[Key, int] = {}
         self._last_number = 0
+        self._off = OffChannels()
         self._offences: Counter[tuple[str, int, int]] = Counter()  # (tenant, client and handle of a group) -> count
 
     # -- tenants ---------------------------------------------------------------------------------------------------
@@ -147,6 +148,7 @@ class SliceEnforcer:
         mine = self._groups.forget(session)
         if mine is None:
             return
+        self._off.forget(mine.pid)
         for owner, key in [k for k in self._numbers if k[0] is session]:
             self._let_go((owner, key))
         for gpu in session.tenant.gpus:
@@ -239,14 +241,14 @@ class SliceEnforcer:
         self._arm(uuid)
 
     def _carry_out(self, machine: _Gpu, held: list[Held], step: SliceInstruction) -> None:
-        for _, fd, group, _ in held:
+        for each in held:
             try:
                 if isinstance(step, SetSlice):
-                    machine.controls.set_slice(fd, group, step.slice_us)
+                    machine.controls.set_slice(each.fd, each.group, step.slice_us)
                 elif isinstance(step, Stop):
-                    machine.controls.disable(fd, [group])
+                    self._off.disable(machine.controls, each)
                 else:
-                    machine.controls.enable(fd, [group])
+                    self._off.enable(machine.controls, each)
             except WorkError as error:  # the group's process has probably ended
                 LOG.info("tenant %s: %s: %s", step.tenant, type(step).__name__, error)
 
@@ -274,11 +276,14 @@ class SliceEnforcer:
             self._obey(uuid, self._gpus[uuid].slices.advance(_now()))
 
     def _again(self) -> None:
-        """Stop the tenants that may not run, because the keeper let all tenants run while the agent was suspended."""
+        """Stop the tenants that may not run, because the keeper let all tenants run while the agent was suspended. They
+        are enabled first in case that it did not, since the driver counts how often a channel was disabled.
+        """
         for uuid, machine in self._gpus.items():
-            off = [Stop(uuid, tenant.name) for tenant in machine.slices.present() if not tenant.on]
-            for step in off:
-                self._carry_out(machine, self._held(step.tenant, uuid), step)
+            for name in [tenant.name for tenant in machine.slices.present() if not tenant.on]:
+                held = self._held(name, uuid)
+                self._carry_out(machine, held, Go(uuid, name))
+                self._carry_out(machine, held, Stop(uuid, name))
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

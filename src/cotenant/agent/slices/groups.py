@@ -11,13 +11,13 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cotenant.abi.protocol import Status
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.wire import BadMessageError
 from cotenant.agent.tenants.tenant import Session
-from cotenant.devices.channel_groups import ChannelGroup
+from cotenant.devices.channel_groups import ChannelControls, ChannelGroup
 from cotenant.devices.meters import Held
 
 MOST_GROUPS = 256  # per process
@@ -97,3 +97,33 @@ class GroupTable:
         if mine is not None:
             mine.close()
         return mine
+
+
+class OffChannels:
+    """Channels that are disabled, each once. The driver counts: a channel that was disabled twice runs again after
+    it has been enabled twice. A group that gets a channel while it is off would not come back if all were disabled
+    again.
+    """
+
+    def __init__(self) -> None:
+        self._off: dict[tuple[int, int, int], tuple[int, ...]] = {}  # process, client, group -> its channels
+
+    def disable(self, controls: ChannelControls, held: Held) -> None:
+        """Disable those channels of a group that are not. Raises WorkError if the driver refuses."""
+        key = (held.pid, held.group.client, held.group.group)
+        off = self._off.get(key, ())
+        new = tuple(channel for channel in held.group.channels if channel not in off)
+        if new:
+            controls.disable(held.fd, [replace(held.group, channels=new)])
+            self._off[key] = off + new
+
+    def enable(self, controls: ChannelControls, held: Held) -> None:
+        """Enable those channels of a group that were disabled. Raises WorkError if the driver refuses."""
+        off = self._off.pop((held.pid, held.group.client, held.group.group), ())
+        if off:
+            controls.enable(held.fd, [replace(held.group, channels=off)])
+
+    def forget(self, pid: int) -> None:
+        """The process has ended."""
+        for key in [key for key in self._off if key[0] == pid]:
+            del self._off[key]
