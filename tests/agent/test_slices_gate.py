@@ -12,7 +12,7 @@ from waiting import wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.bench.harness import Workload
-from cotenant.policy.shares.slices import BRIEF_US, TINY_US
+from cotenant.policy.shares.slice_settings import BRIEF_US, TINY_US
 
 __all__ = ["node"]
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")

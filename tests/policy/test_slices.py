@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from cotenant.policy.shares import MS_NS, SECOND_NS, Share
 from cotenant.policy.shares.slice_instructions import Go, SetSlice, Stop
+from cotenant.policy.shares.slice_settings import BRIEF_US, TINY_US, SliceSettings
 from cotenant.policy.shares.slice_tenant import Usage
-from cotenant.policy.shares.slices import BRIEF_US, CLASSES, TINY_US, GpuSlices, SliceSettings
+from cotenant.policy.shares.slices import CLASSES, GpuSlices
+from cotenant.policy.shares.timetable import turn_lengths
 
 SETTINGS = SliceSettings()
 REQUESTS = st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.2, 0.3]), min_size=1, max_size=6)
@@ -29,7 +31,10 @@ def slices(gpu: GpuSlices) -> dict[str, int]:
 
 @pytest.mark.parametrize("requests", [(0.5, 0.5), (0.3, 0.7), (0.2, 0.3, 0.5), (0.1, 0.9)])
 def test_slices_are_to_each_other_as_requests(requests: tuple[float, ...]) -> None:
-    found = slices(gpu_with(*map(Share, requests)))
+    gpu = gpu_with(*map(Share, requests))
+    gpu.used({name: Usage() for name in gpu.tenants}, 0)
+    gpu.used({name: Usage(MS_NS, 1) for name in gpu.tenants}, SETTINGS.first_step_ns)
+    found = slices(gpu)
     runs = list(found.values())
     assert [run / sum(runs) for run in runs] == pytest.approx(requests, abs=0.001)
     switching = len(runs) * SETTINGS.switch_ns / (sum(runs) * 1000)
@@ -67,6 +72,7 @@ def test_a_new_group_of_a_stopped_tenant_is_stopped_too() -> None:
     gpu = gpu_with(Share(0.25, 0.25))
     gpu.advance(30 * MS_NS)
     assert Stop("0", "t0") in gpu.groups("t0", 2, 40 * MS_NS)
+    assert not gpu.tenants["t0"].on
 
 
 def test_best_effort_makes_way_by_the_shortest_slice() -> None:
@@ -284,26 +290,61 @@ def test_work_that_ends_sooner_than_a_switch_is_not_preempted() -> None:
     assert min(slices(gpu).values()) > BRIEF_US
 
 
-def test_a_gang_is_not_stopped_while_it_makes_its_contexts() -> None:
-    """On two cards, a gang that was stopped while libcuda made its channels never came back."""
-    gpu, both = GpuSlices("0"), ("0", "1")
-    for name in ("a", "b"):
-        gpu.join(name, Share(0.5, gang=both), "normal", 0)
-    gpu.groups("a", 1, 0)
-    now_ns = SECOND_NS
-    gpu.groups("b", 1, now_ns)
-    for groups in (2, 3):  # each new group begins the time again
-        until_ns = now_ns + SETTINGS.settle_ns
-        while (wake_ns := gpu.wake_ns(now_ns) or until_ns) < until_ns:
-            now_ns = wake_ns
-            gpu.advance(now_ns)
-            assert gpu.tenants["b"].on
-        if groups == 2:
-            gpu.groups("b", groups, now_ns)
-    now_ns = until_ns
-    running = set()
-    for _ in range(10):
+@settings(max_examples=30, deadline=None)
+@given(
+    weights=st.lists(st.integers(1, 1000), min_size=1, max_size=20),
+    period_ms=st.integers(100, 400),
+)
+def test_turns_are_long_enough_and_divide_time_by_part(weights: list[int], period_ms: int) -> None:
+    parts = {str(i): weight / sum(weights) for i, weight in enumerate(weights)}
+    turn_ns, period_ns = 5 * MS_NS, max(period_ms, 5 * len(parts)) * MS_NS
+    periods = 2_000
+    had = dict.fromkeys(parts, 0.0)
+    for number in range(periods):
+        lengths = turn_lengths(parts, period_ns, turn_ns, number)
+        assert sum(lengths.values()) <= period_ns * 1.000001
+        for name, length in lengths.items():
+            had[name] += length
+    for name, part in parts.items():
+        if part * periods > 500:  # has had enough turns to be judged
+            assert had[name] / (periods * period_ns) == pytest.approx(part, rel=0.1)
+
+
+def test_a_tenant_that_is_owed_nothing_makes_no_turn_longer() -> None:
+    """On a card, one that had just stopped made turns of a second: shares were off by 46 points."""
+    gpu = gpu_with(Share(0.5), Share(0.5), Share())
+    card = Card(gpu)
+    while not gpu.one_at_a_time:
+        card.step("t1", t0=180, t1=18, t2=1)
+    longest = dict.fromkeys(gpu.tenants, 0)
+    since = dict.fromkeys(gpu.tenants, 0)
+    for now_ns in range(card.now_ns, card.now_ns + 4 * SECOND_NS, MS_NS):
         gpu.advance(now_ns)
-        running.add(tuple(sorted(t.name for t in gpu.present() if t.on)))
-        now_ns = gpu.wake_ns(now_ns) or now_ns
-    assert running == {("a",), ("b",)}
+        for name, tenant in gpu.tenants.items():
+            since[name] = since[name] + 1 if tenant.on else 0
+            longest[name] = max(longest[name], since[name])
+    assert 49 <= longest["t0"] <= 51
+    assert 48 <= longest["t1"] <= 51
+    assert 5 <= longest["t2"] <= 6
+
+
+def test_one_that_wakes_has_its_share_within_the_tenth_of_a_second() -> None:
+    gpu = gpu_with(Share(0.5), Share(0.5))
+    card = Card(gpu)
+    while not gpu.one_at_a_time:
+        card.step("t1", t0=180, t1=18)
+    while gpu.tenants["t1"].competes:
+        card.step(t0=200, t1=0)
+    assert gpu.wake_ns(card.now_ns) is None  # it has no turn
+    card.had["t1"] = Usage(card.had["t1"].busy_ns + MS_NS, card.had["t1"].runs + 1, card.had["t1"].yields + 1)
+    card.had["t0"] = card.had["t0"]._replace(busy_ns=card.had["t0"].busy_ns + 49 * MS_NS)
+    gpu.used(card.had, card.now_ns + 50 * MS_NS)
+    assert gpu.one_at_a_time  # as before it slept
+
+
+def test_whether_queues_run_empty_is_seen_soon_after_a_tenant_came() -> None:
+    gpu = gpu_with(Share(0.5), Share(0.5))
+    gpu.used(dict.fromkeys(gpu.tenants, Usage()), 0)
+    assert sum(slices(gpu).values()) * 1000 <= SETTINGS.first_period_ns
+    gpu.used({"t0": Usage(45 * MS_NS, 7), "t1": Usage(MS_NS, 7, 7)}, SETTINGS.first_step_ns)
+    assert gpu.one_at_a_time

@@ -6,12 +6,12 @@ import pytest
 
 from cotenant.policy.shares import MS_NS, SECOND_NS, Share
 from cotenant.policy.shares.slice_instructions import SetSlice
-from cotenant.policy.shares.slices import SliceSettings
+from cotenant.policy.shares.slice_settings import SliceSettings
 from cotenant.sim.shares.engine import Load
 from cotenant.sim.shares.slices import Hardware, SliceEngine, SliceResult
 
 WINDOW_NS = 2 * SECOND_NS
-FIXED = SliceSettings(step_ns=10**15)  # nothing is corrected
+FIXED = SliceSettings(step_ns=10**15, first_step_ns=10**15, first_period_ns=10**15)  # nothing is corrected
 
 
 def run(loads: list[Load], seconds: int = 12, classes: dict[str, str] | None = None) -> SliceResult:

@@ -79,7 +79,7 @@ def sliced(loads: list[Load], classes: dict[str, str], seconds: float) -> dict[s
     For each tenant: `work_share`; `least` and `most`, its extremes over windows of 2 s; and for loads with pauses
     `wait_ms_p50` and `wait_ms_p99`, the extra time of a burst against the tenant alone.
     """
-    from cotenant.policy.shares.slices import SliceSettings
+    from cotenant.policy.shares.slice_settings import SliceSettings
     from cotenant.sim.shares.slices import SliceEngine
 
     end_ns, window_ns = int(seconds * 1e9), min(int(seconds * 1e9), SliceSettings.window_ns)

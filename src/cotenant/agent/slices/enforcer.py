@@ -22,8 +22,9 @@ from cotenant.devices.meters import Held, Meter
 from cotenant.devices.registry import device_of
 from cotenant.policy.shares.shortfall import Wanted
 from cotenant.policy.shares.slice_instructions import Go, SetSlice, SliceInstruction, Stop
+from cotenant.policy.shares.slice_settings import TINY_US, SliceSettings
 from cotenant.policy.shares.slice_tenant import Usage
-from cotenant.policy.shares.slices import TINY_US, GpuSlices, SliceSettings
+from cotenant.policy.shares.slices import GpuSlices
 
 LOG = logging.getLogger(__name__)
 POLL_S = SliceSettings().poll_ns / 1e9

@@ -53,7 +53,7 @@ class SliceTenant:
     duty: float = 1.0  # fraction of a period in which the tenant may run
     density: float = 1.0  # fraction of the time reserved for the tenant alone in which it uses the GPU
     brief: bool = False  # the tenant has little work in flight while a latency-sensitive tenant works
-    settled_ns: int = 0  # the tenant is not stopped before this time
+    needs_turns: bool = False  # time slices alone did not give it its share, since its queue ran empty too often
     idle_steps: int = 0  # number of steps in a row without GPU time
     debt_ns: float = 0.0  # GPU time above the limit that the tenant must still make up for
     total: Usage = field(default_factory=Usage)

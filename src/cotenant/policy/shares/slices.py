@@ -14,34 +14,14 @@ The caller passes times in nanoseconds; slices are in microseconds, the unit of 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-from cotenant.policy.shares.account import MS_NS, SECOND_NS, Share
+from cotenant.policy.shares.account import SECOND_NS, Share
 from cotenant.policy.shares.slice_instructions import Go, SetSlice, SliceInstruction, Stop
+from cotenant.policy.shares.slice_settings import BRIEF_US, TINY_US, SliceSettings
 from cotenant.policy.shares.slice_tenant import Had, SliceTenant, Usage
-
-
-@dataclass(frozen=True)
-class SliceSettings:
-    """Properties of the hardware, and limits of overheads. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
-
-    switch_ns: int = 220_000
-    longest_ns: int = 100 * MS_NS  # slices up to this length are exact
-    shortest_ns: int = 200_000
-    switching: float = 0.01  # largest fraction of the time lost to switches between tenants that always have work
-    window_ns: int = 2 * SECOND_NS  # length of the window in which a tenant gets its share
-    edge: float = 0.006  # largest fraction of a share that is lost where the window cuts a period
-    step_ns: int = 200 * MS_NS  # time between two corrections
-    settle_ns: int = SECOND_NS  # a gang is not stopped this long after its groups changed: it may create contexts
-    # length of a timetable's period; beside a latency-sensitive tenant, of each other tenant's part of it
-    period_ns: int = 100 * MS_NS
-    turn_ns: int = 5 * MS_NS  # shortest time that a timetable gives a tenant
-    yields_per_s: float = 5.0  # with more runs per second that end for lack of work, slices do not give the share
-
+from cotenant.policy.shares.timetable import divide, turn_lengths
 
 CLASSES = ("normal", "latency-sensitive", "best-effort")
-TINY_US = 1  # slice of best-effort tenants, which must yield at once to a latency-sensitive one
-BRIEF_US = 2000  # slice of tenants with little work in flight, which yield when that has ended, sooner than by a switch
 TURNS_AGAIN_STEPS = 40
 NO_REQUEST = 0.005  # share of each tenant without a request, if requests take the whole GPU
 
@@ -54,6 +34,7 @@ class GpuSlices:
         self.settings = settings or SliceSettings()
         self.tenants: dict[str, SliceTenant] = {}
         self.one_at_a_time = False  # tenants run one at a time because the queue of one of them runs empty
+        self._probing = False  # a tenant has begun to work, and it is not known whether its queue runs empty
         self.hogged = False  # a latency-sensitive tenant uses the shares of others, so it has no precedence now
         self._turns_again = 0  # number of steps for which tenants are not run one at a time
         self._next_step_ns = 0
@@ -83,10 +64,8 @@ class GpuSlices:
         tenant = self.tenants[name]
         came = tenant.groups == 0 and count > 0
         tenant.groups, tenant.slice_us = count, 0
-        tenant.settled_ns = now_ns + self.settings.settle_ns
-        # the hardware enables a new group; if the tenant may not run now, all its groups are disabled again below
-        tenant.put(True, now_ns)
-        return self._changed(now_ns) if came or not count else self._apply(now_ns)
+        off: list[SliceInstruction] = [] if tenant.on or not count else [Stop(self.gpu, name)]  # the new group, too
+        return off + (self._changed(now_ns) if came or not count else self._apply(now_ns))
 
     def brief(self, names: Collection[str], now_ns: int) -> list[SliceInstruction]:
         """Set which tenants hold back launches beside latency-sensitive work, so that little is in flight."""
@@ -97,11 +76,20 @@ class GpuSlices:
     def used(self, usage: Mapping[str, Usage], now_ns: int) -> list[SliceInstruction]:
         """Record the tenants' usage since they joined. The slices are corrected every `step_ns`."""
         known = {name: total for name, total in usage.items() if name in self.tenants and self.tenants[name].groups}
+        woken = [t for t in (self.tenants[name] for name in known) if not t.competes and known[t.name] != t.total]
         for name, total in known.items():
             self.tenants[name].begin(total, now_ns)
+        for tenant in woken:
+            tenant.idle_steps = 0
+        if woken:
+            self._probe(now_ns)
+            return self._apply(now_ns)
         if now_ns < self._next_step_ns:
             return self._switch(now_ns)
-        self._next_step_ns = now_ns + self.settings.step_ns
+        # steps begin where periods do: a limit is judged by whole ones
+        step_ns = self.settings.step_ns
+        self._next_step_ns = ((now_ns + step_ns // 2) // step_ns + 1) * step_ns
+        self._probing = False
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
         for name, step in had.items():
             tenant = self.tenants[name]
@@ -121,7 +109,7 @@ class GpuSlices:
 
     def wake_ns(self, now_ns: int) -> int | None:
         """Return when `advance` is due: the next time at which the timetable changes. None: there is no timetable."""
-        plan, period_ns = self._plan()
+        plan, period_ns = self._plan(now_ns)
         edges = sorted({edge for begin, end in plan.values() for edge in (begin, end)} - {period_ns} | {0})
         if not plan:
             return None
@@ -148,7 +136,7 @@ class GpuSlices:
         spare = max(NO_REQUEST, left / max(1, len(without)))
         weights = {t.name: t.share.request or spare for t in here}
         limits = {t.name: t.share.limit for t in here}
-        return _divide(weights, limits)
+        return divide(weights, limits)
 
     def shortest_period_ns(self, shares: Mapping[str, float]) -> float:
         """Return the sum of all slices: long enough that switches cost little, short enough for window and hardware."""
@@ -172,7 +160,10 @@ class GpuSlices:
         if len(here) < 2 or self._takes_turns(background, guarded):
             return dict.fromkeys((t.name for t in here), longest_us)
         shares = self.shares(here)
-        period_ns = self.shortest_period_ns(shares)
+        competing = {t.name: shares[t.name] for t in here if t.competes}
+        period_ns = self.shortest_period_ns(competing if len(competing) > 1 else shares)
+        if self._probing:
+            period_ns = min(period_ns, settings.first_period_ns)
         out: dict[str, int] = {}
         for tenant in here:
             slice_ns = shares[tenant.name] * period_ns * tenant.correction / tenant.groups
@@ -194,24 +185,21 @@ class GpuSlices:
         competing = [t for t in background if t.competes]
         return len(competing) > 1 and (guarded or self.one_at_a_time or any(t.share.gang for t in competing))
 
-    def _plan(self) -> tuple[dict[str, tuple[int, int]], int]:
+    def _plan(self, now_ns: int) -> tuple[dict[str, tuple[int, int]], int]:
         """Return the timetable: begin and end in its period for each tenant that may not always run; its length."""
-        period_ns = self.settings.period_ns
+        settings, period_ns = self.settings, self.settings.period_ns
         background, guarded = self.background()
         if not self._takes_turns(background, guarded):
             limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
             return limited, period_ns
-        # tenants that do not compete may run at any time, since they have hardly any work
-        competing = sorted((t for t in background if t.competes), key=lambda t: t.name)
-        parts = self._turns(competing)
-        wanted_ns = period_ns * len(parts) if guarded else max(period_ns, self.settings.turn_ns / min(parts.values()))
-        window_ns = self.settings.window_ns
-        period_ns = window_ns // max(1, int(window_ns // wanted_ns))  # a window contains a whole number of periods
+        # tenants that do not compete may run at any time: they run when the GPU is free
+        parts = self._turns(sorted((t for t in background if t.competes), key=lambda t: t.name))
+        wanted_ns = period_ns * len(parts) if guarded else max(period_ns, settings.turn_ns * len(parts))
+        period_ns = settings.window_ns // max(1, settings.window_ns // wanted_ns)  # a window has whole periods
         plan, begin = dict[str, tuple[int, int]](), 0
-        for name, part in parts.items():
-            end = begin + round(part * period_ns)
-            plan[name] = (begin, begin + round(part * self.tenants[name].duty * period_ns))
-            begin = end
+        for name, turn_ns in turn_lengths(parts, period_ns, settings.turn_ns, now_ns // period_ns).items():
+            plan[name] = (begin, begin + round(turn_ns * self.tenants[name].duty))
+            begin += round(turn_ns)
         return plan, period_ns
 
     def _turns(self, competing: list[SliceTenant]) -> dict[str, float]:
@@ -220,7 +208,7 @@ class GpuSlices:
         gets the same fraction on all its GPUs.
         """
         whole = self.shares()
-        parts = _divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
+        parts = divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
         lacks = {t.name: t.share.request * (1.0 / t.density - 1.0) for t in competing}
         left, lack = 1.0 - sum(t.share.request for t in competing), sum(lacks.values())
         if left <= 0 or lack <= 0 or any(t.share.gang for t in competing):
@@ -232,13 +220,13 @@ class GpuSlices:
 
     def _switch(self, now_ns: int) -> list[SliceInstruction]:
         """Enable and disable tenants for the present time: enable first, so that the GPU always has work."""
-        plan, period_ns = self._plan()
+        plan, period_ns = self._plan(now_ns)
         phase = now_ns % period_ns
         stops: list[SliceInstruction] = []
         goes: list[SliceInstruction] = []
         for tenant in self.present():
             begin, end = plan.get(tenant.name, (0, period_ns))
-            on = begin <= phase < end or bool(tenant.share.gang and now_ns < tenant.settled_ns)
+            on = begin <= phase < end
             if on != tenant.on:
                 tenant.put(on, now_ns)
                 (goes if on else stops).append((Go if on else Stop)(self.gpu, tenant.name))
@@ -255,17 +243,24 @@ class GpuSlices:
 
     def _changed(self, now_ns: int) -> list[SliceInstruction]:
         """Discard measurements, because a tenant joined, left or has another share."""
-        self.one_at_a_time = self.hogged = False
+        self.hogged = False
         self._turns_again = 0
-        self._begin(now_ns)
+        self._probe(now_ns)
         lone = len(self.present()) == 1
         for tenant in self.tenants.values():
             tenant.forget(now_ns)
             tenant.duty = tenant.share.limit if lone else 1.0
-        self._next_step_ns = now_ns + self.settings.step_ns // 2
         return self._apply(now_ns)
 
     # -- corrections -----------------------------------------------------------------------------------------------
+
+    def _probe(self, now_ns: int) -> None:
+        """A tenant has begun to work, or the promises have changed: soon see whether queues run empty."""
+        self._begin(now_ns)
+        self._probing = True
+        self._next_step_ns = now_ns + self.settings.first_step_ns
+        competing = [t for t in self.present() if t.competes]
+        self.one_at_a_time = len(competing) > 1 and any(t.needs_turns for t in competing)
 
     def _begin(self, now_ns: int) -> None:
         """Restart measurements, because tenants now run in another way."""
@@ -291,7 +286,10 @@ class GpuSlices:
             self._leave_turns(here, shares)
             return
         self._turns_again = max(0, self._turns_again - 1)
-        if self._turns_again == 0 and self._lacks_time(steps, shares):
+        lacking = self._lacking(steps, shares) if self._turns_again == 0 else []
+        if lacking:
+            for tenant in lacking:
+                tenant.needs_turns = True
             self.one_at_a_time = True
             self._begin(now_ns)
             return
@@ -340,30 +338,30 @@ class GpuSlices:
         for tenant in busy:
             should, has = shares[tenant.name] / promised, had[tenant.name] / together
             if abs(should - has) > 0.005 and has > 0:
-                factor = max(0.9, min((should / has) ** 0.3, 1.1))
+                factor = max(0.9, min((should / has) ** 0.1, 1.1))
                 tenant.correction = max(0.5, min(tenant.correction * factor, 2.0))
 
-    def _lacks_time(self, steps: Mapping[str, Had], shares: Mapping[str, float]) -> bool:
-        """Whether a tenant uses less than its share because its queue runs empty.
+    def _lacking(self, steps: Mapping[str, Had], shares: Mapping[str, float]) -> list[SliceTenant]:
+        """Return tenants that use less than their share because their queues run empty.
 
         The tenant alternates between a run and a pause. If the pause is much longer than a round of the other tenants,
         the program itself causes it, and running tenants one at a time would not shorten it.
         """
         together = sum(step.part for step in steps.values())
         switching = sum(step.usage.runs * self.settings.switch_ns / step.span_ns for step in steps.values())
-        # the time lost to switches would be available without them
-        together = min(1.0, together + (switching if switching > 0.1 else 0.0))
+        together = min(1.0, together + (switching if switching > 0.1 else 0.0))  # what they would have without
+        lacking = list[SliceTenant]()
         for name, step in steps.items():
             usage = step.usage
-            often = usage.yields * SECOND_NS > self.settings.yields_per_s * step.span_ns
+            often = usage.yields * SECOND_NS > self.settings.yields_per_s * step.span_ns and usage.yields >= 3
             if name not in shares or not often or not usage.runs:
                 continue
             others = (t for t in self.present() if t.name != name)
             round_ns = sum(t.slice_us * 1000.0 * t.groups + self.settings.switch_ns for t in others)
             rest_ns = (step.span_ns - usage.busy_ns) / usage.runs
             if step.part < shares[name] * together - 0.003 and rest_ns <= 1.5 * (round_ns + self.settings.switch_ns):
-                return True
-        return False
+                lacking.append(self.tenants[name])
+        return lacking
 
     def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
         """Return to slices for a while if a tenant uses little of its part of the timetable, because with slices the
@@ -377,23 +375,8 @@ class GpuSlices:
             if abs(density - tenant.density) > 0.02:
                 tenant.density = density
         working = {t.name for t in here if not t.idle_steps}
-        if known and any(one.part < 0.5 * shares[name] for name, one in lately.items() if name in working):
+        unused = [n for n, one in lately.items() if n in working and one.part < 0.5 * shares[n]] if known else []
+        if unused:
             self.one_at_a_time, self._turns_again = False, TURNS_AGAIN_STEPS
-
-
-def _divide(weights: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, float]:
-    """Divide a whole by weight, so that each part is at most its limit; what limits leave is divided among the others.
-    Some may remain.
-    """
-    parts = dict.fromkeys(weights, 0.0)
-    left, open_ = 1.0, dict(weights)
-    while open_ and left > 1e-12:
-        weight = sum(open_.values())
-        full = [name for name, own in open_.items() if left * own / weight >= limits[name] - 1e-12]
-        if not full:
-            return parts | {name: left * own / weight for name, own in open_.items()}
-        for name in full:
-            parts[name] = limits[name]
-            del open_[name]
-        left = 1.0 - sum(parts.values())
-    return parts
+        for name in unused:
+            self.tenants[name].needs_turns = False

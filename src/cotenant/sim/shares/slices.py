@@ -14,12 +14,12 @@ from typing import Any
 
 from cotenant.policy.shares import Share
 from cotenant.policy.shares.slice_instructions import SetSlice, SliceInstruction, Stop
+from cotenant.policy.shares.slice_settings import SliceSettings
 from cotenant.policy.shares.slice_tenant import Usage
-from cotenant.policy.shares.slices import GpuSlices, SliceSettings
+from cotenant.policy.shares.slices import GpuSlices
 from cotenant.sim.shares.engine import Load
 
 NEVER_NS = 2**63
-POLL_NS = 100_000_000
 DRIVER_SLICE_NS = 2_048_000  # time slice of a new group
 
 
@@ -105,7 +105,7 @@ class SliceEngine:
             self._at(group.load.start_ns, self._come, group)
             if group.load.stop_ns is not None:
                 self._at(group.load.stop_ns, self._die, group)
-        self._at(POLL_NS, self._poll)
+        self._at(self.policy.settings.poll_ns, self._poll)
 
     def run(self, until_ns: int) -> SliceResult:
         """Simulate until `until_ns`. It may be called again to continue."""
@@ -219,7 +219,7 @@ class SliceEngine:
     def _poll(self) -> None:
         usage = {name: Usage(g.busy_ns, g.runs, g.yields) for name, g in self._groups.items() if g.alive}
         self._obey(self.policy.used(usage, self.now_ns))
-        self._at(self.now_ns + POLL_NS, self._poll)
+        self._at(self.now_ns + self.policy.settings.poll_ns, self._poll)
 
     def _advance(self, at_ns: int) -> None:
         if at_ns == self._wake_ns:
