@@ -23,6 +23,10 @@ async def answer(given: argparse.Namespace, reader: asyncio.StreamReader, writer
         lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
         body = await reader.readexactly(int(lines.get(b"content-length", b"0")))
         if method == b"GET":
+            if given.no_list and b" /health " not in head:
+                writer.write(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n")
+                writer.close()  # as uvicorn does, without saying so in a header
+                return
             short(writer, {"object": "list", "data": [{"id": given.model}]})
             continue
         content = json.loads(body)
@@ -40,7 +44,8 @@ async def answer(given: argparse.Namespace, reader: asyncio.StreamReader, writer
             await stream(given, reader, writer, prompt, count)
         else:
             await asyncio.sleep(given.gap * count)
-            short(writer, {"model": given.model, "text": f"{given.model} {prompt}", "usage": {"n": count}})
+            revision = "@main" if given.no_list else ""
+            short(writer, {"model": given.model + revision, "text": f"{given.model} {prompt}", "usage": {"n": count}})
 
 
 def short(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
@@ -87,6 +92,7 @@ async def main() -> None:
     parser.add_argument("--gap", type=float, default=0.0)
     parser.add_argument("--load", type=float, default=0.0)
     parser.add_argument("--fail")
+    parser.add_argument("--no-list", action="store_true", help="as transformers serve 5.17 without a cache of models")
     given = parser.parse_args()
     if given.fail:
         raise SystemExit(given.fail)

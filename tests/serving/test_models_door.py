@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_door import PATIENCE_S, Door, chat, door, model, until
+from models_door import PATIENCE_S, STANDIN, Door, chat, door, model, until
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.config.models import parse_models
@@ -150,6 +150,18 @@ def test_two_models_take_turns_on_room_for_one_and_streams_are_not_cut(tmp_path:
         assert it.row("a")["switches"] == {"start": 1, "stop": 1}
         assert it.chat("a", "again")[2]["text"] == "a again"
         assert it.row("b")["switches"] == {"start": 1, "stop": 1}
+
+
+def test_transformers_serve_has_no_list_and_one_name(tmp_path: Path) -> None:
+    """On a machine without a cache of models its list is an error, after which it closes the connection."""
+    engine = tmp_path / "transformers"
+    python = f"{sys.executable} -I -S {STANDIN}"
+    engine.write_text(f'#!/bin/sh\nmodel=$2; shift 2\nexec {python} --no-list --model "$model" "$@"\n')
+    engine.chmod(0o755)
+    row = {"name": "a", "memory": "1GiB", "command": f"{engine} serve /models/a --port {{port}}"}
+    with door(tmp_path, row) as it:
+        content = it.chat("a", "hello")[2]
+        assert (content["model"], content["text"]) == ("a", "/models/a hello")
 
 
 def test_a_full_queue_is_told_with_when_to_come_again(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def test_the_example() -> None:
     assert (code.late_s, code.kept, code.best_effort) == (0.3, False, False)
     assert (night.best_effort, night.memory_bytes) == (True, 60 * GIB)
     assert [m.tpot_ms for m in config.models] == [30.0, 100.0, 100.0]
+    assert [m.known_name for m in config.models] == [None, "/models/code-4b", None]
     assert config.services is None
 
 

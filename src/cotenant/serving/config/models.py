@@ -60,12 +60,23 @@ class ModelEntry(Strict):
     keep: int = Field(default=0, ge=0)
     """1: start the model with the server, and never evict it."""
     served_as: str | None = Field(default=None, min_length=1)
-    """The program's name for the model; by default `name` if the program knows it, else the first of its
-    `/v1/models`."""
+    """The program's name for the model; by default the argument of `transformers serve`, else `name` if it is in the
+    program's `/v1/models`, else the first there."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
     """Requests that may wait; one more is refused."""
     max_concurrency: int = Field(default=256, ge=1, le=1_000_000)
     """Largest number of requests that the program processes at once."""
+
+    @property
+    def known_name(self) -> str | None:
+        """The program's name for the model, if the file tells it. `transformers serve MODEL` refuses every other name
+        than MODEL, and its `/v1/models` lists the models of its cache instead.
+        """
+        words = shlex.split(self.command) if self.served_as is None else []
+        for program, verb, argument in zip(words, words[1:], words[2:], strict=False):
+            if (Path(program).name, verb) == ("transformers", "serve") and not argument.startswith("-"):
+                return argument
+        return self.served_as
 
 
 class ModelsFile(BaseModel):

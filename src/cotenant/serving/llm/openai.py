@@ -116,8 +116,9 @@ class Renamed:
 
     def __init__(self, theirs: str, ours: str) -> None:
         self._pairs = [
-            (b'"model":%s%s' % (space, orjson.dumps(theirs)), b'"model":%s%s' % (space, orjson.dumps(ours)))
+            (b'"model":%s%s' % (space, orjson.dumps(name)), b'"model":%s%s' % (space, orjson.dumps(ours)))
             for space in (b"", b" ")
+            for name in (theirs, f"{theirs}@main")  # with its revision, as transformers serve 5.17 answers
         ]
         self._longest = max(len(old) for old, _ in self._pairs)
         self._rest = b""

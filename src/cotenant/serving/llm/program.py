@@ -25,6 +25,7 @@ ASK_EVERY_S = 0.05
 ASK_SELDOM_S = 0.5
 ANSWER_WITHIN_S = 5.0
 GRACE_S = 10.0
+NO_LIST = (404, 405, 500, 501)  # to /v1/models; 500: transformers serve on a machine without a cache of models
 
 
 class Program:
@@ -33,7 +34,7 @@ class Program:
     def __init__(self, model: ModelEntry, process: asyncio.subprocess.Process, port: int, keeper: Keeper, log: Path):
         self.model, self.process, self.log = model, process, log
         self.upstream = Upstream(port)
-        self.served_as = model.served_as or model.name
+        self.served_as = model.known_name or model.name
         self.ended = asyncio.Event()
         self._keeper = keeper
         keeper.begin(process.pid)
@@ -72,8 +73,8 @@ class Program:
             if status == 200:
                 self._named(content)
                 return
-            if status in (404, 405, 501) and (await self._get(b"/health"))[0] == 200:
-                return  # the program has no list of models
+            if status in NO_LIST and (await self._get(b"/health"))[0] == 200:
+                return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), every_s)
             every_s = min(ASK_SELDOM_S, every_s * 1.2)
@@ -81,7 +82,7 @@ class Program:
     def _named(self, content: bytes) -> None:
         """Find the name that the program uses for the model: the public name if the program's list has it, else the
         first name of the list."""
-        if self.model.served_as is not None:
+        if self.model.known_name is not None:
             return
         try:
             names = [row["id"] for row in json.loads(content)["data"]]
@@ -91,7 +92,8 @@ class Program:
             self.served_as = names[0]
 
     async def _get(self, path: bytes) -> tuple[int, bytes]:
-        """Status and body of the program's answer; status 0 if there is no answer."""
+        """Status and body of the program's answer; status 0 if there is no answer. The request has a connection of its
+        own, since some programs close theirs after an error."""
         answer = _Answer()
         host = self.upstream.host
         links: list[Link] = []
@@ -100,7 +102,7 @@ class Program:
             links.append(link)
             return not answer.done.done()
 
-        self.upstream.ask(b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (path, host), answer, begun)
+        self.upstream.ask(b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (path, host), answer, begun, fresh=True)
         try:
             return await asyncio.wait_for(answer.done, ANSWER_WITHIN_S)
         except TimeoutError:
