@@ -2,10 +2,10 @@
 
 CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src:tests/helpers python bench/gpu/models_switch.py OUT.json [ENGINE] [ROUNDS]
 
-ENGINE: transformers (default), vllm: 8B-shaped models with random weights, 20 GiB each; with `soft` as the device,
-`cotenant timed-llm` replaces the engine. Each round sends a request to both models at temperature 0. It records how
-long the eviction of one and the return of the other took (from the server's counters), the time to the first token, and
-whether the answer equals that of the first round.
+ENGINE: transformers (default), vllm: 8B-shaped models with random weights, 20 GiB each. With `soft` as the device,
+`cotenant timed-llm` replaces the engine; with `cpu`, the models are tiny and start again at each turn. Each round
+sends a request to both models at temperature 0. It records how long the eviction of one and the return of the other
+took (from the server's counters), the time to the first token, and whether the answer equals that of the first round.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-SOFT = os.environ.get("CUDA_VISIBLE_DEVICES") == "soft"
-if SOFT:
+DEVICE = os.environ.get("CUDA_VISIBLE_DEVICES")
+if DEVICE in ("soft", "cpu"):
     del os.environ["CUDA_VISIBLE_DEVICES"]
 NAMES = ("one", "two")
 SHAPE = {
@@ -30,6 +30,7 @@ SHAPE = {
 }  # fmt: skip
 COMMANDS = {
     "transformers": "transformers serve {model} --port {{port}} --device cuda:0",
+    "cpu": "transformers serve {model} --port {{port}} --device cpu",
     "vllm": "python -m vllm.entrypoints.openai.api_server --model {model} --port {{port}}"
     " --gpu-memory-utilization 0.22",
     "soft": f"{sys.executable} -m cotenant.cli.main timed-llm --model {{name}} --port {{{{port}}}} --device cuda"
@@ -45,10 +46,11 @@ def models_file(folder: Path, engine: str) -> Path:
         if engine != "soft":
             from tiny_llm import make
 
-            make(model, seed, **SHAPE)
+            make(model, seed, **({} if engine == "cpu" else SHAPE))
         command = COMMANDS[engine].format(model=model, name=name)
         rows.append({"name": name, "command": command, "memory": "64MiB" if engine == "soft" else "20GiB"})
     gpus = {"model": "soft", "memory": "100MiB"} if engine == "soft" else {"memory": "30GiB"}
+    gpus |= {"model": "cpu"} if engine == "cpu" else {}
     path = folder / "models.yaml"
     path.write_text(json.dumps({"gpus": gpus, "models": rows, "listen": {"http": "127.0.0.1:0"}}))
     return path
@@ -89,7 +91,7 @@ def main() -> None:
     """Send requests to the models in turn, and write one row per round."""
     out, engine = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "transformers"
     rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
-    engine = "soft" if SOFT else engine
+    engine = DEVICE if DEVICE in ("soft", "cpu") else engine
     folder = Path(tempfile.mkdtemp(prefix="models-switch-"))
     command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(models_file(folder, engine)), "--json"]
     log = folder / "serve.log"

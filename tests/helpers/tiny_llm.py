@@ -8,7 +8,9 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
 
 
 def make(folder: Path, seed: int, **shape: int) -> Path:
-    """Write it; the same seed gives the same answers. `shape`: fields of LlamaConfig."""
+    """Write it; the same seed gives the same answers. `shape`: fields of LlamaConfig. Answers are letters, digits and
+    signs and never end by themselves, so that each token is a piece of a stream.
+    """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -30,7 +32,14 @@ def make(folder: Path, seed: int, **shape: int) -> Path:
     with torch.device("cuda" if shape and torch.cuda.is_available() else "cpu"):
         model = LlamaForCausalLM(config)
     torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        for letter, token in vocabulary.items():
+            if not "!" <= letter <= "~" or len(letter) > 1:
+                model.lm_head.weight[token] = 0.0
     model.save_pretrained(folder)
+    if model.device.type == "cuda":
+        del model
+        torch.cuda.empty_cache()  # for the engines
     fast.save_pretrained(folder)
     return folder
 
