@@ -1,0 +1,345 @@
+"""Two 4B-shaped models on one GPU, 2,048 tokens to 256, against one alone, time slicing and MPS with halves.
+
+    CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src python bench/gpu/models_pair.py OUT.jsonl [STEP,STEP...] [SECONDS]
+
+Steps: alone, cotenant, mps, time (default: these, in this order), and train_cotenant, train_mps, train_time. SECONDS:
+for everything (270). The engine is small_llm.py; `cotenant` has it behind `cotenant serve`, the others are asked
+directly. Each model has 2, 4, 8, 16, 32 requests in flight, in turn. A row: tokens a second of all models, and of two
+models alone; median and 90th percentile of TTFT and TPOT; TTFT over alone. Rows are written as they come.
+`train_*`: both models get requests of 1,024 to 64 tokens at 1.25/s each, without and with a training program (under
+Cotenant best-effort): TTFT and TPOT over without, and its steps as a part of those alone in the time that the models
+leave, which is measured by NVML while it does not run.
+CUDA_VISIBLE_DEVICES=cpu rehearses with a tiny model on the CPU; soft with `cotenant timed-llm` on the software GPU
+(alone, cotenant, train_cotenant).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stream_client import Client
+
+HERE = Path(__file__).resolve().parent
+TRAIN = "train"  # the first argument of a training program, and the device its second
+DEVICE = sys.argv[2] if sys.argv[1:2] == [TRAIN] else os.environ.get("CUDA_VISIBLE_DEVICES", "")
+REHEARSAL = DEVICE in ("cpu", "soft")
+NAMES = ("one", "two")
+LOADS = (1, 2, 4) if REHEARSAL else (2, 4, 8, 16, 32)
+PROMPT, OUTPUT = (64, 16) if REHEARSAL else (2048, 256)
+TRAIN_PROMPT, TRAIN_OUTPUT, TRAIN_RATE = (64, 8, 1.25) if REHEARSAL else (1024, 64, 1.25)
+MEMORY, TRAIN_MEMORY = ("1GiB", "1GiB") if REHEARSAL else ("26GiB", "16GiB")
+START_S = 25.0  # kept for the start of each pair
+READY_WITHIN_S = 120.0
+SHORTEST_S, LONGEST_S = 3.0, 14.0
+
+
+def engine(name: str, port: str) -> list[str]:
+    """The command of a model."""
+    if DEVICE == "soft":
+        words = ["-m", "cotenant.cli.main", "timed-llm", "--model", name, "--device", "cuda", "--memory", "64MiB"]
+        return [sys.executable, *words, "--port", port]
+    shape = "tiny" if DEVICE == "cpu" else "4b"
+    return [sys.executable, str(HERE / "small_llm.py"), "--name", name, "--shape", shape, "--port", port]
+
+
+async def load(ports: dict[str, int], count: int, seconds: float) -> dict[str, Any]:
+    """`count` requests in flight at each model, for so long; the first quarter is not counted."""
+    client = Client(ports)
+    each = [(name, PROMPT, OUTPUT, (i + 1) / count) for name in ports for i in range(count)]
+    tasks = [asyncio.create_task(client.closed(*given)) for given in each]
+    begun = time.monotonic()
+    await asyncio.sleep(seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0.3)  # the engines notice that the clients have gone
+    return client.row(begun + seconds / 4, begun + seconds)
+
+
+# ---- the models ----
+
+
+@contextlib.contextmanager
+def plain(names: tuple[str, ...], folder: Path, environment: dict[str, str]) -> Iterator[dict[str, int]]:
+    """Models as ordinary processes; their ports."""
+    import socket
+
+    ports: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        running = []
+        for name in names:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                ports[name] = free.getsockname()[1]
+            log = stack.enter_context((folder / f"{name}.log").open("wb"))
+            process = subprocess.Popen(
+                engine(name, str(ports[name])), stdout=log, stderr=log, env=os.environ | environment
+            )
+            stack.callback(end, process)
+            running.append((process, name))
+        for process, name in running:
+            deadline = time.monotonic() + READY_WITHIN_S
+            while not listed(ports[name]):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"{name} did not start: {(folder / f'{name}.log').read_text()[-2000:]}")
+                time.sleep(0.2)
+        yield ports
+
+
+def listed(port: int) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as got:
+        return bool(got.status == 200)
+    return False
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def mps(folder: Path) -> Iterator[dict[str, str]]:
+    """A daemon of MPS in a folder of its own; the environment of programs that have half of the GPU each."""
+    control = "nvidia-cuda-mps-control"
+    own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
+    for path in own.values():
+        Path(path).mkdir(exist_ok=True)
+    subprocess.run([control, "-d"], env=os.environ | own, check=True)
+    try:
+        yield own | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
+    finally:
+        subprocess.run([control], input=b"quit\n", env=os.environ | own, check=False)
+
+
+@contextlib.contextmanager
+def cotenant(folder: Path) -> Iterator[tuple[dict[str, int], str]]:
+    """Both models behind `cotenant serve`: the ports, and the agent's folder."""
+    rows = [
+        {"name": name, "command": subprocess.list2cmdline(engine(name, "{port}")), "memory": MEMORY, "keep": 1}
+        for name in NAMES
+    ]
+    gpus = {"model": DEVICE, "memory": "4GiB"} if REHEARSAL else {}
+    (folder / "models.yaml").write_text(
+        json.dumps({"gpus": gpus, "models": rows, "listen": {"http": "127.0.0.1:0"}})
+    )  # JSON is YAML
+    command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(folder / "models.yaml"), "--json"]
+    with (folder / "serve.log").open("wb") as log:
+        server = subprocess.Popen([*command, "--program-logs", str(folder)], stdout=subprocess.PIPE, stderr=log)
+        assert server.stdout is not None
+        try:
+            first = server.stdout.readline()
+            said = (folder / "serve.log").read_text()[-2000:]
+            if not first:
+                raise SystemExit(f"the server did not start: {said}")
+            url = json.loads(first)["http"]
+            deadline = time.monotonic() + READY_WITHIN_S
+            while True:
+                with urllib.request.urlopen(f"{url}/cotenant/status", timeout=30) as got:
+                    status = json.loads(got.read())
+                if all(row["state"] == "resident" for row in status["models"]):
+                    break
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"the models did not start: {status['models']}")
+                time.sleep(0.2)
+            yield dict.fromkeys(NAMES, int(url.rpartition(":")[2])), status["agent"] or ""
+        finally:
+            end(server)
+
+
+@contextlib.contextmanager
+def models(way: str, folder: Path) -> Iterator[tuple[dict[str, int], str, dict[str, str]]]:
+    """The models of a step: ports, the agent's folder, and the environment of a program beside them."""
+    with contextlib.ExitStack() as stack:
+        environment: dict[str, str] = {}
+        if way == "cotenant":
+            ports, agent = stack.enter_context(cotenant(folder))
+            yield ports, agent, environment
+            return
+        if way == "mps":
+            environment = stack.enter_context(mps(folder))
+        ports = stack.enter_context(plain(NAMES[:1] if way == "alone" else NAMES, folder, environment))
+        yield ports, "", environment
+
+
+# ---- training ----
+
+
+def train() -> None:
+    """Train for ever; a line with the time after each step."""
+    if DEVICE == "soft":
+        from cotenant.bench.driver import Driver
+
+        cuda = Driver()
+        done = cuda.event()
+        while True:
+            cuda.launch(5_000_000)
+            cuda.record(done)
+            cuda.wait(done)
+            print(time.monotonic(), flush=True)
+    import torch
+
+    kind = {"device": "cpu" if DEVICE == "cpu" else "cuda"}
+    width, batch = (64, 2) if DEVICE == "cpu" else (1024, 16)
+    layer = torch.nn.TransformerEncoderLayer(width, 16, 4 * width, batch_first=True, norm_first=True, **kind)
+    net = torch.nn.TransformerEncoder(layer, 8, enable_nested_tensor=False).to(**kind)
+    optimizer = torch.optim.AdamW(net.parameters(), fused=DEVICE != "cpu")
+    x = torch.randn(batch, 512, width, **kind)
+    while True:
+        with torch.autocast(kind["device"], torch.bfloat16):
+            loss = (net(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+        print(time.monotonic(), flush=True)
+
+
+class Training:
+    """A training program, as a tenant of the agent if there is one."""
+
+    def __init__(self, folder: Path, agent: str, environment: dict[str, str]) -> None:
+        own = [sys.executable, str(Path(__file__).resolve()), TRAIN, DEVICE]
+        share = ["run", "--dir", agent, "--name", "train", "--best-effort", "--memory", TRAIN_MEMORY, "--"]
+        command = [sys.executable, "-m", "cotenant.cli.main", *share, *own] if agent else own
+        self._log = (folder / "train.log").open("wb")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=os.environ | environment)
+        self.stamps: list[float] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + READY_WITHIN_S
+        while len(self.stamps) < 10:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the training did not start: {(folder / 'train.log').read_text()[-2000:]}")
+            time.sleep(0.1)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with contextlib.suppress(ValueError):
+                self.stamps.append(float(line))
+
+    def rate(self, begin_s: float, end_s: float) -> float:
+        """Steps a second."""
+        return sum(begin_s <= at < end_s for at in self.stamps) / (end_s - begin_s)
+
+    def close(self) -> None:
+        end(self.process)
+        self._log.close()
+
+
+def busy_part(seconds: float) -> float | None:
+    """The part of the time in which the GPU had a kernel, by NVML, which averages over the last 0.17 s or so."""
+    if REHEARSAL:
+        time.sleep(seconds)
+        return None
+    import pynvml
+
+    pynvml.nvmlInit()
+    by_name = DEVICE.startswith("GPU-")
+    card = pynvml.nvmlDeviceGetHandleByUUID(DEVICE) if by_name else pynvml.nvmlDeviceGetHandleByIndex(int(DEVICE or 0))
+    seen, until_s = [], time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        seen.append(pynvml.nvmlDeviceGetUtilizationRates(card).gpu / 100)
+        time.sleep(0.1)
+    return round(statistics.fmean(seen), 3)
+
+
+async def requests(ports: dict[str, int], seconds: float) -> tuple[dict[str, Any], float | None, float]:
+    """The row of Poisson requests to each model, how busy the GPU was meanwhile, and the begin."""
+    client, begun = Client(ports), time.monotonic()
+    sending = [client.open(name, TRAIN_PROMPT, TRAIN_OUTPUT, TRAIN_RATE, begun + seconds) for name in ports]
+    busy, *_ = await asyncio.gather(asyncio.to_thread(busy_part, seconds), *sending)
+    return client.row(begun, time.monotonic()), busy, begun
+
+
+def beside_training(way: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """The models without and with a training program, and the program with idle models."""
+    with models(way, folder) as (ports, agent, environment):
+        asyncio.run(load(ports, 2, 2.0))  # warm
+        each = max(SHORTEST_S, (seconds - START_S - 10.0) / 2.5)
+        without, busy, _ = asyncio.run(requests(ports, each))
+        training = Training(folder, agent, environment)
+        try:
+            begun = time.monotonic()
+            time.sleep(each / 2)
+            alone = training.rate(begun, begun + each / 2)
+            beside, _, begun = asyncio.run(requests(ports, each))
+            had = training.rate(begun, begun + each) / alone
+        finally:
+            training.close()
+    row = {
+        "without": without, "beside": beside, "busy_without": busy, "steps_per_s_alone": round(alone, 2),
+        "training_over_alone": round(had, 3), "training_of_left": round(had / (1 - busy), 3) if busy else None,
+    }  # fmt: skip
+    for what in ("ttft_ms", "ttft_p90_ms", "tpot_ms", "tpot_p90_ms"):
+        row[f"{what}_over_without"] = over(beside[what], without[what])
+    return row
+
+
+def over(value: float | None, base: float | None) -> float | None:
+    return round(value / base, 3) if value and base else None
+
+
+def main() -> None:
+    """Run the steps, and write a line per row."""
+    out = Path(sys.argv[1])
+    steps = (sys.argv[2] if len(sys.argv) > 2 else "alone,cotenant,mps,time").split(",")
+    until_s = time.monotonic() + (float(sys.argv[3]) if len(sys.argv) > 3 else 270.0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+    if REHEARSAL:
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+    alone: dict[int, dict[str, Any]] = {}
+    out.write_text("")
+
+    def say(row: dict[str, Any]) -> None:
+        print(json.dumps(row), flush=True)
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    for number, step in enumerate(steps):
+        folder = Path(tempfile.mkdtemp(prefix="pair-"))
+        left_s = (until_s - time.monotonic()) / (len(steps) - number)
+        try:
+            if step.startswith("train_"):
+                say({"step": step} | beside_training(step.removeprefix("train_"), folder, left_s))
+                continue
+            with models(step, folder) as (ports, _, _):
+                asyncio.run(load(ports, 2, 2.0))  # warm
+                for i, count in enumerate(LOADS):
+                    later = len(steps) - number - 1
+                    cells = len(LOADS) - i + len(LOADS) * later
+                    seconds = (until_s - time.monotonic() - START_S * later) / cells - 0.5
+                    if until_s - time.monotonic() < SHORTEST_S:
+                        raise SystemExit("no time left")
+                    row = asyncio.run(load(ports, count, min(LONGEST_S, max(SHORTEST_S, seconds))))
+                    if step == "alone":
+                        alone[count] = row
+                    elif base := alone.get(count):
+                        row["of_two_alone"] = over(row["tokens_per_s"], 2 * base["tokens_per_s"])
+                        row["ttft_over_alone"] = over(row["ttft_ms"], base["ttft_ms"])
+                        row["tpot_over_alone"] = over(row["tpot_ms"], base["tpot_ms"])
+                    say({"step": step, "in_flight": count} | row)
+        except (SystemExit, OSError, subprocess.SubprocessError) as error:
+            say({"step": step, "fault": str(error)})
+
+
+if __name__ == "__main__":
+    train() if sys.argv[1] == TRAIN else main()

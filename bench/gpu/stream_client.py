@@ -1,0 +1,97 @@
+"""A client of streamed answers for models_pair.py, by asyncio's streams alone: `prompt` words to `output` tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Answer:
+    """Times of one request, in seconds of time.monotonic."""
+
+    sent_s: float
+    stamps: list[float] = field(default_factory=list)
+    whole: bool = False
+
+
+@dataclass
+class Client:
+    """Sends requests to models at (name, port), and keeps all answers."""
+
+    ports: dict[str, int]
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    async def ask(self, name: str, prompt: int, output: int) -> None:
+        """One streamed request on a connection of its own."""
+        words = " ".join(str(random.getrandbits(30)) for _ in range(prompt))
+        body = {
+            "model": name, "messages": [{"role": "user", "content": words}], "max_tokens": output, "stream": True,
+            "temperature": 0.0,
+        }  # fmt: skip
+        data = json.dumps(body).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(data)}\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ports[name])
+        answer = Answer(time.monotonic())
+        self.answers.setdefault(name, []).append(answer)
+        try:
+            writer.write(head.encode() + data)
+            status = await reader.readline()
+            while line := await reader.readline():
+                if line.startswith(b"data: [DONE]"):
+                    answer.whole = True
+                    return
+                if line.startswith(b"data: {"):
+                    choices = json.loads(line[6:]).get("choices") or [{}]
+                    if choices[0].get("delta", {}).get("content"):
+                        answer.stamps.append(time.monotonic())
+            self.faults.append(f"{name}: {status.decode().strip()}, after {len(answer.stamps)} tokens")
+        except OSError as error:
+            self.faults.append(f"{name}: {error}")
+        finally:
+            writer.transport.abort()
+
+    async def closed(self, name: str, prompt: int, output: int, part: float) -> None:
+        """One request in flight for ever, the first one with only a part of the answer: clients with different parts
+        do not go on in step.
+        """
+        await self.ask(name, prompt, max(2, int(output * part)))
+        while True:
+            await self.ask(name, prompt, output)
+
+    async def open(self, name: str, prompt: int, output: int, rate: float, until_s: float) -> None:
+        """Poisson requests."""
+        draw, due = random.Random(name), time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            while (due := due + draw.expovariate(rate)) < until_s:
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                group.create_task(self.ask(name, prompt, output))
+
+    def row(self, begin_s: float, end_s: float) -> dict[str, Any]:
+        """What happened in a span of time, by all models."""
+        every = [a for answers in self.answers.values() for a in answers]
+        tokens = sum(begin_s <= at < end_s for a in every for at in a.stamps)
+        first = [(a.stamps[0] - a.sent_s) * 1e3 for a in every if a.stamps and begin_s <= a.sent_s < end_s]
+        gaps = []
+        for a in every:
+            inside = [at for at in a.stamps if begin_s <= at < end_s]
+            if len(inside) >= 4:
+                gaps.append((inside[-1] - inside[0]) / (len(inside) - 1) * 1e3)
+        return {
+            "tokens_per_s": round(tokens / (end_s - begin_s), 1), "first_tokens": len(first),
+            "still_waiting": sum(not a.stamps and begin_s <= a.sent_s < end_s for a in every),
+            "ttft_ms": middle(first), "ttft_p90_ms": middle(first, 0.9), "tpot_ms": middle(gaps),
+            "tpot_p90_ms": middle(gaps, 0.9), "faults": self.faults[:3],
+        }  # fmt: skip
+
+
+def middle(values: list[float], part: float = 0.5) -> float | None:
+    """A quantile, or None of nothing."""
+    values = sorted(values)
+    return round(values[min(len(values) - 1, int(part * len(values)))], 2) if values else None
