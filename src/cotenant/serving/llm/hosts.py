@@ -29,7 +29,7 @@ from cotenant.serving.llm.keeper import Keeper, kill_group
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-AGENT_WITHIN_S = 60.0
+AGENT_WITHIN_S = 300.0  # in a checkout, an agent first compiles its parts in C
 AGENT_BACK_S = 30.0  # how long an order waits for an agent that has ended
 PARK_WITHIN_S = 10.0
 NAME_FREE_S = 10.0  # how long a dead tenant's name may remain in use
