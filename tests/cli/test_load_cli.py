@@ -37,6 +37,21 @@ def test_one_json_object_and_a_log(tmp_path: Path) -> None:
     assert "Load test" in page.read_text()[:3000]
 
 
+def test_a_run_without_any_good_answer_fails(tmp_path: Path) -> None:
+    """Its result and log are written all the same."""
+    log = tmp_path / "log.csv"
+    with standin({"a": lambda seen: Reply(status=503)}) as server:
+        done = subprocess.run(
+            command("load", "--url", server.url, "--service", "a=20", "--duration", "1s", "--csv", log, "--json"),
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    content = json.loads(done.stdout)
+    sent = content["requests"]
+    assert (done.returncode, content["services"]["a"]["dropped"]) == (1, sent)
+    assert done.stderr.splitlines()[-1] == f"cotenant: none of the {sent} requests was answered with a result"
+    assert len(log.read_text().splitlines()) == sent + 1
+
+
 @pytest.mark.slow
 def test_the_largest_load_is_found() -> None:
     """The server takes 100 requests of `a` in each second and refuses the rest.

@@ -108,7 +108,7 @@ def test_simulating_more_than_planned_shows_it(run: Any, services: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_fewer_gpus_and_what_if(run: Any, services: Path) -> None:
+def test_fewer_gpus_and_what_if(run: Any, services: Path, tmp_path: Path) -> None:
     used = {}
     for change in ("rate=x1", "rate=x1.6"):
         _, out, _ = run("plan", services, "--min-gpus", "--no-verify", "--what-if", change, "--json")
@@ -117,8 +117,11 @@ def test_fewer_gpus_and_what_if(run: Any, services: Path) -> None:
         assert found["gpus"] == found["gpus_used"]
         used[change] = found["gpus_used"]
     assert used["rate=x1"] <= used["rate=x1.6"]
-    code, out, _ = run("plan", services, "--what-if", "rate=x40", "--json")
-    assert code == 0
+    code, out, err = run("plan", services, "--what-if", "rate=x40", "--json", "--out", tmp_path / "over.json")
+    assert code == 1
+    assert err.count("\n") == 1
+    assert err.startswith("cotenant: the plan does not serve all requests of ")
+    assert (tmp_path / "over.json").exists()
     over = json.loads(out)
     assert over["proven_infeasible"]
     assert over["gpulets"]

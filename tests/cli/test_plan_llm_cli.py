@@ -69,9 +69,15 @@ def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
     assert "all 2 models: 1 GPUs; with one GPU per model: 2" in shown.out
     assert "one GPU serves 2 of the 2 models with 99% of the requests in time" in shown.out
     path.write_text(HEAD + ROW.format("a", "10GiB", 350, "") + ROW.format("b", "10GiB", 99, ""))  # 100 ms of prefill
-    assert "b has 0.00% in time with a GPU for each model: more GPUs do not help" in cotenant(*asked).out
+    late = cotenant(*asked)
+    assert (late.code, late.err.splitlines()[-1]) == (
+        1, "cotenant: b has 0.00% in time with a GPU for each model: more GPUs do not help"
+    )  # fmt: skip
+    assert "one GPU serves 1 of the 2 models" in late.out
     path.write_text(HEAD + "".join(ROW.format(name, "10GiB", 150, "") for name in "abd"))
     constant = ("--arrivals", "constant", "--most-gpus", "2")
-    assert "all models need more than the 2 GPUs that were tried" in cotenant(*asked, *constant).out
+    few = cotenant(*asked, *constant, "--json")
+    assert (few.code, json.loads(few.out)["gpus"]) == (1, None)
+    assert few.err.splitlines()[-1] == "cotenant: all models need more than the 2 GPUs that were tried"
     wrong = cotenant(*asked, "--rate", "c=1")
     assert (wrong.code, "there is no model 'c'" in wrong.err) == (2, True)

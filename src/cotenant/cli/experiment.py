@@ -38,7 +38,7 @@ def experiment(
     from pathlib import Path
 
     from cotenant.cli.load_view import live_table
-    from cotenant.core.errors import InputError
+    from cotenant.core.errors import InputError, WorkError
     from cotenant.loadgen.experiment import load_services, read_experiment, run_experiment, shipped
 
     if listing:
@@ -60,6 +60,9 @@ def experiment(
         _show(outcome, folder)
     for warning in outcome.result.warnings():
         print(f"note: {warning}", file=sys.stderr)
+    short = None if outcome.plan is None else outcome.plan.unserved
+    if (short or outcome.result.fault) is not None:
+        raise WorkError(short or outcome.result.fault)
 
 
 def _write(outcome: Outcome, folder: Path) -> None:

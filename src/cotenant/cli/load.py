@@ -94,6 +94,8 @@ def load(
     simulator. Requests are sent when they are due, without waiting for answers, and latency counts from that time; how
     late they were sent is reported.
     """
+    import json
+
     from cotenant.cli.token_file import shown_token
     from cotenant.core.errors import InputError
     from cotenant.core.files import check_writable
@@ -121,7 +123,8 @@ def load(
         )  # fmt: skip
         _report_search(found, test, csv, html, as_json)
         return
-    _report(_run(test, "sending", quiet=as_json), csv, html, as_json)
+    result = _run(test, "sending", quiet=as_json)
+    _report(result, csv, html, json.dumps(result.summary()) if as_json else None)
 
 
 def _run(test: LoadTest, what: str, quiet: bool = False) -> LoadResult:
@@ -132,10 +135,11 @@ def _run(test: LoadTest, what: str, quiet: bool = False) -> LoadResult:
         return run_load(test, tell)
 
 
-def _report(result: LoadResult, csv: str | None, html: str | None, as_json: bool) -> None:
+def _report(result: LoadResult, csv: str | None, html: str | None, as_json: str | None) -> None:
     import sys
 
     from cotenant.cli.load_view import show
+    from cotenant.core.errors import WorkError
     from cotenant.core.files import atomic_file
 
     if csv is not None:
@@ -145,14 +149,14 @@ def _report(result: LoadResult, csv: str | None, html: str | None, as_json: bool
         from cotenant.report.load import write_page
 
         write_page(html, result)
-    if as_json:
-        import json
-
-        print(json.dumps(result.summary()))
+    if as_json is not None:
+        print(as_json)
     else:
         show(result)
     for warning in result.warnings():
         print(f"note: {warning}", file=sys.stderr)
+    if result.fault is not None:
+        raise WorkError(result.fault)
 
 
 def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, quiet: bool) -> Found[LoadResult]:
@@ -189,7 +193,7 @@ def _report_search(found: Found[LoadResult], test: LoadTest, csv: str | None, ht
         rates = ", ".join(f"{s.name} {s.mean_rps * found.factor:.1f}/s" for s in test.services if s.mean_rps)
         more = "; no probe failed, so a larger load may be possible" if found.open_ended else ""
         print(f"largest load that met the SLOs: x{found.factor:.3g} of the given rates ({rates}){more}")
-        _report(best, csv, html, False)
+        _report(best, csv, html, None)
         return
     import json
 
@@ -203,10 +207,4 @@ def _report_search(found: Found[LoadResult], test: LoadTest, csv: str | None, ht
         ],
         "run": best.summary(),
     }
-    if csv is not None or html is not None:
-        import contextlib
-        import io
-
-        with contextlib.redirect_stdout(io.StringIO()):
-            _report(best, csv, html, True)
-    print(json.dumps(content))
+    _report(best, csv, html, json.dumps(content))

@@ -250,6 +250,7 @@ def _report(result: OpenAiResult, csv: str | None, html: str | None, as_json: st
     import sys
 
     from cotenant.cli.llm_view import show
+    from cotenant.core.errors import WorkError
     from cotenant.core.files import atomic_file
 
     if csv is not None:
@@ -268,3 +269,5 @@ def _report(result: OpenAiResult, csv: str | None, html: str | None, as_json: st
         show(content, f"{len(result.outcome):,} requests in {result.duration_s:.1f} s, seed {result.test.seed}{left}")
     for reason, count in list(result.reasons.items())[:10]:
         print(f"note: {count:,} requests: {reason}", file=sys.stderr)
+    if result.fault is not None:
+        raise WorkError(result.fault)

@@ -88,7 +88,7 @@ def plan(
     headroom. `plan scenarios --like SET --out F` generates sets of scenarios; `plan fit-interference --pairs F` fits
     the interference model of a profile.
     """
-    from cotenant.core.errors import InputError
+    from cotenant.core.errors import InputError, WorkError
     from cotenant.core.files import check_writable
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
@@ -149,6 +149,8 @@ def plan(
         print(json.dumps(content))
     else:
         plan_view.show(content)
+    if found.unmet is not None:
+        raise WorkError(found.unmet)
 
 
 def _problem(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.cli.plan_notice import PACKING, say_compiling_serving
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.core.extras import needs
 from cotenant.core.units import counted, parse_seconds
 from cotenant.policy.serving.autoscale import FORECASTS, Autoscaler
@@ -123,11 +123,22 @@ def replay(problem: Problem, spec: Spec, path: str, forecast: str, patience: int
     }
     if as_json:
         print(json.dumps(content))
-        return
+    else:
+        _show(content)
+    lacking = sum(r["needed"] is None for r in rows)
+    if lacking:
+        raise WorkError(
+            f"in {counted(lacking, 'period')} of {len(rows):,} the services needed more than all "
+            f"{counted(len(problem.gpus), 'GPU')}"
+        )
+
+
+def _show(content: dict[str, Any]) -> None:
     from cotenant.cli.fitting import plain_table, print_whole
 
+    rows = content["decisions"]
     changes = counted(content["changes"], "change")
-    table = plain_table(f"{forecast}: {changes}, {content['short_periods']:,} of {len(rows):,} short")
+    table = plain_table(f"{content['forecast']}: {changes}, {content['short_periods']:,} of {len(rows):,} short")
     for name in ("time", "forecast/s", "came/s", "GPUs held", "needed"):
         table.add_column(name, justify="right")
     for row in rows:

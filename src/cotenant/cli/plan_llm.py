@@ -83,6 +83,7 @@ def plan(
     import json
     import sys
 
+    from cotenant.core.errors import WorkError
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.serving.config.models import read_models
     from cotenant.sim.llm.engine import longest
@@ -97,10 +98,12 @@ def plan(
     found = pack(requests.fitting(longest(setup.models)), setup, target, most_gpus, None if as_json else _say)
     if as_json:
         print(json.dumps(found.content() | {"seed": seed}))
-        return
-    _show(found.content(), setup)
-    for reason, count in requests.left_out.items():
-        print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
+    else:
+        _show(found.content(), setup)
+        for reason, count in requests.left_out.items():
+            print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
+    if found.gpus is None:
+        raise WorkError(_unmet(found.rows[-1], len(setup.models)))
 
 
 def _requests(names: list[str], trace: str | None, rate: list[str] | None, *rest: Any) -> TokenTrace:
@@ -142,13 +145,11 @@ def _show(content: dict[str, Any], setup: LlmSetup) -> None:
     print_whole(table)
     target, whole = content["target"], len(setup.models)
     print(f"one GPU serves {content['per_gpu']} of the {whole} models with {100 * target:g}% of the requests in time")
-    if content["gpus"] is None:
-        last = content["rows"][-1]
-        if last["gpus"] < whole:
-            print(f"all models need more than the {last['gpus']} GPUs that were tried")
-        else:
-            print(
-                f"{last['least_of']} has {last['least']:.2%} in time with a GPU for each model: more GPUs do not help"
-            )
-    else:
+    if content["gpus"] is not None:
         print(f"all {whole} models: {content['gpus']} GPUs; with one GPU per model: {whole}")
+
+
+def _unmet(last: Row, models: int) -> str:
+    if last.gpus < models:
+        return f"all models need more than the {last.gpus} GPUs that were tried"
+    return f"{last.least_of} has {last.least:.2%} in time with a GPU for each model: more GPUs do not help"

@@ -77,12 +77,6 @@ def show(data: dict[str, Any]) -> None:
         )
     for note in data["notes"]:
         console.print(note)
-    verified = data["verified"]
-    if verified is not None and not verified["holds"]:
-        console.print(
-            f"in simulation some services stay below {verified['target']:.1%} of requests in time: add "
-            "GPUs or relax their SLOs"
-        )
     for step in data.get("moves", ()):
         what = f" {step['service']}" if step["service"] else ""
         console.print(f"move: {step['kind']}{what} on GPU {step['gpu']} {step['partition']}")

@@ -79,7 +79,7 @@ def simulate(
     """Simulate requests on a serving plan with batching and drops; report percentiles and SLO attainment per
     service.
     """
-    from cotenant.core.errors import InputError
+    from cotenant.core.errors import InputError, WorkError
     from cotenant.core.files import check_writable
     from cotenant.core.units import parse_seconds
     from cotenant.serving.config.planning import build_problem
@@ -110,6 +110,8 @@ def simulate(
         print(json.dumps(content))
     else:
         _show(content)
+    if plan is None and found.unserved is not None:
+        raise WorkError(found.unserved)
 
 
 def _plan(path: str | None, problem: Problem, planner: str | None, verify: bool, seed: int) -> ServingPlan:

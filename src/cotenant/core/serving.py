@@ -14,6 +14,7 @@ MAX_GPUS = 1_000_000
 
 
 MOST_MODELS = 128  # largest number of models in one gpulet
+MOST_NAMED = 10  # largest number of services that one sentence names
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,18 @@ class ServingPlan:
     @property
     def feasible(self) -> bool:
         return not self.left_out
+
+    @property
+    def unserved(self) -> str | None:
+        """A sentence with the services whose requests the plan does not all serve; None if there are none."""
+        if not self.left_out:
+            return None
+        names = [x.service for x in self.left_out]
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return (
+            f"the plan does not serve all requests of {len(names)} of {len(self.rates_rps)} services: "
+            f"{', '.join(names[:MOST_NAMED])}{more}"
+        )
 
     @property
     def gpus_used(self) -> int:

@@ -73,6 +73,15 @@ class OpenAiResult:
         """Complete answers per second."""
         return float(np.isfinite(self.times.last_s).sum() / self.duration_s)
 
+    @property
+    def fault(self) -> str | None:
+        """See LoadResult."""
+        if self.wrong:
+            return f"{self.wrong:,} answers were wrong; they count as failed"
+        if len(self.outcome) and not (self.outcome == OK).any():
+            return f"none of the {len(self.outcome):,} requests was answered with a result"
+        return None
+
     def summary(self) -> dict[str, Any]:
         """Figures per model as the simulator reports them, and how late requests were sent."""
         sent = self.sent_s >= 0

@@ -87,6 +87,15 @@ class LoadResult:
         found = [row["slo_attainment"] for row in self.summary()["services"].values()]
         return min((x for x in found if x is not None), default=1.0)
 
+    @property
+    def fault(self) -> str | None:
+        """A sentence if answers were wrong or nothing was answered, so that the figures cannot be used; else None."""
+        if self.wrong:
+            return f"{self.wrong:,} answers belonged to another request or model; they count as failed"
+        if len(self.rows) and not np.isin(self.rows["outcome"], (OK, LATE)).any():
+            return f"none of the {len(self.rows):,} requests was answered with a result"
+        return None
+
     def lateness(self) -> dict[str, float | None]:
         """How late requests were sent, in ms: the part of the latencies that the load generator itself caused."""
         sent = self.rows["sent"] >= 0
@@ -107,8 +116,6 @@ class LoadResult:
                 f"1 % of the requests left {late:.1f} ms or more after their time: this machine, or the limit of "
                 "connections, was the bottleneck, and the latencies include it"
             )
-        if self.wrong:
-            found.append(f"{self.wrong:,} answers belonged to another request or model; they count as failed")
         if self.stray:
             found.append(f"{self.stray:,} answers belong to no open request")
         for reason, count in sorted(self.reasons.items(), key=lambda x: -x[1])[:3]:

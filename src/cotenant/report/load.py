@@ -43,7 +43,8 @@ def headline(result: LoadResult) -> str:
         text.append(
             f"Requests left {late['p50']:.2f} ms after their time in the median, 99 % within {late['p99']:.2f} ms."
         )
-    return " ".join([*text, *(f"Note: {w}." for w in result.warnings())])
+    notes = result.warnings() if result.fault is None else [result.fault, *result.warnings()]
+    return " ".join([*text, *(f"Note: {note}." for note in notes)])
 
 
 def page_data(result: LoadResult) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cotenant.core.serving import ServingPlan
+from cotenant.core.serving import MOST_NAMED, ServingPlan
 from cotenant.policy.serving.packing.planners import Packer
 from cotenant.policy.serving.packing.replan import fewest_gpus, renamed
 from cotenant.policy.serving.packing.specs import Spec
@@ -24,6 +24,20 @@ class Decision:
     verified: Verified | None
     target: float | None  #: SLO attainment that a verified plan must reach
     decision_ms: float
+
+    @property
+    def unmet(self) -> str | None:
+        """A sentence with the services that get less than was requested; None if there are none."""
+        if self.plan.unserved is not None or self.verified is None or self.target is None:
+            return self.plan.unserved
+        if self.verified.holds(self.target):
+            return None
+        late = [name for name, part in self.verified.surely.items() if part < self.target][:MOST_NAMED]
+        reached = ", ".join(f"{name} {self.verified.attainment[name]:.2%}" for name in late)
+        return (
+            f"simulation does not confirm that {self.target:.1%} of the requests are in time: {reached}; "
+            "add GPUs or relax the SLOs"
+        )
 
 
 def decide(
