@@ -5,68 +5,27 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-from serve_setup import PROFILE, ask, deployment, plan
+from identity_models import FIELDS, MOST, VALUES, identities
+from serve_setup import ask, plan
 
 from cotenant.serving.protocol.messages import classes
 from cotenant.serving.protocol.tensors import DTYPES, pack_strings, unpack_strings
 from cotenant.serving.server import Running, running
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 grpc = pytest.importorskip("grpc")
 
-MOST = 2**64 - 1
-VALUES: dict[str, list[Any]] = {
-    "BOOL": [True, False],
-    "UINT8": [0, 255],
-    "UINT16": [0, 65535],
-    "UINT32": [0, 2**32 - 1],
-    "UINT64": [MOST, 1, 2**63 + 1, 5, 2**53 + 1, 0],
-    "INT8": [-128, 127],
-    "INT16": [-32768, 32767],
-    "INT32": [-(2**31), 2**31 - 1],
-    "INT64": [-(2**63), 2**63 - 1, 2**53 + 1],
-    "FP16": [65504.0, 2.0**-24, -0.0, -1.5],
-    "FP32": [float(np.finfo(np.float32).max), 2.0**-149, -0.0, float(np.float32(0.1))],
-    "FP64": [1.7976931348623157e308, 5e-324, -0.0, 0.1, 2.0**53 + 2],
-    "BYTES": ["", "ä€😀", "a\0b", "x" * 300],
-}
-ELEMENTS = {
-    "BOOL": "BOOL", "UINT8": "UINT8", "UINT16": "UINT16", "UINT32": "UINT32", "UINT64": "UINT64", "INT8": "INT8",
-    "INT16": "INT16", "INT32": "INT32", "INT64": "INT64", "FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE",
-    "BYTES": "STRING",
-}  # fmt: skip
-FIELDS = {
-    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
-    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
-    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
-}  # fmt: skip
 DOORS = ("json", "binary", "typed", "raw")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service named after each type, which gives back its input."""
-    folder = tmp_path_factory.mktemp("exact")
-    helper = onnx.helper
-    for name, element in ELEMENTS.items():
-        kind = getattr(onnx.TensorProto, element)
-        sides = [helper.make_tensor_value_info(x, kind, ["n", "m"]) for x in "xy"]
-        graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", sides[:1], sides[1:])
-        path = folder / name / "1"
-        path.mkdir(parents=True)
-        made = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
-        onnx.save(made, path / "model.onnx")
-    services = [{"name": x, "model": f"{folder}/{x}", "backend": "onnx", "slo_ms": 20_000} for x in ELEMENTS]
-    content = deployment(services, folder) | {"mechanism": "cores"}
-    profile = PROFILE | {"models": dict.fromkeys(ELEMENTS, PROFILE["models"]["a"])}
-    Path(content["profile"]).write_text(json.dumps(profile))
-    with running(content, plan=plan(dict.fromkeys(ELEMENTS, 8)), grpc="127.0.0.1:0") as found:
+    content = identities(tmp_path_factory.mktemp("exact"))
+    with running(content, plan=plan(dict.fromkeys([*VALUES, "pair"], 8)), grpc="127.0.0.1:0") as found:
         yield found
 
 
@@ -101,7 +60,7 @@ def over_http(server: Running, datatype: str, data: list[Any] | bytes, count: in
 def over_grpc(server: Running, datatype: str, values: list[Any] | None, raw: list[bytes], **more: Any) -> Any:
     kinds = classes()
     message = kinds["ModelInferRequest"](model_name=datatype, raw_input_contents=raw)
-    count = len(values) if values is not None else more.pop("count")
+    count = more["count"] if "count" in more else len(values or ())
     entry = message.inputs.add(name="x", datatype=datatype, shape=[1, count])
     if values is not None:
         getattr(entry.contents, more.get("field", FIELDS.get(datatype, ""))).extend(values)
@@ -208,6 +167,90 @@ def test_an_input_has_one_encoding(server: Running) -> None:
     assert (status, why) == (400, "input 'x' has typed contents beside raw ones")
     status, why = over_grpc(server, "BOOL", None, [b"\x02"], count=1)
     assert (status, why) == (400, "input 'x' is BOOL: its bytes must be 0 or 1")
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("datatype", VALUES)
+def test_wrong_lengths_are_refused(server: Running, datatype: str, door: str) -> None:
+    values, count = VALUES[datatype], len(VALUES[datatype])
+    data = wire(datatype, values)
+    for wrong in (data[:-1], data + b"\0", b""):
+        if door == "binary" and wrong:
+            status, why = over_http(server, datatype, wrong, count, True)
+        elif door == "raw":
+            status, why = over_grpc(server, datatype, None, [wrong], count=count)
+        else:
+            continue
+        assert (status, why.startswith(("input 'x' has ", "a BYTES tensor ends inside "))) == (400, True), why
+    for few in (values[:-1], values + values[:1], []):
+        if door == "json":
+            status, why = over_http(server, datatype, few, count, False)
+        elif door == "typed" and datatype in FIELDS:
+            given = [x.encode() for x in few] if datatype == "BYTES" else few
+            status, why = over_grpc(server, datatype, given, [], count=count)
+        else:
+            continue
+        assert (status, why.startswith("input 'x' has ")) == (400, True), why
+
+
+def pair(server: Running, *rows: tuple[str, str, list[Any]], raw: Sequence[bytes] = ()) -> Any:
+    """(field or nothing, type, values) of x and x1 in one gRPC request: the answer's contents, or a refusal."""
+    kinds = classes()
+    message = kinds["ModelInferRequest"](model_name="pair", raw_input_contents=raw)
+    for name, (field, datatype, values) in zip(("x", "x1"), rows, strict=False):
+        entry = message.inputs.add(name=name, datatype=datatype, shape=[1, 2])
+        if field:
+            getattr(entry.contents, field).extend(values)
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer", request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=kinds["ModelInferResponse"].FromString,
+        )  # fmt: skip
+        try:
+            return list(call(message).raw_output_contents)
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+
+
+def test_raw_contents_are_counted(server: Running) -> None:
+    """Also those of a request that begins like an earlier one, whose description the server has kept."""
+    floats, numbers = [1.0, 2.0], [2**53 + 1, -(2**63)]
+    a, b = wire("FP32", floats), wire("INT64", numbers)
+    blank = ("", "FP32", floats), ("", "INT64", numbers)
+    typed = ("fp32_contents", "FP32", floats), ("int64_contents", "INT64", numbers)
+    invalid = "INVALID_ARGUMENT"
+    for _ in range(2):
+        assert pair(server, *blank, raw=[a]) == (invalid, "input 'x1' has no raw contents, but others have")
+        too_many = (invalid, "there are more raw contents than inputs that need them")
+        assert pair(server, *blank, raw=[a, b, a]) == too_many
+        assert pair(server, *blank, raw=[a, b]) == [a, b]
+    assert pair(server, *typed) == [a, b]
+    assert pair(server, blank[0], typed[1], raw=[a]) == (invalid, "input 'x1' has no raw contents, but others have")
+    assert pair(server, typed[0], blank[1], raw=[b]) == (invalid, "input 'x' has typed contents beside raw ones")
+    assert pair(server, typed[0]) == (invalid, "the model takes 2 inputs (x, x1); got 1 (x)")
+    assert pair(server, *blank) == (invalid, "input 'x' has 0 bytes; its shape and type say 8")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": None}, "an input needs a name and a datatype"),
+        ({"datatype": None}, "an input needs a name and a datatype"),
+        ({"datatype": "fp32"}, "input 'x' has the unknown data type 'fp32'"),
+        ({"shape": None}, "input 'x' needs a shape: a list of at most 32 sizes"),
+        ({"shape": [True, 2]}, "input 'x' has a shape with True, which is no size"),
+        ({"data": None}, "input 'x' needs its data as a list"),
+        ({"name": "z"}, "input 'x' is missing"),
+        ({"parameters": {"binary_data_size": 8}}, "input 'x' has a list of data beside binary data"),
+    ],
+)
+def test_what_a_request_lacks_is_named(server: Running, change: dict[str, Any], said: str) -> None:
+    entry = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]} | change
+    body = json.dumps({"inputs": [{k: v for k, v in entry.items() if v is not None}]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(body))}
+    tail = wire("FP32", [3.0, 4.0]) if "parameters" in change else b""
+    status, _, answer = ask(server.http_url, "/v2/models/FP32/infer", body + tail, headers=headers)
+    assert (status, answer["error"]) == (400, said)
 
 
 def test_bf16_travels_as_binary_data_only() -> None:

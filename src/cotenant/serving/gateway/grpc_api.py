@@ -28,6 +28,8 @@ _CONTENTS = {
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
+_NO_RAW = "input {!r} has no raw contents, but others have"
+_TOO_MANY_RAW = "there are more raw contents than inputs that need them"
 INVALID = 3
 MOST_HEADS, MOST_HEAD = 1024, 4096  # number of decoded headers that are cached, and largest size of one in bytes
 
@@ -196,6 +198,10 @@ class GrpcApi:
                 if len(self._heads) >= MOST_HEADS:
                     self._heads.clear()
                 self._heads[head] = known
+        if len(spans) < len(known.inputs):
+            raise WireError(_NO_RAW.format(known.inputs[len(spans)].name))
+        if len(spans) > len(known.inputs):
+            raise WireError(_TOO_MANY_RAW)
         view = memoryview(data)
         tensors = []
         for blank, (start, stop) in zip(known.inputs, spans, strict=True):
@@ -222,8 +228,6 @@ class GrpcApi:
             raise WireError("not an inference request") from None
         raw = message.raw_input_contents
         count = len(raw) if raws is None else raws
-        if count > len(message.inputs):
-            raise WireError("there are more raw contents than inputs")
         if not message.inputs:
             raise WireError("needs inputs")
         parameters = _parameters(message.parameters)
@@ -236,12 +240,16 @@ class GrpcApi:
             for entry in message.inputs:
                 place = regions.place(entry.name, _parameters(entry.parameters))
                 if place is not None:
+                    if entry.HasField("contents"):
+                        raise WireError(f"input {entry.name!r} has typed contents beside shared memory")
                     request.inputs.append(placed(entry.name, entry.datatype, _shape(entry), place))
                     continue
                 if count and k >= count:
-                    raise WireError(f"input {entry.name!r} has no raw contents, but others have")
+                    raise WireError(_NO_RAW.format(entry.name))
                 request.inputs.append(_tensor(entry, b"" if raws else raw[k] if count else None, whole=not raws))
                 k += 1
+            if k < count:
+                raise WireError(_TOO_MANY_RAW)
             for entry in message.outputs:
                 output_wishes(entry.name, _parameters(entry.parameters), regions, request)
         except TensorError as error:

@@ -86,6 +86,9 @@ def _inputs(raw: Any, binary: memoryview, regions: Regions) -> list[Tensor]:
         shape = _shape(entry.get("shape"), name)
         parameters = _parameters(entry)
         size, place = parameters.get("binary_data_size"), regions.place(name, parameters)
+        if entry.get("data") is not None and (place is not None or size is not None):
+            other = "binary data" if place is None else "shared memory"
+            raise WireError(f"input {name!r} has a list of data beside {other}")
         if place is not None:
             tensors.append(placed(name, datatype, shape, place))
             continue
