@@ -47,6 +47,27 @@ def test_ten_models_with_a_request_a_second_fit_two_cores(planner: str) -> None:
     assert sorted(s.service for let in found.gpulets for s in let.seats) == sorted(f"m{i}" for i in range(10))
 
 
+@pytest.mark.parametrize("planner", ["temporal", "gpulet", "gpulet-interference"])
+def test_small_gpulets_leave_nothing_out_that_a_whole_gpu_serves(planner: str) -> None:
+    """On two gpulets of 10 % only four of these models can take turns; on the whole GPU all seven can."""
+    times = {
+        f"{p}%": {str(b): one * (0.7 + 0.3 * b) / (p / 100) ** 0.9 for b in (1, 2, 4, 8, 16, 32)}
+        for one in (1.0,) for p in (10, 20, 50, 100)
+    }  # fmt: skip
+    ones = (8, 10, 12, 16, 20, 26, 32)
+    made = {
+        f"m{i}": {"memory_mb": 10, "latency_ms": {p: {b: t * one for b, t in row.items()} for p, row in times.items()}}
+        for i, one in enumerate(ones)
+    }
+    content = profile(0) | {"models": made, "partitions": {p: int(p[:-1]) / 100 for p in times}}
+    gpus = Gpus.uniform(parse_profile(content, "made up"), 1)
+    services = [Service(f"m{i}", f"m{i}", 14.0 / (i + 1) / one * 8, 60.0 * one) for i, one in enumerate(ones)]
+    found = Packer(PLANNERS[planner], gpus, services).plan()
+    assert problems(found, services, gpus) == []
+    assert found.planner == planner
+    assert found.feasible
+
+
 def test_a_hundred_models_with_a_request_a_second_fit_one_gpu() -> None:
     found = planned(100, 500.0, [1.0] * 100)
     assert found.feasible

@@ -4,10 +4,11 @@ of a GPU) has one model."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cotenant.core.serving import ServingPlan
 from cotenant.policy.serving.packing.prices import CoverTable, dual_prices
 from cotenant.policy.solver import compressed, solve_milp
 
@@ -56,3 +57,15 @@ def prove(table: CoverTable, rates: np.ndarray, counts: np.ndarray, time_limit_s
         times = np.round(found.x).astype(np.int64)
         return Proof(factor, "found", np.repeat(np.arange(n), times))
     return Proof(factor, "alone-infeasible" if found.status == "infeasible" else "undecided")
+
+
+def with_proof(plan: ServingPlan, proof: Proof) -> ServingPlan:
+    """The plan with the outcome of the proof as a note."""
+    said = {
+        "infeasible": "proven infeasible",
+        "alone-infeasible": "proven: no plan without shared gpulets; none with shared ones was found",
+        "undecided": "undecided: the time limit was reached",
+        "found": "undecided: the plan found does not fit the memory",
+    }[proof.status]
+    note = f"{said}; no plan serves more than {proof.factor:.4f} of the rates"
+    return replace(plan, bound=proof.factor, proven_infeasible=proof.status == "infeasible", notes=(*plan.notes, note))

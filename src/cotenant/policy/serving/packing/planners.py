@@ -13,12 +13,12 @@ from cotenant.core.errors import InputError
 from cotenant.core.serving import Gpulet, LeftOut, Service, ServingPlan
 from cotenant.policy.serving.packing import adjust, cover, reasons, rows, search
 from cotenant.policy.serving.packing.check import problems
-from cotenant.policy.serving.packing.exact import Proof, prove
+from cotenant.policy.serving.packing.exact import prove, with_proof
 from cotenant.policy.serving.packing.instances import InstanceTable
 from cotenant.policy.serving.packing.kernel import State
 from cotenant.policy.serving.packing.prices import CoverTable, cover_table
 from cotenant.policy.serving.packing.shared import SharedTable, serve_all, shared_table
-from cotenant.policy.serving.packing.specs import KEPT_APART, Spec
+from cotenant.policy.serving.packing.specs import KEPT_APART, PLANNERS, Spec
 from cotenant.policy.serving.packing.tables import Gpus, build_tables, most_rows, new_state
 
 SEED = 0x9E3779B97F4A7C15
@@ -112,14 +112,19 @@ class Packer:
             if kept.feasible:
                 return kept
         plan = self._decide(services, start)
-        if crowded is None or plan.feasible or all(len(let.seats) < few for let in plan.gpulets):
+        if crowded is not None and not plan.feasible and any(len(let.seats) >= few for let in plan.gpulets):
+            plan = self._better(plan, crowded._decide(services, start))
+        if self._undivided is not None and not plan.feasible and not plan.proven_infeasible:
+            plan = self._better(plan, self._undivided._crowding(services, None))
+        return plan
+
+    def _better(self, plan: ServingPlan, other: ServingPlan) -> ServingPlan:
+        """The plan that leaves out less, with what is proven of the first."""
+        if self._missing(other) >= self._missing(plan):
             return plan
-        fuller = crowded._decide(services, start)
-        if self._missing(fuller) >= self._missing(plan):
-            return plan
-        if fuller.feasible:
-            return fuller
-        return replace(fuller, bound=plan.bound, proven_infeasible=plan.proven_infeasible, notes=plan.notes)
+        if other.feasible:
+            return other
+        return replace(other, bound=plan.bound, proven_infeasible=plan.proven_infeasible, notes=plan.notes)
 
     def _missing(self, plan: ServingPlan) -> float:
         """Return the number of GPUs that the services left out of a plan would need."""
@@ -135,6 +140,20 @@ class Packer:
             return None
         spec = replace(self.spec, rules=replace(rules, seats=rules.crowd), climb=0, cover=False, exact=False)
         return Packer(spec, self.gpus, self.services)
+
+    @cached_property
+    def _undivided(self) -> Packer | None:
+        """The same planner with GPUs left whole, for what the search of divided ones does not find: it prefers small
+        gpulets, in which fewer models can take turns. None where it looks for such plans already, or may not make any.
+        """
+        rules = self.spec.rules
+        if rules.whole_only or rules.seats == 1 or self.spec.exact or self.spec.climb == 0:
+            return None
+        spec = replace(PLANNERS["temporal"], name=self.spec.name, rules=replace(rules, whole_only=True))
+        try:
+            return Packer(spec, self.gpus, self.services)
+        except InputError:  # an SLO that no whole GPU keeps, or a profile without whole GPUs
+            return None
 
     def _decide(self, services: Sequence[Service], start: ServingPlan | None) -> ServingPlan:
         rates = np.array([s.rate_rps for s in services])
@@ -158,7 +177,7 @@ class Packer:
             state = self._best_effort(rates, services, left)
         plan = self._extract(state, services, left)
         if proof is not None and not plan.feasible:
-            plan = _with_proof(plan, proof)
+            plan = with_proof(plan, proof)
         if plan.feasible and not self.spec.rules.interference:
             return self._guarded(plan, rates, services)
         return plan
@@ -375,17 +394,6 @@ class Packer:
 def _pair_arrays(what: tuple[tuple[int, int, int], ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     p, s, b = (np.array(x, np.int64) for x in zip(*what, strict=True))
     return p, s, b
-
-
-def _with_proof(plan: ServingPlan, proof: Proof) -> ServingPlan:
-    said = {
-        "infeasible": "proven infeasible",
-        "alone-infeasible": "proven: no plan without shared gpulets; none with shared ones was found",
-        "undecided": "undecided: the time limit was reached",
-        "found": "undecided: the plan found does not fit the memory",
-    }[proof.status]
-    note = f"{said}; no plan serves more than {proof.factor:.4f} of the rates"
-    return replace(plan, bound=proof.factor, proven_infeasible=proof.status == "infeasible", notes=(*plan.notes, note))
 
 
 def _used(state: State) -> int:
