@@ -1,10 +1,12 @@
 """Rates that need no card, measured with the standard library's clients and the command line alone.
 
     python bench/independent/servers.py gateway     # requests/s of a small ONNX model, and of the model inside uvicorn
+    python bench/independent/servers.py rayserve    # the same, and behind Ray Serve, one by one and by its own batching
     python bench/independent/servers.py webhook     # reviews/s over TLS
     python bench/independent/servers.py simulator   # seconds for 1,000 jobs, by the whole command
 
-`cotenant` must be on the path; gateway needs onnx, onnxruntime and uvicorn. Prints a line per figure: median and range.
+`cotenant` must be on the path, gateway needs onnx, onnxruntime and uvicorn, rayserve `serve` of Ray (its environment
+needs onnxruntime, too). Prints a line per figure: median and range.
 """
 
 from __future__ import annotations
@@ -46,6 +48,31 @@ async def app(scope, receive, send):
 if __name__ == "__main__":
     import uvicorn
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="error", lifespan="off")
+"""
+# the model as Ray Serve's documentation writes a deployment: a class that takes a request, and one with @serve.batch
+RAY = """
+import numpy as np, onnxruntime
+from ray import serve
+from starlette.requests import Request
+class Model:
+    def __init__(self, path):
+        self.session = onnxruntime.InferenceSession(path)
+    async def infer(self, x):
+        return self.session.run(None, {"x": x})[0]
+    async def __call__(self, request: Request):
+        entry = (await request.json())["inputs"][0]
+        y = await self.infer(np.array(entry["data"], np.float32).reshape(entry["shape"]))
+        output = {"name": "y", "shape": list(y.shape), "datatype": "FP32", "data": y.ravel().tolist()}
+        return {"outputs": [output]}
+class Batching(Model):
+    @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.0)
+    async def infer(self, rows):
+        return np.split(self.session.run(None, {"x": np.concatenate(rows)})[0], len(rows))
+deployment = serve.deployment(max_ongoing_requests=64)
+def plain(args):
+    return deployment(Model).bind(args["model"])
+def batched(args):
+    return deployment(Batching).bind(args["model"])
 """
 SERVICES = """
 gpus: {count: 1, model: cpu}
@@ -125,52 +152,80 @@ def answered(connect: Any, path: str, body: bytes, process: subprocess.Popen[Any
         time.sleep(0.5)
 
 
-def gateway() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="independent-"))
+def prepare(folder: Path) -> dict[str, tuple[list[str], int]]:
+    """Writes the model and every server's files; commands and ports by server."""
     where = folder / "m" / "1" / "model.onnx"
     where.parent.mkdir(parents=True)
     model(where)
     (folder / "inline.py").write_text(INLINE)
+    (folder / "raymodel.py").write_text(RAY)
     (folder / "services.yaml").write_text(SERVICES)
-    body = json.dumps({"inputs": [{"name": "x", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]}).encode()
-    ports = free_port(), free_port()
-    commands = {
-        "cotenant": [
-            "cotenant",
-            "serve",
-            str(folder / "services.yaml"),
-            "--http",
-            f"127.0.0.1:{ports[0]}",
-            "--grpc",
-            "none",
-        ],
-        "inline": [sys.executable, str(folder / "inline.py"), str(where), str(ports[1])],
+    ports = [free_port() for _ in range(3)]
+    apps = [
+        {"name": x, "route_prefix": f"/{x}", "import_path": f"raymodel:{x}", "args": {"model": str(where)}}
+        for x in ("plain", "batched")
+    ]
+    ray = {"http_options": {"host": "127.0.0.1", "port": ports[2]}, "applications": apps}
+    (folder / "ray.yaml").write_text(json.dumps(ray))  # JSON is YAML, too
+    serve = ["cotenant", "serve", str(folder / "services.yaml"), "--http", f"127.0.0.1:{ports[0]}", "--grpc", "none"]
+    return {
+        "cotenant": (serve, ports[0]),
+        "inline": ([sys.executable, str(folder / "inline.py"), str(where), str(ports[1])], ports[1]),
+        "ray": (["serve", "run", str(folder / "ray.yaml")], ports[2]),
     }
-    path, rates = "/v2/models/m/infer", dict[str, list[float]]()
+
+
+def compare(*rows: tuple[str, str, str]) -> None:
+    """Rates of (what is said, server, path), in alternating rounds: the first, and the first over each other one.
+
+    Servers other than the one under load are stopped meanwhile, but for Ray's processes, of which `serve run` is only
+    one and which are never quite idle: that is to the disadvantage of the others.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="independent-"))
+    commands = {name: row for name, row in prepare(folder).items() if name in {server for _, server, _ in rows}}
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]}).encode()
+    rates = dict[str, list[float]]()
     with open(folder / "log", "w") as log:
-        servers = {name: subprocess.Popen(c, stdout=log, stderr=log) for name, c in commands.items()}
+        doors = {
+            name: lambda port=port: http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            for name, (_, port) in commands.items()
+        }
+        servers = dict[str, subprocess.Popen[Any]]()
         try:
-            doors = {
-                name: lambda port=port: http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-                for name, port in zip(servers, ports, strict=True)
-            }
-            for name, process in servers.items():
-                answered(doors[name], path, body, process)
+            for _, name, path in reversed(rows):  # Ray first: it gives up when the machine is busy while it starts
+                if name not in servers:
+                    servers[name] = subprocess.Popen(commands[name][0], cwd=folder, stdout=log, stderr=log)
+                answered(doors[name], path, body, servers[name])
             for _ in range(ROUNDS):
-                for name, process in servers.items():
-                    others = [p for p in servers.values() if p is not process]
+                for what, name, path in rows:
+                    others = [p for n, p in servers.items() if n not in (name, "ray")]
                     for other in others:
                         other.send_signal(signal.SIGSTOP)
-                    rates.setdefault(name, []).append(load(doors[name], path, body))
+                    rates.setdefault(what, []).append(load(doors[name], path, body))
                     for other in others:
                         other.send_signal(signal.SIGCONT)
         finally:
-            for process in servers.values():
+            for name, process in servers.items():
                 process.send_signal(signal.SIGCONT)
-                process.terminate()
-    say("requests/s through cotenant serve, JSON", rates["cotenant"])
-    say("requests/s of the model inside uvicorn", rates["inline"])
-    say("cotenant over inline", [a / b for a, b in zip(rates["cotenant"], rates["inline"], strict=True)])
+                process.send_signal(signal.SIGINT if name == "ray" else signal.SIGTERM)
+            for process in servers.values():
+                process.wait()
+    first = rows[0][0]
+    for what in rates:
+        say(f"requests/s {what}", rates[what])
+    for what in list(rates)[1:]:
+        say(f"{first} over {what}", [a / b for a, b in zip(rates[first], rates[what], strict=True)])
+
+
+OURS = ("through cotenant serve, JSON", "cotenant", "/v2/models/m/infer")
+
+
+def gateway() -> None:
+    compare(OURS, ("of the model inside uvicorn", "inline", "/v2/models/m/infer"))
+
+
+def rayserve() -> None:
+    compare(OURS, ("behind Ray Serve", "ray", "/plain"), ("behind Ray Serve, which batches", "ray", "/batched"))
 
 
 def webhook() -> None:
@@ -252,4 +307,4 @@ def simulator() -> None:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        {"gateway": gateway, "webhook": webhook, "simulator": simulator}[name]()
+        {"gateway": gateway, "rayserve": rayserve, "webhook": webhook, "simulator": simulator}[name]()
