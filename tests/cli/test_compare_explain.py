@@ -80,7 +80,7 @@ def test_explain_writes_a_perfetto_trace(call: Any, folder: Path, tmp_path: Path
             ("compare", "{out}", "--html", "{tmp}/no/r.html"),
             "{tmp}/no/r.html: cannot write here: no such file or directory",
         ),
-        (("compare", "{out}", "--profiles", "{tmp}/p.json"), "{tmp}/p.json: cannot read it: No such file or directory"),
+        (("compare", "{out}", "--profiles", "{tmp}/p.json"), "{tmp}/p.json: cannot be read: no such file or directory"),
         (("explain", "{out}/nowhere", "job-1"), "{out}/nowhere: no such folder"),
         (
             ("explain", "{out}", "job-1"),

@@ -84,6 +84,8 @@ def test_the_largest_load_is_found() -> None:
     [
         (["--url", "ftp://x", "--service", "a=1"], "is not an address"),
         (["--url", "http://127.0.0.1:9"], "nothing to send"),
+        (["--url", "http://[::1", "--service", "a=1"], "is not an address"),
+        (["--openai", "http://[::1:80", "--rate", "1"], "is not an address"),
         (["--url", "http://127.0.0.1:9", "--service", "a"], "needs a rate"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--service", "a=2"], "a is given twice"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--slo", "b=3"], "'b' is not under load"),

@@ -351,7 +351,7 @@ def test_wrong_options_are_one_sentence(run: Any, services: Path, args: tuple[st
         (("--arrivals", "sometimes"), "not an arrival process"),
         (("--duration", "0s"), "must be above 0"),
         (("--hold", "2"), "between 0 and 1"),
-        (("--plan", "none.json"), "cannot read the plan"),
+        (("--plan", "none.json"), "none.json: cannot be read: no such file or directory"),
         (("--arrivals", "trace:disb:none.json"), "cannot read"),
     ],
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from cotenant.core.checked import Strict, check
 from cotenant.core.errors import InputError
 from cotenant.core.yamlfile import parse_documents, parse_yaml, read_yaml
 
@@ -49,6 +51,25 @@ def test_merges_and_aliases_repeat_nothing() -> None:
 def test_documents_may_repeat_what_another_has() -> None:
     assert [d.content for d in parse_documents("a: 1\n---\na: 2\n---\n")] == [{"a": 1}, {"a": 2}, None]
     assert parse_yaml("").content is None
+
+
+def test_a_colon_between_digits_is_text() -> None:
+    """YAML 1.1 has numbers of base 60: a port mapping of 22:22 would become 1342."""
+    text = "ports: [22:22, '80:80', 8080]\nrate: 1:30\nexact: 1:30.5\n"
+    assert parse_yaml(text).content == {"ports": ["22:22", "80:80", 8080], "rate": "1:30", "exact": "1:30.5"}
+
+
+def test_a_switch_is_no_number() -> None:
+    class Limits(Strict):
+        rate: float
+        most: int | None = None
+        on: bool = False
+        gpus: Literal["all"] | list[int] = "all"
+
+    for row in ({"rate": True}, {"rate": 1.0, "most": False}):
+        with pytest.raises(InputError, match=r"(true|false) is not a number"):
+            check(Limits, row)
+    assert check(Limits, {"rate": 2, "on": True}).on
 
 
 def test_lines_of_fields() -> None:

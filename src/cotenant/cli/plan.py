@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -168,18 +167,10 @@ def _problem(
 
 def read_plan(path: str) -> ServingPlan:
     """Read a plan that `cotenant plan` wrote."""
-    import json
-
-    from cotenant.core.errors import InputError
+    from cotenant.core.jsonfile import read_json
     from cotenant.core.serving import ServingPlan
 
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the plan: {error.strerror}", file=path) from None
-    except ValueError as error:
-        raise InputError(f"not JSON: {error}", file=path) from None
-    return ServingPlan.from_dict(data, path)
+    return ServingPlan.from_dict(read_json(path), path)
 
 
 def _write(path: str, text: str) -> None:

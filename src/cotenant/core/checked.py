@@ -8,9 +8,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from cotenant.core.errors import InputError
@@ -61,6 +70,15 @@ class Strict(BaseModel):
                 hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
                 raise PydanticCustomError("unknown", "unknown setting {key}{hint}", {"key": repr(key), "hint": hint})
         return data
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `yes` and `true` where a number belongs; pydantic would take them as 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {kind, *get_args(kind)} & {int, float} and bool not in get_args(kind):
+            raise ValueError(f"{str(value).lower()} is not a number")
+        return value
 
 
 def check(model: type[M], data: Any, file: str | Path | None = None) -> M:

@@ -14,6 +14,7 @@ from typing import Any
 
 from cotenant.core.errors import InputError
 
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
@@ -65,7 +66,7 @@ def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]
         try:
             while loader.check_node():
                 tree = loader.get_node()
-                _refuse_repeated_keys(tree, name)
+                _refuse_traps(tree, name)
                 found.append(YamlFile(loader.construct_document(tree), name, tree))
         finally:
             loader.dispose()
@@ -75,9 +76,10 @@ def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]
         raise InputError(f"not valid YAML: {error.problem or error.context}", file=file, line=line) from None
     except RecursionError:
         raise InputError("not valid YAML: nested too deeply", file=file) from None
-    # PyYAML raises other errors for characters and dates that do not exist
+    # PyYAML raises other errors for characters and dates that do not exist, Python for very long numbers
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise InputError(f"not valid YAML: {str(error).splitlines()[0]}", file=file) from None
+        said = "a number has thousands of digits" if "digits" in str(error) else str(error).splitlines()[0]
+        raise InputError(f"not valid YAML: {said}", file=file) from None
     return found
 
 
@@ -92,8 +94,10 @@ def read_yaml(path: str | Path) -> YamlFile:
     return parse_yaml(text, path)
 
 
-def _refuse_repeated_keys(tree: Any, file: str | None) -> None:
-    """Raise InputError for duplicate keys: YAML forbids them, but PyYAML silently takes the last one."""
+def _refuse_traps(tree: Any, file: str | None) -> None:
+    """Raise InputError for duplicate keys: YAML forbids them, but PyYAML silently takes the last one. Make numbers of
+    base 60 (22:30) text, as YAML 1.2 and Kubernetes do.
+    """
     import yaml
 
     pending, seen = [tree], set()
@@ -102,6 +106,8 @@ def _refuse_repeated_keys(tree: Any, file: str | None) -> None:
         if id(node) in seen:  # an alias
             continue
         seen.add(id(node))
+        if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and ":" in node.value:
+            node.tag = "tag:yaml.org,2002:str"
         if isinstance(node, yaml.SequenceNode):
             pending += reversed(node.value)
         elif isinstance(node, yaml.MappingNode):

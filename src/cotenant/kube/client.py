@@ -31,11 +31,15 @@ class KubeApi:
     """Client of one API server. Thread-safe. Every failure is an ApiError with one sentence."""
 
     def __init__(self, url: str, token_file: Path | None = None, ca_file: Path | None = None) -> None:
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError:  # an IPv6 address without its bracket, or a port that is no number
+            parts, port = urllib.parse.urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"{url!r} is not an address such as https://10.0.0.1:443", field="--api-server")
         self.url = url.rstrip("/")
-        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self._host, self._port = parts.hostname, port or (443 if parts.scheme == "https" else 80)
         self._token_file = token_file
         self._context: ssl.SSLContext | None = None
         if parts.scheme == "https":

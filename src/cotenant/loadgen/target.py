@@ -75,11 +75,11 @@ class Target:
 
 def parse_target(url: str, token: str | None = None, cafile: str | None = None, insecure: bool = False) -> Target:
     """Parse an address: http://host:port, https://..., grpc://host:port, grpcs://...; host:port alone means http."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
-    except ValueError:
-        port = -1
+    except ValueError:  # an IPv6 address without its bracket, or a port that is no number
+        parts, port = urlsplit(""), -1
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname or port == -1:
         raise InputError(f"{url!r} is not an address; write http://HOST:PORT or grpc://HOST:PORT", field="url")
     if not (url + (token or "")).isprintable() or " " in url + (token or ""):

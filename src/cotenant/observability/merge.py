@@ -22,11 +22,11 @@ class Remote:
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
             port = parts.port
-        except ValueError:
-            port = None
+        except ValueError:  # an IPv6 address without its bracket, or a port that is no number
+            parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname or port is None:
             raise InputError(f"{url!r} is not the address of a live page, such as http://127.0.0.1:9400", field="URL")
         self.url = f"{parts.scheme}://{parts.netloc}"

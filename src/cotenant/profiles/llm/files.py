@@ -17,6 +17,7 @@ from pydantic import Field
 
 from cotenant.core.checked import Memory, Strict, check
 from cotenant.core.errors import InputError
+from cotenant.core.jsonfile import read_json
 from cotenant.profiles.llm.profile import H100_MEMORY, LlmProfile, StepTimes, parse_size, roofline
 
 FORMAT = "cotenant-llm-profile-1"
@@ -53,17 +54,8 @@ class _File(Strict):
 
 def read_profiles(path: str | Path) -> dict[str, LlmProfile]:
     """All models of a file, by name. InputError with file and field of the first thing that is wrong."""
-    content = check(_File, _load(path), path)
+    content = check(_File, read_json(path), path)
     return {name: _profile(name, row) for name, row in content.models.items()}
-
-
-def _load(path: str | Path) -> Any:
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the profile: {error.strerror}", file=path) from None
-    except ValueError as error:
-        raise InputError(f"is not JSON: {error}", file=path) from None
 
 
 def _profile(name: str, row: _Row) -> LlmProfile:
@@ -96,7 +88,7 @@ def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | No
     content: dict[str, Any] = {"format": FORMAT, "models": {}}
     if Path(path).exists():
         read_profiles(path)
-        content = _load(path)
+        content = read_json(path)
     content["models"][profile.name] = row_of(profile, measured)
     with atomic_file(path) as file:
         file.write(json.dumps(content, indent=1) + "\n")

@@ -21,6 +21,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from cotenant.core.checked import Strict, check
 from cotenant.core.errors import InputError
+from cotenant.core.jsonfile import read_json
 from cotenant.profiles.serving.latency import BLIND, Interference, ModelProfile, Partition, Points, ServingProfile
 
 MB = 10**6
@@ -65,13 +66,7 @@ def _plain(gpu: str) -> str:
 
 def read_profile(path: Path) -> ServingProfile:
     """Read Cotenant's JSON format."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the profile: {error.strerror}", file=path) from None
-    except ValueError as error:
-        raise InputError(f"not JSON: {error}", file=path) from None
-    return parse_profile(data, path)
+    return parse_profile(read_json(path), path)
 
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]

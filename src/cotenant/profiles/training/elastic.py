@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
+from cotenant.core.jsonfile import read_json
 
 Floats = NDArray[np.float64]
 SHIPPED = ("gavel", "sia")
@@ -107,16 +108,10 @@ def load_elastic(name: str) -> ElasticProfiles:
     """Shipped elastic profiles (`gavel`, `sia`), or a JSON file in the same form; InputError names file and field."""
     if name in SHIPPED:
         text = resources.files("cotenant.profiles").joinpath(f"data/elastic-{name}.json").read_text()
-    else:
-        try:
-            text = Path(name).read_text()
-        except OSError as error:
-            raise InputError(f"cannot read it: {error.strerror}; shipped: {', '.join(SHIPPED)}", file=name) from None
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError("is not JSON", file=name, line=error.lineno) from None
-    return _Reader(name).profiles(raw)
+        return _Reader(name).profiles(json.loads(text))
+    if not Path(name).exists():
+        raise InputError(f"is no file; shipped: {', '.join(SHIPPED)}", file=name)
+    return _Reader(name).profiles(read_json(name))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
+from cotenant.core.jsonfile import read_json
 
 Floats = NDArray[np.float64]
 
@@ -110,14 +111,7 @@ def load_profiles(path: str | Path | None = None) -> Profiles:
     if path is None:
         text = resources.files("cotenant.profiles").joinpath("data/synergy.json").read_text()
         return _parse(json.loads(text), "shipped profiles")
-    try:
-        raw = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"cannot read it: {error.strerror}", file=path) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        raise InputError("is not JSON", file=path, line=line) from None
-    return _parse(raw, str(path))
+    return _parse(read_json(path), str(path))
 
 
 def _parse(raw: Any, file: str) -> Profiles:

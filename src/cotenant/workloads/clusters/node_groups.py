@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from cotenant.core.checked import Memory, Strict, check, parsed
 from cotenant.core.cluster import MAX_GPUS_PER_NODE, MAX_NODES, Cluster, NodeGroup
-from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
 from cotenant.core.yamlfile import read_yaml
 from cotenant.workloads.clusters.node_options import DEFAULT_GPU, NodeOptions
 from cotenant.workloads.table import check_path
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):  # Python counts True and False as 1 and 0
-        raise InputError(f"{str(value).lower()} is not a number")
-    return value
-
-
-Count = Annotated[int, parsed(_number)]
-Number = Annotated[float, parsed(_number)]
-
-
 class NodesEntry(Strict):
     """One entry of `nodes`. If gpu, cpus, memory or storage_mbps are left out, the command line or defaults apply."""
 
-    count: Count = Field(default=1, ge=1, le=MAX_NODES)
+    count: int = Field(default=1, ge=1, le=MAX_NODES)
     """Nodes of this group."""
-    gpus: Count = Field(ge=0, le=MAX_GPUS_PER_NODE)
+    gpus: int = Field(ge=0, le=MAX_GPUS_PER_NODE)
     """GPUs of each node."""
     gpu: Annotated[str, parsed(lambda name: find_gpu(name).name if isinstance(name, str) else name)] | None = None
     """Their model."""
-    cpus: Number | None = Field(default=None, gt=0, lt=1e6)
+    cpus: float | None = Field(default=None, gt=0, lt=1e6)
     """CPU cores of each node."""
     memory: Memory | None = None
     """Memory of each node."""
-    storage_mbps: Number | None = Field(default=None, gt=0, lt=1e9)
+    storage_mbps: float | None = Field(default=None, gt=0, lt=1e9)
     """Rate of storage of each node, in 10^6 bytes per second."""
     name: str | None = None
     """Nodes are called NAME0, NAME1, ..."""

@@ -1,0 +1,36 @@
+"""Reading of JSON files that people write: duplicate keys are refused, and errors have their line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import InputError
+
+
+def read_json(path: str | Path) -> Any:
+    """The content of a file in UTF-8, with or without a mark at its beginning. Raises InputError with one sentence."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
+    except OSError as error:
+        raise InputError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"is not text in UTF-8 (byte {error.start})", file=path) from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"is not JSON: {error.msg.lower()}", file=path, line=error.lineno) from None
+    except RecursionError:
+        raise InputError("is not JSON: nested too deeply", file=path) from None
+    except InputError as error:
+        raise InputError(error.message, file=path, field=error.field) from None
+    except ValueError:  # Python's limit on integers
+        raise InputError("has a number of thousands of digits", file=path) from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError("is given twice in one object", field=twice)
+    return found
