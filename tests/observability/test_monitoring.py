@@ -63,6 +63,31 @@ def test_labels_exist() -> None:
             assert {label.strip() for label in group.split(",")} <= labels, expr
 
 
+def test_labels_of_selectors_legends_and_messages_exist() -> None:
+    """Each is a label of the series that its expression asks for, and left by the expression's aggregation."""
+    texts = [
+        (target["expr"], target.get("legendFormat", ""))
+        for panel in dashboard()["panels"] for target in panel.get("targets", [])
+    ]  # fmt: skip
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        texts += [(rule["expr"], " ".join(rule.get("annotations", {}).values())) for rule in group["rules"]]
+    for expr, text in texts:
+        names = re.findall(r"\bcotenant_[a-z0-9_]+", expr)
+        for name, selector in re.findall(r"\b(cotenant_[a-z0-9_]+)\{([^}]*)\}", expr):
+            asked = set(re.findall(r"([a-z_]+)\s*(?:=|!=|=~|!~)", selector))
+            assert asked <= {*series()[name].labels, "instance"}, expr
+        kept = {x.strip() for group in re.findall(r"by \(([a-z_, ]*)\)", expr) for x in group.split(",")}
+        left = kept or {label for name in names for label in series()[name].labels} | {"instance"}
+        shown = re.findall(r"\{\{ *(?:\$labels\.)?([a-z_]+) *\}\}", text)
+        assert set(shown) <= left, (expr, text)
+
+
+@pytest.mark.parametrize("part", ["tenant", "gpu", "server", "model", "fleet"])
+def test_each_part_of_the_system_has_panels(part: str) -> None:
+    asked = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    assert any(f"cotenant_{part}_" in expr for expr in asked)
+
+
 def test_the_dashboard_is_one_grid() -> None:
     taken: set[tuple[int, int]] = set()
     model = dashboard()
