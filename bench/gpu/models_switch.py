@@ -2,10 +2,11 @@
 
 CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src:tests/helpers python bench/gpu/models_switch.py OUT.json [ENGINE] [ROUNDS]
 
-ENGINE: transformers (default), vllm: 8B-shaped models with random weights, 20 GiB each. With `soft` as the device,
-`cotenant timed-llm` replaces the engine; with `cpu`, the models are tiny and start again at each turn. Each round
-sends a request to both models at temperature 0. It records how long the eviction of one and the return of the other
-took (from the server's counters), the time to the first token, and whether the answer equals that of the first round.
+ENGINE: transformers (default), vllm, small (small_llm.py): 8B-shaped models with random weights. With `soft` as the
+device, `cotenant timed-llm` replaces the engine; with `cpu`, the models are tiny and start again at each turn. Each
+round sends a request to both models at temperature 0. It records how long the eviction of one and the return of the
+other took (from the server's counters), the time to the first token, and whether the answer equals that of the first
+round.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ if DEVICE in ("soft", "cpu"):
 NAMES = ("one", "two")
 SHAPE = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 4096,
+    "num_key_value_heads": 8, "max_position_embeddings": 4096,
 }  # fmt: skip
 COMMANDS = {
     "transformers": "transformers serve {model} --port {{port}} --device cuda:0",
     "cpu": "transformers serve {model} --port {{port}} --device cpu",
     "vllm": "python -m vllm.entrypoints.openai.api_server --model {model} --port {{port}}"
     " --gpu-memory-utilization 0.22",
+    "small": f"{sys.executable} {Path(__file__).parent}/small_llm.py --name {{name}} --shape 8b --port {{{{port}}}}",
     "soft": f"{sys.executable} -m cotenant.cli.main timed-llm --model {{name}} --port {{{{port}}}} --device cuda"
     " --memory 48MiB --speed 10",
 }
@@ -43,13 +45,13 @@ def models_file(folder: Path, engine: str) -> Path:
     rows = []
     for seed, name in enumerate(NAMES):
         model = folder / name
-        if engine != "soft":
+        if engine not in ("soft", "small"):
             from tiny_llm import make
 
             make(model, seed, **({} if engine == "cpu" else SHAPE))
         command = COMMANDS[engine].format(model=model, name=name)
-        rows.append({"name": name, "command": command, "memory": "64MiB" if engine == "soft" else "20GiB"})
-    gpus = {"model": "soft", "memory": "100MiB"} if engine == "soft" else {"memory": "30GiB"}
+        rows.append({"name": name, "command": command, "memory": "64MiB" if engine == "soft" else "24GiB"})
+    gpus = {"model": "soft", "memory": "100MiB"} if engine == "soft" else {"memory": "36GiB"}
     gpus |= {"model": "cpu"} if engine == "cpu" else {}
     path = folder / "models.yaml"
     path.write_text(json.dumps({"gpus": gpus, "models": rows, "listen": {"http": "127.0.0.1:0"}}))

@@ -1,6 +1,6 @@
-"""A small engine with OpenAI's streamed chat API, for measurements: random weights in the shape of Qwen3-4B.
+"""A small engine with OpenAI's streamed chat API, for measurements: random weights of Qwen3-4B's or an 8B shape.
 
-    python small_llm.py --port 8001 [--shape tiny]
+    python small_llm.py --port 8001 [--shape 8b|tiny]
 
 A word of the prompt is a token. Between two steps it processes the whole prompts of new requests, one after the other,
 as engines without chunked prefill do; the step of all running requests is a CUDA graph. Nothing is compiled or loaded
@@ -39,6 +39,7 @@ class Shape:
 
 SHAPES = {
     "4b": Shape(2560, 9728, 36, 32, 8, 151_936),
+    "8b": Shape(4096, 14336, 32, 32, 8, 151_936, slots=8),
     "tiny": Shape(64, 128, 2, 4, 2, 512, slots=8, length=512, head=16),
 }
 
