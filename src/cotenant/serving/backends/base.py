@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,29 +30,32 @@ class Share:
     resizes: bool = False
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """One loaded model on one share. Created by its module's `open_model(spec, share)`."""
 
     info: ModelInfo
 
+    @abstractmethod
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
         """Run the model: returns its outputs. Inputs and outputs are in the order of `info`. If the model is batchable,
         `count` items are stacked along the first dimension; otherwise there is one item without that dimension. The
         text of any exception is sent as the answer.
         """
 
-    def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
+    def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:  # noqa: B027 most models compute
         """The worker calls this once per batch of `count` items before it sends the results. `submitted_s`: the
         monotonic time at which the batch was submitted; `expected_ms`: its planned duration.
         """
 
-    def resize(self, fraction: float) -> None:
-        """Use another share from the next batch on. Raises NotImplementedError if that needs a new process."""
+    def resize(self, fraction: float) -> bool:
+        """Use another share from the next batch on. False: that needs a new process."""
+        return False
 
     def lost(self) -> bool:
         """Whether the device has failed permanently for this process. The worker asks after a batch failed."""
+        return False
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 not every model holds anything
         """Free the model's resources."""
 
 

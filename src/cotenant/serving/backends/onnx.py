@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cotenant.serving.backends.base import Backend, Share
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
-    from cotenant.serving.backends.base import Share
     from cotenant.serving.worker import ModelSpec
 
 PLATFORM = "onnxruntime_onnx"
@@ -24,7 +24,7 @@ TYPES = {
 }  # fmt: skip
 
 
-class OnnxModel:
+class OnnxModel(Backend):
     """A model in one ONNX Runtime session. The model is batchable if the first dimension of every input and output is
     free, or if its configuration sets max_batch_size.
     """
@@ -80,17 +80,6 @@ class OnnxModel:
             inputs = [_text(x) if x.dtype == object else x for x in inputs]
         found: list[np.ndarray] = self._session.run(self._wanted, dict(zip(self._names, inputs, strict=True)))
         return found
-
-    def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """Does nothing, since a batch takes its real time; see Backend."""
-
-    def resize(self, fraction: float) -> None:
-        """Raises NotImplementedError, since threads are created with the session; see Backend."""
-        raise NotImplementedError
-
-    def lost(self) -> bool:
-        """False, because there is no device that could fail."""
-        return False
 
     def close(self) -> None:
         """See Backend."""

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cotenant.serving.backends.base import Backend, Share
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
-    from cotenant.serving.backends.base import Share
     from cotenant.serving.worker import ModelSpec
 
 FILE = "model.py"
 
 
-class PythonModel:
+class PythonModel(Backend):
     """A model that is a file model.py in its version folder."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -48,20 +48,6 @@ class PythonModel:
         if len(given) != len(self.info.outputs):
             raise ValueError(f"run returned {len(given)} arrays, but OUTPUTS has {len(self.info.outputs)}")
         return [np.asarray(x, DTYPES[s.datatype]) for x, s in zip(given, self.info.outputs, strict=True)]
-
-    def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """Does nothing; see Backend."""
-
-    def resize(self, fraction: float) -> None:
-        """Raises NotImplementedError, since the file may have been set up for its share; see Backend."""
-        raise NotImplementedError
-
-    def lost(self) -> bool:
-        """False: a Python model cannot tell whether its device has failed."""
-        return False
-
-    def close(self) -> None:
-        """See Backend."""
 
 
 def _tensors(names: dict[str, Any], which: str) -> tuple[TensorSpec, ...]:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cotenant.serving.backends.base import Backend, Share
 from cotenant.serving.protocol.tensors import NAMES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
-    from cotenant.serving.backends.base import Share
     from cotenant.serving.worker import ModelSpec
 
 DEFAULT_INPUT = {"name": "INPUT", "datatype": "FP32", "shape": [-1]}
@@ -33,7 +33,7 @@ def offset(model: str) -> float:
     return float(zlib.crc32(model.encode()) % 1000)
 
 
-class TimedModel:
+class TimedModel(Backend):
     """A model that sleeps for its profiled latency instead of computing."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -75,16 +75,9 @@ class TimedModel:
         while time.monotonic() < until:
             time.sleep(0)
 
-    def resize(self, fraction: float) -> None:
-        """Raises NotImplementedError, since the model's times are those of its partition; see Backend."""
-        raise NotImplementedError
-
     def lost(self) -> bool:
         """Whether an injected fault has made the device fail; see Backend."""
         return self._lost
-
-    def close(self) -> None:
-        """See Backend."""
 
 
 def _times(spec: ModelSpec) -> list[float]:

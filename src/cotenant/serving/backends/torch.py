@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cotenant.serving.backends.base import Backend, Share
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
-    from cotenant.serving.backends.base import Share
     from cotenant.serving.worker import ModelSpec
 
 # batch sizes with a CUDA graph: close to each other, so that little padding is computed
@@ -38,7 +38,7 @@ class _Graph:
         self.host_outputs = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in outputs]
 
 
-class TorchModel:
+class TorchModel(Backend):
     """A model that PyTorch runs."""
 
     def __init__(self, spec: ModelSpec, share: Share) -> None:
@@ -108,7 +108,7 @@ class TorchModel:
 
     # ---- shares ----
 
-    def resize(self, fraction: float) -> None:
+    def resize(self, fraction: float) -> bool:
         """Use another share (see Backend). Graphs for a number of SMs are captured when that number is first used."""
         if self._share.resizes and self._device.type == "cuda":
             if self._contexts is None:
@@ -119,11 +119,12 @@ class TorchModel:
             self._sms = context.sms
             self._stream = self._torch.cuda.ExternalStream(context.stream)
         elif fraction != self._share.fraction:
-            raise NotImplementedError("another share needs a new process")
+            return False
         if self._captured and self._sms not in self._graphs:
             # capture the largest graph first: the smaller ones fit into its memory pool
             pool = self._torch.cuda.graph_pool_handle()
             self._graphs[self._sms] = {n: self._capture(n, pool) for n in sorted(self._sizes, reverse=True)}
+        return True
 
     def _capture(self, count: int, pool: Any) -> _Graph:
         torch = self._torch
@@ -178,9 +179,6 @@ class TorchModel:
 
     def _copy(self, array: np.ndarray) -> Any:
         return self._torch.from_numpy(np.array(array))
-
-    def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """Does nothing, since a batch takes its real time; see Backend."""
 
     def lost(self) -> bool:
         """Whether the CUDA context has a sticky error, after which every synchronisation fails; see Backend."""

@@ -250,7 +250,7 @@ class Turnstile:
         gated: bool,
         beside: float = 0.0,
         whole: float = 1.0,
-        resize: Callable[[float], None] = lambda fraction: None,
+        resize: Callable[[float], object] = lambda fraction: None,
         classes: Mapping[str, WorkClass] | None = None,
     ) -> None:
         self._classes = classes or {}
@@ -297,7 +297,7 @@ class Turnstile:
                     self._floor.raise_(self._runs)
 
 
-def turnstile(models: Sequence[Any], resize: Callable[[float], None]) -> Turnstile | None:
+def turnstile(models: Sequence[Any], resize: Callable[[float], object]) -> Turnstile | None:
     """The gate of this worker process; None without co-location. The gate changes the process's SMs by `resize`."""
     text = os.environ.pop(VARIABLE, None)
     if text is None:

@@ -73,10 +73,9 @@ class Engine:
         each = [model.run([x[i] for x in inputs], 1) for i in range(count)]
         return [np.stack([np.asarray(one[k]) for one in each]) for k in range(len(model.info.outputs))]
 
-    def resize(self, fraction: float) -> None:
-        """Use another share from the next batch on. Raises NotImplementedError if that needs a new process."""
-        for model in self._models.values():
-            model.resize(fraction)
+    def resize(self, fraction: float) -> bool:
+        """Use another share from the next batch on. False: a model needs a new process for that."""
+        return all(model.resize(fraction) for model in self._models.values())
 
     def run(self, job: Job) -> Result:
         """Run a batch of items of any shapes; an item that fails gets an error, and the other items get their

@@ -80,8 +80,8 @@ class Loop:
 
     def _resize(self, fraction: float) -> None:
         try:
-            self.engine.resize(fraction)
-            self.channel.send(marshal.dumps(("resized", fraction, "")))
+            why = "" if self.engine.resize(fraction) else "its backend needs a new process for another share"
+            self.channel.send(marshal.dumps(("resized", fraction, why)))
         except Exception as error:  # the old share stays in effect
             self.channel.send(marshal.dumps(("resized", fraction, said(error))))
 
