@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from fleet_setting import Setting, work
 
 from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind
 from cotenant.fleet.controller.job_table import JobTable
 from cotenant.fleet.controller.recording import record_of
 from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.nodes import MigInstance, NodeGpu, NodeSpec
 from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
 from cotenant.fleet.store.database import StoreError
 from cotenant.fleet.store.jobs import FleetLock, Store, keep_store_url, store_url
@@ -99,6 +102,28 @@ def test_a_folder_without_a_fleet_has_no_record(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with pytest.raises(WorkError, match="had no nodes yet"):
         record_of(tmp_path)
+
+
+def test_a_record_counts_gpus_that_are_divided_by_mig(tmp_path: Path) -> None:
+    """No GPU of the second node is whole, and none of the fleet where that node is alone."""
+    instances = (MigInstance("MIG-a", "2g.20gb"), MigInstance("MIG-b", "3g.40gb"))
+    divided = NodeSpec("mig-1", 14.0, 10**11, (NodeGpu("GPU-m", "H100-80GB", 80 << 30, "nvidia", instances),))
+    plain = NodeSpec("zz-2", 14.0, 10**11, (NodeGpu("GPU-p", "H100-80GB", 80 << 30),))
+    for name, nodes in (("alone", (divided,)), ("beside", (divided, plain))):
+        setting = Setting(tmp_path / name, nodes=nodes)
+        setting.submit(work("a", 3.0, slice="2g", gpus=0.285), work("b", 3.0, slice="3g", gpus=0.428))
+        setting.run(8.0)
+        run = {"policy": {"label": "x"}, "nodes": [node.to_dict() for node in nodes]}
+        setting.controller.store.set_meta("run", json.dumps(run))
+        setting.controller.store.commit()
+        record = record_of(tmp_path / name)
+        assert record.info.cluster["node_gpus"] == [1] * len(nodes)
+        placed = record.placements
+        assert placed is not None
+        assert set(placed.nodes.tolist()) == {0}, "both ran on the first node"
+        assert sorted(set(placed.gpus.round(2).tolist())) == pytest.approx([0.29, 0.43], abs=0.01)
+        assert record.events.kind.tolist().count(Kind.FINISH) == 2
+        setting.kill_controller()
 
 
 def test_the_name_of_a_store_is_written_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def error_of(folder: Path, job: str) -> str:
 
 def _record(store: Store, out: Path | None, profiles: ProfileBook | None) -> Record:
     run = json.loads(store.meta("run") or "{}")
-    nodes = sorted((node_from_dict(n) for n in run.get("nodes", [])), key=lambda n: by_number(n.name))
+    nodes = [_undivided(node_from_dict(n)) for n in run.get("nodes", [])]
+    nodes.sort(key=lambda n: by_number(n.name))
     if not nodes:
         raise WorkError("this fleet had no nodes yet")
     jobs = [
@@ -78,6 +80,11 @@ def _record(store: Store, out: Path | None, profiles: ProfileBook | None) -> Rec
             columns = list(zip(*rounds, strict=True))
             writer.append_rounds(**dict(zip(ROUNDS, columns, strict=True)))
         return writer.close()
+
+
+def _undivided(node: NodeSpec) -> NodeSpec:
+    """The node with whole GPUs: a record counts a MIG instance as a part of its GPU."""
+    return dataclasses.replace(node, gpus=tuple(dataclasses.replace(gpu, instances=()) for gpu in node.gpus))
 
 
 def _events(store: Store, writer: RecordWriter, index: dict[str, int]) -> None:
