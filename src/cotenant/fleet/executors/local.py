@@ -13,26 +13,23 @@ from cotenant.fleet.nodes import NodeSpec
 
 
 class LocalExecutor(Executor):
-    """Nodes in folders below `folder`. `unreachable`: names of nodes that do not answer, to simulate a network
-    failure.
-    """
+    """Nodes in folders below `folder`."""
 
     name = "local"
 
     def __init__(self, folder: Path, nodes: Sequence[NodeSpec]) -> None:
-        self.unreachable: set[str] = set()
         self._nodes = {node.name: NodeJobs(folder / "nodes" / node.name, node) for node in nodes}
         self._numbers = dict.fromkeys(self._nodes, 0)
 
     def members(self) -> dict[str, NodeSpec]:
         """See Executor."""
-        return {name: node.spec for name, node in self._nodes.items() if name not in self.unreachable}
+        return {name: node.spec for name, node in self._nodes.items()}
 
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
         """See Executor."""
         answers: dict[str, dict[str, Any] | None] = {}
         for name, wanted in orders.items():
-            if name not in self._nodes or name in self.unreachable:
+            if name not in self._nodes:
                 answers[name] = None
                 continue
             self._numbers[name] += 1
