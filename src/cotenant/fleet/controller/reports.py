@@ -60,8 +60,8 @@ class ReportIngest:
             attempt = job.attempt
             if attempt is not None and node in attempt.nodes and job.id not in seen and node not in attempt.ended:
                 # the job's orders were sent before this answer, so it does not exist on the node
-                error = "the node does not know the attempt" if node in attempt.up else "the attempt was never started"
-                self._part_ended(node, job, attempt, {"code": 1, "lost": True, "asked": "", "error": error}, now_s)
+                error = "the node does not know it" if node in attempt.up else "it was never started"
+                self._part_ended(node, job, attempt, pages.lost_exit(error), now_s)
 
     def _stranger(self, node: str, report: dict[str, Any], forget: list[str]) -> None:
         """Handle an attempt that is not, or no longer, in the job table."""
@@ -78,8 +78,7 @@ class ReportIngest:
         if job is None or job.attempt is None or str(job.attempt.n) != n:
             return
         if order["do"] == "start":
-            exit_ = {"code": 1, "lost": True, "asked": "", "error": error}
-            self._part_ended(node, job, job.attempt, exit_, now_s)
+            self._part_ended(node, job, job.attempt, pages.lost_exit(error), now_s)
         elif order["do"] in ("park", "resume"):
             # a job that cannot be parked is stopped; a job that cannot be resumed is restarted
             job.attempt.phase, job.attempt.stop_why = UP, ""
@@ -185,8 +184,7 @@ class ReportIngest:
     def lost_node(self, node: str, job: Job, now_s: float) -> None:
         """Mark a node as lost: it does not answer, and all leases granted there have ended."""
         if job.attempt is not None and node not in job.attempt.ended:
-            exit_ = {"code": 1, "lost": True, "asked": "", "error": f"node {node} was lost"}
-            self._part_ended(node, job, job.attempt, exit_, now_s)
+            self._part_ended(node, job, job.attempt, pages.lost_exit(f"node {node} was lost"), now_s)
 
     def conclude(self, job: Job, attempt: Attempt) -> None:
         """Finish, restart or requeue a job, since all processes of its attempt have ended."""

@@ -111,6 +111,11 @@ class Page:
         self.set("ended_ns", ended_ns)
         self.set("phase", ENDED)
 
+    def end_lost(self, error: str, ended_ns: int) -> None:
+        """Record the exit of a runner that is gone."""
+        more = {"codes": {}, "oom": False, "started": bool(self.get("started_ns"))}
+        self.end(lost_exit(error) | more, ended_ns)
+
     def exit(self) -> dict[str, Any]:
         """The exit status that `end` recorded; empty while the attempt runs."""
         length = self.get("exit_bytes")
@@ -142,6 +147,11 @@ class Page:
         """Unmap."""
         self._map.close()
         os.close(self._fd)
+
+
+def lost_exit(error: str) -> dict[str, Any]:
+    """The exit of an attempt whose processes are gone without a report."""
+    return {"code": 1, "lost": True, "asked": "", "error": error}
 
 
 def runner_command(folder: Path) -> list[str]:

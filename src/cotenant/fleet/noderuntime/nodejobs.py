@@ -316,11 +316,7 @@ class NodeJobs:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(group, signal.SIGKILL)
                 error = "the job's runner was killed" if page.get("runner_pid") else "the job's runner did not start"
-                page.end(
-                    {"code": 1, "codes": {}, "lost": True, "asked": "", "error": error, "oom": False,
-                     "started": bool(page.get("started_ns"))},
-                    time.monotonic_ns(),
-                )  # fmt: skip
+                page.end_lost(error, time.monotonic_ns())
         finally:
             page.unlock()
         return True
