@@ -115,11 +115,11 @@ def screen(
     if left_out:
         parts.append(Text(f"left out at {width} columns: {', '.join(left_out)}", style="dim"))
     parts += [Text(), gpulets]
-    troubles = [f"{row['name']}: {row['not_ready']}" for row in status["services"] if row["not_ready"]]
+    faults = [f"{row['name']}: {row['not_ready']}" for row in status["services"] if row["not_ready"]]
     if status["note"]:
-        troubles.insert(0, status["note"])
-    if troubles:
-        parts += [Text(), *(Text(f"⚠ {text}", style="yellow") for text in troubles[:6])]
+        faults.insert(0, status["note"])
+    if faults:
+        parts += [Text(), *(Text(f"⚠ {text}", style="yellow") for text in faults[:6])]
     if lost:
         parts.append(Text(lost, style="bold red"))
     return Group(*parts)

@@ -90,7 +90,7 @@ class Server:
             config, problem, self.pool, self.crew, self.stats, self.factory, options.planner, self._tell
         )
         self.replanner.fixed = options.plan
-        self.crew.trouble = self.replanner.wanted.set
+        self.crew.want_plan = self.replanner.wanted.set
         admission = Admission(self.pool, self.stats, self.crew.why_not, config.concurrency)
         applications = Applications(admission, problem.applications, config.wiring)
         self.gateway = Gateway(admission, applications, entry.listen.max_in_flight)

@@ -70,8 +70,8 @@ class Say(Protocol):
 
 
 class Crew:
-    """Creates and replaces the workers of the current plan. `trouble` is called when services fail or GPUs are lost, to
-    request a new plan."""
+    """Creates and replaces the workers of the current plan. `want_plan` is called when services fail or GPUs are
+    lost."""
 
     def __init__(
         self, config: ServingConfig, profiles: Mapping[str, ServingProfile], pool: Pool, stats: Stats,
@@ -79,7 +79,7 @@ class Crew:
     ) -> None:  # fmt: skip
         self.config, self.profiles, self.pool, self.stats = config, profiles, pool, stats
         self.factory, self.say = factory, say
-        self.trouble: Callable[[], None] = lambda: None
+        self.want_plan: Callable[[], None] = lambda: None
         self.models = {name: _Model() for name in pool.service}
         self.lock = asyncio.Lock()
         self._keys: dict[Worker, frozenset[tuple[str, int]]] = {}
@@ -305,7 +305,7 @@ class Crew:
             if let.index < 0 or self.closing:
                 return
             if usable is not None and let.spec.gpu not in usable:
-                self.trouble()
+                self.want_plan()
                 return
             worker = self.factory.create(self._spec(let.spec), self.pool)
             self._keys[worker] = self._key(let.spec)
@@ -339,7 +339,7 @@ class Crew:
             self.models[name].why = f"its worker ended {RESTARTS} times while it loaded: {last.why}"
             self.pool.abandon_service(name, f"model {name!r} is not ready: {last.why}")
             self.say(f"{name} has failed: {last.why}", logging.WARNING)
-        self.trouble()
+        self.want_plan()
 
     # ---- models that change ----
 
