@@ -71,10 +71,10 @@ def test_a_profile_that_is_gone_holds_up_nobody(tmp_path: Path) -> None:
     lost = JobSpec("lost", ("true",), profile=str(tmp_path / "gone.json"))
     renamed = JobSpec("renamed", ("true",), model="no-longer-there")
     mine = planner()
-    assert mine.trouble() == ""
+    assert mine.fault() == ""
     jobs = tuple(Job(row, spec.name, spec, 0.0, arrived=True) for row, spec in enumerate((lost, renamed)))
     plan = mine.plan(View(0.0, NODES, jobs))
     assert sorted(plan.assign) == ["lost", "renamed"]
     assert plan.assign["lost"].cpus == 3.0  # its share, as without a profile
-    assert "gone.json: cannot read it" in mine.trouble()
-    assert "'no-longer-there' has no profile" in mine.trouble()
+    assert "gone.json: cannot read it" in mine.fault()
+    assert "'no-longer-there' has no profile" in mine.fault()

@@ -183,7 +183,7 @@ class Fleet:
             from cotenant.fleet.controller.live import LivePort
 
             try:
-                self.live = LivePort(self.controller, self.options.http, self.options.http_token)
+                self.live = LivePort(self.controller, self.controller.call, self.options.http, self.options.http_token)
             except (InputError, WorkError):
                 self.stop()
                 raise

@@ -5,24 +5,45 @@ from __future__ import annotations
 import json
 import resource
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from cotenant.core.errors import InputError
 from cotenant.core.events import Kind, Reason
 from cotenant.fleet.controller.apply import log_path
+from cotenant.fleet.controller.clock import FleetClock
+from cotenant.fleet.controller.counts import Counts
+from cotenant.fleet.controller.job_table import JobTable
 from cotenant.fleet.jobs import spec_from_dict
+from cotenant.fleet.nodes import NodeSpec
 from cotenant.fleet.state import STOPPING, Job
-
-if TYPE_CHECKING:
-    from cotenant.fleet.controller.controller import Controller
+from cotenant.fleet.store.jobs import Store
 
 MOST_LISTED = 100_000
 NOT_DECIDED = "the next round decides"
 
 
-def status(controller: Controller) -> dict[str, Any]:
+class Fleet(Protocol):
+    """What the answers read. Only the controller's thread may call them."""
+
+    table: JobTable
+    store: Store
+    clock: FleetClock
+    counts: Counts
+    epoch: int
+    nodes: dict[str, NodeSpec]
+    known: dict[str, NodeSpec]
+
+    def describe(self) -> dict[str, Any]:
+        """The folder, executor, policy and times of this fleet."""
+
+    def faults(self) -> list[str]:
+        """What is wrong now, a sentence each."""
+
+
+def status(fleet: Fleet) -> dict[str, Any]:
     """The controller, its nodes and what runs on them."""
-    table, options = controller.table, controller.options
+    table = fleet.table
     held: dict[str, float] = {}
     jobs_on: dict[str, int] = {}
     for job in table.running():
@@ -31,35 +52,22 @@ def status(controller: Controller) -> dict[str, Any]:
             held[node] = held.get(node, 0.0) + gpus
             jobs_on[node] = jobs_on.get(node, 0) + 1
     return {
-        "folder": str(options.folder),
-        "executor": controller.executor.name,
-        "epoch": controller.epoch,
-        "time_s": controller.clock.now_s(),
-        "policy": controller.planner.describe(),
-        "lease_s": options.lease_s,
-        "keep_s": options.keep_s,
+        **fleet.describe(),
+        "epoch": fleet.epoch,
+        "time_s": fleet.clock.now_s(),
         "jobs": {
             "queued": sum(1 for j in table.jobs.values() if j.attempt is None),
             "running": sum(1 for j in table.jobs.values() if j.attempt is not None),
             **table.over,
         },
-        "rounds": controller.counts.rounds,
-        "last_decision_s": controller.counts.last_decision_s,
+        "rounds": fleet.counts.rounds,
+        "last_decision_s": fleet.counts.last_decision_s,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "faults": [
-            text
-            for text in (
-                controller.fault,
-                controller.planner_fault,
-                controller.planner.trouble(),
-                controller.executor.trouble(),
-            )
-            if text
-        ],
+        "faults": fleet.faults(),
         "nodes": [
             {
                 "name": name,
-                "reachable": name in controller.nodes,
+                "reachable": name in fleet.nodes,
                 "gpus": len(node.gpus),
                 "gpu_model": node.gpus[0].model if node.gpus else None,
                 "gpus_held": round(held.get(name, 0.0), 3),
@@ -68,18 +76,18 @@ def status(controller: Controller) -> dict[str, Any]:
                 "jobs": jobs_on.get(name, 0),
                 "agent": node.agent,
             }
-            for name, node in sorted(controller.known.items(), key=lambda item: item[0])
+            for name, node in sorted(fleet.known.items(), key=lambda item: item[0])
         ],
     }
 
 
-def queue(controller: Controller, *, everything: bool = False) -> list[dict[str, Any]]:
+def queue(fleet: Fleet, *, everything: bool = False) -> list[dict[str, Any]]:
     """Unfinished jobs: the running ones, then the waiting ones by arrival. `everything`: finished jobs, too."""
-    now_s = controller.clock.now_s()
-    jobs = sorted(controller.table.jobs.values(), key=lambda j: (j.attempt is None, j.arrival_s, j.row))
+    now_s = fleet.clock.now_s()
+    jobs = sorted(fleet.table.jobs.values(), key=lambda j: (j.attempt is None, j.arrival_s, j.row))
     rows = [job_row(job, now_s) for job in jobs[:MOST_LISTED]]
     if everything:
-        found = controller.store.rows(
+        found = fleet.store.rows(
             "SELECT id, spec, arrival_s, state, n, failures, done, attained_s, first_start_s, finished_s, exit, row"
             " FROM jobs WHERE state IN ('finished', 'failed', 'cancelled') ORDER BY finished_s DESC LIMIT ?",
             (MOST_LISTED,),
@@ -164,22 +172,22 @@ def _error(job: Job) -> str:
     return f"killed by signal {code - 128}" if 128 < code < 160 else f"exit code {code}"
 
 
-def log_place(controller: Controller, job_id: str, attempt: int | None, rank: int) -> dict[str, Any]:
+def log_place(fleet: Fleet, folder: Path, job_id: str, attempt: int | None, rank: int) -> dict[str, Any]:
     """Location of a log: path, node to read it from, number of the attempt, and whether it may still grow."""
-    found = controller.store.rows("SELECT row, id, spec, arrival_s, n, state FROM jobs WHERE id=?", (job_id,))
+    found = fleet.store.rows("SELECT row, id, spec, arrival_s, n, state FROM jobs WHERE id=?", (job_id,))
     if not found:
         raise InputError(f"there is no job {job_id!r}", field="ID")
     row, id_, spec, arrival_s, n, state = found[0]
-    live = controller.table.jobs.get(job_id)
+    live = fleet.table.jobs.get(job_id)
     job = live or Job(row, id_, spec_from_dict(json.loads(spec)), arrival_s, state)
     last = (live.n if live is not None else n) - 1
     number = last if attempt is None else attempt
     if attempt is not None and not 0 <= attempt <= last:
         raise InputError(f"job {job_id} has {last + 1} attempts, counted from 0", field="attempt")
-    placed = controller.store.rows("SELECT assignment FROM attempts WHERE job=? AND n=?", (row, max(0, number)))
+    placed = fleet.store.rows("SELECT assignment FROM attempts WHERE job=? AND n=?", (row, max(0, number)))
     nodes = [p["node"] for p in json.loads(placed[0][0])["places"]] if placed else []
     return {
-        "path": log_path(controller.options.folder, job, max(0, number), rank),
+        "path": log_path(folder, job, max(0, number), rank),
         "node": nodes[0] if nodes else "",
         "attempt": number,
         "open": live is not None,
@@ -187,17 +195,17 @@ def log_place(controller: Controller, job_id: str, attempt: int | None, rank: in
     }
 
 
-def story(controller: Controller, job_id: str) -> dict[str, Any]:
+def story(fleet: Fleet, job_id: str) -> dict[str, Any]:
     """A job with all its events."""
-    found = controller.store.rows("SELECT row FROM jobs WHERE id=?", (job_id,))
+    found = fleet.store.rows("SELECT row FROM jobs WHERE id=?", (job_id,))
     if not found:
         raise InputError(f"there is no job {job_id!r}", field="ID")
     row = found[0][0]
-    events = controller.store.rows(
+    events = fleet.store.rows(
         "SELECT time_s, kind, reason, cpu_milli, memory_mb, speed, places FROM events WHERE job=? ORDER BY number",
         (row,),
     )
-    live = [r for r in queue(controller, everything=True) if r["id"] == job_id]
+    live = [r for r in queue(fleet, everything=True) if r["id"] == job_id]
     return {
         "job": live[0] if live else None,
         "events": [

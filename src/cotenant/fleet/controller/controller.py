@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.events import Kind, Reason
@@ -110,6 +110,20 @@ class Controller:
         """End the loop soon; jobs continue until their leases end."""
         self._stopping = True
         self._inbox.wake()
+
+    # -- for answers (in the controller's thread) ------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """See answers.Fleet."""
+        options = self.options
+        return {
+            "folder": str(options.folder), "executor": self.executor.name, "policy": self.planner.describe(),
+            "lease_s": options.lease_s, "keep_s": options.keep_s,
+        }  # fmt: skip
+
+    def faults(self) -> list[str]:
+        """See answers.Fleet."""
+        return [text for text in (self.fault, self.planner_fault, self.planner.fault(), self.executor.fault()) if text]
 
     # -- orders of users (in the controller's thread) --------------------------------------------------------------
 

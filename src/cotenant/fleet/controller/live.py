@@ -7,8 +7,8 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol, TypeVar
 
 from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind, Reason
@@ -19,9 +19,7 @@ from cotenant.observability.exposition import Exposition
 from cotenant.observability.feed import Feed, Row
 from cotenant.observability.http import LiveServer, parse_address
 
-if TYPE_CHECKING:
-    from cotenant.fleet.controller.controller import Controller
-
+T = TypeVar("T")
 MOST_JOBS = 500  # largest number of jobs on the page: running jobs, then those that have waited longest
 MOST_DECISIONS = 40
 START_WITHIN_S = 10.0
@@ -59,14 +57,21 @@ def short(reason: Reason) -> str:
 SENTENCES = {short(reason): text for reason, text in WAITS.items()}
 
 
+class Call(Protocol):
+    """Runs a function in the controller's thread and returns its result."""
+
+    def __call__(self, work: Callable[[], T]) -> T: ...
+
+
 class LivePort:
     """Serves the page in a thread of its own; the controller's data is only accessed in the controller's thread."""
 
-    def __init__(self, controller: Controller, address: str, token: str | None = None) -> None:
+    def __init__(self, fleet: answers.Fleet, call: Call, address: str, token: str | None = None) -> None:
+        """`call` runs a function in the controller's thread."""
         host, port = parse_address(address, "--http")
-        self._controller = controller
+        self._fleet, self._call = fleet, call
         self._loop = asyncio.new_event_loop()
-        self._feed = Feed(lambda: _stream(controller))
+        self._feed = Feed(lambda: _stream(fleet, call))
         self._server = LiveServer(host, port, self._feed, self._metrics, token)
         self._thread = threading.Thread(target=self._run, name="fleet live page", daemon=True)
         self._ready = threading.Event()
@@ -92,7 +97,7 @@ class LivePort:
         self._loop.close()
 
     async def _metrics(self) -> str:
-        return await asyncio.to_thread(lambda: self._controller.call(lambda: exposition(self._controller)))
+        return await asyncio.to_thread(lambda: self._call(lambda: exposition(self._fleet)))
 
     def close(self) -> None:
         """Stop serving."""
@@ -101,34 +106,34 @@ class LivePort:
         self._thread.join(START_WITHIN_S)
 
 
-async def _stream(controller: Controller) -> AsyncIterator[Row]:
-    for row in await asyncio.to_thread(lambda: controller.call(lambda: rows(controller))):
+async def _stream(fleet: answers.Fleet, call: Call) -> AsyncIterator[Row]:
+    for row in await asyncio.to_thread(lambda: call(lambda: rows(fleet))):
         yield row
 
 
-def rows(controller: Controller) -> list[Row]:
+def rows(fleet: answers.Fleet) -> list[Row]:
     """Rows of the live page: nodes' GPUs and their jobs, jobs with reasons, the latest events."""
-    status = answers.status(controller)
+    status = answers.status(fleet)
     note = "; ".join(status["faults"])
     found: list[Row] = [
         ("sources", "fleet", {"name": "fleet", "kind": "fleet", "address": status["folder"], "ok": True, "note": note})
     ]
-    for name, node in sorted(controller.known.items()):
+    for name, node in sorted(fleet.known.items()):
         for index, gpu in enumerate(node.gpus):
-            gone = "" if name in controller.nodes else " (not reached)"
+            gone = "" if name in fleet.nodes else " (not reached)"
             row = {"node": name + gone, "index": index, "model": gpu.model, "memory_bytes": gpu.memory_bytes}
             found.append(("gpus", gpu.uuid, row))
-    for job in controller.table.running():
+    for job in fleet.table.running():
         assert job.attempt is not None
         for place in job.attempt.assignment.places:
             for share in place.gpus:
                 found.append(("shares", f"{job.id} {share.instance or share.uuid}", _share(job, share)))
-    jobs = answers.queue(controller)
+    jobs = answers.queue(fleet)
     found += [("jobs", row["id"], _job(row)) for row in jobs[:MOST_JOBS]]
     if len(jobs) > MOST_JOBS:
         text = f"{len(jobs) - MOST_JOBS:,} more jobs wait; cotenant queue lists them"
         found.append(("warnings", "more", {"source": "fleet", "about": "queue", "text": text}))
-    return found + _decisions(controller)
+    return found + _decisions(fleet)
 
 
 def _share(job: Any, share: Any) -> dict[str, Any]:
@@ -159,9 +164,9 @@ def _job(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _decisions(controller: Controller) -> list[Row]:
-    began_unix_s = time.time() - controller.clock.now_s()
-    events = controller.store.rows(
+def _decisions(fleet: answers.Fleet) -> list[Row]:
+    began_unix_s = time.time() - fleet.clock.now_s()
+    events = fleet.store.rows(
         "SELECT e.number, e.time_s, e.kind, e.reason, e.places, j.id, j.spec FROM events e JOIN jobs j ON j.row = e.job"
         " ORDER BY e.number DESC LIMIT ?",
         (MOST_DECISIONS,),
@@ -182,10 +187,10 @@ def _decisions(controller: Controller) -> list[Row]:
     return found
 
 
-def exposition(controller: Controller) -> str:
+def exposition(fleet: answers.Fleet) -> str:
     """The controller's metrics as text; called in its thread."""
-    status, table = answers.status(controller), controller.table
-    now_s = controller.clock.now_s()
+    status, table = answers.status(fleet), fleet.table
+    now_s = fleet.clock.now_s()
     out = Exposition()
     out.declare(names.FLEET)
     states = Counter({"waiting": 0, **dict.fromkeys((STARTING, UP, STOPPING, PARKED, ENDED), 0)})
@@ -200,9 +205,9 @@ def exposition(controller: Controller) -> str:
         out.add(names.FLEET_REACHABLE, int(node["reachable"]), node=node["name"])
     waits = [now_s - job.arrival_s - job.attained_s for job in table.jobs.values() if job.attempt is None]
     out.add(names.FLEET_LONGEST_WAIT, max([0.0, *waits]))
-    out.histogram(names.FLEET_WAIT, controller.counts.waits)
+    out.histogram(names.FLEET_WAIT, fleet.counts.waits)
     out.add(names.FLEET_ROUNDS, status["rounds"])
-    out.histogram(names.FLEET_DECISION, controller.counts.decisions)
+    out.histogram(names.FLEET_DECISION, fleet.counts.decisions)
     out.add(names.FLEET_FAULTS, len(status["faults"]))
     out.add(names.FLEET_MEMORY, status["memory_bytes"])
     return out.text()

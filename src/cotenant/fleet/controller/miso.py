@@ -61,7 +61,7 @@ class MisoPlanner:
             "mechanism": self.mechanism, "measure_s": self.measure_s, "horizon_s": self.rules.horizon_s,
         }  # fmt: skip
 
-    def trouble(self) -> str:
+    def fault(self) -> str:
         """See Planner."""
         return ""
 

@@ -71,8 +71,8 @@ class Planner(Protocol):
     def describe(self) -> dict[str, Any]:
         """The planner's name and options, for status and records (`label` and `options` of RunInfo)."""
 
-    def trouble(self) -> str:
-        """A sentence about information on jobs that the planner lacks; "" if it lacks nothing."""
+    def fault(self) -> str:
+        """What the planner is missing about its jobs, in one sentence; "" if nothing."""
 
     def warm_up(self) -> None:
         """Compile or load everything that decisions need, before fleet time starts."""
@@ -98,9 +98,9 @@ class JobPlanner:
             "sticky": policy.sticky,
         }
 
-    def trouble(self) -> str:
+    def fault(self) -> str:
         """See Planner."""
-        return self.profiles.trouble()
+        return self.profiles.fault()
 
     def warm_up(self) -> None:
         """See Planner."""

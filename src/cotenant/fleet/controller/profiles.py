@@ -44,7 +44,7 @@ class ProfileBook:
 
     def key_or_plain(self, spec: JobSpec) -> str:
         """Like `key`, but if the profile of a job has disappeared since its admission, the job gets the neutral profile
-        and `trouble` reports that.
+        and `fault` reports that.
         """
         wanted = (spec.profile, spec.model)
         if wanted in self._missing:
@@ -55,7 +55,7 @@ class ProfileBook:
             self._missing[wanted] = error.message if error.file is None else f"{error.file}: {error.message}"
             return PLAIN
 
-    def trouble(self) -> str:
+    def fault(self) -> str:
         """Which profiles of queued jobs have disappeared, in one sentence; "" if none."""
         return "planned without their profiles: " + "; ".join(self._missing.values()) if self._missing else ""
 

@@ -60,7 +60,7 @@ class ReportIngest:
             attempt = job.attempt
             if attempt is not None and node in attempt.nodes and job.id not in seen and node not in attempt.ended:
                 # the job's orders were sent before this answer, so it does not exist on the node
-                error = "the node does not know it" if node in attempt.up else "it was never started"
+                error = "the node does not know the attempt" if node in attempt.up else "the attempt was never started"
                 self._part_ended(node, job, attempt, pages.lost_exit(error), now_s)
 
     def _stranger(self, node: str, report: dict[str, Any], forget: list[str]) -> None:

@@ -187,7 +187,7 @@ class Listener:
         whole = all(isinstance(x, int) and not isinstance(x, bool) for x in (rank, offset))
         if not whole or not (attempt is None or isinstance(attempt, int)) or rank < 0:
             raise InputError("attempt, rank and offset must be whole numbers", field="rank")
-        place = self.controller.call(lambda: answers.log_place(self.controller, job, attempt, rank))
+        place = self.controller.call(lambda: answers.log_place(self.controller, self.folder, job, attempt, rank))
         text, end = self.controller.executor.read_log(place["node"], place["path"], offset)
         whole_bytes = _whole_characters(text)
         return {key: place[key] for key in ("attempt", "open", "attempt_open")} | {

@@ -33,8 +33,8 @@ class Executor(ABC):
     def read_log(self, node: str, path: str, offset: int) -> tuple[bytes, int]:
         """A piece of a job's log (`nodejobs.read_log`); called from other threads. Empty if the node is gone."""
 
-    def trouble(self) -> str:
-        """A sentence about a fault of the executor itself; empty if there is none."""
+    def fault(self) -> str:
+        """Fault of the executor itself, as a sentence; empty: none."""
         return ""
 
     def shutdown(self) -> None:

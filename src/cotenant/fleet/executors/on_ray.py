@@ -50,14 +50,14 @@ class RayExecutor(Executor):
         self._bridge: LineClient | None = None  # connection to a bridge that has answered
         self._coming: LineClient | None = None  # connection to the bridge process started last
         self._lock = threading.Lock()
-        self._trouble = ""
+        self._fault = ""
         self._connecting: threading.Thread | None = None
         self._closed = False
         self._connect()
-        if self._trouble:
+        if self._fault:
             if self.address is None:
                 ray_head.stop(folder)
-            raise WorkError(self._trouble)
+            raise WorkError(self._fault)
 
     # -- contract --------------------------------------------------------------------------------------------------
 
@@ -65,9 +65,9 @@ class RayExecutor(Executor):
         """See Executor."""
         return dict(self._members)
 
-    def trouble(self) -> str:
+    def fault(self) -> str:
         """See Executor."""
-        return self._trouble
+        return self._fault
 
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
         """See Executor."""
@@ -114,13 +114,13 @@ class RayExecutor(Executor):
             try:
                 answer = self._bridge.call(op, **order)
             except WorkError:
-                self._trouble = "Ray does not answer; reconnecting"
+                self._fault = "Ray does not answer; reconnecting"
                 self._members = {}
                 self._end_bridge()
                 self._reconnect()
                 return None
             self._take(answer)
-            self._trouble = "" if self._members else "no node of the Ray cluster answers"
+            self._fault = "" if self._members else "no node of the Ray cluster answers"
             return answer
 
     def _take(self, answer: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class RayExecutor(Executor):
         try:
             address = self.address or ray_head.ensure(self.folder)
         except WorkError as error:
-            self._trouble = str(error)
+            self._fault = str(error)
             time.sleep(1.0)
             return
         ours, theirs = socket.socketpair()
@@ -156,12 +156,12 @@ class RayExecutor(Executor):
             bridge.close()
             process.kill()
             process.wait()
-            self._trouble = f"the Ray cluster at {address} cannot be reached; see {self.folder / LOG_FILE}"
+            self._fault = f"the Ray cluster at {address} cannot be reached; see {self.folder / LOG_FILE}"
             return
         bridge.within(ANSWER_S)
         self._take(hello)
         none = "no node of the Ray cluster has a GPU; for a trial, --nodes spreads pretended nodes over it"
-        self._trouble = "" if self._members else none
+        self._fault = "" if self._members else none
         self._process, self._bridge = process, bridge
 
     def _end_bridge(self) -> None:
