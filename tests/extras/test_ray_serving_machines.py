@@ -23,7 +23,7 @@ from cotenant.core.serving import Gpulet, Seat, ServingPlan
 pytestmark = [pytest.mark.extras, pytest.mark.slow, pytest.mark.timeout(1800)]
 NAMES = ("a", "b", "c")
 PORT = 8000
-BRIDGE = "workers.ray_bridge"
+BRIDGE = "core.ray_bridge"
 
 
 class Clients:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
 
+from cotenant.core.ray_cluster import LostCallError
 from cotenant.serving.worker import Job, Worker, WorkerSpec
-from cotenant.serving.workers import on_ray, ray_host
-from cotenant.serving.workers.on_ray import RayWorkers
+from cotenant.serving.workers import ray_host
 from cotenant.serving.workers.ray_host import NodeHost
+from cotenant.serving.workers.ray_nodes import RayNodes
 
 
 class SlowWorker:
@@ -127,48 +130,43 @@ def test_the_deaths_of_a_new_life_are_not_forgotten_with_the_last(monkeypatch: p
     asyncio.run(play())
 
 
-def test_a_last_word_of_a_bridge_does_not_outlive_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop was busy: it hears of GPUs when the thread has already found the bridge gone."""
+class Ray:
+    """A cluster of one node, whose actor is a NodeHost without workers."""
 
-    class Bridge:
-        """Says something, and has gone."""
+    def __init__(self) -> None:
+        self.lost = threading.Event()
 
-        def __init__(self, workers: RayWorkers) -> None:
-            self.workers, self.said = workers, False
+    def nodes(self) -> Future[list[dict[str, Any]]]:
+        return self._answer([{"NodeID": "node"}])
 
-        def poll(self, _: float) -> bool:
-            return True
+    def actor(self, *_: Any, **__: Any) -> Future[Any]:
+        return self._answer(None)
 
-        def recv(self) -> Any:
-            if self.said:
-                raise EOFError
-            self.said = True
-            return "gpus", (0, 1)
+    def call(self, actor: str, method: str, *_: Any) -> Future[Any]:
+        return self._answer({} if method == "ping" else None)
 
-        def close(self) -> None:
-            pass
+    def _answer(self, value: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.lost.is_set():
+            future.set_exception(LostCallError("the connection to Ray has ended"))
+        else:
+            future.set_result(value)
+        return future
+
+
+def test_gpus_of_a_connection_that_has_ended_cannot_be_used() -> None:
+    """No node may be said to be lost yet: the event loop was busy."""
 
     async def play() -> None:
-        workers = RayWorkers.__new__(RayWorkers)
-        workers.__dict__.update(running={}, _usable=(0, 1), _asked={}, _orders=None, _loop=asyncio.get_running_loop())
-        workers._closing = on_ray.threading.Event()
-        told: list[Any] = []
-        monkeypatch.setattr(workers, "_end_bridge", lambda _: setattr(workers, "_usable", ()))
-        monkeypatch.setattr(workers, "_tell", lambda *call: told.append(call))
-
-        def again() -> Any:
-            raise AssertionError("the last bridge is not over yet")
-
-        monkeypatch.setattr(workers, "_connect", again)
-        monkeypatch.setattr(on_ray, "AGAIN_S", 0.0)
-        keep = asyncio.create_task(asyncio.to_thread(workers._keep, cast(Any, Bridge(workers))))
-        while len(told) < 2:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        workers._closing.set()
-        for function, *arguments in told:
-            function(*arguments)
-        await keep
-        assert workers.gpus() == []
+        ray, lost = Ray(), list[tuple[int, int, str]]()
+        nodes = RayNodes(cast(Any, ray), ("mps", True, 9.0), lambda *told: lost.append(told), lambda *_: None)
+        assert await nodes.begin("here", 3, 0) == 3
+        assert nodes.gpus() == [0, 1, 2]
+        assert await nodes.ask(2, "kill", ("w",)) is None
+        ray.lost.set()
+        assert nodes.gpus() == []
+        assert await nodes.ask(2, "stop", ("w", 1.0)) is None
+        assert lost == [(0, 3, "was on a Ray cluster that is lost")]
+        await asyncio.wait_for(nodes.watch(asyncio.Event()), 20)
 
     asyncio.run(play())

@@ -1,29 +1,48 @@
-"""The executor over Ray. Only a separate process (ray_bridge) uses Ray, since Ray ends a process whose cluster dies."""
+"""The executor over Ray: one detached actor without resources per node holds that node's `NodeJobs`.
+
+Ray carries orders and reports and tracks membership, but schedules nothing. A connection that does not answer is
+replaced in the background; the actors and jobs continue.
+"""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import socket
-import subprocess
-import sys
+import logging
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import WorkError
-from cotenant.core.lines import LineClient
+from cotenant.core.ray_cluster import FailedCallError, LostCallError, RayCluster
 from cotenant.fleet.executors import ray_head
 from cotenant.fleet.executors.base import Executor, Orders
+from cotenant.fleet.executors.node_actor import NodeActor
 from cotenant.fleet.nodes import NodeSpec, node_from_dict
 
-CONNECT_S = 120.0
-ANSWER_S = 8.0  # time limit for an answer; a working bridge answers sooner
+LOG = logging.getLogger(__name__)
+
+ANSWER_S = 4.0
+LOOK_EVERY_S = 1.0
+START_S = 60.0
+CLOSE_S = 2.0
 LOG_FILE = "ray.log"
-BRIDGE = "cotenant.fleet.executors.ray_bridge"
+NO_GPU = "no node of the Ray cluster has a GPU; for a trial, --nodes spreads pretended nodes over it"
+ERRORS = (LostCallError, FailedCallError, TimeoutError)
+
+
+@dataclass
+class Coming:
+    """An actor that starts on a machine: first it is made, then asked for its node."""
+
+    step: Future[Any]
+    home: str
+    since_s: float
+    made: bool = False
 
 
 class RayExecutor(Executor):
@@ -36,28 +55,36 @@ class RayExecutor(Executor):
     def __init__(
         self, folder: Path, pretend: Sequence[NodeSpec] | None, address: str | None, token_folder: Path | None = None
     ) -> None:
-        self.folder, self.address, self._token_folder = folder, address, token_folder
+        self.folder, self.address, self._token_folder, self._pretend = folder, address, token_folder, pretend
         folder.mkdir(parents=True, exist_ok=True)
-        self._settings: dict[str, Any] = {
-            "folder": str(folder.absolute()),
-            "tag": hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:12],
-            "pretend": None if pretend is None else [node.to_dict() for node in pretend],
-            "homes": {},
-            "machines": 0,
-        }
+        self._tag = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:12]
+        self._assigned: dict[str, str] = {}  # pretended node -> Ray's id of its machine
+        self._machines = 0  # most machines seen so far
+        self._cluster: RayCluster | None = None
         self._members: dict[str, NodeSpec] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._bridge: LineClient | None = None  # connection to a bridge that has answered
-        self._coming: LineClient | None = None  # connection to the bridge process started last
+        self._homes: dict[str, str] = {}  # member -> Ray's id of its machine
+        self._coming: dict[str, Coming] = {}
+        self._late: dict[str, Future[Any]] = {}  # answers that were not there in time
+        self._looked_s = -1e9
         self._lock = threading.Lock()
         self._fault = ""
+        self._closing = threading.Event()
         self._connecting: threading.Thread | None = None
-        self._closed = False
-        self._connect()
-        if self._fault:
+        try:
+            self._connect()
+            deadline = time.monotonic() + START_S
+            while time.monotonic() < deadline:
+                self._look()
+                if not self._coming:
+                    break
+                wait([one.step for one in self._coming.values()], timeout=LOOK_EVERY_S)
+            if not self._members:
+                raise WorkError(NO_GPU)
+        except (WorkError, *ERRORS) as error:
+            self.close()
             if self.address is None:
                 ray_head.stop(folder)
-            raise WorkError(self._fault)
+            raise error if isinstance(error, WorkError) else WorkError(f"Ray at {address}: {error}") from None
 
     # -- contract --------------------------------------------------------------------------------------------------
 
@@ -71,110 +98,168 @@ class RayExecutor(Executor):
 
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
         """See Executor."""
-        # exchanges are numbered by the machine's monotonic clock, which increases across restarts of the bridge
-        answer = self._call("exchange", epoch=epoch, number=time.monotonic_ns(), orders=orders)
-        if answer is None:
-            return dict.fromkeys(orders)
-        found: dict[str, dict[str, Any] | None] = answer["answers"]
-        return found
+        answers: dict[str, dict[str, Any] | None] = dict.fromkeys(orders)
+        with self._lock:
+            cluster = self._ready()
+            if cluster is None:
+                return answers
+            calls = {}
+            # exchanges are numbered by the machine's monotonic clock, which increases across controllers
+            number = time.monotonic_ns()
+            for name, wanted in orders.items():
+                if (late := self._late.get(name)) is not None and not late.done():
+                    continue
+                self._late.pop(name, None)
+                if name in self._members:
+                    calls[name] = cluster.call(name, "exchange", epoch, number, json.dumps(wanted))
+            wait(calls.values(), timeout=ANSWER_S)
+            for name, call in calls.items():
+                if not call.done():
+                    self._late[name] = call
+                    continue
+                try:
+                    answers[name] = json.loads(call.result())
+                except ERRORS as error:
+                    LOG.warning("node %s: %s", name, error)
+                    self._drop(name)
+                    self._looked_s = -1e9
+        return answers
 
     def read_log(self, node: str, path: str, offset: int) -> tuple[bytes, int]:
         """See Executor."""
-        answer = self._call("log", node=node, path=path, offset=offset)
-        if answer is None:
+        with self._lock:
+            cluster = self._ready()
+            name = node if node in self._members else next(iter(self._members), None)
+        if cluster is None or name is None:
             return b"", max(0, offset)
-        return base64.b64decode(answer["raw"]), int(answer["next"])
+        try:
+            raw, end = cluster.call(name, "read_log", path, offset).result(ANSWER_S)
+        except ERRORS:
+            return b"", max(0, offset)
+        return raw, int(end)
 
     def close(self) -> None:
         """See Executor."""
-        self._closed = True
-        if self._coming is not None and self._coming is not self._bridge:
-            self._coming.hang_up()
+        self._closing.set()
         if self._connecting is not None:
-            self._connecting.join(CONNECT_S)
+            self._connecting.join()
         with self._lock:
-            self._end_bridge()
+            self._disconnect(CLOSE_S)
 
     def shutdown(self) -> None:
         """See Executor."""
-        if self._bridge is not None:
-            self._call("retire")
+        with self._lock:
+            if self._cluster is not None:
+                wait([self._cluster.kill(name) for name in self._members], timeout=ANSWER_S)
         self.close()
         if self.address is None:
             ray_head.stop(self.folder)
 
-    # -- the bridge ------------------------------------------------------------------------------------------------
+    # -- the connection --------------------------------------------------------------------------------------------
 
-    def _call(self, op: str, **order: Any) -> dict[str, Any] | None:
-        """Send one order to the bridge. Returns None if no bridge runs; then a new one is being started."""
-        with self._lock:
-            if self._bridge is None:
-                self._reconnect()
-                return None
+    def _ready(self) -> RayCluster | None:
+        """The connection, with the members as they are now; None if there is none, and a new one is being made."""
+        if self._cluster is not None:
             try:
-                answer = self._bridge.call(op, **order)
-            except WorkError:
+                self._look()
+                self._fault = "" if self._members else "no node of the Ray cluster answers"
+            except ERRORS:
                 self._fault = "Ray does not answer; reconnecting"
-                self._members = {}
-                self._end_bridge()
-                self._reconnect()
-                return None
-            self._take(answer)
-            self._fault = "" if self._members else "no node of the Ray cluster answers"
-            return answer
-
-    def _take(self, answer: dict[str, Any]) -> None:
-        self._members = {name: _spec(spec) for name, spec in answer["members"].items()}
-        self._settings["homes"], self._settings["machines"] = answer["homes"], answer["machines"]
+                self._disconnect()
+        busy = self._closing.is_set() or (self._connecting is not None and self._connecting.is_alive())
+        if self._cluster is None and not busy:
+            # in the background: connecting takes seconds, and jobs need the controller meanwhile
+            self._connecting = threading.Thread(target=self._reconnect, name="ray", daemon=True)
+            self._connecting.start()
+        return self._cluster
 
     def _reconnect(self) -> None:
-        """Start a bridge in the background: connecting takes seconds, and jobs need the controller meanwhile."""
-        if self._closed or (self._connecting is not None and self._connecting.is_alive()):
-            return
-        self._connecting = threading.Thread(target=self._connect, name="ray bridge", daemon=True)
-        self._connecting.start()
-
-    def _connect(self) -> None:
         try:
-            address = self.address or ray_head.ensure(self.folder)
+            self._connect()
         except WorkError as error:
             self._fault = str(error)
-            time.sleep(1.0)
-            return
-        ours, theirs = socket.socketpair()
-        with theirs, (self.folder / LOG_FILE).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", BRIDGE, json.dumps(self._settings | {"address": address})],
-                stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=log,
-                env=ray_head.environment(self.folder if self.address is None else self._token_folder),
-            )  # fmt: skip
-        self._coming = bridge = LineClient(ours, "process", f"the Ray cluster {address}")
-        bridge.within(0.0 if self._closed else CONNECT_S)
-        try:
-            hello = bridge.call("members")
-        except WorkError:
-            bridge.close()
-            process.kill()
-            process.wait()
-            self._fault = f"the Ray cluster at {address} cannot be reached; see {self.folder / LOG_FILE}"
-            return
-        bridge.within(ANSWER_S)
-        self._take(hello)
-        none = "no node of the Ray cluster has a GPU; for a trial, --nodes spreads pretended nodes over it"
-        self._fault = "" if self._members else none
-        self._process, self._bridge = process, bridge
+            self._closing.wait(1.0)
 
-    def _end_bridge(self) -> None:
-        process, bridge, self._bridge = self._process, self._bridge, None
-        if process is None or bridge is None:
-            return
-        bridge.close()
-        try:
-            process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    def _connect(self) -> None:
+        address = self.address or ray_head.ensure(self.folder)
+        environment = ray_head.environment(self.folder if self.address is None else self._token_folder)
+        with (self.folder / LOG_FILE).open("ab") as log:
+            self._cluster = RayCluster(address, environment=environment, log=log, cancelled=self._closing)
 
+    def _disconnect(self, within_s: float = 0.0) -> None:
+        cluster, self._cluster = self._cluster, None
+        self._members, self._homes, self._coming, self._late = {}, {}, {}, {}
+        self._looked_s = -1e9
+        if cluster is not None:
+            cluster.close(within_s)
 
-def _spec(data: dict[str, Any]) -> NodeSpec:
-    return node_from_dict({key: value for key, value in data.items() if key != "pid"})
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Update the nodes: new ones get an actor, dead ones lose theirs. Raises LostCallError, TimeoutError if Ray
+        does not answer."""
+        assert self._cluster is not None
+        if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
+            found = self._cluster.nodes().result(ANSWER_S)
+            self._looked_s = time.monotonic()
+            alive = {node["NodeID"]: node["NodeManagerAddress"] for node in found}
+            for name in [n for n, home in self._homes.items() if home not in alive]:
+                self._drop(name)
+            wanted = self._own(alive) if self._pretend is None else self._pretended(self._pretend, list(alive))
+            for name, (home, spec) in wanted.items():
+                if name not in self._members and name not in self._coming:
+                    self._create(name, home, spec, alive[home])
+        self._arrive()
+
+    def _own(self, alive: dict[str, str]) -> dict[str, tuple[str, NodeSpec | None]]:
+        return {f"{address}-{home[:6]}": (home, None) for home, address in alive.items()}
+
+    def _pretended(self, pretend: Sequence[NodeSpec], alive: list[str]) -> dict[str, tuple[str, NodeSpec | None]]:
+        """Distribute pretended nodes evenly over the machines; assigned ones stay."""
+        found: dict[str, tuple[str, NodeSpec | None]] = {}
+        for i, spec in enumerate(pretend):
+            known = self._assigned.get(spec.name)
+            if known is not None and known not in alive and len(alive) < self._machines:
+                continue  # the actor's machine has gone: the node is lost
+            home = known if known in alive else alive[i % len(alive)] if alive else None
+            if home is not None:
+                found[spec.name] = (home, spec)
+                self._assigned[spec.name] = home
+        self._machines = max(self._machines, len(alive))
+        return found
+
+    def _create(self, name: str, home: str, spec: NodeSpec | None, address: str) -> None:
+        """Create an actor on exactly that machine, or reuse an existing one."""
+        assert self._cluster is not None
+        folder = str((self.folder / "nodes" / name).absolute())
+        made = self._cluster.actor(
+            name, NodeActor, (folder, name, None if spec is None else spec.to_dict(), address), home,
+            name=f"cotenant-{self._tag}-{name}", lifetime="detached", get_if_exists=True, max_concurrency=2,
+        )  # fmt: skip
+        self._coming[name] = Coming(made, home, time.monotonic())
+
+    def _arrive(self) -> None:
+        """Make actors that have started members."""
+        assert self._cluster is not None
+        for name, one in list(self._coming.items()):
+            if not one.step.done():
+                if time.monotonic() - one.since_s > START_S:
+                    del self._coming[name]
+                continue
+            try:
+                found = one.step.result()
+            except ERRORS as error:
+                del self._coming[name]
+                LOG.error("node %s: its actor does not start: %s", name, error)
+                continue
+            if not one.made:
+                one.step, one.made = self._cluster.call(name, "facts"), True
+                continue
+            del self._coming[name]
+            if found["gpus"]:
+                self._members[name], self._homes[name] = node_from_dict(found), one.home
+
+    def _drop(self, name: str) -> None:
+        """Forget a node whose actor or machine has died."""
+        for known in (self._members, self._homes, self._late):
+            known.pop(name, None)

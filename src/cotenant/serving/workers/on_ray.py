@@ -1,37 +1,28 @@
-"""Workers on several machines, through a Ray cluster. The calls to Ray are in another process (ray_bridge.py), which
-may end with its cluster and is restarted."""
+"""Workers on several machines, through a Ray cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-import queue
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from cotenant.core.errors import WorkError
 from cotenant.core.extras import require
+from cotenant.core.ray_cluster import RayCluster
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
 from cotenant.serving.worker import Job, LoadError, UnavailableError, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.local import LOAD_LIMIT_S
-from cotenant.serving.workers.ray_bridge import CLOSE_S, CONNECT_S, PING_S, SILENT_S, Settings
+from cotenant.serving.workers.ray_nodes import SILENT_S, RayNodes
 
 LOG = logging.getLogger(__name__)
 
-BRIDGE = "cotenant.serving.workers.ray_bridge"
-HELLO_S = 3 * CONNECT_S  # time for Ray to find its cluster, and for every node to start an actor
-BRIDGE_SILENT_S = 20.0  # the bridge sends a heartbeat twice a second
+T = TypeVar("T")
 AGAIN_S = 2.0
-END_S = 3 * CLOSE_S
 
 
 class RayWorker:
@@ -107,7 +98,7 @@ class RayWorker:
 
 class RayWorkers:
     """A WorkerFactory for a Ray cluster. GPU k of the plan is on node k // per_node. A new node gets the GPU numbers of
-    a node that Ray has reported as dead."""
+    one that Ray has given up. A thread with an event loop of its own keeps the nodes (`RayNodes`)."""
 
     def __init__(
         self, address: str, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S
@@ -115,157 +106,116 @@ class RayWorkers:
         """Join the cluster at `address` ("auto": the one of this machine) and start an actor on each node. WorkError if
         it cannot be reached, MissingExtraError if Ray is not installed."""
         require("ray", "ray")
-        self._settings = Settings(address, gpus, 0, mechanism, timed, load_limit_s)
         self.running: dict[str, RayWorker] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._usable: tuple[int, ...] = ()
-        self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._orders: queue.SimpleQueue[Any] | None = None  # None: no bridge process runs
+        self._keeping = asyncio.new_event_loop()
         self._closing = threading.Event()
-        self._process, connection = self._connect()
-        self._thread = threading.Thread(target=self._keep, args=(connection,), name="cotenant-ray", daemon=True)
+        self._ended = asyncio.Event()
+        self._address, self._gpus = address, gpus
+        self._host = (mechanism, timed, load_limit_s)
+        self._per_node = 0
+        self._nodes: RayNodes | None = None  # None: no connection
+        self._thread = threading.Thread(target=self._keeping.run_forever, name="cotenant-ray", daemon=True)
         self._thread.start()
+        try:
+            self._nodes = self._there(self._connect()).result()
+        except BaseException:
+            self._keeping.call_soon_threadsafe(self._keeping.stop)
+            raise
+        self._kept = self._there(self._keep())
+
+    def _there(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run something on the thread's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._keeping)
 
     # -- WorkerFactory ---------------------------------------------------------------------------------------------
 
     def gpus(self) -> Sequence[int]:
         """See WorkerFactory."""
-        return list(self._usable)
+        nodes = self._nodes
+        return nodes.gpus() if nodes is not None else []
 
     def create(self, spec: WorkerSpec, listener: WorkerListener) -> Worker:
         """See WorkerFactory."""
         return RayWorker(spec, listener, self)
 
     async def close(self) -> None:
-        """End the actors with their workers, and then the connection to Ray."""
+        """See WorkerFactory: actors end with their workers; the connection to Ray last."""
         self._closing.set()
-        if self._orders is not None:
-            self._orders.put(None)
+        self._keeping.call_soon_threadsafe(self._ended.set)
+        await asyncio.wrap_future(self._kept)
+        self._keeping.call_soon_threadsafe(self._keeping.stop)
         await asyncio.to_thread(self._thread.join)
 
-    # -- the bridge ------------------------------------------------------------------------------------------------
+    # -- the nodes -------------------------------------------------------------------------------------------------
 
     async def ask(self, gpu: int, method: str, *arguments: Any) -> Any:
         """Call the node of a GPU. Returns None if the node is lost."""
         self._loop = asyncio.get_running_loop()
-        orders = self._orders  # another thread removes the entry when the bridge ends
-        if orders is None:
+        nodes = self._nodes
+        if nodes is None:
             return None
-        number = next(self._numbers)
-        future = self._asked[number] = self._loop.create_future()
-        orders.put((number, gpu, method, arguments))
-        try:
-            return await future
-        finally:
-            self._asked.pop(number, None)
+        return await asyncio.wrap_future(self._there(nodes.ask(gpu, method, arguments)))
 
-    def _connect(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """Start a bridge and wait until it has reached the cluster. WorkError if it does not."""
-        ours, theirs = Pipe()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", BRIDGE, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+    async def _connect(self) -> RayNodes:
+        """Connect to the cluster and its nodes. WorkError if none can be reached."""
+        cluster = await asyncio.to_thread(RayCluster, self._address, cancelled=self._closing)
+        nodes = RayNodes(cluster, self._host, self._lost, self._died)
         try:
-            ours.send(self._settings)
-            deadline = time.monotonic() + HELLO_S
-            while not ours.poll(PING_S) and time.monotonic() < deadline and not self._closing.is_set():
-                pass
-            hello = ours.recv() if ours.poll() else f"Ray at {self._settings.address} does not answer"
-        except (EOFError, OSError):
-            hello = f"Ray at {self._settings.address} ended the process that was to reach it"
-        if isinstance(hello, str):
-            ours.close()
-            process.kill()
-            process.wait()
-            raise WorkError(hello)
-        per_node, self._usable = hello
-        self._settings = replace(self._settings, per_node=per_node)
-        self._orders = queue.SimpleQueue()
-        threading.Thread(target=_write, args=(ours, self._orders), name="cotenant-ray-orders", daemon=True).start()
-        return process, ours
+            self._per_node = await nodes.begin(self._address, self._gpus, self._per_node)
+        except BaseException:
+            await asyncio.to_thread(cluster.close)
+            raise
+        return nodes
 
-    def _keep(self, connection: Connection) -> None:
-        """Thread that reads the bridge's messages, and starts another bridge when it ends."""
+    async def _keep(self) -> None:
+        """Watch the nodes, and connect again when the connection has ended."""
         while True:
-            try:
-                while connection.poll(BRIDGE_SILENT_S):
-                    self._tell(self._heard, *connection.recv())
-                LOG.warning("the process that speaks Ray hangs; it is started again")
-            except (EOFError, OSError):
-                pass
-            self._end_bridge(connection)
-            lost = threading.Event()
-            self._tell(self._bridge_lost, lost)
-            while not (lost.wait(PING_S) or self._closing.is_set()):
-                pass  # calls to the next bridge must not be reported as lost when this bridge ends
+            nodes = self._nodes
+            assert nodes is not None
+            await nodes.watch(self._ended)
+            self._nodes = None
+            if self._ended.is_set():
+                await nodes.end()
+                return
+            LOG.warning("Ray at %s is lost: none of its GPUs can be used", self._address)
+            self._lost(0, self._gpus, "was on a Ray cluster that is lost")
             said = ""
-            while not self._closing.wait(AGAIN_S):
+            while self._nodes is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), AGAIN_S)
+                    return
                 try:
-                    self._process, connection = self._connect()
-                    LOG.info("Ray at %s is reached again", self._settings.address)
-                    break
+                    self._nodes = await self._connect()
+                    LOG.info("Ray at %s is reached again", self._address)
                 except WorkError as error:
                     if str(error) != said:
                         LOG.warning("%s; trying on", error)
                     said = str(error)
-            else:
-                return
 
-    def _end_bridge(self, connection: Connection) -> None:
-        orders, self._orders, self._usable = self._orders, None, ()
-        if orders is not None:
-            orders.put(None)
-        try:
-            self._process.wait(END_S if self._closing.is_set() else 0.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        connection.close()
+    def _lost(self, first: int, end: int, why: str) -> None:
+        """The workers on these GPUs are gone."""
 
-    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run a function on the server's event loop, because it changes the server's objects."""
-        loop = self._loop
-        if loop is None:
-            function(*arguments)
-            return
-        with contextlib.suppress(RuntimeError):  # the event loop has ended, so the message is not needed
-            loop.call_soon_threadsafe(function, *arguments)
-
-    def _heard(self, what: int | str, *values: Any) -> None:
-        if isinstance(what, int):
-            future = self._asked.pop(what, None)
-            if future is not None and not future.done():
-                future.set_result(values[0])
-        elif what == "gpus":
-            self._usable = values[0]
-        elif what == "lost":
-            (first, end), why = values
+        def gone() -> None:
             for worker in [w for w in self.running.values() if first <= w.spec.gpu < end]:
                 worker.gone(why)
-        elif (dead := self.running.get(values[0])) is not None:
-            dead.gone(values[1])
 
-    def _bridge_lost(self, done: threading.Event) -> None:
-        self._usable = ()  # a last message of the old bridge may have set this after the bridge's end
-        if not self._closing.is_set():
-            LOG.warning("Ray at %s is lost: none of its GPUs can be used", self._settings.address)
-        for future in [f for f in self._asked.values() if not f.done()]:
-            future.set_result(None)
-        for worker in list(self.running.values()):
-            worker.gone("was on a Ray cluster that is lost")
-        done.set()
+        self._tell(gone)
 
+    def _died(self, name: str, why: str) -> None:
+        """The process of a worker has ended on its node."""
 
-def _write(connection: Connection, orders: queue.SimpleQueue[Any]) -> None:
-    """Write to the bridge in a thread, so that a bridge that hangs does not block the server."""
-    with contextlib.suppress(OSError, ValueError):
-        order = ()
-        while order is not None:
-            order = orders.get()
-            connection.send(order)
+        def gone() -> None:
+            if (worker := self.running.get(name)) is not None:
+                worker.gone(why)
+
+        self._tell(gone)
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        """Run a function on the server's event loop, because it changes the server's objects."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, so the message is not needed
+                self._loop.call_soon_threadsafe(function)
 
 
 def connect(address: str, services: str, profile: str | None = None) -> RayWorkers:
