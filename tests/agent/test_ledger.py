@@ -120,7 +120,7 @@ def test_used_is_the_sum_of_what_processes_hold_and_never_over_the_cap(operation
             ledger.drop(process)
             mine.clear()
         for name in ("g0", "g1"):
-            held = sum(ledger.used_by(p, name) for p in (1, 2, 3))
+            held = sum(sum(ledger.held(p, name, family) for family in MemoryFamily) for p in (1, 2, 3))
             pending = sum(s for p in outstanding.values() for g, s in p.values() if g == name)
             assert ledger.used("t", name) == held + pending
 

@@ -7,10 +7,11 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from token_loads import saturated
 
 from cotenant.policy.residency import GpuResidency, MoveRates, ResidencySettings, Victim
 from cotenant.policy.shares import SECOND_NS, QuotaSettings, Share
-from cotenant.sim.shares.engine import Load, saturated
+from cotenant.sim.shares.engine import Load
 from cotenant.sim.shares.moves import Card, MovingTokenEngine
 
 GIB = 1 << 30

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +17,10 @@ from cotenant.core.errors import InputError
 from cotenant.policy.colocation import SCHEMES, scheme_named, settings_for
 from cotenant.profiles.kernels.contention import grants, rates, read_table
 from cotenant.profiles.kernels.profile import (
+    CLASS_NAMES,
     KernelWork,
     read_kernels,
     read_orion,
-    write_kernels,
 )
 from cotenant.sim.colocation import ColocationEngine, ColocationResult, Job, alone
 
@@ -202,9 +204,10 @@ def test_the_ranking_on_orion_profiles(shared: Path, be: str) -> None:
     assert kept["tidal"] > kept["orion"] > kept["temporal"]
 
 
-def test_a_profile_survives_being_written(tmp_path: Path) -> None:
+def test_a_written_profile_is_read(tmp_path: Path) -> None:
     kernels = [KernelWork("a<int, float>", 1000, 12, WorkClass.MEMORY), KernelWork("b", 2, 1, WorkClass.UNKNOWN)]
-    write_kernels(tmp_path / "k.json", kernels, {"gpu": "Test"})
+    rows = [dataclasses.asdict(k) | {"work_class": CLASS_NAMES[k.work_class]} for k in kernels]
+    (tmp_path / "k.json").write_text(json.dumps({"gpu": "Test", "kernels": rows}))
     assert read_kernels(tmp_path / "k.json") == kernels
 
 

@@ -7,9 +7,10 @@ import itertools
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from token_loads import saturated, worst_window_error
 
 from cotenant.policy.shares import DISCIPLINES, MS_NS, SECOND_NS, QuotaSettings, Share
-from cotenant.sim.shares.engine import Load, TokenEngine, TokenResult, saturated, worst_window_error
+from cotenant.sim.shares.engine import Load, TokenEngine, TokenResult
 
 SHORT = {"quota_ns": 100 * MS_NS, "min_quota_ns": 20 * MS_NS, "max_quota_ns": 200 * MS_NS}
 KERNELS_NS = (50_000, 700_000, 5 * MS_NS, 40 * MS_NS)

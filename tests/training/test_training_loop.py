@@ -21,8 +21,15 @@ from hypothesis import strategies as st
 import cotenant
 from cotenant.core.errors import InputError, WorkError
 from cotenant.training import contract
-from cotenant.training.contract import Lease, read_progress, write_lease
+from cotenant.training.contract import PROGRESS_FILE, Lease, Progress, read_json, write_lease
 from cotenant.training.loop import Loop
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """The job's last report."""
+    raw = read_json(folder / PROGRESS_FILE)
+    return None if raw is None else Progress(**raw)
+
 
 
 class Model:

@@ -93,12 +93,6 @@ class GreenContexts:
         )  # fmt: skip
         return list(pieces[: count.value])
 
-    def sms_of(self, fraction: float) -> int:
-        """Number of SMs that a context for this fraction of the GPU has: whole pieces, at least one."""
-        if fraction >= WHOLE:
-            return self.sms
-        return span(self._start, fraction, len(self._pieces))[1] * self._group
-
     def of(self, fraction: float) -> GreenContext:
         """The context with a fraction of the SMs; created at its first use."""
         first, count = (0, 0) if fraction >= WHOLE else span(self._start, fraction, len(self._pieces))

@@ -13,11 +13,10 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-JOB_ENV = "COTENANT_JOB"
 FOLDER_ENV = "COTENANT_JOB_DIR"
 ATTEMPT_ENV = "COTENANT_ATTEMPT"
 CPUS_ENV = "COTENANT_CPUS"
@@ -86,29 +85,6 @@ def read_lease(folder: Path, rank: int = 0) -> Lease | None:
 def write_progress(folder: Path, progress: Progress) -> None:
     """Replace the job's progress report."""
     write_json(folder / PROGRESS_FILE, asdict(progress))
-
-
-def read_progress(folder: Path) -> Progress | None:
-    """The job's last progress report; None if there is none or it is invalid."""
-    raw = read_json(folder / PROGRESS_FILE)
-    if raw is None or set(raw) != {field.name for field in fields(Progress)}:
-        return None
-    step, attempt = _whole(raw["step"]), _whole(raw["attempt"])
-    if step is None or attempt is None:
-        return None
-    problem = raw["problem"]
-    return Progress(
-        attempt=attempt,
-        state=str(raw["state"]),
-        step=step,
-        total_steps=_whole(raw["total_steps"]),
-        fraction=_number(raw["fraction"]),
-        epoch=_whole(raw["epoch"]) or 0,
-        checkpoint_step=_whole(raw["checkpoint_step"]),
-        steps_per_s=_number(raw["steps_per_s"]),
-        written_unix_s=_number(raw["written_unix_s"]) or 0.0,
-        problem=None if problem is None else str(problem),
-    )
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

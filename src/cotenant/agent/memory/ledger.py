@@ -97,11 +97,6 @@ class Ledger:
         """Bytes charged to the tenant on that GPU."""
         return self._used.get((tenant, gpu), 0)
 
-    def used_by(self, process: int, gpu: str) -> int:
-        """Bytes held by one process on that GPU, without reservations."""
-        holding = self._processes.get(process)
-        return sum(n for (g, _), n in holding.held.items() if g == gpu) if holding else 0
-
     def held(self, process: int, gpu: str, family: int) -> int:
         """Bytes held by one process in a family on that GPU, without reservations."""
         holding = self._processes.get(process)

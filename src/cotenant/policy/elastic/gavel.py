@@ -16,7 +16,6 @@ import numpy as np
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 from cotenant.policy.solver import compressed, solve_milp
 
-GOALS = ("fairness", "makespan", "cost", "agnostic")
 # weight of the mean over jobs in the objective; without it, GPUs that do not help the worst job could stay idle
 SECOND = 1e-3
 UNSERVED = 1e9  # factor on X in the priority of a job that has not run on the model

@@ -38,7 +38,6 @@ class Place(enum.Enum):
     RETURNING = "coming back"
 
 
-ON_GPU = frozenset({Place.STARTING, Place.RESIDENT, Place.LEAVING, Place.RETURNING})
 AWAY = frozenset({Place.COLD, Place.EVICTED})
 
 
@@ -109,8 +108,6 @@ class ModelRow:
     stopping: bool = False  # the program will be stopped, not evicted
     start_s: float = 0.0
     starts: int = 0
-    evictions: int = 0
-    returns: int = 0
 
     @property
     def idle(self) -> bool:
@@ -199,17 +196,14 @@ class ModelResidency:
         """The current action has succeeded. `seconds`: its duration, if measured."""
         row = self.rows[name]
         if row.place is Place.LEAVING:
-            row.evictions += 1
             self._off(row, now_s, Place.COLD if row.stopping else Place.EVICTED)
         elif row.place in (Place.STARTING, Place.RETURNING):
             if row.place is Place.STARTING:
                 if seconds is not None:
                     row.start_s = seconds if not row.starts else row.start_s + BLEND * (seconds - row.start_s)
                 row.starts += 1
-            else:
-                row.returns += 1
-                if seconds is not None:
-                    self.rates.observe(0, row.facts.memory_bytes, seconds)
+            elif seconds is not None:
+                self.rates.observe(0, row.facts.memory_bytes, seconds)
             row.place, row.since_s, row.used_s = Place.RESIDENT, now_s, max(row.used_s, now_s)
             self._away.discard(name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +72,6 @@ def read_orion(path: Path) -> list[KernelWork]:
     if not kernels:
         raise InputError("the profile has no kernels", file=path)
     return kernels
-
-
-def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, object]) -> None:
-    """Write a profile in Cotenant's format: JSON with `kernels` in issue order and names of work classes."""
-    from cotenant.core.files import atomic_file
-
-    rows = [asdict(k) | {"work_class": CLASS_NAMES[k.work_class]} for k in kernels]
-    with atomic_file(path) as file:
-        file.write(json.dumps(about | {"kernels": rows}, indent=1))
 
 
 def read_kernel_rows(path: Path) -> list[KernelRow]:

@@ -58,14 +58,6 @@ class StepTimes:
         """All times multiplied by a factor."""
         return StepTimes(*(x * factor for x in vars(self).values()))
 
-    def prefill_s(self, prompt: int, batch: int = 1) -> float:
-        """`batch` prompts of the same length in one step."""
-        return self.seconds(Step(tokens=batch * prompt, pairs=batch * pairs_of(prompt)))
-
-    def decode_s(self, batch: int, context: int) -> float:
-        """Length of a step that decodes one token for each of `batch` requests with `context` tokens each."""
-        return self.seconds(Step(sequences=batch, context=batch * context))
-
 
 @dataclass(frozen=True)
 class LlmProfile:

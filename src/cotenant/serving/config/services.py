@@ -150,7 +150,6 @@ class Deployment:
     max_gpulets: int | None = None
     max_models: int = MOST_MODELS
     arrivals: Mapping[str, str] = field(default_factory=dict)
-    copy_weights: Mapping[str, float] = field(default_factory=dict)
     colocation: str | None = None
     raw: ServicesFile | None = None
     source: YamlFile | None = field(default=None, repr=False, compare=False)
@@ -237,7 +236,6 @@ def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
             **{s.name: s.arrivals for s in raw.services if s.arrivals},
             **{a.name: a.arrivals for a in raw.applications if a.arrivals},
         },
-        copy_weights={s.name: s.copy_weight for s in raw.services},
         colocation=_scheme(raw.colocation),
         raw=raw,
     )

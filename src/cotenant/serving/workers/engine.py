@@ -18,8 +18,6 @@ from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, WorkerSpe
 MOST_ITEMS = 1 << 30
 MOST_SAID = 500  # at most this many characters of a model's error are sent to the client
 
-Outputs = list[tuple[str, str, np.ndarray]]  # (name, datatype, array whose first dimension is the batch)
-
 
 class Engine:
     """Loads the models of a spec and runs batches on them."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.policy.shares import (
-    SECOND_NS,
     Ended,
     Grant,
     Instruction,
@@ -283,22 +282,3 @@ class TokenEngine:
     def _idle_grant(self, tenant: _Tenant) -> None:
         """A gang got a turn on a GPU where this process has nothing to do: it holds the turn until the others are
         done."""
-
-
-def saturated(name: str, request: float, limit: float = 1.0, **more: Any) -> Load:
-    """Return a tenant that always has work, for tests of shares."""
-    return Load(name, Share(request=request, limit=limit), **more)
-
-
-def worst_window_error(
-    result: TokenResult, granted: dict[str, float], window_ns: int = 10 * SECOND_NS, step_ns: int = SECOND_NS // 4
-) -> float:
-    """Largest |share held - share granted| of any tenant in any window of that length (windows begin every step)."""
-    worst = 0.0
-    start_ns = 0
-    while start_ns + window_ns <= result.end_ns:
-        for name, share in granted.items():
-            got = result.held_ns(name, start_ns, start_ns + window_ns) / window_ns
-            worst = max(worst, abs(got - share))
-        start_ns += step_ns
-    return worst
