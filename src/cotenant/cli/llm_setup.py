@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.added_options import Command, with_options
 from cotenant.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from cotenant.workloads.llm.trace import TokenTrace
 
 REQUESTS = "Requests"
+Text = str | None
 DEFAULT_GPU_BYTES = 80 << 30
 DEFAULT_S = 60.0  # duration of generated requests if no option states one
 
@@ -25,18 +28,28 @@ def _requests(*names: str, **more: object) -> object:
     return typer.Option(*names, rich_help_panel=REQUESTS, **more)  # type: ignore[arg-type]
 
 
-TraceSpec = Annotated[str | None, _requests("--trace", help="FORMAT:PATH; see Token traces in docs/traces.md.")]
-Rate = Annotated[
-    list[str] | None, _requests("--rate", help="Requests/s of all models together, or NAME=R. Repeatable.")
-]
-Prompt = Annotated[str, _requests("--prompt", help="Prompt lengths in tokens: 512, 100-900, 512~1.2 (mean~CV).")]
-Output = Annotated[str, _requests("--output", help="Answer lengths in tokens, in the same notation.")]
-ArrivalsSpec = Annotated[str, _requests("--arrivals", help="poisson, constant, bursts, gamma:CV, mmpp:...")]
-Duration = Annotated[str | None, _requests("--duration", help="Duration (default: the whole trace, else 60s).")]
-Start = Annotated[str, _requests("--start", help="Time in the trace at which to start.")]
-Speed = Annotated[float, _requests("--speed", help="Factor by which the trace's gaps are shortened.")]
-Keep = Annotated[str, _requests("--keep", help="Random fraction of the trace's requests to keep: 10%.")]
-Seed = Annotated[int, _requests("--seed", min=0, help="Seed of the random draws.")]
+# parameter of the command -> (its type with the typer option, default)
+REQUEST_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "trace": (Annotated[Text, _requests("--trace", help="FORMAT:PATH; see Token traces in docs/traces.md.")], None),
+    "rate": (
+        Annotated[
+            list[str] | None, _requests("--rate", help="Requests/s of all models together, or NAME=R. Repeatable.")
+        ],
+        None,
+    ),
+    "prompt": (
+        Annotated[str, _requests("--prompt", help="Prompt lengths in tokens: 512, 100-900, 512~1.2 (mean~CV).")], "512"
+    ),
+    "output": (Annotated[str, _requests("--output", help="Answer lengths in tokens, in the same notation.")], "128"),
+    "arrivals": (
+        Annotated[str, _requests("--arrivals", help="poisson, constant, bursts, gamma:CV, mmpp:...")], "poisson"
+    ),
+    "duration": (Annotated[Text, _requests("--duration", help="Duration (default: the whole trace, else 60s).")], None),
+    "start": (Annotated[str, _requests("--start", help="Time in the trace at which to start.")], "0s"),
+    "speed": (Annotated[float, _requests("--speed", help="Factor by which the trace's gaps are shortened.")], 1.0),
+    "keep": (Annotated[str, _requests("--keep", help="Random fraction of the trace's requests to keep: 10%.")], "100%"),
+    "seed": (Annotated[int, _requests("--seed", min=0, help="Seed of the random draws.")], 0),
+}  # fmt: skip
 Profiles = Annotated[
     list[str] | None,
     typer.Option(
@@ -47,27 +60,46 @@ Profiles = Annotated[
 ]
 
 
-def build_trace(
-    models: Sequence[str], trace: str | None, rate: list[str] | None, prompt: str, output: str, arrivals: str,
-    duration: str | None, start: str, speed: float, keep: str, seed: int, factor: float = 1.0,
-) -> TokenTrace:  # fmt: skip
+@dataclass(frozen=True)
+class Requests:
+    """The options that describe requests, as they were given."""
+
+    trace: str | None
+    rate: list[str] | None
+    prompt: str
+    output: str
+    arrivals: str
+    duration: str | None
+    start: str
+    speed: float
+    keep: str
+    seed: int
+
+
+def takes_requests(command: Command) -> Command:
+    """Decorator that adds these options to a command, which receives them as `requests: Requests`."""
+    return with_options(command, REQUEST_OPTIONS, "requests", Requests)
+
+
+def build_trace(models: Sequence[str], given: Requests, factor: float = 1.0) -> TokenTrace:
     """Generate the requests that the options describe, for these models, at `factor` times the rates."""
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.workloads.llm.drawn import draw_trace
     from cotenant.workloads.llm.registry import read_tokens
     from cotenant.workloads.llm.trace import TokenOptions
 
-    length_s = None if duration is None else parse_seconds(duration, field="duration")
-    if trace is None:
-        if not rate:
+    length_s = None if given.duration is None else parse_seconds(given.duration, field="duration")
+    if given.trace is None:
+        if not given.rate:
             raise InputError("give --trace FORMAT:PATH or --rate", field="trace")
-        rates = [r * factor for r in rates_of(models, rate)]
-        return draw_trace(models, rates, prompt, output, length_s or DEFAULT_S, arrivals, seed)
-    if rate:
+        rates = [r * factor for r in rates_of(models, given.rate)]
+        length_s = length_s or DEFAULT_S
+        return draw_trace(models, rates, given.prompt, given.output, length_s, given.arrivals, given.seed)
+    if given.rate:
         raise InputError("a trace has its own rate; change it with --speed or --keep", field="rate")
-    options = TokenOptions(parse_seconds(start, field="start"), length_s or math.inf, seed)
-    found = read_tokens(trace, options).thinned(parse_fraction(keep, field="keep"), seed)
-    return found.faster(speed * factor).onto(models, seed)
+    options = TokenOptions(parse_seconds(given.start, field="start"), length_s or math.inf, given.seed)
+    found = read_tokens(given.trace, options).thinned(parse_fraction(given.keep, field="keep"), given.seed)
+    return found.faster(given.speed * factor).onto(models, given.seed)
 
 
 def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:

@@ -8,21 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.llm_setup import (
-    DEFAULT_S,
-    ArrivalsSpec,
-    Duration,
-    Keep,
-    Output,
-    Prompt,
-    Rate,
-    Seed,
-    Speed,
-    Start,
-    TraceSpec,
-    build_trace,
-    rates_of,
-)
+from cotenant.cli.llm_setup import DEFAULT_S, Requests, build_trace, rates_of, takes_requests
 
 if TYPE_CHECKING:
     from cotenant.loadgen.loop import Loop
@@ -34,23 +20,15 @@ SEARCH = "Search"
 
 
 @app.command()
+@takes_requests
 def load(
+    requests: Requests,
     openai: Annotated[str, typer.Option(help="http://HOST:PORT of an engine or of `cotenant serve MODELS.yaml`.")],
     model: Annotated[
         list[str] | None, typer.Option(help="Models to send requests to (default: all). Repeatable.")
     ] = None,
     ttft: Annotated[list[str] | None, typer.Option(help="SLO of the time to the first token: MS, or NAME=MS.")] = None,
     tpot: Annotated[list[str] | None, typer.Option(help="SLO of the time per output token: MS, or NAME=MS.")] = None,
-    trace: TraceSpec = None,
-    rate: Rate = None,
-    prompt: Prompt = "512",
-    output: Output = "128",
-    arrivals: ArrivalsSpec = "poisson",
-    duration: Duration = None,
-    start: Start = "0s",
-    speed: Speed = 1.0,
-    keep: Keep = "100%",
-    seed: Seed = 0,
     find_max: Annotated[
         bool,
         typer.Option("--find-max", help="Find the largest load at which the SLOs are met.", rich_help_panel=SEARCH),
@@ -102,23 +80,24 @@ def load(
     if target.is_grpc:
         raise InputError("OpenAI's API is HTTP; write http://HOST:PORT", field="openai")
     names = model or ask_models(target)
-    clients = _clients(arrivals, rate)
-    length_s = DEFAULT_S if duration is None else parse_seconds(duration, field="duration")
+    clients = _clients(requests.arrivals, requests.rate)
+    length_s = DEFAULT_S if requests.duration is None else parse_seconds(requests.duration, field="duration")
 
     def made(factor: float, number: int, probe_s: float | None) -> OpenAiTest:
         """Build the load scaled by `factor`. Each `number` gives other random requests. `probe_s`: duration of a
         probe."""
-        if clients and trace is None:
-            requests = draw_pool(names, prompt, output, seed + number)
+        seed = requests.seed + number
+        if clients and requests.trace is None:
+            trace = draw_pool(names, requests.prompt, requests.output, seed)
         else:
-            cut = duration if probe_s is None else f"{probe_s * (speed * factor if trace else 1.0)}s"
-            requests = build_trace(
-                names, trace, rate, prompt, output, "poisson" if clients else arrivals, cut, start, speed, keep,
-                seed + number, factor,
-            )  # fmt: skip
+            cut = requests.duration
+            if probe_s is not None:
+                cut = f"{probe_s * (requests.speed * factor if requests.trace else 1.0)}s"
+            arrivals = "poisson" if clients else requests.arrivals
+            trace = build_trace(names, replace(requests, arrivals=arrivals, duration=cut, seed=seed), factor)
         return replace(
-            test, trace=requests, seed=seed + number, clients=round(clients * factor), duration_s=probe_s or length_s
-        )
+            test, trace=trace, seed=seed, clients=round(clients * factor), duration_s=probe_s or length_s
+        )  # fmt: skip
 
     test = OpenAiTest(
         target, draw_pool(names, "1", "1"),
@@ -131,7 +110,7 @@ def load(
         options = parse_fraction(attain, "target"), parse_fraction(tolerance, "tolerance")
         found = _search(made, clients, *options, parse_seconds(probe, field="probe"))
         given = made(1.0, 0, None)
-        asked_rps = sum(rates_of(names, rate or [])) or len(given.trace) / max(given.trace.span_s, 1e-3)
+        asked_rps = sum(rates_of(names, requests.rate or [])) or len(given.trace) / max(given.trace.span_s, 1e-3)
         _report_search(found, clients, asked_rps, csv, html, as_json)
         return
     test = made(1.0, 0, None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.trace_options import _with
+from cotenant.cli.added_options import with_options
 from cotenant.sim.partition_options import PartitionOptions
 
 if TYPE_CHECKING:
@@ -80,4 +80,4 @@ def takes_partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator that adds every partition option to a command, which receives them as `partition_options:
     PartitionOptions`.
     """
-    return _with(command, PARTITION_OPTIONS, "partition_options", PartitionOptions)
+    return with_options(command, PARTITION_OPTIONS, "partition_options", PartitionOptions)

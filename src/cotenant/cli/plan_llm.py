@@ -4,28 +4,13 @@ need.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.llm_setup import (
-    ArrivalsSpec,
-    Duration,
-    Keep,
-    Output,
-    Profiles,
-    Prompt,
-    Rate,
-    Seed,
-    Speed,
-    Start,
-    TraceSpec,
-    build_setup,
-    build_trace,
-    profiles_of,
-    rates_of,
-)
+from cotenant.cli.llm_setup import Profiles, Requests, build_setup, build_trace, profiles_of, rates_of, takes_requests
 
 if TYPE_CHECKING:
     from cotenant.sim.llm.engine import LlmSetup
@@ -52,7 +37,9 @@ def wanted(args: Sequence[str]) -> bool:
 
 
 @app.command()
+@takes_requests
 def plan(
+    requests: Requests,
     models: Annotated[str, typer.Argument(help="Models file, the same as for `cotenant serve`.")],
     profile: Profiles = None,
     attainment: Annotated[
@@ -65,16 +52,6 @@ def plan(
     start_up: Annotated[
         str | None, typer.Option("--start-up", help="Time that programs take to start (default: 30s).")
     ] = None,
-    trace: TraceSpec = None,
-    rate: Rate = None,
-    prompt: Prompt = "512",
-    output: Output = "128",
-    arrivals: ArrivalsSpec = "poisson",
-    duration: Duration = None,
-    start: Start = "0s",
-    speed: Speed = 1.0,
-    keep: Keep = "100%",
-    seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Simulate one GPU with the first model, the first two, and so on, then all models on more GPUs. Reports attainment
@@ -94,28 +71,28 @@ def plan(
     start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
     setup = build_setup(config, profiles_of(config, profile or []), 1, sharing, [], start_s=start_s)
     names = [m.name for m in config.models]
-    requests = _requests(names, trace, rate, prompt, output, arrivals, duration, start, speed, keep, seed)
-    found = pack(requests.fitting(longest(setup.models)), setup, target, most_gpus, None if as_json else _say)
+    trace = _trace(names, requests)
+    found = pack(trace.fitting(longest(setup.models)), setup, target, most_gpus, None if as_json else _say)
     if as_json:
-        print(json.dumps(found.content() | {"seed": seed}))
+        print(json.dumps(found.content() | {"seed": requests.seed}))
     else:
         _show(found.content(), setup)
-        for reason, count in requests.left_out.items():
+        for reason, count in trace.left_out.items():
             print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
     if found.gpus is None:
         raise WorkError(_unmet(found.rows[-1], len(setup.models)))
 
 
-def _requests(names: list[str], trace: str | None, rate: list[str] | None, *rest: Any) -> TokenTrace:
+def _trace(names: list[str], given: Requests) -> TokenTrace:
     """Build the requests. A rate without a model's name applies to each model, so that every added model adds
     requests."""
-    each = rate
-    if rate and trace is None:
-        rates_of(names, rate)
-        named = [text for text in rate if "=" in text]
+    if given.rate and given.trace is None:
+        rates_of(names, given.rate)
+        named = [text for text in given.rate if "=" in text]
         others = [n for n in names if n not in {text.rpartition("=")[0] for text in named}]
-        each = named + [f"{name}={text}" for text in rate if "=" not in text for name in others]
-    return build_trace(names, trace, each, *rest)
+        each = named + [f"{name}={text}" for text in given.rate if "=" not in text for name in others]
+        given = dataclasses.replace(given, rate=each)
+    return build_trace(names, given)
 
 
 def _say(row: Row) -> None:

@@ -6,22 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.llm_setup import (
-    ArrivalsSpec,
-    Duration,
-    Keep,
-    Output,
-    Profiles,
-    Prompt,
-    Rate,
-    Seed,
-    Speed,
-    Start,
-    TraceSpec,
-    build_setup,
-    build_trace,
-    profiles_of,
-)
+from cotenant.cli.llm_setup import Profiles, Requests, build_setup, build_trace, profiles_of, takes_requests
 
 if TYPE_CHECKING:
     from cotenant.sim.llm.engine import LlmResult
@@ -30,7 +15,9 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@takes_requests
 def simulate(
+    requests: Requests,
     models: Annotated[str, typer.Argument(help="Models file, the same as for `cotenant serve`.")],
     serving: Annotated[bool, typer.Option("--serving", help="Simulate requests to language models.")] = True,
     profile: Profiles = None,
@@ -49,16 +36,6 @@ def simulate(
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="Tokens that a trace marks as cached need no prefill.")
     ] = False,
-    trace: TraceSpec = None,
-    rate: Rate = None,
-    prompt: Prompt = "512",
-    output: Output = "128",
-    arrivals: ArrivalsSpec = "poisson",
-    duration: Duration = None,
-    start: Start = "0s",
-    speed: Speed = 1.0,
-    keep: Keep = "100%",
-    seed: Seed = 0,
     csv: Annotated[
         str | None, typer.Option(help="Write one row per request: when it was due, its first and its last token.")
     ] = None,
@@ -89,9 +66,9 @@ def simulate(
         config, profiles_of(config, profile or []), gpus, sharing, share or [], not cold, prefix_cache, start_s
     )
     names = [m.name for m in config.models]
-    requests = build_trace(names, trace, rate, prompt, output, arrivals, duration, start, speed, keep, seed)
-    result = run(requests.fitting(longest(setup.models)), setup)
-    content = {**result.summary(), "seed": seed}
+    trace = build_trace(names, requests)
+    result = run(trace.fitting(longest(setup.models)), setup)
+    content = {**result.summary(), "seed": requests.seed}
     if csv is not None:
         with atomic_file(csv) as file:
             file.write(result.times.csv(names))
@@ -102,7 +79,7 @@ def simulate(
     if as_json:
         print(json.dumps(content))
         return
-    show(content, f"{len(requests):,} requests of {requests.source}")
+    show(content, f"{len(trace):,} requests of {trace.source}")
     for reason, count in result.trace.left_out.items():
         print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
 

@@ -10,15 +10,13 @@ A decorated command gets the options as one object under that name; the command 
 
 from __future__ import annotations
 
-import inspect
 import math
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.added_options import Command, with_options
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_rate_per_s, parse_seconds
 from cotenant.workloads.trace_options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 TRACE_PANEL = "Trace: filters, scaling and redrawn parts"
 CLUSTER_PANEL = "Cluster"
-Command = Callable[..., Any]
 
 
 def _trace(*names: str, **more: Any) -> Any:
@@ -193,14 +190,14 @@ def trace_options(**given: Any) -> TraceOptions:
 
 def takes_trace_options(command: Command) -> Command:
     """Decorator that adds every trace option to a command, which receives them as `trace_options: TraceOptions`."""
-    return _with(command, TRACE_OPTIONS, "trace_options", trace_options)
+    return with_options(command, TRACE_OPTIONS, "trace_options", trace_options)
 
 
 def takes_cluster_options(command: Command) -> Command:
     """Decorator that adds every cluster option to a command, which receives them as `cluster_options:
     ClusterOptions`.
     """
-    return _with(command, CLUSTER_OPTIONS, "cluster_options", ClusterOptions)
+    return with_options(command, CLUSTER_OPTIONS, "cluster_options", ClusterOptions)
 
 
 def _seconds(text: str | None, field: str, default: float) -> float:
@@ -212,27 +209,3 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"{text!r} is not a list of GPU counts like 1,2,4,8", field="only-gpus") from None
-
-
-def _with(command: Command, options: dict[str, tuple[Any, Any]], into: str, build: Callable[..., Any]) -> Command:
-    """Wrap a command: its parameter `into` is replaced by the options, in a signature that typer reads."""
-    hints = typing.get_type_hints(command, localns={"Cluster": Any}, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints.get(name, Any), kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(command).parameters.items()
-        if name != into
-    ]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in options.items()
-    ]
-
-    def decorated(**values: Any) -> Any:
-        values[into] = build(**{name: values.pop(name) for name in options})
-        return command(**values)
-
-    decorated.__name__, decorated.__doc__ = command.__name__, command.__doc__
-    signature = inspect.Signature([*own, *added])
-    decorated.__signature__ = signature  # type: ignore[attr-defined]
-    decorated.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-    return decorated
