@@ -171,19 +171,24 @@ class Connection:
             except OSError as error:
                 self.owner.broken(self, error)
                 return
-            if not data:
-                self.owner.broken(self, None)
-                return
-            try:
-                answer = self.parser.feed(data)
-            except ValueError as error:
-                self.owner.broken(self, error)
-                return
-            if answer is not None:
-                self.owner.answered(self, answer)
+            if not self._read(data):
                 return
             if len(data) < RECEIVE and not isinstance(self.socket, ssl.SSLSocket):
                 return
+
+    def _read(self, data: bytes) -> bool:
+        """Take what has arrived; empty: the end. Returns whether to read on."""
+        if not data:
+            self.owner.broken(self, None)
+            return False
+        try:
+            answer = self.parser.feed(data)
+        except ValueError as error:
+            self.owner.broken(self, error)
+            return False
+        if answer is not None:
+            self.owner.answered(self, answer)
+        return answer is None
 
     def shut(self) -> None:
         """Close it."""

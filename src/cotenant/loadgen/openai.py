@@ -4,7 +4,6 @@ tokens.
 
 from __future__ import annotations
 
-import ssl
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ import orjson
 from cotenant.core.errors import WorkError
 from cotenant.core.metrics.tokens import Target as Promise
 from cotenant.core.metrics.tokens import TokenTimes
-from cotenant.loadgen.http import RECEIVE, Connection, HttpTransport
+from cotenant.loadgen.http import Connection, HttpTransport
 from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
 from cotenant.loadgen.schedule import Schedule
 from cotenant.loadgen.target import Target
@@ -182,22 +181,11 @@ class StreamConnection(Connection):
     owner: OpenAiTransport
     answer: _Answer | None = None
 
-    def _pull(self) -> None:
-        while True:
-            try:
-                data = self.socket.recv(RECEIVE)
-            except (BlockingIOError, ssl.SSLWantReadError):
-                return
-            except OSError as error:
-                self.owner.broken(self, error)
-                return
-            if not data:
-                self.owner.closed(self)
-                return
-            if not self.owner.received(self, data):
-                return
-            if len(data) < RECEIVE and not isinstance(self.socket, ssl.SSLSocket):
-                return
+    def _read(self, data: bytes) -> bool:
+        if not data:
+            self.owner.closed(self)
+            return False
+        return self.owner.received(self, data)
 
 
 class OpenAiTransport(HttpTransport):
