@@ -76,5 +76,5 @@ def test_a_profile_that_is_gone_holds_up_nobody(tmp_path: Path) -> None:
     plan = mine.plan(View(0.0, NODES, jobs))
     assert sorted(plan.assign) == ["lost", "renamed"]
     assert plan.assign["lost"].cpus == 3.0  # its share, as without a profile
-    assert "gone.json: cannot read it" in mine.fault()
+    assert "gone.json: cannot be read" in mine.fault()
     assert "'no-longer-there' has no profile" in mine.fault()
