@@ -30,7 +30,8 @@ enum cotenant_copy_direction {
 enum cotenant_copy_rank {
     COTENANT_COPY_AHEAD = 0, /* latency-sensitive tenants: before all other queues */
     COTENANT_COPY_NORMAL = 1, /* the queues share the link by weight */
-    COTENANT_COPY_BEST_EFFORT = 2, /* shares the link by weight; copies within the device are split, too */
+    /* the queues share the link by weight, and even copies within the device are split into chunks */
+    COTENANT_COPY_BEST_EFFORT = 2,
 };
 
 /* The queue of a tenant on a link. */

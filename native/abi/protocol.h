@@ -238,7 +238,8 @@ struct cotenant_memory {
     uint32_t family; /* MemoryFamily */
     uint32_t reserved_0;
     uint64_t reservation; /* number in the reply to MEMORY_RESERVE, repeated in MEMORY_COMMIT */
-    /* MEMORY_RESERVE: requested; MEMORY_COMMIT: allocated; MEMORY_RELEASE: freed; MEMORY_STATE: held now */
+    /* size that the process requests (MEMORY_RESERVE), has allocated (MEMORY_COMMIT) or freed (MEMORY_RELEASE), or
+     * holds now (MEMORY_STATE) */
     uint64_t bytes;
     uint64_t used_bytes; /* MEMORY_REPLY: memory charged to the tenant on this GPU */
     uint64_t limit_bytes; /* MEMORY_REPLY: the tenant's limit, NO_LIMIT if it has none */

@@ -19,7 +19,7 @@ struct floor_rule {
     uint32_t sm_threshold;
     uint32_t work_class; /* WorkClass of the BE work */
     uint32_t work_sms; /* number of SMs that the BE work would fill, which may exceed the GPU's; 0: not known */
-    /* scheme tidal: largest scale of budget_ns, for work that leaves the GPU idle; 1000: the budget does not grow */
+    /* scheme tidal: largest factor by which budget_ns grows while the BE work leaves the GPU idle; 1000: no growth */
     uint32_t stretch_permille;
     /* scheme tidal: fraction of the time for which BE work may keep the GPU busy; 0 or 1000: always */
     uint32_t duty_cycle_permille;

@@ -77,7 +77,7 @@ struct soft_device {
     struct soft_schedule schedules[2];
     _Atomic uint64_t busy_until_ns;
     _Atomic uint64_t last_process; /* index + 1 of the process that reserved last */
-    _Atomic uint64_t busy_ns;      /* sum of all reserved time spans */
+    _Atomic uint64_t busy_ns;      /* total time for which processes reserved the GPU */
     /* end of the last reserved span of each copy engine: to the device, to the host */
     _Atomic uint64_t engine_until_ns[2];
 };

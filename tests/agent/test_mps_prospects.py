@@ -53,7 +53,7 @@ def test_daemons_of_others_are_found_by_their_pipes(tmp_path: Path) -> None:
     process(11, ["vim", "nvidia-cuda-mps-control.md"], "")
     (tmp_path / "proc" / "uptime").touch()
     found = foreign_daemons(Path("/run/cotenant"), tmp_path / "proc")
-    assert found == ("process 7 with pipes in /run/nvidia-mps", "process 9 with pipes in its default folder")
+    assert found == ("process 7 with pipes in /run/nvidia-mps", "process 9 with pipes in the daemon's default folder")
     assert str(os.getpid()) not in str(foreign_daemons(tmp_path))
 
 

@@ -259,7 +259,7 @@ def test_pairs_that_are_none() -> None:
     with pytest.raises(InputError, match="the key is not a private key"):
         certificates.check_pair(one.certificate, b"", "f")
     mixed = certificates.Certificates(two.ca, one.certificate, one.key)
-    assert certificates.fault(mixed, NAMES) == "the certificate is not signed by that CA"
+    assert certificates.fault(mixed, NAMES) == "the certificate is not signed by the CA that is stored with it"
     swapped = certificates.Certificates(one.ca, one.certificate, two.key)
     assert certificates.fault(swapped, NAMES) == "the key is not that of the certificate"
 

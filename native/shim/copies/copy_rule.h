@@ -29,7 +29,8 @@
 #define COPY_USUAL_CHUNK (UINT64_C(8) << 20)
 #define COPY_MOST_CHUNK (UINT64_C(1) << 40)
 #define COPY_MOST_LAPSE_NS UINT64_C(10000000000)
-#define COPY_RESCUE_NS UINT64_C(2000000000) /* a queue that has waited longer than this is the next of its rank */
+/* a queue that has waited longer than this time is served before the other queues of its rank */
+#define COPY_RESCUE_NS UINT64_C(2000000000)
 #define COPY_AHEAD_BIT (UINT64_C(1) << 47)
 #define COPY_DATE_MASK (COPY_AHEAD_BIT - 1)
 

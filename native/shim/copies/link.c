@@ -44,7 +44,7 @@ static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
 {
     pthread_mutex_lock(&attach_lock);
     uint32_t relocations = gpu->relocations;
-    if (mine->relocations != relocations) { /* the page belongs to the GPU on which the process ran before */
+    if (mine->relocations != relocations) { /* the mapped copy page is of the process's previous GPU */
         __atomic_store_n(&mine->link.page, NULL, __ATOMIC_RELEASE);
         mine->connection = 0;
         __atomic_store_n(&mine->relocations, relocations, __ATOMIC_RELEASE);

@@ -33,7 +33,7 @@ class CopyRank(enum.IntEnum):
 
     AHEAD = 0  # latency-sensitive tenants: before all other queues
     NORMAL = 1  # the queues share the link by weight
-    BEST_EFFORT = 2  # shares the link by weight; copies within the device are split, too
+    BEST_EFFORT = 2  # the queues share the link by weight, and even copies within the device are split into chunks
 
 
 class CopyQueueLayout(ctypes.Structure):

@@ -19,7 +19,8 @@ KERNEL_NAME = 511  # number of bytes of a kernel's name that are compared
 LEAD_NS = 10000
 # scheme tidal: GPU time of BE work between two timing events, by which predicted times are checked
 EVENT_INTERVAL_NS = 150000
-STRETCH_PERMILLE = 4000  # scheme tidal: largest scale of in_flight_us, for a process that leaves the GPU idle
+# scheme tidal: largest factor, in thousandths, by which in_flight_us grows while the process leaves the GPU idle
+STRETCH_PERMILLE = 4000
 RUN_AHEAD_NS = 20000000  # most GPU time of BE work that is launched early and waits on the device
 # with run_ahead auto, processes launch early if their launches wait for less than this fraction of the time
 RUN_AHEAD_BELOW_PERMILLE = 450

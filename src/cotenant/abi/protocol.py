@@ -216,7 +216,8 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("family", "I"),  # MemoryFamily
         ("reserved_0", "4x"),
         ("reservation", "Q"),  # number in the reply to MEMORY_RESERVE, repeated in MEMORY_COMMIT
-        # MEMORY_RESERVE: requested; MEMORY_COMMIT: allocated; MEMORY_RELEASE: freed; MEMORY_STATE: held now
+        # size that the process requests (MEMORY_RESERVE), has allocated (MEMORY_COMMIT) or freed (MEMORY_RELEASE), or
+        # holds now (MEMORY_STATE)
         ("bytes", "Q"),
         ("used_bytes", "Q"),  # MEMORY_REPLY: memory charged to the tenant on this GPU
         ("limit_bytes", "Q"),  # MEMORY_REPLY: the tenant's limit, NO_LIMIT if it has none

@@ -34,7 +34,7 @@ class FloorRule(ctypes.Structure):
     sm_threshold: int
     work_class: int  # WorkClass of the BE work
     work_sms: int  # number of SMs that the BE work would fill, which may exceed the GPU's; 0: not known
-    # scheme tidal: largest scale of budget_ns, for work that leaves the GPU idle; 1000: the budget does not grow
+    # scheme tidal: largest factor by which budget_ns grows while the BE work leaves the GPU idle; 1000: no growth
     stretch_permille: int
     # scheme tidal: fraction of the time for which BE work may keep the GPU busy; 0 or 1000: always
     duty_cycle_permille: int

@@ -15,7 +15,7 @@ TRIAL = "cotenant-trial"
 TRIAL_BYTES = 1 << 30
 REASONS = {
     2: "the driver refuses the limit as invalid",
-    3: "the driver does not support such limits",
+    3: "the driver does not support memory limits of control groups",
     6: "the group has no dmem files",
 }
 

@@ -133,7 +133,7 @@ class Job:
     spec: JobSpec
     arrival_s: float
     state: str = WAITING
-    n: int = 0  #: number of attempts so far
+    n: int = 0  #: number of attempts to run the job so far
     failures: int = 0
     losses: int = 0
     done: float = 0.0

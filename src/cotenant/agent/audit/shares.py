@@ -97,7 +97,7 @@ class ShareProof:
             found[name] += _sms_seen(tenant)
         now = time.monotonic()
         for name, text in look.put_right.items():
-            by = "a program with access to the server changed it; keep the server's sockets out of its container"
+            by = "a program with access to the MPS server did this; keep the server's sockets out of its container"
             self._put_right[(name, f"{text} ({by}), and restart programs that started meanwhile")] = now
         self._put_right = {key: at for key, at in self._put_right.items() if now - at < NAMED_S}
         for name, text in self._put_right:

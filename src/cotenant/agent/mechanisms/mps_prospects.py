@@ -113,7 +113,7 @@ def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]
         except OSError:
             continue  # the process has just ended
         named = (text.partition("=")[2] for text in variables if text.startswith("CUDA_MPS_PIPE_DIRECTORY="))
-        pipe = next(named, "its default folder")
+        pipe = next(named, "the daemon's default folder")
         if not Path(pipe).is_relative_to(folder):
             found.append(f"process {entry} with pipes in {pipe}")
     return tuple(found)

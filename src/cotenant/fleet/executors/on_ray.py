@@ -104,7 +104,7 @@ class RayExecutor(Executor):
             if cluster is None:
                 return answers
             calls = {}
-            # exchanges are numbered by the machine's monotonic clock, which increases across controllers
+            # a node ignores orders with an old number; a monotonic clock gives the next controller higher ones
             number = time.monotonic_ns()
             for name, wanted in orders.items():
                 if (late := self._late.get(name)) is not None and not late.done():

@@ -202,7 +202,7 @@ class NodeJobs:
         return answer
 
     def _do_forget(self, order: dict[str, Any]) -> None:
-        """Remove ended attempts whose end the controller has committed."""
+        """Forget ended attempts to run a job whose end the controller has committed, and delete their folders."""
         for name in order["attempts"]:
             attempt = self.attempts.get(name)
             if attempt is not None and attempt.page.get("phase") == ENDED:

@@ -100,7 +100,7 @@ def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | No
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
-        return "the certificate is not signed by that CA"
+        return "the certificate is not signed by the CA that is stored with it"
     begins = max(certificate.not_valid_before_utc, ca.not_valid_before_utc)
     # a replica whose clock was ahead made these certificates: the API server would refuse them until then
     if begins > now:

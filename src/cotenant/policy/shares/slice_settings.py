@@ -22,7 +22,8 @@ class SliceSettings:
     switching: float = 0.01  # largest fraction of the time lost to switches between tenants that always have work
     window_ns: int = 2 * SECOND_NS  # length of the window in which a tenant gets its share
     poll_ns: int = 50 * MS_NS  # time between two readings of what tenants have had
-    edge: float = 0.006  # largest fraction of a share that is lost where the window cuts a period
+    # largest fraction of its share that a tenant may lose because the window ends within a period of the timetable
+    edge: float = 0.006
     step_ns: int = 200 * MS_NS  # time between two corrections
     first_step_ns: int = 50 * MS_NS  # time from when a tenant has begun to work to the first correction
     first_period_ns: int = 12 * MS_NS  # sum of all slices until then, with enough runs to see whether queues run empty

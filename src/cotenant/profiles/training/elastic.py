@@ -110,7 +110,7 @@ def load_elastic(name: str) -> ElasticProfiles:
         text = resources.files("cotenant.profiles").joinpath(f"data/elastic-{name}.json").read_text()
         return _Reader(name).profiles(json.loads(text))
     if not Path(name).exists():
-        raise InputError(f"is no file; shipped: {', '.join(SHIPPED)}", file=name)
+        raise InputError(f"is neither a file nor a shipped profile; shipped are {', '.join(SHIPPED)}", file=name)
     return _Reader(name).profiles(read_json(name))
 
 

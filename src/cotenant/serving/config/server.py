@@ -50,7 +50,7 @@ class ServingEntry(Strict):
     """Top-level keys of a server."""
 
     listen: ListenEntry = ListenEntry()
-    """Addresses and limits."""
+    """Addresses on which the server listens, authentication, and limits on requests."""
     backend: Annotated[str, parsed(backends.check)] = backends.AUTO
     """Backend of all models; by default chosen by their files. `timed`: batches take the time of the profile."""
     models: str | None = None

@@ -31,7 +31,7 @@ class Duration:
         self.ms += ms
 
     def shown(self) -> dict[str, int]:
-        """The counters as a row of the statistics extension."""
+        """Return the number of events and their total time, as the protocol's statistics extension writes them."""
         return {"count": self.count, "ns": round(self.ms * 1e6)}
 
 
@@ -63,7 +63,7 @@ class Requests:
             known[name].add(ms)
 
     def shown(self) -> dict[str, object]:
-        """The counters as a row of the statistics extension."""
+        """Return these statistics as the protocol's statistics extension writes them."""
         nothing = Duration().shown()  # there is no response cache
         return {
             "last_inference": round(self.last_s * 1e3), "inference_count": self.items,

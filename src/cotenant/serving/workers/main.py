@@ -117,7 +117,7 @@ class Loop:
         layout, at = [], aligned(end)
         for spec, array in zip(info.outputs, outputs, strict=True):
             if spec.datatype == "BYTES" or array.dtype != DTYPES[spec.datatype]:
-                raise TypeError("needs the slow way")
+                raise TypeError(f"the output {spec.name} cannot be copied as an array of {spec.datatype}")
             self.arena.reach(at + array.nbytes)
             target = np.frombuffer(self.arena.map, array.dtype, array.size, at)
             target.reshape(array.shape)[...] = array

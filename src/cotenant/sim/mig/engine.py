@@ -85,11 +85,11 @@ class PartitionEngine(Enforcer):
     # ---- admission
 
     def schedule(self) -> None:
-        """Admit waiting jobs, first come, first served. Under the policy static, later jobs overtake one that fits on
-        no free instance. Single-GPU jobs overtake a gang that waits for its GPUs to become empty, except on these GPUs;
-        a later gang does not. A gang reserves GPUs for one pass only, so this excludes only jobs behind it. If the
-        reservation were kept, a job that is put back before the gang would wait for those GPUs for ever, and the gang
-        for that job."""
+        """Admit waiting jobs, first come, first served, with two exceptions. Under the policy static, a job that fits
+        on no free instance is overtaken by later jobs. A gang whose GPUs are not yet empty is overtaken by later
+        single-GPU jobs, but not on the GPUs that the gang reserves. The reservation lasts for one call, so it excludes
+        only jobs behind the gang. A longer one could deadlock: a job that returns to the queue before the gang would
+        wait for the reserved GPUs, and the gang for that job."""
         for gpu in self.claimed:
             gpu.draining = False
         self.claimed = []

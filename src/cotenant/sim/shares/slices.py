@@ -159,7 +159,7 @@ class SliceEngine:
                 return
 
     def _choose(self, runnable: list[_Group]) -> bool:
-        """Change groups if it is time for that. Returns False if a switch has begun."""
+        """Choose the group to run when the slice or the group's work has ended. Returns False if a switch begins."""
         current = self._current
         over = self.now_ns >= self._slice_end_ns and len(runnable) > 1
         if current is not None and current.runnable and not over:

@@ -159,7 +159,7 @@ def _rearrange(trace: Trace, options: TraceOptions) -> None:
 
 def _own_rate(trace: Trace, options: TraceOptions) -> float:
     if options.arrivals == "static" or options.arrivals.startswith("trace:"):
-        return math.nan  # static arrivals, and those of another trace, have no rate to keep
+        return math.nan  # these replace the arrivals without keeping the trace's rate
     arrival_s = trace.jobs.arrival_s
     span_s = float(arrival_s[-1] - arrival_s[0])
     if span_s <= 0:
