@@ -219,3 +219,13 @@ def test_who_drips_his_token_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.M
             stranger.sendall(b"x")
             answer = json.loads(stranger.makefile("rb").readline())
         assert answer["field"] == "token"
+
+
+def test_a_fleet_under_an_elastic_policy_takes_jobs_with_elastic_profiles(fleet: Commands, tmp_path: Path) -> None:
+    own = tmp_path / "speeds.json"
+    own.write_text(json.dumps({"models": {"mine": {"rate": {"A100-40GB": {"1": 1.0, "2": 1.9, "4": 3.5}}}}}))
+    assert "does not pack" in fleet.fails(2, "fleet", "up", "--nodes", 2, "--policy", "tesserae")
+    assert fleet.up("--policy", "sia")["policy"]["label"] == "sia"
+    assert "elastic profile" in fleet.fails(2, "submit", "--model", "unheard-of", "--", "true")
+    job = fleet.json("submit", "--profile", own, "--", "sh", "-c", "echo $WORLD_SIZE")["id"]
+    assert fleet.until(job, "finished")["gpus"] == 1

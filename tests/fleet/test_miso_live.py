@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import soft_train
 
-import cotenant
 from cotenant.bench.harness import Bench
 from cotenant.core.events import Kind, Reason
 from cotenant.core.metrics.summary import Analysis
@@ -21,17 +19,6 @@ from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.session import Fleet, FleetOptions
 
 PROGRAM = str(Path(soft_train.__file__))
-
-
-def undisturbed(steps: int) -> list[list[object]]:
-    """The curve of the same job that nobody stops; it does not depend on the GPU."""
-    random.seed(11)
-    weight, curve = soft_train.Weight(), []
-    loop = cotenant.loop(soft_train.shuffled, epochs=10**6, steps=steps, seed=4)
-    for batch in loop:
-        weight.value = weight.value * 0.99 + batch * random.random()
-        curve.append([loop.step, weight.value.hex()])
-    return curve
 
 
 @pytest.mark.slow
@@ -62,7 +49,7 @@ def test_three_jobs_are_measured_predicted_and_repartitioned(tmp_path: Path, mon
     assert states == dict.fromkeys(jobs, ("finished", 0))
     for name, (_, steps, _) in jobs.items():
         curve = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
-        assert curve == undisturbed(steps)
+        assert curve == soft_train.undisturbed(steps)
     assert planner.measurements == 2
     assert any(len(layout) == 2 for layout in layouts)  # two slices, then three
     assert any(len(layout) == 3 for layout in layouts)

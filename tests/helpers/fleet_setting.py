@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fake_fleet import FakeExecutor, Killed, World
 
 from cotenant.core.events import Kind
 from cotenant.fleet.controller.controller import Controller, ControllerOptions
-from cotenant.fleet.controller.planners import JobPlanner
+from cotenant.fleet.controller.planners import JobPlanner, Planner
 from cotenant.fleet.controller.profiles import ProfileBook
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import pretend_nodes
@@ -27,12 +28,14 @@ class Setting:
     def __init__(
         self, folder: Path, *, seed: int = 0, policy: JobPolicy | None = None, lease_s: float = 2.0,
         keep_s: float = 6.0, early: bool = True, kill: float = 0.0, lag: float = 0.0, nodes: Any = NODES,
-        parks: bool = False,
+        parks: bool = False, planner: Callable[[], Planner] | None = None,
     ) -> None:  # fmt: skip
+        """`planner` makes that of each controller, instead of the policy's."""
         self.folder = folder
         self.world = World(nodes, seed)
         self.executor = FakeExecutor(self.world, kill=kill, lag=lag)
         self.policy = policy or JobPolicy(sticky=True)
+        self.planner = planner or (lambda: JobPlanner(self.policy, PROFILES))
         self.kill, self.parks = 0.0, parks
         self.offset_ns = 0  # of the clock of the controller's machine
         self.settings = {"lease_s": lease_s, "keep_s": keep_s, "early": early, "grace_s": 1.0}
@@ -45,7 +48,7 @@ class Setting:
         """A controller over what is there."""
         clock = lambda: self.world.now_ns + self.offset_ns  # noqa: E731
         options = ControllerOptions(self.folder, **self.settings, monotonic_ns=clock)  # type: ignore[arg-type]
-        self.controller = Controller(options, self.executor, JobPlanner(self.policy, PROFILES))
+        self.controller = Controller(options, self.executor, self.planner())
         self.controller.store.rows("PRAGMA synchronous=OFF")
         if self.parks:
             self.controller.can_park = lambda node: True  # type: ignore[method-assign]

@@ -30,6 +30,17 @@ def shuffled(epoch: int) -> list[int]:
     return order
 
 
+def undisturbed(steps: int) -> list[list[object]]:
+    """The curve of the same job that nobody stops; it does not depend on the GPU."""
+    random.seed(11)
+    weight, curve = Weight(), []
+    loop = cotenant.loop(shuffled, epochs=10**6, steps=steps, seed=4)
+    for batch in loop:
+        weight.value = weight.value * 0.99 + batch * random.random()
+        curve.append([loop.step, weight.value.hex()])
+    return curve
+
+
 def main() -> None:
     kernel_ns, steps, curve = int(sys.argv[1]) * 1000, int(sys.argv[2]), sys.argv[3]
     random.seed(11)

@@ -113,11 +113,15 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
 def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
     """FleetOptions of the command line; InputError names the wrong option."""
+    import dataclasses
+
     from cotenant.cli.agent import read_token
     from cotenant.core.units import parse_memory, parse_seconds
+    from cotenant.fleet.controller.elastic import ElasticPlanner
     from cotenant.fleet.controller.profiles import ProfileBook
     from cotenant.fleet.session import FleetOptions, node_specs
     from cotenant.observability.http import parse_address
+    from cotenant.policy.elastic.registry import ELASTIC
     from cotenant.policy.jobs.choice import JobPolicy
     from cotenant.profiles.training.tables import load_profiles
 
@@ -162,12 +166,13 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
         keep_s=times["keep"],
         grace_s=times["grace"],
     )  # fmt: skip
-    ProfileBook(load_profiles(given["profiles"]), given["default_profile"])
     if kind != "machines":
         node_specs(options)
+    if given["policy"] in ELASTIC:
+        planner = ElasticPlanner(given["policy"], given["profiles"], given["default_profile"])
+        return dataclasses.replace(options, planner=planner, profiles=None, default_profile=None)
+    ProfileBook(load_profiles(given["profiles"]), given["default_profile"])
     if given["policy"] is not None:
-        import dataclasses
-
         options = dataclasses.replace(options, planner=_partition_planner(given["policy"], options))
     return options
 
@@ -181,9 +186,11 @@ def _partition_planner(name: str, options: FleetOptions) -> Planner:
     from cotenant.fleet.controller.miso import MisoPlanner
     from cotenant.fleet.nodes import PRETEND
     from cotenant.fleet.session import node_specs
+    from cotenant.policy.elastic.registry import ELASTIC
 
     if name != "miso":
-        raise InputError(f"{name!r} cannot partition GPUs in a fleet; only miso can", field="policy")
+        known = ", ".join(x for x, entry in ELASTIC.items() if not entry.packs)
+        raise InputError(f"a fleet has no policy {name!r}; it has miso, {known}", field="policy")
     gpus = [gpu for node in node_specs(options) for gpu in node.gpus]
     if any(gpu.instances for gpu in gpus):  # on a GPU in MIG mode, slices are MIG instances
         return MisoPlanner(mechanism=Mig.name)

@@ -45,13 +45,15 @@ class Place:
 @dataclass(frozen=True)
 class Assignment:
     """The nodes and resources of a job. `level`: number of the allotment of CPU and memory (policy/jobs/allotment.py);
-    `speed`: relative to the proportional share; `reserved`: whether a reservation started the job.
+    `speed`: relative to the proportional share; `reserved`: whether a reservation started the job; `batch`: examples
+    per step that the policy chose, 0: the job's own.
     """
 
     places: tuple[Place, ...]
     level: int = 0
     speed: float = 1.0
     reserved: bool = False
+    batch: int = 0
 
     def same_gpus(self, other: Assignment) -> bool:
         """Whether another assignment has the same GPUs with the same mechanism."""
@@ -77,6 +79,7 @@ class Assignment:
             "level": self.level,
             "speed": self.speed,
             "reserved": self.reserved,
+            "batch": self.batch,
             "places": [
                 {
                     "node": p.node,
@@ -95,7 +98,7 @@ def assignment_from_dict(data: Mapping[str, Any]) -> Assignment:
         Place(p["node"], tuple(GpuShare(*gpu) for gpu in p["gpus"]), p["cpus"], p["memory_bytes"])
         for p in data["places"]
     )
-    return Assignment(places, data["level"], data["speed"], data.get("reserved", False))
+    return Assignment(places, data["level"], data["speed"], data.get("reserved", False), data.get("batch", 0))
 
 
 @dataclass(slots=True)

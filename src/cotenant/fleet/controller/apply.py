@@ -16,6 +16,7 @@ from cotenant.fleet.controller.planners import FleetPlan
 from cotenant.fleet.executors.base import job_folder
 from cotenant.fleet.nodes import NodeSpec
 from cotenant.fleet.state import PARKED, RUNNING, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
+from cotenant.training.contract import BATCH_ENV
 
 EPSILON = 1e-6
 MOST_STARTS = 64  # largest number of starts per step: hundreds at once would delay everything else
@@ -224,8 +225,10 @@ def _rank_environment(
     rank: int, local: int, world: int, here: int, node: int, target: Assignment, address: str, port: int
 ) -> dict[str, str]:
     """Environment of a rank, with the variables that torchrun sets. A job of one process gets only its rank's
-    number."""
+    number. The batch is there if a policy chose one."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(here)}
+    if target.batch:
+        own[BATCH_ENV] = str(target.batch)
     if world > 1:
         own |= {
             "MASTER_ADDR": address,

@@ -49,6 +49,10 @@ class GpuChooser:
             self._take(share)
         return True
 
+    def count_free(self, node: str) -> int:
+        """Whole GPUs of a node of which nothing is assigned."""
+        return sum(uuid not in self._taken for uuid in self._plain.get(node, ()))
+
     def choose(self, node: str, gpus: float, mechanism: str) -> tuple[GpuShare, ...] | None:
         """Choose whole GPUs, lowest number first, or a fraction of one GPU, preferably of one that is shared already.
         Returns None if not enough is free.

@@ -23,6 +23,7 @@ from cotenant.core.gpus import find_gpu
 from cotenant.core.jsonfile import read_json
 
 Floats = NDArray[np.float64]
+_ByGpu = dict[str, dict[int, Floats]]
 SHIPPED = ("gavel", "sia")
 BATCHES = 50  # total batch sizes tried between the least and the largest, in geometric steps
 
@@ -41,7 +42,8 @@ class StepTimes:
 @dataclass(frozen=True)
 class ElasticModel:
     """One model. `rate[gpu][count]`: work per second by phase of the training (an array; one phase if speed does not
-    depend on progress); `apart[gpu][count]`: factor on it when the gang spans more nodes than necessary;
+    depend on progress); `batch[gpu][count]`: examples per step at that rate, by phase, where they are chosen;
+    `apart[gpu][count]`: factor on the rate when the gang spans more nodes than necessary;
     `work`: work of a whole training, NaN if the trace has it; `restart_s`: time of a restart, NaN: unknown.
     """
 
@@ -51,6 +53,7 @@ class ElasticModel:
     apart: dict[str, dict[int, float]] = field(default_factory=dict)
     work: float = math.nan
     restart_s: float = math.nan
+    batch: dict[str, dict[int, Floats]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,9 @@ def efficiency(batch: Floats, first_batch: float, noise: float) -> Floats:
     return np.asarray((noise + first_batch) / (noise + batch))
 
 
-def goodput(times: StepTimes, count: int, batch_range: tuple[float, float], noise: float) -> float:
-    """Goodput: the largest number of examples of full efficiency per second on `count` GPUs over all batch sizes; 0 if
-    no batch fits.
+def goodput(times: StepTimes, count: int, batch_range: tuple[float, float], noise: float) -> tuple[float, float]:
+    """Goodput: the largest number of examples of full efficiency per second on `count` GPUs over all batch sizes, and
+    the batch that has it; 0 and 0 if no batch fits.
 
     A batch is split over the GPUs; if a part is larger than the largest measured one, gradients are accumulated over
     several passes without synchronisation. Between measured batches, times are interpolated.
@@ -93,7 +96,7 @@ def goodput(times: StepTimes, count: int, batch_range: tuple[float, float], nois
     least, most = batch_range
     low = max(least, float(times.batch[0]) * count)
     if low > most:
-        return 0.0
+        return 0.0, 0.0
     total = np.geomspace(low, most, BATCHES)
     each = total / count
     passes = np.ceil(each / times.batch[-1] - 1e-8)
@@ -101,7 +104,9 @@ def goodput(times: StepTimes, count: int, batch_range: tuple[float, float], nois
     step = np.interp(part, times.batch, times.step_s)
     sync = np.interp(part, times.batch, times.sync_s)
     rate = total / (step + (passes - 1) * (step - sync)) * efficiency(total, least, noise)
-    return float(np.where(part >= times.batch[0] - 1e-8, rate, 0.0).max())
+    rate = np.where(part >= times.batch[0] - 1e-8, rate, 0.0)
+    best = int(np.argmax(rate))
+    return float(rate[best]), float(total[best])
 
 
 def load_elastic(name: str) -> ElasticProfiles:
@@ -135,6 +140,8 @@ class _Reader:
         where = f"models.{name}"
         if not isinstance(entry, dict) or ("rate" in entry) == ("steps" in entry):
             raise InputError("needs either 'rate' or 'steps'", file=self.file, field=where)
+        apart: dict[str, dict[int, float]] = {}
+        batch: _ByGpu = {}
         if "rate" in entry:
             rate = {
                 gpu: {count: np.array([value]) for count, value in by.items()}
@@ -142,7 +149,7 @@ class _Reader:
             }
             apart = self._by_count(entry.get("apart", {}), f"{where}.apart")
         else:
-            rate, apart = self._from_steps(entry, where), {}
+            rate, batch = self._from_steps(entry, where)
         return ElasticModel(
             name,
             str(entry.get("class", "other")),
@@ -153,18 +160,22 @@ class _Reader:
             },
             self._number(entry, "work", where),
             self._number(entry, "restart_s", where),
+            batch,
         )
 
-    def _from_steps(self, entry: dict[str, Any], where: str) -> dict[str, dict[int, Floats]]:
+    def _from_steps(self, entry: dict[str, Any], where: str) -> tuple[_ByGpu, _ByGpu]:
+        """Goodput and batch, each by GPU model, count and phase."""
         try:
             least, most = (float(x) for x in entry["batch"])
             noise = [float(x) for x in entry["noise"]]
         except (KeyError, TypeError, ValueError):
             what = "needs 'batch' (least, largest) and 'noise' by phase"
             raise InputError(what, file=self.file, field=where) from None
-        rate: dict[str, dict[int, Floats]] = {}
+        rate: _ByGpu = {}
+        batch: _ByGpu = {}
         for gpu, by in entry["steps"].items():
-            rows: dict[int, Floats] = {}
+            name = self._gpu(gpu, where)
+            rate[name], batch[name] = {}, {}
             for count, columns in by.items():
                 table = np.asarray(columns, np.float64)
                 if table.ndim != 2 or len(table) != 3 or (np.diff(table[0]) <= 0).any() or (table[1] <= table[2]).any():
@@ -172,11 +183,10 @@ class _Reader:
                         "must be rising batches, seconds per step, and less seconds of synchronisation",
                         file=self.file, field=f"{where}.steps.{gpu}.{count}",
                     )  # fmt: skip
-                values = np.array([goodput(StepTimes(*table), int(count), (least, most), n) for n in noise])
-                if (values > 0).all():
-                    rows[int(count)] = values
-            rate[self._gpu(gpu, where)] = rows
-        return rate
+                best = np.array([goodput(StepTimes(*table), int(count), (least, most), n) for n in noise])
+                if (best > 0).all():
+                    rate[name][int(count)], batch[name][int(count)] = best.T
+        return rate, batch
 
     def _by_count(self, raw: Any, where: str) -> dict[str, dict[int, float]]:
         try:
