@@ -81,3 +81,24 @@ def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
     assert few.err.splitlines()[-1] == "cotenant: all models need more than the 2 GPUs that were tried"
     wrong = cotenant(*asked, "--rate", "c=1")
     assert (wrong.code, "there is no model 'c'" in wrong.err) == (2, True)
+
+
+def test_models_on_parts_of_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(HEAD.replace("80GiB", "72GiB") + "".join(ROW.format(name, "8GiB", 1000, "") for name in "ab"))
+    words = ("plan", path, "--divide", "H100-80GB", "--profile", "1b", "--rate", "2", "--duration", "100s")
+    done = cotenant(*words, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["gpus"], found["feasible"], found["holds"]) == (1, True, True)
+    assert {row["model"] for part in found["parts"] for row in part["models"]} == {"a", "b"}
+    assert all(row["attainment"] >= 0.99 and row["capacity_rps"] > row["rate_rps"] for row in found["models"].values())
+    assert set(found["layouts"]) <= {"0"}
+    shown = cotenant(*words)
+    assert "in time (simulated)" in shown.out
+    few = cotenant("plan", path, "--divide", "H100-80GB", "--profile", "1b", "--rate", "200", "--most-gpus", 1)
+    assert (few.code, "1 GPU does not serve all requests of 1 of 2 models" in few.err) == (1, True), few.err
+    none = cotenant("plan", path, "--divide", "H100-80GB", "--profile", "1b", "--rate", "a=1")
+    assert (none.code, "model b has no requests" in none.err) == (2, True)
+    unknown = cotenant("plan", path, "--divide", "H300", "--profile", "1b", "--rate", "1")
+    assert (unknown.code, "divide" in unknown.err) == (2, True)

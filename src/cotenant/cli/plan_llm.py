@@ -49,13 +49,18 @@ def plan(
         str, typer.Option(help="Sharing of a GPU by its models: conserving or fixed, as for `simulate --serving`.")
     ] = "conserving",
     most_gpus: Annotated[int, typer.Option(min=1, help="Largest number of GPUs to try for all models together.")] = 16,
+    divide: Annotated[
+        str | None,
+        typer.Option(metavar="GPU", help="Plan parts of GPUs of this model: MIG instances, SMs, turns (H100-80GB)."),
+    ] = None,
     start_up: Annotated[
         str | None, typer.Option("--start-up", help="Time that programs take to start (default: 30s).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Simulate one GPU with the first model, the first two, and so on, then all models on more GPUs. Reports attainment
-    of ttft_ms and tpot_ms, and switches. With --rate, each model gets that many requests per second.
+    of ttft_ms and tpot_ms, and switches. With --rate, each model gets that many requests per second. With --divide,
+    each model gets parts of GPUs on which it always stays, as few GPUs as possible.
     """
     import json
     import sys
@@ -72,6 +77,11 @@ def plan(
     setup = build_setup(config, profiles_of(config, profile or []), 1, sharing, [], start_s=start_s)
     names = [m.name for m in config.models]
     trace = _trace(names, requests)
+    if divide is not None:
+        from cotenant.cli.plan_divided import plan_parts
+
+        plan_parts(config, setup, profile or [], divide, trace, target, most_gpus, requests.seed, as_json)
+        return
     found = pack(trace.fitting(longest(setup.models)), setup, target, most_gpus, None if as_json else _say)
     if as_json:
         print(json.dumps(found.content() | {"seed": requests.seed}))

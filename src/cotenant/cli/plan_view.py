@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cotenant.core.serving import ServingPlan
 from cotenant.policy.serving.packing.replan import disruption, moves
+from cotenant.profiles.serving.latency import ServingProfile
 from cotenant.serving.config.planning import Problem
 from cotenant.serving.planning.decide import Decision
 
@@ -29,7 +31,7 @@ def content(found: Decision, problem: Problem, old: ServingPlan | None) -> dict[
         out["verified"] = {
             "target": found.target, "holds": verified.holds(found.target), "rounds": verified.rounds,
         }  # fmt: skip
-    out["layouts"] = _layouts(plan, problem)
+    out["layouts"] = layouts(plan, problem.profiles)
     if old is not None:
         steps = moves(old, plan)
         out["moves"] = [vars(step) for step in steps]
@@ -37,11 +39,11 @@ def content(found: Decision, problem: Problem, old: ServingPlan | None) -> dict[
     return out
 
 
-def _layouts(plan: ServingPlan, problem: Problem) -> dict[str, str]:
+def layouts(plan: ServingPlan, profiles: Mapping[str, ServingProfile]) -> dict[str, str]:
     """MIG layout of each GPU that has one, in the notation of `cotenant mig apply`: GPU -> kind@start,..."""
     found: dict[int, set[tuple[int, str]]] = {}
     for let in plan.gpulets:
-        kind = problem.profiles[let.gpu_model].partition(let.partition).instance
+        kind = profiles[let.gpu_model].partition(let.partition).instance
         if kind:
             found.setdefault(let.gpu, set()).add((let.instance, kind))
     return {str(gpu): ",".join(f"{kind}@{start}" for start, kind in sorted(x)) for gpu, x in found.items()}

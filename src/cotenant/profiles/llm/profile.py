@@ -58,6 +58,13 @@ class StepTimes:
         """All times multiplied by a factor."""
         return StepTimes(*(x * factor for x in vars(self).values()))
 
+    def on(self, compute: float, bandwidth: float) -> StepTimes:
+        """Estimate for a part of the GPU: the parts of its arithmetic and of its memory bandwidth."""
+        return StepTimes(
+            self.prefill_base / bandwidth, self.per_token / compute, self.per_pair / compute,
+            self.decode_base / bandwidth, self.per_sequence, self.per_context / bandwidth,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class LlmProfile:

@@ -32,6 +32,10 @@ class Options:
         lat = T.lat[t, m, p]  # (S, B+1)
         alone = (lat + T.cell["over"][t, m]) * T.gpu["margin"][t]
         ok = (2.0 * alone <= T.svc["slo"][:, None]) & (batches > 0) & np.isfinite(alone)
+        if T.gpu["alpha0"][t] <= 1 and not T.cell["own"][t, m].any() and not T.cell["other"][t, m].any():
+            # without interference only a service's fastest batch counts
+            rps = np.where(ok, batches * 1000.0 / np.where(ok, alone, 1.0), 0.0)
+            ok &= batches == np.argmax(rps, axis=1)[:, None]
         self.service, self.batch = np.nonzero(ok)
         at = (self.service, self.batch)
         self.lat, self.over = lat[at], T.cell["over"][t, m][at]

@@ -1,0 +1,160 @@
+"""Language models on parts of a GPU, as services that the packing planners can place.
+
+An engine repeats steps. With b requests in its cache each step decodes a token of every one, and since a request stays
+for D decodes, it prefills b / D prompts in the mean:
+
+    step_ms(b) = decodes of b requests + b / D prefills
+
+So an engine with b requests gives b tokens in each step, as a batch of b gives b answers, and the planners need to know
+nothing else: a service's rate is in decoded tokens per second, and its longest cycle is the time that TPOT allows, or
+what TTFT leaves for one step before the prompt and each of the steps that compute it.
+
+Times on a part of a GPU are measured there (row `MODEL@PARTITION` of a profile), or estimated from those of the whole
+GPU: work limited by arithmetic takes longer by the part of the SMs, work limited by memory by the part of the
+bandwidth. Parts without a MIG instance of their own are given only their part of the bandwidth, although more of it may
+be free: neighbours then cannot slow each other down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cotenant.core.errors import InputError
+from cotenant.core.gpus import find_gpu
+from cotenant.core.mig import geometry
+from cotenant.core.serving import MAX_BATCH, Service
+from cotenant.profiles.llm.profile import LlmProfile, StepTimes, pairs_of
+from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingProfile
+
+USABLE = 0.9  # part of a GPU's or an instance's memory that plans use
+PARTS = (0.4, 0.5, 0.6)  # of the SMs of a GPU without MIG; instances are cut in halves
+MOST_PARTS = 14  # gpulets of a GPU: halves of seven instances
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests to one model. Means over requests: `prompt` tokens, `pairs` of prompt tokens for attention, `decodes`
+    (tokens after the first). `context`: mean tokens in the cache over all decodes. `longest`: tokens that one prompt in
+    a hundred exceeds."""
+
+    rate_rps: float
+    prompt: float
+    pairs: float
+    decodes: float
+    context: float
+    longest: int
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A language model to place: its profile on the whole GPU and `measured` step times by partition, the GPU memory
+    that its program takes, its SLOs and its requests."""
+
+    name: str
+    profile: LlmProfile
+    memory_bytes: int
+    ttft_ms: float
+    tpot_ms: float
+    traffic: Traffic
+    priority: int = 0
+    latency_sensitive: bool = True
+    measured: Mapping[str, StepTimes] = field(default_factory=dict)
+
+    @property
+    def most(self) -> int:
+        """Requests that its cache holds at once."""
+        each = math.ceil(self.traffic.prompt + self.traffic.decodes + 1)
+        return min(self.profile.max_sequences, self.profile.kv_tokens // each, MAX_BATCH)
+
+    def times_on(self, part: Partition, slots: int) -> StepTimes:
+        """Step times on a partition of a GPU with so many memory slots."""
+        if part.label in self.measured:
+            return self.measured[part.label]
+        bandwidth = part.share * part.slots / slots if part.slots else part.fraction
+        return self.profile.times.on(part.fraction, bandwidth)
+
+    def step_ms(self, times: StepTimes, requests: int) -> float:
+        """Mean length of a step while so many requests decode, and others enter as fast as these end."""
+        t, prefills = self.traffic, requests / self.traffic.decodes
+        base = times.decode_base + min(1.0, prefills) * max(0.0, times.prefill_base - times.decode_base)
+        decode = requests * (times.per_sequence + times.per_context * t.context)
+        return 1e3 * (base + decode + prefills * (times.per_token * t.prompt + times.per_pair * t.pairs))
+
+    def longest_cycle_ms(self, times: StepTimes) -> float:
+        """The longest cycle that keeps TPOT and TTFT: a prompt waits for the end of one cycle, and takes one for each
+        chunk in addition to its own work. Not above 0 if TTFT cannot be kept."""
+        prompt = self.traffic.longest
+        chunks = math.ceil(prompt / self.profile.step_tokens)
+        alone = chunks * times.prefill_base + times.per_token * prompt + times.per_pair * pairs_of(prompt)
+        return min(self.tpot_ms, (self.ttft_ms - 1e3 * alone) / (1 + chunks))
+
+
+def divided(gpu: str, memory_bytes: int | None = None) -> ServingProfile:
+    """The parts of a GPU of this model, without models: MIG instances and their halves if it has MIG, parts of the SMs
+    of the undivided GPU, and the whole. `memory_bytes`: what models may use of each GPU."""
+    card = find_gpu(gpu, "divide")
+    parts = [Partition(1.0, "100%"), *(Partition(x, f"{x:.0%}") for x in PARTS)]
+    slots = 0
+    if card.mig is not None:
+        geo = geometry(gpu, double_memory=True)
+        slots = geo.memory_slots
+        for kind, row in geo.profiles.items():
+            fraction = row.compute / geo.compute_slices if row.sms is None else row.sms / card.sms
+            if row.compute < geo.compute_slices:  # the largest instance is the GPU again
+                whole = Partition(fraction, kind, row.memory_slots)
+                parts += [whole, whole.cut(f"{kind}/50%", 0.5)]
+    usable = USABLE if memory_bytes is None else min(1.0, memory_bytes / card.memory_bytes)
+    return ServingProfile(
+        card.name, "", card.memory_bytes, tuple(sorted(parts)), {}, usable=usable, max_gpulets=MOST_PARTS, slots=slots
+    )
+
+
+def as_services(base: ServingProfile, engines: Sequence[Engine]) -> tuple[ServingProfile, list[Service]]:
+    """The engines as models of a profile and as services, rates in decoded tokens/s. InputError for one that keeps its
+    SLOs on no part."""
+    models, services = dict(base.models), []
+    for engine in engines:
+        cycle_ms, latency = _table(base, engine)
+        models[engine.name] = ModelProfile(engine.name, engine.memory_bytes, latency)
+        services.append(
+            Service(
+                engine.name, engine.name, engine.traffic.rate_rps * engine.traffic.decodes, 2.0 * cycle_ms,
+                engine.priority, engine.latency_sensitive,
+            )
+        )  # fmt: skip
+    return replace(base, models=models), services
+
+
+def _table(base: ServingProfile, engine: Engine) -> tuple[float, dict[str, tuple[tuple[int, float], ...]]]:
+    """The longest cycle of an engine, and the length of its steps by part and requests.
+
+    TTFT leaves a longer cycle on a larger part, but a service has one. It is the one at which a token costs the least
+    of a GPU, and parts that would need a shorter one are not used.
+    """
+    if engine.most < 1:
+        raise InputError(f"the cache of {engine.name} does not hold one mean request", field="profile")
+    steps, longest = {}, {}
+    for part in base.partitions:
+        times = engine.times_on(part, base.slots)
+        steps[part] = [engine.step_ms(times, b) for b in range(1, engine.most + 1)]
+        longest[part] = engine.longest_cycle_ms(times)
+    best: tuple[float, float] | None = None
+    for cycle_ms in sorted({x for x in longest.values() if x > 0}, reverse=True):
+        for part, ms in steps.items():
+            rates = [(b + 1) / x for b, x in enumerate(ms) if x <= cycle_ms] if longest[part] >= cycle_ms else []
+            if rates and (best is None or part.fraction / max(rates) < best[0] * (1 - 1e-9)):
+                best = (part.fraction / max(rates), cycle_ms)
+    if best is None:
+        raise InputError(
+            f"{engine.name} does not keep {engine.ttft_ms:g} ms to the first token and {engine.tpot_ms:g} ms a token "
+            f"even alone on a whole {base.gpu}",
+            field="models",
+        )
+    cycle_ms = best[1]
+    table = {
+        part.label: tuple((b + 1, x) for b, x in enumerate(ms) if x <= cycle_ms)
+        for part, ms in steps.items() if longest[part] >= cycle_ms
+    }  # fmt: skip
+    return cycle_ms, {label: points for label, points in table.items() if points}
