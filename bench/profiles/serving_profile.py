@@ -1,6 +1,6 @@
 """From what bench/gpu/serving.py measured (grid, pairs) to a serving profile.
 
-    python bench/profiles/serving_profile.py RAW OUT NAME DATE
+    python bench/profiles/serving_profile.py RAW OUT NAME DATE DRIVER
 
 l2 and dram of a model are what it takes from a probe of the L2 cache and of the memory beside it, in parts of what the
 probe has alone, over the model's own part of the GPU; the interference model is fitted to measured pairs.
@@ -44,7 +44,7 @@ def fitted(pairs: dict[str, Any], utils: dict[str, dict[str, dict[int, float]]])
     return fit_interference(rows)
 
 
-def main(raw: str, out: str, name: str, date: str) -> None:
+def main(raw: str, out: str, name: str, date: str, driver: str) -> None:
     content = json.loads(Path(raw).read_text())
     grid, pairs = content["grid"]["result"], content["pairs"]["result"]
     utils = utilisations(pairs)
@@ -64,11 +64,11 @@ def main(raw: str, out: str, name: str, date: str) -> None:
     total_mb = round(max(p["free_before"] for p in grid["partitions"].values()) / 1e6)
     profile = {
         "gpu": name,
-        "source": f"measured by bench/gpu/serving.py on one {name} under MPS, {date}: fp16, one CUDA graph per batch"
-        " size, input from pinned memory and output back included; torchvision-like models and transformers (128"
-        f" tokens) of random weights. Interference fitted to {fit.pairs} measured slowdowns of pairs on halves: error"
-        f" at most {fit.error_p90:.1%} for 90 % and {fit.error_p95:.1%} for 95 % of them. Overhead: hand-over to a"
-        " process",
+        "source": f"measured on one {name} under MPS ({driver}) on {date} by bench/gpu/serving.py OUT.json grid,pairs:"
+        " fp16, one CUDA graph per batch size, input from pinned memory and output back included; torchvision-like"
+        f" models and transformers (128 tokens) of random weights. Interference fitted to {fit.pairs} measured"
+        f" slowdowns of pairs on halves: error at most {fit.error_p90:.1%} for 90 % and {fit.error_p95:.1%} for 95 % of"
+        " them. Overhead: hand-over to a process",
         "memory_mb": total_mb,
         "usable": 0.9,
         "per_gpulet_mb": round((first["free_before"] - first["free_after"]) / 1e6) + 500,
@@ -84,4 +84,4 @@ def main(raw: str, out: str, name: str, date: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:6])

@@ -45,7 +45,7 @@ def test_what_is_claimed_holds(planner: str, mix: int, gpus: int, rates: list[fl
     p = packer(planner, mix, gpus)
     plan = p.plan(rates[: len(p.services)])
     wanted = [replace(s, rate_rps=r) for s, r in zip(p.services, rates, strict=False)]
-    if planner not in ("greedy", "gpulet") or plan.feasible:
+    if planner not in ("greedy", "gpulet", "usher") or plan.feasible:
         # a plan that leaves somebody out still holds for the rest
         assert problems(plan, wanted, p.gpus) == []
     if plan.feasible:
@@ -69,6 +69,20 @@ def test_feasibility_is_monotone_along_a_ray(
     factor = p.bound(unit) * 0.9
     if p.plan(unit * factor).feasible:
         assert p.plan(unit * factor * less).feasible
+
+
+@settings(max_examples=20, deadline=None)
+@given(mix=st.integers(0, 2), rates=rates_st)
+def test_usher_gives_every_batch_the_sms_that_it_can_use(mix: int, rates: list[float]) -> None:
+    """One model per gpulet, at most 5 % slower than on all SMs; never fewer GPUs than gpulets of any size need."""
+    few, any_size = packer("usher", mix, 6), packer("gpulet", mix, 6)
+    plan = few.plan(rates[: len(few.services)])
+    for let in plan.gpulets:
+        (seat,) = let.seats
+        on_all = PROFILE.latency_ms(seat.model, seat.batch, "100%")
+        assert PROFILE.latency_ms(seat.model, seat.batch, let.partition) <= 1.05 * on_all
+    unit = np.array(rates[: len(few.services)])
+    assert few.bound(unit) <= any_size.bound(unit) * (1 + 1e-9)
 
 
 def test_a_bound_below_one_is_never_claimed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cotenant.profiles.serving.latency_files import (
     profile_to_dict,
     read_gpulet_dir,
     read_profile,
+    shipped_profiles,
 )
 
 HALF, WHOLE = Partition(0.5, "50%"), Partition(1.0, "100%")
@@ -189,3 +191,16 @@ def test_a_public_folder_that_is_whole(tmp_path: Path) -> None:
     profile = read_gpulet_dir(tmp_path)
     assert profile.effective_ms("m", 1, "100%", 0.5) == pytest.approx(10 * (0.9 + 0.1 * 0.2 + 0.3 * 0.3 + 0.5) * 1.1)
     assert profile.model("m").memory_bytes == 50e6
+
+
+@pytest.mark.parametrize("gpu", sorted(shipped_profiles()))
+def test_a_shipped_profile_says_where_its_numbers_are_from(gpu: str) -> None:
+    """Measured here: card, driver, date and command. Public figures: whose, and at which commit or conference."""
+    source = load_profile(gpu).source
+    if "measured on" in source:
+        assert gpu in source
+        assert re.search(r"driver \d+", source)
+        assert re.search(r"\d{4}-\d\d-\d\d", source)
+        assert "bench/gpu/" in source
+    else:
+        assert re.search(r"github\.com/\S+ at [0-9a-f]{7}|\(glet, USENIX ATC 2022\)", source)

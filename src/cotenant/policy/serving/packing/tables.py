@@ -14,6 +14,7 @@ from cotenant.profiles.serving.latency import BLIND, ServingProfile, interpolate
 from cotenant.profiles.serving.mig_layout import mig_geometry
 
 MAX_BATCH = 256
+FULL_SPEED = 1.05  # a batch that is slower than on the whole GPU by less can use no more SMs
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,15 @@ class Gpus:
 class Rules:
     """What a planner may do. `whole_only`: GPUs are not divided; `seats`: how many models share a gpulet; `crowd`: how
     many share one if fewer do not serve all services; `interference`: plans consider the interference between gpulets;
-    `apart`: only services of one class (latency-sensitive or best-effort) share a gpulet."""
+    `apart`: only services of one class (latency-sensitive or best-effort) share a gpulet; `full`: a batch runs only on
+    as many SMs as it can use."""
 
     whole_only: bool = False
     seats: int = 3
     crowd: int = MOST_MODELS
     interference: bool = True
     apart: bool = False
+    full: bool = False
 
     def __post_init__(self) -> None:
         assert 1 <= self.seats <= MOST_MODELS
@@ -81,6 +84,9 @@ def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Table
                 if inter is not BLIND:
                     l2, dram = profile.utilisation(name, b)
                     own[t, m, b], other[t, m, b] = inter.own(l2, dram), max(0.0, inter.other(l2, dram))
+    if rules.full:
+        on_all = np.take_along_axis(lat, sizes["frac"].argmax(axis=1)[:, None, None, None], axis=2)
+        lat[lat > on_all * FULL_SPEED] = np.inf
     index = {name: i for i, name in enumerate(models)}
     model_of = np.array([index[s.model] for s in services], np.int64)
     slo = np.array([s.slo_ms for s in services])
