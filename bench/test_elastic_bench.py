@@ -167,6 +167,7 @@ def test_tesserae_against_itself_without_packing() -> None:
         groups = cluster((20, 4, "V100-16GB"))
         packed, alone = figures(trace, groups, "tesserae"), figures(trace, groups, "tesserae-alone")
         tell(f"{per_hour:g} jobs/h, tesserae", packed)
+        tell(f"{per_hour:g} jobs/h, gandiva", figures(trace, groups, "gandiva"))
         tell(f"{per_hour:g} jobs/h, without packing", alone)
         print(
             f"{per_hour:g} jobs/h: mean JCT {alone['jct_h'] / packed['jct_h']:.2f}, makespan "
@@ -206,7 +207,7 @@ def random_view(jobs: int, capacity: list[int], seed: int = 1) -> View:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "policy", ["gavel", "gavel-makespan", "gavel-cost", "sia", "sia-fast", "pollux", "tesserae", "spot"]
+    "policy", ["gavel", "gavel-makespan", "gavel-cost", "sia", "sia-fast", "pollux", "tesserae", "gandiva", "spot"]
 )
 def test_growth_of_decisions(policy: str) -> None:
     """Time of one decision for 100 to 1,600 jobs on as many GPUs; the exponent of a fit."""

@@ -1,4 +1,4 @@
-"""Pollux, Tesserae and spot policies against brute force: every count, every matching, every window."""
+"""Pollux, Tesserae, Gandiva and spot policies against brute force: every count, every matching, every window."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cotenant.core.errors import InputError
+from cotenant.policy.elastic.gandiva import Gandiva
 from cotenant.policy.elastic.pollux import WAITING, Pollux, best_counts, costs
 from cotenant.policy.elastic.spot import HORIZON, Spot, predicted_rise
 from cotenant.policy.elastic.tesserae import Tesserae, match, pack
@@ -142,3 +143,36 @@ def test_a_predicted_rise_keeps_gpus_free_for_guaranteed_jobs() -> None:
             assert greedy.decide(view).config.tolist() == [0]
             kept = policy.decide(view).config.tolist()
             assert kept == ([0] if i < 2 * HORIZON - 1 else [NONE])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_gandiva_makes_only_pairs_that_gain_and_leaves_none_that_would(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    jobs, gpus = 9, int(rng.integers(2, 5))
+    beside = rng.choice([0.0, 0.3, 0.6, 0.8], (jobs, jobs, 1))
+    view = view_of(
+        np.ones((jobs, 1)), [0], [1], [gpus], beside=beside, received_s=rng.integers(0, 5, (jobs, 1)) * 100.0
+    )
+    decision = Gandiva().decide(view)
+    assert decision.host is not None
+    guests = np.flatnonzero(decision.host != NONE)
+    hosts = decision.host[guests]
+    assert len(set(hosts.tolist())) == len(hosts)
+    own = np.flatnonzero((decision.config != NONE) & (decision.host == NONE))
+    assert len(own) == gpus
+    assert view.received_s[own, 0].max() <= np.delete(view.received_s[:, 0], own).min()  # the shortest have GPUs
+
+    def gain(a: int, b: int) -> float:
+        one, other = float(beside[a, b, 0]), float(beside[b, a, 0])
+        return one + other if one and other else 0.0
+
+    assert all(gain(h, g) > 1 for h, g in zip(hosts, guests, strict=True))
+    alone = set(own.tolist()) - set(hosts.tolist())
+    left = [j for j in range(jobs) if decision.config[j] == NONE]
+    assert not any(gain(h, j) > 1 for h in alone for j in left)
+    again = Gandiva().decide(view_of(
+        np.ones((jobs, 1)), [0], [1], [gpus], beside=beside, received_s=view.received_s, host=decision.host,
+        held=decision.config,
+    ))  # fmt: skip
+    assert again.host is not None
+    assert again.host.tolist() == decision.host.tolist()  # present pairs stay

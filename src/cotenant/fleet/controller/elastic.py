@@ -230,7 +230,7 @@ class ElasticPlanner:
             return spec.iterations
         if spec.duration_s is None and model.work > 0:
             return model.work
-        by = next((model.rate[gpu] for gpu in self._models if model.rate.get(gpu)), next(iter(model.rate.values())))
+        by = next(model.rate[gpu] for gpu in (*self._models, *model.rate) if model.rate.get(gpu))
         below = [n for n in by if n <= spec.gpus]
         rate = float(by[max(below) if below else min(by)].mean())
         return rate * (UNKNOWN_LENGTH_S if spec.duration_s is None else spec.duration_s)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cotenant.core.errors import InputError
+from cotenant.policy.elastic.gandiva import Gandiva
 from cotenant.policy.elastic.gavel import Gavel
 from cotenant.policy.elastic.pollux import Pollux
 from cotenant.policy.elastic.sia import Sia
@@ -54,6 +55,10 @@ ELASTIC: dict[str, Entry] = {
     "tesserae": Entry(
         "least attained service, and a matching that packs two jobs on a GPU (Tesserae)",
         lambda _: Tesserae(), 360.0, "gavel", True, packs=True,
+    ),
+    "gandiva": Entry(
+        "turns by run time, and a second job on a GPU where the two gain by it (Gandiva)",
+        lambda _: Gandiva(), 360.0, "gavel", True, packs=True,
     ),
     "tesserae-alone": Entry(
         "least attained service without sharing GPUs: the baseline of tesserae",

@@ -1,0 +1,61 @@
+"""Gandiva (OSDI 2018): jobs take turns, and a second job is tried on a GPU and stays if the two gain by it.
+
+Jobs run on the GPUs that they request. Where there are more jobs than GPUs they take turns, those first that have run
+the shortest. A waiting single-GPU job is then put on the GPU of a running one. Gandiva measures a pair and ends it when
+the two together do less than one after the other; here the speeds of pairs are known, so only pairs that gain are made.
+It looks at one pair after the other, where Tesserae solves a matching over all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cotenant.policy.elastic.tesserae import in_order
+from cotenant.policy.elastic.view import NONE, Decision, Ints, View, rigid
+
+
+@dataclass
+class Gandiva:
+    """Turns by run time, pairs by trial."""
+
+    decisions: int = 0
+    pairs: int = 0
+
+    def decide(self, view: View) -> Decision:
+        """The jobs that have GPUs of their own, and the pairs that share one."""
+        choices = rigid(view)
+        order = np.lexsort((np.arange(len(view)), view.received_s.sum(axis=1), -view.priority))
+        config = in_order(view, choices, order)
+        host = first_gains(view, choices, config, order)
+        guests = np.flatnonzero(host != NONE)
+        config[guests] = choices[guests, view.options.gpu[config[host[guests]]]]
+        self.decisions += 1
+        self.pairs += len(guests)
+        return Decision(config, host)
+
+    def summary(self) -> dict[str, Any]:
+        """Number of decisions, and the pairs in all of them."""
+        return {"solves": self.decisions, "reused": 0, "timed_out": 0, "worst_gap": 0.0, "pairs": self.pairs}
+
+
+def first_gains(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
+    """`host[J]`: for each waiting single-GPU job in order its present host, if it may keep it, else the first running
+    single-GPU job with which the sum of both speeds, as fractions of those alone, is above 1; NONE without one."""
+    host, together = np.full(len(view), NONE), view.beside + view.beside.transpose(1, 0, 2)
+    gains = (view.beside > 0) & (view.beside.transpose(1, 0, 2) > 0) & (together > 1.0)
+    single = view.wants == 1
+    hosts = order[single[order] & (config[order] != NONE)]
+    free = np.zeros(len(view), np.bool_)
+    free[hosts] = True
+    waiting = [int(g) for g in order if single[g] and config[g] == NONE]
+    gpu = view.options.gpu[config[hosts]]
+    for guest in sorted(waiting, key=lambda g: view.host[g] == NONE):  # sorting is stable: present pairs first
+        fits = free[hosts] & gains[view.kind[hosts], view.kind[guest], gpu] & (choices[guest, gpu] != NONE)
+        found = hosts[fits]
+        if len(found):
+            host[guest] = view.host[guest] if view.host[guest] in found else found[0]
+            free[host[guest]] = False
+    return host
