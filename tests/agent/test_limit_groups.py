@@ -137,7 +137,7 @@ def test_launcher_does_not_leave_bounds_of_its_own_group(world, process):
     (session / "memory.max").write_text("1000000\n")
     world.groups.enter(session, process)
     world.groups.enter(session, os.getpid())
-    with pytest.raises(NoGroupError, match=r"has a memory.max of its own"):
+    with pytest.raises(NoGroupError, match=r"has a limit \(memory.max\)"):
         new_group(world.groups, process, "cotenant-x-", "one")
     tenant = world.tenant()
     world.limits.begin(tenant, process)

@@ -116,7 +116,7 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
         (("run", "--name", "nobody", "--join", "--", "true"), "there is no tenant 'nobody'; there are: team/a"),
         (("run", "--join", "--", "true"), "run inside with --name"),
         (("run", "--timeout", "0", "--", "true"), "must be above 0"),
-        (("run", "--name", "team/a", "--join", "--limit", "50%", "--", "true"), "shares the tenant's budget"),
+        (("run", "--name", "team/a", "--join", "--limit", "50%", "--", "true"), "uses the tenant's budget"),
     ],
 )
 def test_mistakes_are_one_sentence(busy_agent: AgentProcess, arguments: tuple[str, ...], words: str) -> None:

@@ -153,8 +153,8 @@ def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
         (("--gpu", "X1"), "--gpu: unknown GPU model 'X1'"),
         (("--executor", "slurm"), "--executor: must be auto, ray or local, not 'slurm'"),
         (("--cluster", "4by2"), "--cluster: '4by2' is not a cluster"),
-        (("--policy", "best"), "--policy: 'best' cannot partition GPUs"),
-        (("--profiles", tmp_path / "none.json"), "cannot read it"),
+        (("--policy", "best"), "--policy: a fleet has no policy 'best'"),
+        (("--profiles", tmp_path / "none.json"), "cannot be read"),
     ):
         options = ["--executor", "local"] if "--executor" not in words else []
         err = fleet.fails(2, "fleet", "up", *options, *words)
