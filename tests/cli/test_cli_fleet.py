@@ -46,7 +46,8 @@ class Commands:
     def fails(self, code: int, *words: object) -> str:
         got, out, err = self.call(*words)
         assert (got, out) == (code, ""), err
-        assert err.count("\n") == 1
+        said = [line for line in err.splitlines() if "still starting" not in line]  # of a slow machine
+        assert len(said) == 1
         return err
 
     def job(self, job_id: str) -> dict[str, Any]:
@@ -114,7 +115,8 @@ def test_killed_controllers_lose_no_job_and_two_at_once_do_not_run(fleet: Comman
     fleet.ok("submit", "--name", "later", "--gpus", 4, "--", "true")
     fleet.until("job", "running")
     err = fleet.fails(1, "fleet", "up", "--executor", "local", "--nodes", 2)
-    assert err == f"cotenant: a controller (pid {pid}) already runs in {fleet.folder}\n"
+    # on a slow machine a line says first that the controller is still starting
+    assert err.splitlines()[-1] == f"cotenant: a controller (pid {pid}) already runs in {fleet.folder}"
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: is_zombie(pid))
     assert str(fleet.folder) in fleet.fails(1, "queue")  # a listener may go a moment after the process
