@@ -11,7 +11,7 @@
 #define COTENANT_COPY_PAGE_BYTES 20480u
 #define COTENANT_COPY_QUEUES 64u /* largest number of tenants of a GPU whose copies are scheduled */
 #define COTENANT_COPY_SLOTS 8u /* largest number of chunks that are in flight on a link */
-#define COTENANT_COPY_NOBODY UINT64_C(0) /* value of a slot that no process has claimed */
+#define COTENANT_COPY_UNCLAIMED UINT64_C(0) /* value of a slot that no process has claimed */
 /* copies up to this size start at once, but count for the tenant's share */
 #define COTENANT_COPY_SMALL_BYTES UINT64_C(65536)
 #define COTENANT_COPY_DIRECTIONS 2u

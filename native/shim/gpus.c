@@ -135,7 +135,7 @@ struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
     return gpu;
 }
 
-/* Whether the device belongs to another tenant; if so, the user is told. For a device that does not exist the driver
+/* Whether the device belongs to another tenant; if so, a message says it. For a device that does not exist the driver
  * reports the error. */
 bool cot_gpu_is_denied(CUdevice device)
 {

@@ -145,7 +145,7 @@ def test_a_policy_that_packs_is_refused() -> None:
 @given(seed=st.integers(0, 10**6), policy=st.sampled_from(sorted(n for n, e in ELASTIC.items() if not e.packs)))
 def test_every_plan_holds(profiles: str, seed: int, policy: str) -> None:
     """Drawn jobs and nodes over six rounds: no GPU twice, only measured configurations, one GPU model a job, GPUs kept
-    where all jobs keep their configurations, and whoever holds nothing is told why."""
+    where all jobs keep their configurations, and a job without GPUs has a reason."""
     draw = random.Random(seed)
     kinds = [(draw.randint(1, 4), FAST if policy == "pollux" else draw.choice((FAST, SLOW))) for _ in range(3)]
     here, planner = nodes(*kinds), ElasticPlanner(policy, profiles)

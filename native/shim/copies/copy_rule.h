@@ -85,7 +85,7 @@ static inline bool copy_slot_is_free(const struct cotenant_copy_page *page, uint
     uint64_t date_us = word & COPY_DATE_MASK, now_us = now_ns / 1000, lapse_us = page->slot_lapse_ns / 1000;
     if (lapse_us > COPY_MOST_LAPSE_NS / 1000)
         lapse_us = COPY_MOST_LAPSE_NS / 1000;
-    return word == COTENANT_COPY_NOBODY || now_us > date_us + lapse_us || date_us > now_us + lapse_us;
+    return word == COTENANT_COPY_UNCLAIMED || now_us > date_us + lapse_us || date_us > now_us + lapse_us;
 }
 
 /* The slice of a queue: how many bytes it may move at a time while others wait. */
@@ -257,7 +257,7 @@ static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction,
     struct cotenant_copy_link *link = &page->links[direction];
     struct cotenant_copy_queue *queue = &link->queues[number];
     if (!queue->weight_milli) {
-        *ticket = (struct copy_ticket){.word = COTENANT_COPY_NOBODY};
+        *ticket = (struct copy_ticket){.word = COTENANT_COPY_UNCLAIMED};
         return true;
     }
     if (!copy_waits(page, queue, now_ns))
@@ -300,7 +300,7 @@ static inline void copy_rescue(struct cotenant_copy_page *page, uint32_t directi
 static inline void copy_done(struct cotenant_copy_page *page, uint32_t direction, struct copy_ticket ticket)
 {
     uint64_t held = ticket.word; /* if the ticket expired, its slot may belong to another chunk by now */
-    __atomic_compare_exchange_n(&page->links[direction].slots[ticket.slot], &held, COTENANT_COPY_NOBODY, false,
+    __atomic_compare_exchange_n(&page->links[direction].slots[ticket.slot], &held, COTENANT_COPY_UNCLAIMED, false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 

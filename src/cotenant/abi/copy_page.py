@@ -13,7 +13,7 @@ COPY_VERSION = 4
 COPY_PAGE_BYTES = 20480
 COPY_QUEUES = 64  # largest number of tenants of a GPU whose copies are scheduled
 COPY_SLOTS = 8  # largest number of chunks that are in flight on a link
-COPY_NOBODY = 0  # value of a slot that no process has claimed
+COPY_UNCLAIMED = 0  # value of a slot that no process has claimed
 COPY_SMALL_BYTES = 65536  # copies up to this size start at once, but count for the tenant's share
 COPY_DIRECTIONS = 2
 # added to a direction for copies of pageable memory, which are scheduled separately because the CPU limits their rate

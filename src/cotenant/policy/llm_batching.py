@@ -1,4 +1,4 @@
-"""Batching of the requests of one language model, decided anew for each step (iteration), as a pure state machine.
+"""Batching of the requests of one language model, decided for each step (iteration), as a pure state machine.
 
 In every step each running request whose prompt is in the KV cache decodes one token. The rest of the step's token
 budget goes to prompts, first come, first served; long prompts are computed in chunks. A request is admitted when its

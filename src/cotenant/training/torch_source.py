@@ -107,7 +107,7 @@ class TorchSource(Source):
                 "multiprocessing_context": own.multiprocessing_context,
                 "timeout": own.timeout,
             }
-        anew: DataLoader[Any] = DataLoader(
+        resumed: DataLoader[Any] = DataLoader(
             _Seeded(own, seed, epoch),
             num_workers=workers,
             collate_fn=_as_it_is,
@@ -116,7 +116,7 @@ class TorchSource(Source):
             generator=Generator().manual_seed(derive(seed, epoch, first, "workers")),
             **sampling,
         )
-        return iter(anew)
+        return iter(resumed)
 
     def length(self) -> int | None:
         """See Source."""

@@ -2,7 +2,7 @@
 
 The decisions are those of the simulator, by the same policy objects (policy.elastic). This planner makes their view of
 the fleet and turns configurations into GPUs. The policy's own counts (time run by GPU model, the most GPUs that a job
-ever had) begin anew with each controller.
+ever had) are lost when the controller ends.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class ElasticPlanner:
         everywhere: Sequence[NodeSpec], taken: Sequence[Assignment],
     ) -> dict[str, Assignment]:  # fmt: skip
         """GPUs of the chosen jobs: those that keep their configuration keep their GPUs, then the largest gangs first.
-        Where one finds no room that way, all are placed anew in that order; those that still find none wait."""
+        Where one finds no room that way, all jobs are placed again in that order, and those without room wait."""
         placed: dict[str, Assignment] = {}
         for keeps in (True, False):
             placed, chooser = {}, GpuChooser(everywhere)

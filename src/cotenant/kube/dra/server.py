@@ -32,7 +32,7 @@ HEALTH_EVERY_S, LOOK_EVERY_S = 10.0, 1.0
 
 @dataclass(frozen=True)
 class ClaimSettings:
-    """Settings: the kubelet's folders, and how the container runtime is told which devices to use."""
+    """Settings: the kubelet's folders, and how the container runtime learns which devices to use."""
 
     node: str
     registry: Path = Path(str(names.PLUGINS_REGISTRY))

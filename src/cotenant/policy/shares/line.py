@@ -49,7 +49,7 @@ class Line:
         self, now_ns: int, busy: Collection[str] = frozenset(), skip: Collection[str] = frozenset()
     ) -> Account | None:
         """Return the waiting tenant of the best rank that may run now and is neither in `busy` nor in `skip`; None if
-        there is none. Ranks are not computed anew for each call: with n waiting tenants they are at most n x 0.1 ms
+        there is none. Ranks are not computed in each call: with n waiting tenants they are at most n x 0.1 ms
         old."""
         blocked, ready = self._blocked, self._ready
         while blocked and blocked[0][0] <= now_ns:
