@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_slices import Node, node
+from waiting import wait_for
 
 from cotenant.agent.slices.groups import OffChannels
 from cotenant.devices.channel_groups import ChannelControls, ChannelGroup
 from cotenant.devices.meters import Held
+
+__all__ = ["node"]
 
 
 class CountingDriver:
@@ -55,3 +64,20 @@ def test_a_process_with_the_same_number_starts_with_its_channels_on() -> None:
     driver.disabled.clear()
     off.disable(controls, held)
     assert driver.disabled == {100: 1}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
+def test_a_tenant_that_is_off_when_agent_and_keeper_die_goes_on_with_the_next_agent(node: Node) -> None:
+    """Both are killed at once where one control group has them. The driver has then counted a disabling."""
+    tenant = node.add("limited", limit=0.02)  # off for nearly all of the time
+    tenant.begin(4)
+    (keeper,) = wait_for(node.keepers)
+    time.sleep(1.5)
+    assert node.agent is not None
+    os.kill(keeper, signal.SIGSTOP)
+    node.agent.kill()
+    node.agent.wait()
+    os.kill(keeper, signal.SIGKILL)
+    wait_for(lambda: not node.keepers())
+    node.restart()
+    tenant.result()

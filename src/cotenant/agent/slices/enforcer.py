@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -170,6 +171,9 @@ class SliceEnforcer:
                     self._fall_back(gpu, why)
                 return
             machine.proven = True
+            # an earlier agent that was killed with its keeper may have left channels disabled; others stay as they are
+            with contextlib.suppress(WorkError):  # the process has probably ended
+                machine.controls.enable(held.fd, [held.group])
         if key not in mine.gpu_of:
             mine.gpu_of[key] = self._gpu_of(machine, held, sliced)
         if held.group.compute:
