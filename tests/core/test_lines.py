@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from heard import heard
 
-from cotenant.core.errors import InputError, TakenNameError, WorkError
+from cotenant.core.errors import InputError, LostServerError, WorkError
 from cotenant.core.line_server import Lines, LineServer
-from cotenant.core.lines import LineClient, encode, failure, order_of
+from cotenant.core.lines import INPUT_ERRORS, LineClient, encode, failure, order_of
 
 MOST = 100_000
 
@@ -39,10 +39,10 @@ class Counting:
             order = order_of(line)
             if order["op"] == "wait":
                 await self.held.wait()
-            if order["op"] == "input":
+            if order["op"] == "wrong":
                 raise InputError("is wrong", field="a.b", file="f.yaml")
-            if order["op"] == "taken":
-                raise TakenNameError("a tenant named a already exists")
+            if order["op"] in INPUT_ERRORS:
+                raise INPUT_ERRORS[order["op"]](f"of the kind {order['op']}")
             if order["op"] == "work":
                 raise WorkError("the disk is full")
             if order["op"] == "fault":
@@ -97,10 +97,12 @@ def test_orders_are_answered_and_failures_are_raised_where_they_were_caused(tmp_
             with client(tmp_path / "s") as one:
                 assert one.call("echo", text="ä") == {"op": "echo", "text": "ä", "caller": 1}
                 with pytest.raises(InputError) as wrong:
-                    one.call("input")
+                    one.call("wrong")
                 assert (wrong.value.message, wrong.value.field, wrong.value.file) == ("is wrong", "a.b", "f.yaml")
-                with pytest.raises(TakenNameError, match="named a"):
-                    one.call("taken")
+                for kind, error in INPUT_ERRORS.items():
+                    with pytest.raises(error, match=f"^of the kind {kind}$") as told:
+                        one.call(kind)
+                    assert type(told.value) is error
                 with pytest.raises(WorkError, match=r"^the disk is full$"):
                     one.call("work")
                 with pytest.raises(WorkError, match=r"^the echo failed on this order: 'x'$"):
@@ -179,12 +181,12 @@ def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with LineClient(ours, "fleet", "/there") as one:
         ours.settimeout(0.01)
-        with pytest.raises(WorkError, match="the fleet at /there does not answer: timed out"):
+        with pytest.raises(LostServerError, match="the fleet at /there does not answer: timed out"):
             one.call("x")
     ours, theirs = socket.socketpair()
     with LineClient(ours, "fleet", "/there") as one:
         theirs.close()
-        with pytest.raises(WorkError, match="the fleet at /there"):
+        with pytest.raises(LostServerError, match="the fleet at /there"):
             one.call("x")
 
 
@@ -219,6 +221,6 @@ def test_half_of_an_answer_is_one_sentence() -> None:
     ours, theirs = socket.socketpair()
     theirs.sendall(b'{"held": [{"name": "a"')
     theirs.shutdown(socket.SHUT_WR)
-    with pytest.raises(WorkError, match="has gone"):
+    with pytest.raises(LostServerError, match="has gone"):
         LineClient(ours, "agent", "here").call("held")
     theirs.close()

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from models_door import PATIENCE_S, STANDIN, Door, chat, door, model, until
 
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, NoHostMemoryError, WorkError
 from cotenant.serving.config.models import parse_models
 from cotenant.serving.config.services import parse_services
-from cotenant.serving.llm.hosts import NoHostMemoryError, PlainHost
+from cotenant.serving.llm.hosts import PlainHost
 from cotenant.serving.llm.openai import Renamed
 from cotenant.serving.llm.server import ModelServer
 from cotenant.serving.server import Options, build

@@ -44,6 +44,18 @@ class TakenNameError(InputError):
     """The name for something new is in use."""
 
 
+class NothingToDoError(InputError):
+    """What an order asks for is the state already: a parked tenant is to be parked, one that is not, resumed."""
+
+
+class NoHostMemoryError(InputError):
+    """The agent has not enough host memory left to reserve what a tenant needs for its eviction."""
+
+
 class WorkError(Exception):
     """Raised if the input was valid but the operation failed (exit code 1): a full disk, a dead solver, a lost
     server."""
+
+
+class LostServerError(WorkError):
+    """A server's connection ended or timed out before its answer: the order may have been carried out or not."""

@@ -1,7 +1,7 @@
 """JSON lines over sockets and pipes: an order `{"op": NAME, ...}` per line, an answer per line. Server: line_server.py.
 
-A failed order is answered by `{"error", "kind": "input" | "taken" | "work", "field", "file"}`, which the client raises
-again.
+A failed order is answered by `{"error", "kind", "field", "file"}`, which the client raises again. `kind` is "work" or a
+key of `INPUT_ERRORS`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,24 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from cotenant.core.errors import InputError, TakenNameError, WorkError
+from cotenant.core.errors import (
+    InputError,
+    LostServerError,
+    NoHostMemoryError,
+    NothingToDoError,
+    TakenNameError,
+    WorkError,
+)
 
 LOG = logging.getLogger(__name__)
 Message = dict[str, Any]
 # "kind" of an answer -> the error, subclasses first
-INPUT_ERRORS: dict[str, type[InputError]] = {"taken": TakenNameError, "input": InputError}
+INPUT_ERRORS: dict[str, type[InputError]] = {
+    "taken": TakenNameError,
+    "nothing to do": NothingToDoError,
+    "no host memory": NoHostMemoryError,
+    "input": InputError,
+}
 
 
 def encode(message: Message) -> bytes:
@@ -52,7 +64,7 @@ def failure(error: Exception, server: str = "server") -> Message:
 
 class LineClient:
     """An open connection to a server at `where`. `who` names it in messages: the agent, the fleet. If the server
-    answers with an InputError or WorkError, the client raises it."""
+    answers with an InputError or WorkError, the client raises it; LostServerError if no answer comes."""
 
     def __init__(self, connection: socket.socket, who: str, where: str) -> None:
         self._socket = connection
@@ -65,9 +77,9 @@ class LineClient:
             self._socket.sendall(encode({"op": op} | order))
             line = self._file.readline()
         except OSError as error:
-            raise WorkError(f"{self._peer} does not answer: {error.strerror or error}") from None
+            raise LostServerError(f"{self._peer} does not answer: {error.strerror or error}") from None
         if not line.endswith(b"\n"):  # the connection ended before the answer was complete
-            raise WorkError(f"{self._peer} has gone")
+            raise LostServerError(f"{self._peer} has gone")
         answer: Message = json.loads(line)
         if "error" in answer:
             if (raised := INPUT_ERRORS.get(answer.get("kind", ""))) is not None:

@@ -23,7 +23,7 @@ from cotenant.agent.tenants.registry import Registry, spec_from_dict
 from cotenant.agent.tenants.stopping import kill
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.history import History
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, TakenNameError, WorkError
 from cotenant.policy.colocation import scheme_named
 
 STARTING_S = 5.0  # how long `stop` waits for a program that is starting
@@ -121,7 +121,7 @@ class Operations:
             tenant = existing
         else:
             if existing is not None:
-                raise InputError(
+                raise TakenNameError(
                     f"a tenant named {spec.name} is running; choose another name, or --join to share its budget",
                     field="--name",
                 )

@@ -19,7 +19,7 @@ from cotenant.agent.memory.space import SpaceMaker
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, NothingToDoError, WorkError
 
 
 class Parking:
@@ -53,7 +53,7 @@ class Parking:
         with self._alone(name):
             tenant = self._tenant(name)
             if name in self._parked:
-                raise InputError(f"{name} is already parked", field="NAME")
+                raise NothingToDoError(f"{name} is already parked", field="NAME")
             parked = self._parked.rows.get(name)
             if parked is not None and tenant is not None:
                 # the tenant is already evicted and would return with its next turn: grant it no turns until resumed
@@ -94,7 +94,7 @@ class Parking:
             parked = self._parked.rows.get(name)
             if parked is None:
                 parked_now = ", ".join(self._parked.rows) or "none"
-                raise InputError(f"{name} is not parked; parked are: {parked_now}", field="NAME")
+                raise NothingToDoError(f"{name} is not parked; parked are: {parked_now}", field="NAME")
             target = self._target(parked, gpu)
             tenant = self._tenant(name)
             began = time.monotonic()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.agent.config.swap import GRANULE
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, NoHostMemoryError
 
 
 def available_bytes() -> int:
@@ -69,12 +69,12 @@ class HostMemory:
         return {"budget_bytes": self.budget_bytes, "promised_bytes": dict(self.promised), "left_bytes": self.left_bytes}
 
     def promise(self, tenant: str, size: int) -> None:
-        """Reserve the host memory that a tenant needs if all its memory is evicted. Raises InputError if the budget is
-        too small.
+        """Reserve the host memory that a tenant needs if all its memory is evicted. Raises NoHostMemoryError if the
+        budget is too small.
         """
         before = self.promised.get(tenant, 0)
         if size - before > self.left_bytes:
-            raise InputError(
+            raise NoHostMemoryError(
                 f"{tenant} needs {size / 2**30:.1f} GiB of host memory for swapping, and "
                 f"{self.left_bytes / 2**30:.1f} of {self.budget_bytes / 2**30:.1f} GiB are left: lower its "
                 "memory, or raise the agent's --swap-memory",

@@ -14,10 +14,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, NoHostMemoryError, WorkError
 from cotenant.policy.residency import Action, Do, ModelResidency, ModelRow, ModelSettings, Place
 from cotenant.serving.config.models import ModelEntry, ModelsConfig
-from cotenant.serving.llm.hosts import Host, NoHostMemoryError
+from cotenant.serving.llm.hosts import Host
 from cotenant.serving.llm.keeper import Keeper
 from cotenant.serving.llm.openai import OpenAIError
 from cotenant.serving.llm.program import Program, launch

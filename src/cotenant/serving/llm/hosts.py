@@ -21,7 +21,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import program_environment
 from cotenant.agent.tenants.registry import spec_to_dict
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, LostServerError, NothingToDoError, TakenNameError, WorkError
 from cotenant.core.folders import agent_folder
 from cotenant.serving.config.models import ModelEntry, ModelGpusEntry
 from cotenant.serving.llm.keeper import Keeper, kill_group
@@ -42,10 +42,6 @@ class GpuRoom:
     index: int
     uuid: str
     memory_bytes: int
-
-
-class NoHostMemoryError(WorkError):
-    """The agent has not enough host memory left to reserve what a program needs for its eviction."""
 
 
 class Host(Protocol):
@@ -222,24 +218,24 @@ class AgentHost:
             client = self._connected()
             try:
                 return client, client.call("register", tenant=spec_to_dict(spec), join=False, timeout_s=None)
-            except (InputError, WorkError) as error:
+            except (TakenNameError, WorkError):
                 client.close()
-                if "of host memory for swapping" in str(error):
-                    raise NoHostMemoryError(str(error)) from None
-                taken = "is running" in str(error) or isinstance(error, WorkError)
-                if not taken or time.monotonic() > deadline:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
+            except InputError:
+                client.close()
+                raise
 
     async def evict(self, name: str) -> None:
         """See Host."""
-        await self._order("park", "is already parked", name=name, timeout_s=PARK_WITHIN_S)
+        await self._order("park", name=name, timeout_s=PARK_WITHIN_S)
 
     async def bring(self, name: str) -> None:
         """See Host."""
-        await self._order("resume", "is not parked", name=name, timeout_s=AGENT_BACK_S)
+        await self._order("resume", name=name, timeout_s=AGENT_BACK_S)
 
-    async def _order(self, op: str, done: str, **values: Any) -> None:
+    async def _order(self, op: str, **values: Any) -> None:
         """Send the agent an idempotent order. Send it again if the agent restarted meanwhile."""
 
         def give() -> None:
@@ -251,13 +247,12 @@ class AgentHost:
                         client.within(300.0)
                         client.call(op, **values)
                     return
-                except InputError as error:
-                    if again and done in str(error):
-                        return
-                    raise
-                except WorkError as error:
-                    lost = "has gone" in str(error) or "does not answer" in str(error)
-                    if not lost or time.monotonic() > deadline:
+                except NothingToDoError:
+                    if not again:
+                        raise
+                    return  # the agent had carried out the order before its answer was lost
+                except LostServerError:
+                    if time.monotonic() > deadline:
                         raise
                     again = True
 

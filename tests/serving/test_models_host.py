@@ -1,0 +1,75 @@
+"""Orders to an agent that restarts, or that still knows a program which has just ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.core.errors import InputError, NoHostMemoryError, NothingToDoError, TakenNameError, WorkError
+from cotenant.core.folders import CONTROL_SOCKET
+from cotenant.core.lines import encode, failure
+from cotenant.serving.config.models import ModelGpusEntry
+from cotenant.serving.llm.hosts import AgentHost
+from cotenant.serving.llm.keeper import Keeper
+
+
+@contextlib.contextmanager
+def answering(folder: Path, *answers: Exception | str) -> Iterator[AgentHost]:
+    """A host whose agent gives one of these answers per connection: an error, "lost" (none) or "done"."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / CONTROL_SOCKET))
+    listener.listen()
+    left = list(answers)
+
+    def serve() -> None:
+        while left:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as lines:
+                lines.readline()
+                answer = left.pop(0)
+                if answer != "lost":
+                    connection.sendall(encode(failure(answer) if isinstance(answer, Exception) else {"ok": True}))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    host = AgentHost(ModelGpusEntry(count=1), (), folder, Keeper())
+    try:
+        yield host
+        thread.join(10)
+        assert not left
+    finally:
+        asyncio.run(host.close())
+        listener.close()
+
+
+def test_an_order_whose_answer_was_lost_may_have_been_carried_out(tmp_path: Path) -> None:
+    with answering(tmp_path, "lost", NothingToDoError("a is already parked")) as host:
+        asyncio.run(host.evict("a"))
+    (tmp_path / CONTROL_SOCKET).unlink()
+    with answering(tmp_path, "lost", "done") as host:
+        asyncio.run(host.bring("a"))
+
+
+@pytest.mark.parametrize("error", [NothingToDoError("a is not parked"), InputError("no a"), WorkError("it has gone")])
+def test_a_refused_order_is_not_repeated(tmp_path: Path, error: Exception) -> None:
+    with answering(tmp_path, error) as host, pytest.raises(type(error), match=str(error)):
+        asyncio.run(host.bring("a"))
+
+
+def test_a_program_waits_until_its_name_is_free(tmp_path: Path) -> None:
+    with answering(tmp_path, TakenNameError("a tenant named a is running"), WorkError("not now"), "done") as host:
+        client, answer = host._register(TenantSpec("a"))
+        client.close()
+        assert answer == {"ok": True}
+
+
+def test_a_lack_of_host_memory_is_told_at_once(tmp_path: Path) -> None:
+    with answering(tmp_path, NoHostMemoryError("a needs 8 GiB")) as host, pytest.raises(NoHostMemoryError, match="GiB"):
+        host._register(TenantSpec("a"))
