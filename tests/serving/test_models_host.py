@@ -39,13 +39,15 @@ def answering(folder: Path, *answers: Exception | str) -> Iterator[AgentHost]:
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    host = AgentHost(ModelGpusEntry(count=1), (), folder, Keeper())
+    keeper = Keeper()
+    host = AgentHost(ModelGpusEntry(count=1), (), folder, keeper)
     try:
         yield host
         thread.join(10)
         assert not left
     finally:
         asyncio.run(host.close())
+        keeper.close()
         listener.close()
 
 
