@@ -122,13 +122,20 @@ def test_idle_connections_keep_nobody_out() -> None:
         wait_for(lambda: get(server, "/healthz")[0] == 200)
 
 
-@pytest.mark.parametrize("text", ["9400", "localhost", "a:b", "h:70000", ""])
+@pytest.mark.parametrize("text", ["9400", "localhost", "a:b", "h:70000", "", "http://h:80", "a b:80", "[::1:80"])
 def test_bad_addresses(text: str) -> None:
     with pytest.raises(InputError, match="not an address"):
         parse_address(text, "--http")
 
 
+@pytest.mark.parametrize("text", ["::1", "::1:9400", "fe80::1:80"])
+def test_an_ipv6_address_without_brackets_has_no_port_that_is_sure(text: str) -> None:
+    with pytest.raises(InputError, match=r"in brackets, as in \[::1\]:9400"):
+        parse_address(text, "--http")
+
+
 def test_addresses() -> None:
+    assert parse_address("gpu-node_1.example:80", "") == ("gpu-node_1.example", 80)
     assert parse_address(":9400", "") == ("127.0.0.1", 9400)
     assert parse_address("[::1]:80", "") == ("::1", 80)
 

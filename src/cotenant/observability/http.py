@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from urllib.parse import parse_qs, urlsplit
@@ -26,6 +27,9 @@ SECURITY = (
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
             405: "Method Not Allowed", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}  # fmt: skip
 
+# a name, an IPv4 address, an IPv6 address in brackets (with an interface after %), or nothing
+HOST = re.compile(r"[\w.-]*|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]")
+
 Metrics = Callable[[], Awaitable[str]]
 
 
@@ -41,7 +45,9 @@ def parse_address(text: str, field: str) -> tuple[str, int]:
     """Parse HOST:PORT or :PORT (loopback), IPv6 as [::1]:9400, into host and port. Port 0 means any free port. Raises
     InputError with `field`."""
     host, colon, port = text.strip().rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if re.fullmatch(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*", host):
+        raise InputError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:9400", field=field)
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or not HOST.fullmatch(host):
         raise InputError(f"{text!r} is not an address HOST:PORT", field=field)
     return host.strip("[]") or "127.0.0.1", int(port)
 
