@@ -102,6 +102,10 @@ def test_wrong_profiles_are_one_sentence(tmp_path: Path) -> None:
         {"work_class": "heavy"},
         {"work_class": "none"},
         {"name": None, "sms": []},
+        {"duration_ns": 2.5},
+        {"count": "3"},
+        {"sms": True},
+        {"block": [1, 1, 1, 1]},
     ):
         path.write_text(json.dumps({"kernels": [good | bad]}))
         with pytest.raises(InputError, match="kernel 1 "):
@@ -351,6 +355,10 @@ def test_an_ls_program_shows_the_class_of_what_it_runs(rig: Rig, stated: str) ->
         (["--best-effort", "--kernel-profile", "{folder}/none.json"], "cannot be read"),
         (
             ["--best-effort", "--kernel-profile", "{folder}/bad.json"],
+            "is not JSON",
+        ),
+        (
+            ["--best-effort", "--kernel-profile", "{folder}/other.json"],
             "not what `cotenant profile kernels --out` writes",
         ),
         (["--kernel-profile", "{folder}/bad.json"], "only to --best-effort or --latency-sensitive"),
@@ -358,6 +366,7 @@ def test_an_ls_program_shows_the_class_of_what_it_runs(rig: Rig, stated: str) ->
 )
 def test_run_says_what_is_wrong_with_a_profile(tmp_path: Path, options: list[str], sentence: str) -> None:
     (tmp_path / "bad.json").write_text("[")
+    (tmp_path / "other.json").write_text("[]")
     done = CliRunner().invoke(run_app, [*(o.format(folder=tmp_path) for o in options), "--", "true"])
     assert isinstance(done.exception, InputError)
     assert done.exception.field == "--kernel-profile"

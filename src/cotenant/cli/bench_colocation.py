@@ -193,17 +193,14 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
 
 
 def _recorded(path: str) -> dict[str, Any]:
-    from pathlib import Path
-
     from cotenant.core.errors import InputError
+    from cotenant.core.jsonfile import read_json
     from cotenant.report.colocation import COLUMNS
 
+    rows = read_json(path)
     try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8"))
         complete = all(key in row for loads in rows.values() for row in loads.values() for key, _, _ in COLUMNS)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    except (ValueError, AttributeError, TypeError):
+    except (AttributeError, TypeError):
         raise InputError("not a result of this benchmark: expected {scheme: {load: figures}}", file=path) from None
     if not complete:
         raise InputError("not a result of this benchmark: figures are missing", file=path)

@@ -101,19 +101,11 @@ def _short(kinds: tuple[str, ...]) -> str:
 
 def _read_jobs(path: str, geo: Geometry) -> list[Any]:
     """Read PartitionJobs from a JSON file. InputError names the wrong field."""
-    from pathlib import Path
-
     from cotenant.core.errors import InputError
+    from cotenant.core.jsonfile import read_json
     from cotenant.policy.mig.optimizer import PartitionJob
 
-    try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"is not JSON: {error.msg}", file=path, line=error.lineno) from None
-    except RecursionError:
-        raise InputError("is nested too deeply", file=path) from None
+    rows = read_json(path)
     if not isinstance(rows, list):
         raise InputError('must be a list of jobs: [{"name": "a", "speed": {"7g": 1.0, "3g": 0.6}}]', file=path)
     jobs = []

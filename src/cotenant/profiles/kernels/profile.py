@@ -3,7 +3,6 @@ kernels`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from cotenant.abi.floor import WorkClass
 from cotenant.core.errors import InputError
+from cotenant.core.jsonfile import read_json
 
 ORION_HEAD = "Name,Profile,Memory_footprint,SM_usage,Duration"
 CLASS_NAMES = tuple(kind.name.lower() for kind in WorkClass)
@@ -78,31 +78,30 @@ def read_kernel_rows(path: Path) -> list[KernelRow]:
     """The rows of a profile that `cotenant profile kernels` wrote. InputError if the file is not one."""
     if path.exists() and not path.is_file():
         raise InputError("not a file", file=path)  # refuse pipes and devices, whose content may never end
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError("not what `cotenant profile kernels --out` writes", file=path) from None
-    if not isinstance(rows, list) or not rows:
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("kernels"), list):
+        raise InputError("not what `cotenant profile kernels --out` writes", file=path)
+    if not content["kernels"]:
         raise InputError("the profile has no kernels", file=path)
-    return [_row(row, number, path) for number, row in enumerate(rows, 1)]
+    return [_row(row, number, path) for number, row in enumerate(content["kernels"], 1)]
 
 
 def _row(row: Any, number: int, path: Path) -> KernelRow:
-    try:
-        shape = tuple(int(n) for n in (*row.get("grid", ()), *row.get("block", ())))
-        found = KernelRow(
-            str(row["name"]), shape, int(row["duration_ns"]), int(row["sms"]), CLASS_NAMES.index(row["work_class"]),
-            int(row.get("count", 1)),
-        )  # fmt: skip
-    except (AttributeError, ValueError, KeyError, TypeError, OverflowError):
-        wanted = f"name, duration_ns, sms and work_class ({', '.join(CLASS_NAMES[1:])})"
-        raise InputError(f"kernel {number} needs {wanted}", file=path) from None
-    fits = len(shape) in (0, 6) and all(0 < n < 1 << 32 for n in shape)
-    if not fits or not found.work_class or min(found.duration_ns, found.sms, found.count) <= 0:
-        raise InputError(f"kernel {number} has a number that no kernel has", file=path)
-    return found
+    wanted = f"kernel {number} needs name, duration_ns, sms and work_class ({', '.join(CLASS_NAMES[1:])})"
+    named = isinstance(row, dict) and isinstance(row.get("name"), str)
+    if not named or row.get("work_class") not in CLASS_NAMES[1:]:
+        raise InputError(wanted, file=path)
+    grid, block = row.get("grid", []), row.get("block", [])
+    if not isinstance(grid, list) or not isinstance(block, list) or (len(grid), len(block)) not in ((0, 0), (3, 3)):
+        raise InputError(f"kernel {number} is wrong: grid and block have three numbers each", file=path)
+    numbers = [*grid, *block, row.get("duration_ns"), row.get("sms"), row.get("count", 1)]
+    if None in numbers:
+        raise InputError(wanted, file=path)
+    for value in numbers:
+        if type(value) is not int or not 0 < value < 1 << 63:
+            raise InputError(f"kernel {number} is wrong: {value!r} is not a whole number above 0", file=path)
+    duration_ns, sms, count = numbers[-3:]
+    return KernelRow(row["name"], tuple(numbers[:-3]), duration_ns, sms, CLASS_NAMES.index(row["work_class"]), count)
 
 
 def read_kernels(path: Path) -> list[KernelWork]:

@@ -305,7 +305,7 @@ def _overhead(folder: Path, name: str) -> Points:
 def _memory(path: Path) -> dict[str, float]:
     """model -> MB."""
     try:
-        found = {str(m["name"]): float(m["mem"]) for m in json.loads(path.read_text(encoding="utf-8"))["models"]}
+        found = {str(m["name"]): float(m["mem"]) for m in read_json(path)["models"]}
     except (ValueError, KeyError, TypeError):
         raise InputError('is not {"models": [{"name": ..., "mem": MB}, ...]}', file=path) from None
     for name, mb in found.items():
