@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.names import MEMORY_RESOURCE, SHARE_RESOURCE
-from cotenant.kube.plugin.state import Allocation, PluginState
+from cotenant.kube.plugin.state import SETTLED_S, Allocation, PluginState
 from cotenant.kube.units import NodeGpu, gpu_of
 
 
-def test_the_gpu_of_a_share_stays_shown_until_its_memory_has_come() -> None:
-    """Else the kubelet would see no free memory on that GPU, and the pod would fail."""
+def test_the_gpu_that_is_shown_stays_until_no_pod_comes() -> None:
+    """Else the kubelet would see no free memory on the GPU of a share, and the pod would fail; and the next pod of a
+    burst would get its share and its memory on two GPUs, as two messages tell the kubelet of the change."""
     state = PluginState(Inventory(), waiting=lambda fresh: [(90, 1)])
     state.inventory.set([NodeGpu(f"GPU-{number}", number, 8 << 30) for number in range(2)])
     first = state.shown()
@@ -23,7 +25,15 @@ def test_the_gpu_of_a_share_stays_shown_until_its_memory_has_come() -> None:
     state.note(SHARE_RESOURCE, mine[SHARE_RESOURCE])
     assert state.shown() == first
     state.note(MEMORY_RESOURCE, mine[MEMORY_RESOURCE])
+    state.listed([])
+    assert state.shown() == first, "more pods may be on their way"
+    last = state.log[-1].at_s - SETTLED_S
+    state.log[-1] = replace(state.log[-1], at_s=last)
+    assert state.shown() == first, "one thread decides for both resources"
+    version = state.inventory.version
+    state.listed([])
     assert state.shown() not in (first, None), "the other GPU has more room now"
+    assert state.inventory.version > version, "both resources are told"
 
 
 def test_the_kubelet_may_allocate_while_the_last_allocations_are_read() -> None:

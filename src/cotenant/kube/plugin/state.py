@@ -16,6 +16,9 @@ from cotenant.kube.metrics import PluginMetrics
 
 TOGETHER_S = 2.0  # time within which the kubelet asks for a container's other resource
 LISTED_WITHIN_S = 5.0  # time after which PodResources lists an allocation
+# The kubelet learns of another GPU's units by one message per resource, and a pod that it admits between the two fails.
+# So the GPU changes only when no allocation was made for this long.
+SETTLED_S = 1.0
 OTHER = {names.SHARE_RESOURCE: names.MEMORY_RESOURCE, names.MEMORY_RESOURCE: names.SHARE_RESOURCE}
 
 
@@ -54,6 +57,7 @@ class PluginState:
     # API server again
     waiting: Callable[[bool], list[tuple[int, int]]] = lambda fresh: []
     _half: Allocation | None = None  # the last allocation, if its container's other resource is still to come
+    _shown: str | None = None  # GPU whose free units are advertised; None: not chosen yet
 
     def note(self, resource: str, ids: list[str]) -> None:
         """Record an allocation. PodResources will show later which container has it."""
@@ -76,10 +80,12 @@ class PluginState:
         for allocation in list(self.log):
             if now - allocation.at_s < LISTED_WITHIN_S:
                 taken.setdefault(allocation.resource, set()).update(allocation.ids)
-        if taken != self.taken:
-            self.taken = taken
-            if self.one_gpu:
-                self.inventory.wake()
+        before = self.taken, self._shown
+        self.taken = taken
+        if all(now - allocation.at_s >= SETTLED_S for allocation in list(self.log)[-1:]):
+            self._shown = self._roomiest()
+        if self.one_gpu and before != (self.taken, self._shown):
+            self.inventory.wake()
 
     def shown(self) -> str | None:
         """The only GPU whose free units, of share and of memory, are advertised; None: the units of all GPUs are
@@ -91,6 +97,11 @@ class PluginState:
             # A container has one of the two resources on this GPU and is about to get the other, whose units the
             # kubelet must still see as free.
             return units.gpu_of(next(iter(half.ids)))
+        if not self._shown:
+            self._shown = self._roomiest()
+        return self._shown
+
+    def _roomiest(self) -> str:
         found = {resource: self.inventory.of(resource) for resource in OTHER}
         return units.roomiest(list(found.values()), [set(self.taken.get(resource, ())) for resource in found])
 
