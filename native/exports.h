@@ -1,14 +1,18 @@
-/* For assembly (x86-64, GNU syntax): one jump per export of the library that a shim stands in for, and the table behind them.
+/* Assembly (x86-64, GNU syntax) that is included by a library which replaces another one: a jump for each function
+ * that the real library exports, and the table of addresses to which they jump.
  *
- * Every export has a slot, cot_real_NAME, in cot_real_table.  Before the real library is open a slot leads to a few lines that
- * open it and go on to the real function with all arguments unchanged; afterwards the slot holds the real address.  The jump
- * is a weak definition: where the C code defines a function of that name, that one is exported, and cot_own_table has it.
+ * Every export has a slot, cot_real_NAME, in cot_real_table. Until the real library is open, the slot holds the
+ * address of a few instructions that open it and then call the real function with all arguments unchanged;
+ * afterwards the slot holds the address of the real function. The jump is a weak symbol: if the C code defines a
+ * function of that name, the library exports the C function instead, and cot_own_table contains its address.
  *
- * OPENER is the C function that fills the table, EXPORTS the file with the list, a line E(NAME) for each. */
+ * OPENER is the C function that fills the table. EXPORTS is the file with the list, one line E(NAME) for each
+ * function. */
     .text
     .type cot_lazy_common, @function
 cot_lazy_common:
-    /* r11: address of the slot; on the stack: the caller's return address; all argument registers are live */
+    /* r11 is the address of the slot, the top of the stack is the caller's return address, and all argument
+     * registers are in use */
     pushq %rbp
     movq %rsp, %rbp
     andq $-16, %rsp

@@ -1,7 +1,8 @@
-/* Included before every source: the libraries are loaded into containers of any image, so they may not need any C
- * library symbol newer than version 2.17, whatever they are linked against.  These functions moved into libc.so or
- * changed in small ways since; their old versions exist in all later libraries.  What 2.17 does not have (fstat as a
- * function, memfd_create) is done by system call. */
+/* Included before every source file. The libraries are loaded into containers of any image, so they must not need
+ * any symbol of the C library that is newer than version 2.17, whichever version they are linked against. The
+ * functions below have a newer version in later C libraries (most moved into libc.so), but every later C library
+ * still has the old one. Functions that 2.17 does not have (fstat as a function, memfd_create) are replaced by
+ * system calls. */
 #ifndef COTENANT_OLD_GLIBC_H
 #define COTENANT_OLD_GLIBC_H
 

@@ -17,12 +17,12 @@
 #define SOFT_BOTH_WAYS_PERMILLE 740
 /* factor on the rate of copies of pageable memory: 15.1 instead of 52.9 GB/s; the calling thread is busy meanwhile */
 #define SOFT_PAGEABLE_PERMILLE 285
-/* the driver stages pageable copies up to this size, so the call returns at once */
+/* the driver copies up to this many bytes of pageable memory to a buffer of its own, so the call returns at once */
 #define SOFT_PAGEABLE_SMALL_BYTES 65536
 #define SOFT_COPY_START_NS 1000 /* time from the moment at which a copy is first in its stream to its first byte */
 /* fraction of the memory bandwidth that a kernel of this work class uses if it is alone. Demand and density were
- * fitted to an H100 80GB HBM3: a ResNet-50 on 32 separate SMs takes 3.2 times as long beside 2 GiB copies, which
- * lose 3 %, and 1.1 times as long beside 8192^3 products */
+ * fitted to an H100 80GB HBM3: a ResNet-50 on 32 SMs of its own takes 3.2 times as long beside copies of 2 GiB,
+ * which become 3 % slower, and 1.1 times as long beside matrix products of size 8192^3 */
 #define SOFT_DEMAND_UNKNOWN_PERMILLE 290
 #define SOFT_DEMAND_MEMORY_PERMILLE 950
 #define SOFT_DEMAND_COMPUTE_PERMILLE 200
@@ -33,7 +33,7 @@
 /* fraction of the SMs that a memory-bound kernel keeps busy: a latency-sensitive service can run beside it (and
  * takes 3.0 to 4.4 times as long on an H200 and an H100), but not beside matrix products of equal length */
 #define SOFT_FILL_MEMORY_PERMILLE 800
-/* fraction of the SMs on which a memory-bound kernel is as fast as on all SMs: kernels of a training job take 1.34
+/* fraction of the SMs that suffices for the full speed of a memory-bound kernel: kernels of a training job take 1.34
  * times as long on 25 % of the SMs as on 75 % (H200, median of nine), and 1.27 to 1.77 times as long beside a
  * memory-bound kernel on another 25 % */
 #define SOFT_REACH_MEMORY_PERMILLE 335
@@ -43,7 +43,7 @@
 #define SOFT_SWITCH_NS 85000
 #define SOFT_LAUNCH_NS 5000 /* time from the host's launch call to the start of the kernel on the GPU */
 #define SOFT_NOTICE_NS 3000 /* time from the end of a kernel on the GPU until a polling host sees it */
-/* GPU time of a timing event between two kernels (H200: 2.6 us between kernels of 26 us, 1.9 us between kernels of
+/* GPU time that an event between two kernels costs (H200: 2.6 us between kernels of 26 us, 1.9 us between kernels of
  * 190 us) */
 #define SOFT_EVENT_NS 3000
 #define SOFT_QUEUE_DEPTH 1024 /* number of launches in a stream at which the next launch blocks the host */

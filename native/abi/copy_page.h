@@ -10,15 +10,16 @@
 #define COTENANT_COPY_VERSION 4u
 #define COTENANT_COPY_PAGE_BYTES 20480u
 #define COTENANT_COPY_QUEUES 64u /* largest number of tenants of a GPU whose copies are scheduled */
-#define COTENANT_COPY_SLOTS 8u /* largest number of chunks that are in flight on a link */
+#define COTENANT_COPY_SLOTS 8u /* largest number of chunks that may be in flight on a link */
 #define COTENANT_COPY_UNCLAIMED UINT64_C(0) /* value of a slot that no process has claimed */
-/* copies up to this size start at once, but count for the tenant's share */
+/* copies up to this size start at once, but are charged to the tenant's queue */
 #define COTENANT_COPY_SMALL_BYTES UINT64_C(65536)
 #define COTENANT_COPY_DIRECTIONS 2u
-/* added to a direction for copies of pageable memory, which are scheduled separately because the CPU limits their
- * rate */
+/* added to the direction of a copy of pageable memory: such copies have a link of their own, because the CPU limits
+ * their rate */
 #define COTENANT_COPY_PAGEABLE 2u
-#define COTENANT_COPY_LINKS 4u /* number of links: two directions for pinned memory, then two for pageable memory */
+/* number of links on the page: one per direction for pinned memory, then one per direction for pageable memory */
+#define COTENANT_COPY_LINKS 4u
 
 /* Direction of a copy. */
 enum cotenant_copy_direction {
@@ -29,8 +30,9 @@ enum cotenant_copy_direction {
 /* Rank of a tenant's queue. */
 enum cotenant_copy_rank {
     COTENANT_COPY_AHEAD = 0, /* latency-sensitive tenants: before all other queues */
-    COTENANT_COPY_NORMAL = 1, /* the queues share the link by weight */
-    /* the queues share the link by weight, and even copies within the device are split into chunks */
+    COTENANT_COPY_NORMAL = 1, /* other tenants: the queues share the link by weight */
+    /* best-effort tenants: the queues share the link by weight, and copies within the device are split into chunks,
+     * as copies over the link are */
     COTENANT_COPY_BEST_EFFORT = 2,
 };
 
@@ -45,20 +47,20 @@ struct cotenant_copy_queue {
     uint64_t seen_ns; /* time at which a process last requested a chunk; 0: no copy waits */
     uint64_t bytes; /* total bytes of the chunks that the queue was granted */
     uint64_t chunks;
-    uint64_t waited_ns; /* total time from the first request for a chunk to its grant */
-    uint64_t small; /* number of small copies, which do not wait but are charged */
-    uint64_t active_ns; /* last time at which a copy waited or was on the link */
+    uint64_t waited_ns; /* sum, over all chunks, of the time from the first request to the grant */
+    uint64_t small; /* number of copies of at most COPY_SMALL_BYTES, which do not wait but are charged */
+    uint64_t active_ns; /* last time at which a copy of this queue waited or was on the link */
 };
 _Static_assert(sizeof(struct cotenant_copy_queue) == 64, "cotenant_copy_queue does not have 64 bytes");
 
 /* A link: the copies of one direction and of one kind of memory, pinned or pageable. */
 struct cotenant_copy_link {
-    /* claims of the chunks in flight: 16 bits number of the process, 1 bit for rank AHEAD, 47 bits time in
-     * microseconds */
+    /* one claim for each chunk in flight, from high to low: 16 bits number of the process, 1 bit for rank AHEAD, 47
+     * bits time of the claim in microseconds */
     uint64_t slots[COTENANT_COPY_SLOTS];
-    uint64_t min_vruntime; /* smallest vruntime of the queues that share by weight; never decreases */
-    /* the queue whose chunks go now: 1 + its number in the high 16 bits, the bytes that it has copied in a row in
-     * the other bits */
+    uint64_t min_vruntime; /* smallest vruntime of the queues of ranks NORMAL and BEST_EFFORT; never decreases */
+    /* the queue whose chunks are copied now: 1 + its number in the high 16 bits; the other bits are the bytes that
+     * it has copied in a row */
     uint64_t slice;
     uint64_t min_ahead; /* smallest vruntime of the queues of latency-sensitive tenants (rank AHEAD) */
     uint64_t reserved[5];
@@ -66,14 +68,15 @@ struct cotenant_copy_link {
 };
 _Static_assert(sizeof(struct cotenant_copy_link) == 4224, "cotenant_copy_link does not have 4224 bytes");
 
-/* The page by which the tenants of a GPU schedule their copies; its memfd has COPY_PAGE_BYTES. */
+/* The copy page, by which the tenants of a GPU schedule their copies; its memfd has COPY_PAGE_BYTES. */
 struct cotenant_copy_page {
     uint32_t magic;
     uint32_t version;
     uint32_t page_bytes;
     uint32_t in_flight; /* number of chunks that may be in flight on a link */
     uint64_t chunk_bytes;
-    uint64_t period_bytes; /* bytes that all waiting queues together copy in one round */
+    /* number of bytes that all waiting queues together copy before it is the first queue's turn again */
+    uint64_t period_bytes;
     /* size into which copies within the device are split for best-effort tenants; 0: they are not split */
     uint64_t slice_bytes;
     uint64_t wait_lapse_ns; /* a queue counts as waiting for this long after its last request for a chunk */

@@ -10,16 +10,18 @@
 #define COTENANT_FLOOR_MAGIC 0x464C4F52u /* "FLOR" */
 #define COTENANT_FLOOR_VERSION 2u
 #define COTENANT_FLOOR_HOLDERS 64u /* largest number of LS processes on one GPU */
-#define COTENANT_KERNEL_NAME 511u /* number of bytes of a kernel's name that are compared */
-/* scheme tidal: a kernel longer than the in-flight budget is launched this long before the predicted end of the
- * previous kernel */
+#define COTENANT_KERNEL_NAME 511u /* kernels are told apart by this many first bytes of their names */
+/* scheme tidal: a kernel that takes longer than the in-flight budget is launched this long before the predicted end
+ * of the previous kernel */
 #define COTENANT_LEAD_NS 10000
 /* scheme tidal: GPU time of BE work between two timing events, by which predicted times are checked */
 #define COTENANT_EVENT_INTERVAL_NS 150000
-/* scheme tidal: largest factor, in thousandths, by which in_flight_us grows while the process leaves the GPU idle */
+/* scheme tidal: while the process leaves the GPU idle, its in-flight budget grows up to this factor, in thousandths */
 #define COTENANT_STRETCH_PERMILLE 4000
-#define COTENANT_RUN_AHEAD_NS 20000000 /* most GPU time of BE work that is launched early and waits on the device */
-/* with run_ahead auto, processes launch early if their launches wait for less than this fraction of the time */
+/* largest GPU time of BE work that a process may launch early, so that it waits on the device */
+#define COTENANT_RUN_AHEAD_NS 20000000
+/* with run_ahead auto, a process launches early only if its launches wait on the host for less than this fraction of
+ * the time */
 #define COTENANT_RUN_AHEAD_BELOW_PERMILLE 450
 
 /* Role of a process at the LS gate. */
@@ -49,7 +51,7 @@ enum cotenant_rule_kind {
 
 /* Which BE processes launch early, so that their work waits on the device. */
 enum cotenant_run_ahead {
-    /* only processes whose launches wait for less than RUN_AHEAD_BELOW_PERMILLE of the time */
+    /* only processes whose launches wait on the host for less than RUN_AHEAD_BELOW_PERMILLE of the time */
     COTENANT_RUN_AHEAD_AUTO = 0,
     COTENANT_RUN_AHEAD_ALWAYS = 1,
     COTENANT_RUN_AHEAD_NEVER = 2,
@@ -58,23 +60,23 @@ enum cotenant_run_ahead {
 /* A row of a tenant's kernel table. */
 struct cotenant_kernel {
     uint64_t key;
-    uint32_t duration_ns; /* 0: not known */
-    uint16_t sms; /* number of SMs that the kernel fills; see work_sms */
+    uint32_t duration_ns; /* GPU time of the kernel; 0: not known */
+    uint16_t sms; /* number of SMs that the kernel fills; may exceed the GPU's */
     uint8_t work_class; /* WorkClass */
     uint8_t reserved[1];
 };
 _Static_assert(sizeof(struct cotenant_kernel) == 16, "cotenant_kernel does not have 16 bytes");
 
-/* The first page of a GPU's LS gate. */
+/* The gate page: LS-activity flags and settings of a GPU's LS gate. */
 struct cotenant_floor {
     /* The agent writes these fields. */
     uint32_t magic;
     uint32_t version;
     uint32_t page_bytes;
-    uint32_t holders; /* FLOOR_HOLDERS */
+    uint32_t holders; /* number of entries of the arrays below: FLOOR_HOLDERS */
     uint32_t scheme; /* RuleKind */
-    /* number of BE processes; each may have this part of in_flight_us in flight, unless floor_parts of its own
-     * shared page says otherwise */
+    /* number of BE processes; each may have in_flight_us / tenants in flight, unless floor_parts on its own shared
+     * page is set */
     uint32_t tenants;
     uint32_t in_flight_us; /* how much work all BE processes together may have in flight */
     uint32_t heartbeat_timeout_ms; /* an LS-activity flag is ignored this long after it was last set */
@@ -85,8 +87,8 @@ struct cotenant_floor {
     uint32_t sm_threshold;
     uint32_t run_ahead; /* RunAhead */
     uint32_t present; /* number of connected LS processes; if it is 0, BE launches do not wait */
-    /* number of LS processes that also write the second page; if it is less than `present`, BE streams must not wait
-     * by that page */
+    /* number of LS processes that also write the wait-flag page; if it is less than `present`, BE streams must not
+     * wait on that page */
     uint32_t present_words;
     uint8_t reserved_agent[200];
     /* LS processes write these fields, each at its own index, and raised_ns before raised. */
@@ -101,10 +103,9 @@ struct cotenant_floor {
 };
 _Static_assert(sizeof(struct cotenant_floor) == 4096, "cotenant_floor does not have 4096 bytes");
 
-/* The second page of a GPU's LS gate: flags for which BE streams wait on the device. */
+/* The wait-flag page: a copy of the LS-activity flags, for which BE streams wait on the device. */
 struct cotenant_floor_words {
-    /* LS-activity flags, repeated from the first page: a flag is set here after the first page, and cleared here
-     * before it */
+    /* LS-activity flags: a process sets its flag on the gate page first and then here, and clears it here first */
     uint8_t raised[COTENANT_FLOOR_HOLDERS];
     uint8_t reserved[4032];
 };

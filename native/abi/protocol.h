@@ -25,46 +25,47 @@
 /* Types of messages: header.type. */
 enum cotenant_message_type {
     COTENANT_HELLO = 1, /* first message of a connection; answered by HELLO_REPLY */
-    COTENANT_GPU_ATTACH = 2, /* the process creates a context on this GPU; answered by GPU_REPLY */
+    COTENANT_GPU_ATTACH = 2, /* reports that the process creates a context on a GPU; answered by GPU_REPLY */
     COTENANT_TOKEN_REQUEST = 3, /* requests a turn on a GPU; answered by TOKEN_GRANT when the turn begins */
     COTENANT_TOKEN_RELEASE = 4, /* ends a turn; not answered */
     COTENANT_MEMORY_RESERVE = 5, /* requests memory before its allocation; answered by MEMORY_REPLY */
     COTENANT_MEMORY_COMMIT = 6, /* reports an allocation; not answered */
     COTENANT_MEMORY_RELEASE = 7, /* reports that memory was freed; not answered */
-    COTENANT_MEMORY_QUERY = 8, /* asks for the tenant's charge and limit; answered by MEMORY_REPLY */
+    /* asks how much memory is charged to the tenant, and for its limit; answered by MEMORY_REPLY */
+    COTENANT_MEMORY_QUERY = 8,
     COTENANT_MEMORY_STATE = 9, /* reports the memory that the process holds, after a reconnection; not answered */
     COTENANT_BURST_REPORT = 10, /* reports how long the process keeps the GPU busy at a time; not answered */
     COTENANT_WARNING = 11, /* reports a warning for the operator; not answered */
     COTENANT_GOODBYE = 12, /* the process ends; not answered */
-    /* requests the page for scheduling copies on the GPU of header.slot; answered by COPY_REPLY */
+    /* requests the copy page (shared memory for scheduling copies) of the GPU of header.slot; answered by COPY_REPLY */
     COTENANT_COPY_ATTACH = 13,
     /* reports a new or ended channel group of a context, with the driver's file; not answered */
     COTENANT_CHANNEL_GROUP = 14,
     COTENANT_HELLO_REPLY = 64, /* carries the process's shared page */
     /* header.slot is the index of the GPU's slot on the page; status DENIED: the tenant may not use this GPU */
     COTENANT_GPU_REPLY = 65,
-    COTENANT_TOKEN_GRANT = 66, /* begins a turn, or moves its deadline */
-    COTENANT_TOKEN_REVOKE = 67, /* ends a turn now */
+    COTENANT_TOKEN_GRANT = 66, /* begins a turn, or changes the deadline of the present one */
+    COTENANT_TOKEN_REVOKE = 67, /* orders the process to end its turn now */
     COTENANT_MEMORY_REPLY = 68, /* answers MEMORY_RESERVE and MEMORY_QUERY */
-    COTENANT_PAGE_UPDATE = 69, /* flags or numbers of the shared page have changed */
+    COTENANT_PAGE_UPDATE = 69, /* the agent has changed flags or numbers on the shared page */
     COTENANT_ERROR = 70, /* a request has failed; header.status has the reason */
-    COTENANT_COPY_REPLY = 71, /* carries the GPU's page for scheduling copies, if the status is OK */
+    COTENANT_COPY_REPLY = 71, /* carries the GPU's copy page, if the status is OK */
     /* reports how much swappable memory is on the GPU and how much is evicted; not answered */
     COTENANT_MOVE_STATE = 80,
     COTENANT_MOVE_ROOM = 81, /* requests space on a full GPU; answered by MOVE_ROOM_REPLY */
     COTENANT_MOVE_PROGRESS = 82, /* reports the bytes moved so far by an order; not answered */
-    COTENANT_MOVE_DONE = 83, /* reports that an order is done; header.sequence is that of the order; not answered */
-    COTENANT_MOVE_BACKING = 84, /* requests the host memory for evicted memory; answered by MOVE_BACKING_REPLY */
+    COTENANT_MOVE_DONE = 83, /* reports that an order is done, with the sequence number of the order; not answered */
+    COTENANT_MOVE_BACKING = 84, /* requests host memory for evicted contents; answered by MOVE_BACKING_REPLY */
     COTENANT_MOVE_OUT = 88, /* orders the process to evict memory to the host */
     COTENANT_MOVE_IN = 89, /* orders the process to restore evicted memory */
     COTENANT_MOVE_ALLOW = 90, /* raises the number of bytes that a MOVE_IN in progress may map */
-    COTENANT_MOVE_ROOM_REPLY = 91,
-    /* carries a memfd of backing_bytes, to which memory is evicted; 0 bytes: no memfd */
+    COTENANT_MOVE_ROOM_REPLY = 91, /* answers MOVE_ROOM */
+    /* carries a memfd of backing_bytes bytes, to which memory is evicted; 0 bytes: no memfd */
     COTENANT_MOVE_BACKING_REPLY = 92,
     COTENANT_FLOOR_JOIN = 112, /* sent to FLOOR_SOCKET: joins the LS gate of a GPU */
-    COTENANT_FLOOR_PAGE = 113, /* carries the first page of the LS gate */
+    COTENANT_FLOOR_PAGE = 113, /* carries the gate page: shared memory with the LS-activity flags */
     COTENANT_FLOOR_KERNELS = 114, /* carries the kernel table of this tenant */
-    COTENANT_FLOOR_WORDS = 115, /* carries the second page of the LS gate, with device wait flags */
+    COTENANT_FLOOR_WORDS = 115, /* carries the wait-flag page: flags for which streams wait on the device */
 };
 
 /* Status of a reply: header.status. */
@@ -90,11 +91,11 @@ enum cotenant_oversubscribe {
     COTENANT_OVERSUBSCRIBE_PARK = 3, /* the driver checkpoints its processes as a whole */
 };
 
-/* Flags of messages about evicting and restoring memory; each is for the message that it names. */
+/* Flags of messages about evicting and restoring memory; each is used in one message only. */
 enum cotenant_move_flag {
     COTENANT_MOVE_FIXED = 1, /* MOVE_STATE: this process's memory cannot be evicted from now on */
     COTENANT_MOVE_STOP = 2, /* MOVE_ALLOW: no more bytes will be allowed; end the order with the bytes already moved */
-    /* MOVE_ROOM: the memory is needed before the process's next turn, so the tenant that has the turn must be
+    /* MOVE_ROOM: the process needs the memory before its next turn, so the tenant that has the turn now must be
      * evicted */
     COTENANT_MOVE_NOW = 4,
     COTENANT_MOVE_CONTEXT = 8, /* MOVE_ROOM: the driver had no memory for a context, whose size is not known */
@@ -103,12 +104,13 @@ enum cotenant_move_flag {
 /* Family of an allocation: how the memory was allocated. */
 enum cotenant_memory_family {
     COTENANT_MEMORY_PLAIN = 1, /* cuMemAlloc, cuMemAllocPitch */
-    COTENANT_MEMORY_MANAGED = 2, /* cuMemAllocManaged; charged in full, wherever its pages are */
+    COTENANT_MEMORY_MANAGED = 2, /* cuMemAllocManaged; charged in full, even if its pages are in host memory */
     COTENANT_MEMORY_ARRAY = 3, /* arrays and mipmapped arrays */
-    COTENANT_MEMORY_POOL = 4, /* stream-ordered pools, charged by their RESERVED_MEM_CURRENT */
+    COTENANT_MEMORY_POOL = 4, /* stream-ordered pools; charged is the pool's attribute RESERVED_MEM_CURRENT */
     COTENANT_MEMORY_VMM = 5, /* cuMemCreate on a device */
-    COTENANT_MEMORY_GRAPH = 6, /* memory nodes of graphs, charged by what the device reserves for graphs */
-    COTENANT_MEMORY_CONTEXT = 7, /* a context, with its measured size; for size 0 the agent charges a default */
+    /* memory nodes of graphs; charged is what the driver reserves on the device for graphs */
+    COTENANT_MEMORY_GRAPH = 6,
+    COTENANT_MEMORY_CONTEXT = 7, /* memory of a context; if its size is 0 (not known), the agent charges a default */
     COTENANT_MEMORY_HOST = 8, /* pinned host memory; header.slot is NO_SLOT */
 };
 
@@ -134,7 +136,8 @@ enum cotenant_warning_code {
     COTENANT_WARN_DRAIN_TIMEOUT = 3,
     /* the tenant exceeds its limit by memory that could be counted only after it was allocated */
     COTENANT_WARN_OVER_LIMIT = 4,
-    COTENANT_WARN_NOT_MOVABLE = 8, /* memory of an oversubscribing tenant stays on the GPU */
+    /* the tenant may use more memory than the GPU has, but some of its memory cannot be evicted */
+    COTENANT_WARN_NOT_MOVABLE = 8,
     COTENANT_WARN_NO_FLOOR = 16, /* a best-effort program could not connect to the LS gate of its GPU */
 };
 
@@ -188,10 +191,12 @@ _Static_assert(sizeof(struct cotenant_gpu_attach) == 224, "cotenant_gpu_attach d
 
 /* TOKEN_REQUEST. */
 struct cotenant_token_request {
-    uint64_t burst_ns; /* estimate of the longest time for which the process keeps the GPU busy; 0: not known */
-    uint64_t gap_ns; /* estimate of the time for which the process then leaves the GPU idle */
+    /* estimate of the longest time for which the process keeps the GPU busy without a pause; 0: not known */
+    uint64_t burst_ns;
+    uint64_t gap_ns; /* estimate of the time for which the process leaves the GPU idle after it was busy */
     uint64_t waiting_since_ns;
-    /* bit i: this process also has a context on the GPU of slot i, so that all these turns are granted at once */
+    /* bit i: this process also has a context on the GPU of slot i; the agent grants its turns on all these GPUs at
+     * once */
     uint32_t gang_mask;
     uint32_t threads_waiting;
     uint8_t reserved[192];
@@ -201,9 +206,9 @@ _Static_assert(sizeof(struct cotenant_token_request) == 224, "cotenant_token_req
 /* TOKEN_RELEASE. */
 struct cotenant_token_release {
     uint64_t epoch;
-    uint64_t used_ns; /* drained_ns - first_submit_ns; 0 if nothing was submitted */
-    uint64_t overuse_ns; /* time from the deadline to drained_ns; 0 if the GPU had finished before */
-    uint64_t first_submit_ns; /* time of the first launch in the turn; 0 if nothing was submitted */
+    uint64_t used_ns; /* drained_ns - first_submit_ns; 0 if nothing was launched */
+    uint64_t overuse_ns; /* time from the deadline to drained_ns; 0 if the GPU had finished before the deadline */
+    uint64_t first_submit_ns; /* time of the first launch in the turn; 0 if nothing was launched */
     uint64_t drained_ns; /* time at which the GPU had finished this process's work */
     uint64_t launches; /* number of kernel and graph launches in the turn */
     uint64_t copies; /* number of copies and memsets in the turn */
@@ -220,8 +225,7 @@ _Static_assert(sizeof(struct cotenant_token_release) == 224, "cotenant_token_rel
 struct cotenant_token_grant {
     uint64_t epoch;
     uint64_t deadline_ns; /* end of the turn; NO_DEADLINE: it lasts until it is revoked */
-    /* largest predicted GPU time of work in flight, as in the GPU's slot of the shared page */
-    uint64_t inflight_allowed_ns;
+    uint64_t inflight_allowed_ns; /* largest predicted GPU time of the work that the process may have in flight */
     uint8_t reserved[200];
 };
 _Static_assert(sizeof(struct cotenant_token_grant) == 224, "cotenant_token_grant does not have 224 bytes");
@@ -265,8 +269,8 @@ _Static_assert(sizeof(struct cotenant_burst) == 224, "cotenant_burst does not ha
 
 /* All messages whose names begin with MOVE. */
 struct cotenant_move {
-    /* bytes; MOVE_OUT: least to evict; MOVE_IN, MOVE_ALLOW: what may be mapped so far; MOVE_ROOM: what is needed;
-     * MOVE_PROGRESS, MOVE_DONE: what was moved so far */
+    /* MOVE_OUT: least number of bytes to evict; MOVE_IN, MOVE_ALLOW: bytes that may be mapped so far; MOVE_ROOM:
+     * bytes that are needed; MOVE_PROGRESS, MOVE_DONE: bytes moved so far */
     uint64_t bytes;
     uint64_t base; /* MOVE_OUT: offset of the range of host memory to which memory is evicted */
     uint64_t span_bytes; /* MOVE_OUT: length of the range of host memory to which memory is evicted */
@@ -275,7 +279,9 @@ struct cotenant_move {
     uint64_t backing_bytes; /* MOVE_STATE, MOVE_DONE: host memory available for evicted memory */
     /* MOVE_STATE, MOVE_DONE: part of backing_bytes that is pinned (registered with the driver) */
     uint64_t pinned_bytes;
-    uint64_t backing_low; /* MOVE_STATE, MOVE_DONE: range of host memory that has evicted memory; low == high: none */
+    /* MOVE_STATE, MOVE_DONE: begin of the range of host memory that holds evicted contents; equal to backing_high if
+     * there are none */
+    uint64_t backing_low;
     uint64_t backing_high;
     uint64_t elapsed_ns; /* MOVE_DONE: time from the order to the end, without the time of waiting for MOVE_ALLOW */
     uint32_t flags; /* MoveFlag */
@@ -283,7 +289,7 @@ struct cotenant_move {
     uint64_t piece_bytes; /* MOVE_BACKING_REPLY: memory is moved in pieces of at most this size, a multiple of 2 MiB */
     uint64_t mapping_ns; /* MOVE_DONE: part of elapsed_ns spent mapping and unmapping memory */
     uint64_t copying_ns; /* MOVE_DONE: part of elapsed_ns spent waiting for copies */
-    /* MOVE_DONE: how many of the moved bytes were handed to or from another process on the GPU */
+    /* MOVE_DONE: part of the moved bytes that was exchanged with another process on the GPU without a copy */
     uint64_t handed_bytes;
     /* MOVE_STATE, MOVE_DONE: memory that stays on the GPU because other processes have opened it; not included in
      * the other fields */
@@ -303,7 +309,8 @@ _Static_assert(sizeof(struct cotenant_copies) == 224, "cotenant_copies does not 
 
 /* CHANNEL_GROUP. */
 struct cotenant_channel_group {
-    uint32_t client; /* handles of the driver's objects that identify the group: client, device, subdevice, group */
+    /* client, device, subdevice and group are handles of driver objects; together they identify the channel group */
+    uint32_t client;
     uint32_t device;
     uint32_t subdevice;
     uint32_t group;
@@ -327,12 +334,11 @@ _Static_assert(sizeof(struct cotenant_floor_join) == 224, "cotenant_floor_join d
 /* FLOOR_PAGE; for LS processes header.slot is the index of their flag. */
 struct cotenant_floor_reply {
     uint32_t work_class; /* WorkClass of this best-effort tenant's kernels */
-    /* number of SMs that this tenant's kernels would fill, which may exceed the GPU's; 0: not known */
-    uint32_t work_sms;
-    uint32_t in_flight_us; /* in-flight budget of this tenant; 0: the budget on the page of the LS gate */
+    uint32_t work_sms; /* number of SMs that this tenant's kernels would fill; may exceed the GPU's; 0: not known */
+    uint32_t in_flight_us; /* in-flight budget of this tenant; 0: the budget on the gate page */
     /* number of rows of the tenant's kernel table; if not 0, FLOOR_KERNELS follows and carries the table as a memfd */
     uint32_t kernels;
-    uint32_t words; /* 1: FLOOR_WORDS follows last, and carries the second page of the LS gate as a memfd */
+    uint32_t words; /* 1: FLOOR_WORDS follows last, and carries the wait-flag page as a memfd */
     uint8_t reserved[204];
 };
 _Static_assert(sizeof(struct cotenant_floor_reply) == 224, "cotenant_floor_reply does not have 224 bytes");

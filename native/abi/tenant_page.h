@@ -12,12 +12,12 @@
 /* Flags of a GPU's slot on the shared page, written by the agent. */
 enum cotenant_slot_flag {
     COTENANT_SLOT_ATTACHED = 1, /* the slot belongs to a GPU */
-    /* another tenant waits for this GPU, so a turn is to be returned when the process is idle */
+    /* another tenant waits for this GPU, so the process returns its turn as soon as it is idle */
     COTENANT_SLOT_CONTENDED = 2,
-    /* this tenant needs no turns on this GPU (mechanisms whole, mps), so launches are counted but do not wait for
-     * one */
+    /* this tenant needs no turns on this GPU (mechanisms whole, mps): its launches are counted but do not wait */
     COTENANT_SLOT_UNGATED = 4,
-    COTENANT_SLOT_UNFENCED = 8, /* the work in flight is not limited (used with UNGATED, for the lowest overhead) */
+    /* the shim does not limit the work in flight (used with UNGATED, for the lowest overhead) */
+    COTENANT_SLOT_UNFENCED = 8,
     /* best-effort tenant: its launches wait at the LS gate while latency-sensitive work is active */
     COTENANT_SLOT_BEST_EFFORT = 16,
     /* latency-sensitive tenant: the shim sets its LS-activity flag while the process has work */
@@ -29,10 +29,10 @@ enum cotenant_slot_flag {
 /* Slot of a GPU on the shared page of a process. */
 struct cotenant_slot {
     /* The agent writes these fields. */
-    /* number of the present turn, a time slice that the agent grants to the tenant; 0: the tenant has no turn */
+    /* number of the tenant's present turn (a time slice that the agent grants); 0: the tenant has no turn */
     uint64_t epoch;
     uint64_t deadline_ns;
-    uint64_t inflight_allowed_ns; /* largest predicted GPU time of work in flight */
+    uint64_t inflight_allowed_ns; /* largest predicted GPU time of the work that the process may have in flight */
     uint64_t idle_release_ns;
     uint64_t drain_timeout_ns;
     uint64_t memory_limit_bytes; /* NO_LIMIT: no limit */
@@ -41,26 +41,26 @@ struct cotenant_slot {
     uint32_t reserved_0;
     uint8_t uuid[16];
     uint64_t reserved_1;
-    uint64_t memory_kept_bytes; /* free memory of the GPU that is kept for other tenants */
-    /* number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: the number on the
-     * page of the LS gate */
+    uint64_t memory_kept_bytes; /* memory of the GPU that is free but reserved for other tenants */
+    /* number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: use `tenants` of
+     * the gate page */
     uint64_t floor_parts;
     uint8_t reserved_agent[24];
     /* The shim writes these fields. */
-    uint64_t epoch_seen; /* number of the turn in which the shim lets launches through; 0: launches wait for a turn */
+    uint64_t epoch_seen; /* number of the turn that the shim uses; 0: launches wait for a turn */
     uint64_t calls_in_flight; /* number of host threads in a driver call that needs a turn */
     uint64_t launches; /* number of launches since the start of the process */
     uint64_t copies;
     uint64_t graph_launches;
     uint64_t fences;
-    uint64_t last_submit_ns; /* time of the last launch, updated about once in each millisecond of work */
-    uint64_t predicted_busy_ns; /* total predicted GPU time of work launched since the start of the process */
-    uint64_t waited_ns; /* total time that threads have waited for a turn since the start of the process */
+    uint64_t last_submit_ns; /* time of the last launch; the shim updates it about once per millisecond of GPU work */
+    uint64_t predicted_busy_ns; /* sum of the predicted GPU times of all launches since the start of the process */
+    uint64_t waited_ns; /* sum of the times that threads have waited for a turn since the start of the process */
     uint64_t turns; /* number of turns in which work was launched */
     uint64_t contexts; /* number of CUDA contexts of the process on this GPU */
-    uint64_t floor_ns; /* time of a best-effort process's last launch that read the LS gate */
-    /* time of a best-effort process's last launch of a kernel that takes 0.5 ms or more, or a time that is not known
-     * yet; 0: none */
+    uint64_t floor_ns; /* best-effort processes: time of the last launch that checked the LS gate */
+    /* best-effort processes: time of the last launch of a kernel that takes 0.5 ms or more, or whose duration is not
+     * known yet; 0: none */
     uint64_t long_kernel_ns;
     uint8_t reserved[24];
 };
@@ -72,7 +72,7 @@ struct cotenant_page {
     uint32_t version;
     uint32_t page_bytes;
     uint32_t slot_count; /* MAX_GPUS */
-    uint32_t fail_mode; /* FailMode; may change while the tenant runs */
+    uint32_t fail_mode; /* FailMode; the agent may change it while the tenant runs */
     uint32_t reserved_0;
     uint64_t connection_id;
     uint8_t reserved[224];

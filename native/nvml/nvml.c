@@ -1,5 +1,5 @@
-/* Replaces libnvidia-ml.so.1: passes all calls to the real library, and adjusts the memory that it reports for a GPU to
- * the tenant's limit, so that tools and frameworks see the same card by NVML as by the driver shim. */
+/* Replaces libnvidia-ml.so.1. It passes all calls to the real library and reduces the reported memory of a GPU to
+ * the tenant's limit, so that tools and frameworks get the same numbers from NVML as from the driver shim. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -57,8 +57,8 @@ HIDDEN int cot_open_nvml(void)
     return nvml_handle ? 0 : -1;
 }
 
-/* Finds symbols that the list of exports lacks. The driver shim calls this, because it resolves dlsym for this
- * library. */
+/* Finds symbols that the list of exports lacks. The driver shim calls this function, because its own dlsym answers
+ * for this library, too. */
 EXPORT void *cotenant_nvml_symbol(void *handle, const char *name)
 {
     Dl_info info;
@@ -68,7 +68,7 @@ EXPORT void *cotenant_nvml_symbol(void *handle, const char *name)
     return handle == own && cot_open_nvml() == 0 ? dlsym(nvml_handle, name) : NULL;
 }
 
-/* ---- which card is it, and what may the tenant have of it ---- */
+/* ---- the GPU behind an NVML handle, and the tenant's memory on it ---- */
 
 DECLARE_REAL(nvmlDeviceGetUUID);
 
@@ -99,8 +99,8 @@ static int view(void *device, uint64_t *limit, uint64_t *used, uint64_t *kept)
     return parse_uuid(text, uuid) && ask(uuid, limit, used, kept) == 0;
 }
 
-/* Adjusts what the real library reports. Free memory is the smaller of what the tenant's limit leaves and what is free
- * on the card without the memory kept for others. */
+/* Adjusts what the real library reports. Free memory becomes the smaller of two numbers: what is left of the
+ * tenant's limit, and what is free on the card apart from the memory reserved for other tenants. */
 static void adjust(void *device, uint64_t *total, uint64_t *free_bytes, uint64_t *used_bytes)
 {
     uint64_t limit, used, kept;
@@ -141,7 +141,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
         uint64_t total = memory->total;
         adjust(device, &memory->total, &memory->free, &memory->used);
         if (memory->total != total)
-            memory->reserved = 0; /* the memory that the driver reserves for itself is not charged to the tenant */
+            memory->reserved = 0; /* the tenant is not charged for the memory that the driver reserves for itself */
     }
     return result;
 }

@@ -8,7 +8,8 @@
 
 typedef int CUresult;
 typedef int CUdevice;
-typedef uintptr_t word; /* any integer or pointer argument; the calling convention passes both in the same way */
+/* an integer or a pointer, as an argument of a driver function: the calling convention passes both in the same way */
+typedef uintptr_t word;
 typedef unsigned long long CUdeviceptr;
 typedef struct cot_opaque_context *CUcontext;
 typedef struct cot_opaque_stream *CUstream;
@@ -43,7 +44,8 @@ enum {
 
 enum { CU_STREAM_LEGACY_VALUE = 1, CU_STREAM_PER_THREAD_VALUE = 2 };
 #define PER_THREAD ((CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
-/* the stream that an entry point whose name ends in _ptsz uses if the caller gives none */
+/* Entry points whose names end in _ptsz take a missing stream (0) as the per-thread stream instead of the legacy
+ * one. */
 #define PTSZ(stream) ((stream) ? (CUstream)(stream) : PER_THREAD)
 enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_INVALIDATED = 2 };
@@ -61,7 +63,7 @@ struct cu_launch_config {
     uint32_t attribute_count;
 };
 
-struct cu_ipc_handle { /* passed by value */
+struct cu_ipc_handle { /* an argument of this type is passed by value */
     char bytes[64];
 };
 
@@ -92,7 +94,7 @@ struct cu_pool_prop {
     uint8_t reserved[56];
 };
 
-struct cu_array_descriptor { /* the second version of the structure, in which widths are size_t */
+struct cu_array_descriptor { /* the second version of CUDA_ARRAY_DESCRIPTOR, in which widths are size_t */
     size_t width;
     size_t height;
     uint32_t format;
@@ -128,7 +130,7 @@ struct cu_uuid {
     uint8_t bytes[16];
 };
 
-/* CUDA_MEMCPY2D */
+/* CUDA_MEMCPY2D of the driver API */
 struct cu_copy_2d {
     size_t from_x, from_y;
     int from_type;

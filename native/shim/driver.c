@@ -1,11 +1,12 @@
-/* Opens the real driver at the first call, and resolves entry points.
+/* Opens the real driver at the first call, and finds the entry points of the driver and of the shim.
  *
  * This library replaces libcuda.so.1: it is preloaded with that SONAME, so dlopen("libcuda.so.1") returns it.
- * cuGetProcAddress first calls the driver's own with the caller's arguments. If the returned address is that of an
- * export for which the shim has a wrapper, it returns the wrapper instead. So versions and flags are always right.
+ * cuGetProcAddress first calls the driver's own function with the caller's arguments. If the address that it returns
+ * is that of an export for which the shim has a wrapper, the shim returns the wrapper instead. So the driver itself
+ * interprets versions and flags.
  *
- * A driver may have exports that exports.S does not list. dlsym finds them in the driver, and cuGetProcAddress returns
- * the driver's own address. */
+ * A driver may have exports that exports.S does not list. They are not wrapped: dlsym finds them in the driver, and
+ * cuGetProcAddress returns the driver's own address. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -18,7 +19,7 @@
 #include "paths.h"
 #include "shim.h"
 
-/* exports.S defines these tables, of cot_export_count entries each. */
+/* exports.S defines these tables; each has cot_export_count entries. */
 extern HIDDEN void *cot_real_table[];
 extern HIDDEN const char *const cot_names[];
 extern HIDDEN struct {
@@ -99,7 +100,7 @@ static void *substitute_for(void *real)
 
 static void find_next(void)
 {
-    /* any version of the C library's dlsym will do; all C libraries have this one */
+    /* any version of the C library's dlsym serves, and all C libraries have this one */
     if (!next_dlsym)
         next_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
     if (!next_dlopen)
@@ -158,8 +159,8 @@ EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version,
     return result;
 }
 
-/* Whether cuGetProcAddress returns the addresses of the driver's exports. If it does not, no address can be replaced by
- * a wrapper, and the program would run without limits. */
+/* Returns whether cuGetProcAddress returns the addresses of the driver's exports. If it does not, the shim cannot
+ * replace an address by that of a wrapper, and the program would run without limits. */
 HIDDEN bool cot_driver_is_substitutable(void)
 {
     static const struct {
@@ -185,7 +186,7 @@ HIDDEN bool cot_driver_is_substitutable(void)
     return true;
 }
 
-/* ---- dlopen: other names of the same driver lead to the shim too ---- */
+/* ---- dlopen: other names of the same driver also return the shim ---- */
 
 static bool names_library(const char *file, const char *stem)
 {
@@ -210,7 +211,7 @@ static const char *stand_in_for(const char *file)
     return NULL;
 }
 
-/* The call of the C library must be a tail call, because the C library derives its search path from the caller's return
+/* The C library must be called by a tail call (a jump), because it derives its search path from the caller's return
  * address. */
 EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlopen(const char *file, int mode)
 {
@@ -224,7 +225,7 @@ EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlopen(co
     return next_dlopen(file, mode);
 }
 
-/* ---- dlsym: an export that no list here has is the driver's own ---- */
+/* ---- dlsym: exports that are not in the list come from the driver ---- */
 
 static __attribute__((noinline)) void *symbol_of(void *handle, const char *name)
 {
@@ -244,7 +245,8 @@ static __attribute__((noinline)) void *symbol_of(void *handle, const char *name)
     return handle == own && cot_open_driver() == 0 ? next_dlsym(driver_handle, name) : next_dlsym(handle, name);
 }
 
-/* The call of the C library is a tail call, because the meaning of RTLD_NEXT depends on the caller's return address. */
+/* The C library is called by a tail call (a jump), because the meaning of RTLD_NEXT depends on the caller's return
+ * address. */
 EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlsym(void *handle, const char *name)
 {
     if (UNLIKELY(!next_dlsym))

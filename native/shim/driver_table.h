@@ -1,5 +1,5 @@
-/* A typed table of the driver functions that the shim itself calls, as in REAL(cuCtxGetDevice)(&device). A wrapper that
- * only passes its own arguments on takes the untyped pointer from REAL_POINTER. */
+/* A table of the driver functions that the shim itself calls, with their types: REAL(cuCtxGetDevice)(&device) calls
+ * the driver. A wrapper that passes its own arguments on unchanged uses the pointer without a type, REAL_POINTER. */
 #ifndef COTENANT_DRIVER_TABLE_H
 #define COTENANT_DRIVER_TABLE_H
 
@@ -8,7 +8,7 @@
 
 #include "cuda_abi.h"
 
-/* exports.S defines one pointer for each function; cot_open_driver sets them. */
+/* exports.S defines one pointer for each driver function, and cot_open_driver sets them. */
 #define REAL(name) real_##name
 #define REAL_FUNCTION(name, ...) \
     extern __attribute__((visibility("hidden"))) CUresult (*real_##name)(__VA_ARGS__) __asm__("cot_real_" #name)

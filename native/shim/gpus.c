@@ -1,5 +1,5 @@
-/* The GPUs of this process: attaching each to its slot on the page that the agent shares with the process, counting
- * contexts, and publishing counters on that page. */
+/* The GPUs of this process: attaches each to its slot on the page that the agent shares with the process, counts
+ * contexts, and publishes counters on that page. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -27,7 +27,8 @@ uint32_t cot_gpu_count(void)
 static int attach(struct gpu *gpu)
 {
     struct cotenant_gpu_attach attach = {.ordinal = (uint32_t)gpu->device};
-    CUresult result = CUDA_SUCCESS; /* after a relocation, the agent has written the UUID to the slot already */
+    /* after a relocation to another GPU, the agent has already written the UUID to the slot */
+    CUresult result = CUDA_SUCCESS;
     if (!gpu->relocations)
         result = REAL(cuDeviceGetUuid_v2)(&gpu->uuid, gpu->device);
     if (result != CUDA_SUCCESS)
@@ -53,11 +54,13 @@ static int attach(struct gpu *gpu)
     pthread_mutex_lock(&cot_lock);
     gpu->slot = reply.header.slot;
     gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
-    /* an agent that restarted after the contexts were created must know of them: it evicts whole processes only if they
-     * have contexts */
+    /* The agent may have restarted after the contexts were created. It must know of them, since it evicts whole
+     * processes only if they have contexts. */
     gpu->page_slot->contexts = gpu->contexts;
     gpu->epoch = EPOCH_CLOSED;
-    cot_calls_close(gpu); /* a thread may still use the page of the previous agent, so its launches are stopped */
+    /* a thread may still use the page of the previous agent, so launches must take the slow path, which finds the
+     * new page */
+    cot_calls_close(gpu);
     gpu->released_epoch = 0;
     gpu->state = GATE_CLOSED;
     gpu->stale = false;
@@ -94,22 +97,22 @@ static void *join_again(void *unused)
         if (gpus[i].attached && !gpus[i].stale && gpus[i].floor_again_ns) {
             cot_floor_join(&gpus[i]);
             cot_holder_join(&gpus[i]);
-            cot_calls_close(&gpus[i]); /* makes launches leave the hot path, even within an interval */
+            cot_calls_close(&gpus[i]); /* the next launch of each thread takes the slow path, even within an interval */
         }
     pthread_mutex_unlock(&attach_lock);
     joining = false;
     return NULL;
 }
 
-/* Retries connecting to the LS gates, on a thread of its own, since the agent's answer may take seconds. */
+/* Retries to join the LS gates. It uses a thread of its own, since the agent's answer may take seconds. */
 void cot_gpus_join_again(void)
 {
     if (!atomic_exchange(&joining, true) && !cot_start_thread(join_again, NULL))
         joining = false;
 }
 
-/* Returns the record of a device, created if necessary. With want_attached: NULL if the agent does not assign the
- * device to this tenant. */
+/* Returns the record of a device, which is created if it does not exist. If want_attached is true: NULL if the agent
+ * does not allow this tenant to use the device. */
 struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++)
@@ -135,18 +138,18 @@ struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
     return gpu;
 }
 
-/* Whether the device belongs to another tenant; if so, a message says it. For a device that does not exist the driver
- * reports the error. */
+/* Returns whether the agent denied this tenant the device; if so, prints a message. The driver itself reports a
+ * device that does not exist. */
 bool cot_gpu_is_denied(CUdevice device)
 {
     struct gpu *gpu = cot_gpu_of_device(device, true);
     if (gpu || !(gpu = cot_gpu_of_device(device, false)) || !gpu->denied)
         return false;
-    cot_say("this tenant may not use GPU %d", device);
+    cot_say("the agent does not allow this tenant to use GPU %d", device);
     return true;
 }
 
-/* Asks the agent for the memory of a new context. The program gets the error if the agent refuses. */
+/* Asks the agent for the memory of a new context. If the agent refuses, the program gets the error code. */
 CUresult cot_gpu_before_context(CUdevice device)
 {
     struct gpu *gpu = cot_gpu_of_device(device, true);
@@ -193,7 +196,7 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
         cot_floor_context_gone(gpu, context);
     }
     pthread_mutex_lock(&cot_lock);
-    /* if `context` is NULL, creating the announced context has failed, so there is nothing to subtract */
+    /* `context` is NULL if a context was announced but could not be created, so there is nothing to subtract */
     if (context && gpu->contexts > 0)
         gpu->contexts--;
     bool last = gpu->contexts == 0;
@@ -217,8 +220,8 @@ static int memory_of(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_byte
     return *limit_bytes == COTENANT_NO_LIMIT && *kept_bytes == 0 ? -1 : 0;
 }
 
-/* Called by the shim of NVML, which identifies a card by its UUID only. Returns 0, the tenant's limit, its charge, and
- * the memory that is kept free for other tenants. */
+/* Called by the replacement of NVML, which identifies a card by its UUID only. If the tenant has the GPU, returns 0
+ * and fills in the tenant's limit, the memory charged to it, and the memory that is reserved for other tenants. */
 EXPORT int cotenant_memory_of(const uint8_t uuid[16], uint64_t *limit_bytes, uint64_t *used_bytes, uint64_t *kept_bytes)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++)

@@ -1,4 +1,5 @@
-/* Finds a library that may be in one of several places, for example in another place inside a container. */
+/* Finds a library that may be in one of several places, since a container may have it in another place than the
+ * host. */
 #ifndef COTENANT_PATHS_H
 #define COTENANT_PATHS_H
 
@@ -7,7 +8,8 @@
 
 #define COTENANT_PATH_BYTES 4096
 
-/* Copies the first readable file of a colon-separated list of absolute paths to `found`; NULL if there is none. */
+/* Copies the first readable file of a colon-separated list of absolute paths to `found` and returns it, or NULL if
+ * none is readable. */
 static inline const char *cot_first_file(const char *list, char found[COTENANT_PATH_BYTES])
 {
     while (list && *list) {

@@ -47,9 +47,10 @@ HIDDEN void cot_say(const char *format, ...) __attribute__((format(printf, 1, 2)
 
 HIDDEN uint64_t cot_now_ns(void);
 
-/* how long a thread that waits for the GPU or for another process sleeps between two polls */
+/* a thread that waits for the GPU or for another process sleeps this long between two polls */
 #define COT_NAP_NS 30000
-#define COT_STALL_NS 100000000 /* if no work has ended for this long, it may depend on a launch that is yet to come */
+/* if no work has ended for this long, the work may depend on a launch that the program has not made yet */
+#define COT_STALL_NS 100000000
 static inline void cot_nap_for(long ns)
 {
     nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
@@ -59,10 +60,10 @@ static inline void cot_nap(void)
     cot_nap_for(COT_NAP_NS);
 }
 
-/* ---- calls that passed the gate ---- */
+/* ---- calls that passed the turn gate ---- */
 struct call_counts {
     uint64_t started;                 /* launches and copies that passed the turn gate */
-    uint64_t finished;                /* how many of the started calls have returned */
+    uint64_t finished;                /* number of the started calls that have returned */
     uint64_t copies;
     uint64_t graph_launches;
 };
@@ -74,13 +75,13 @@ struct calls {
     _Atomic uint64_t started, finished;
     _Atomic uint64_t open;            /* 1: this thread may launch; a thread that closes the turn gate sets it to 0 */
     _Atomic(CUstream) handle;         /* the stream that the thread used last; COT_NO_STREAM if that was destroyed */
-    int64_t budget_ns;                /* how much predicted GPU time may still be launched in the current interval */
-    struct cost **log_next;           /* where the next launch of the current interval is logged */
-    /* 1: each launch gets an entry of the log; 0: the current interval is not sampled, so all its launches overwrite
-     * `unnoted` */
+    int64_t budget_ns;                /* predicted GPU time that may still be launched in the current interval */
+    struct cost **log_next;           /* the place at which the next launch of the current interval is logged */
+    /* size of a step in the log: 1 gives each launch an entry of its own; 0 means that the current interval is not
+     * sampled, so all its launches overwrite `unnoted` */
     intptr_t log_step;
     struct cost *unnoted;
-    /* rarely used */
+    /* the members below are rarely used */
     struct gpu *gpu;
     _Atomic uint64_t copies, graph_launches;
     struct calls *next;
@@ -92,7 +93,8 @@ enum gate_state { GATE_CLOSED, GATE_REQUESTED, GATE_OPEN, GATE_CLOSING, GATE_DRA
 #define EPOCH_CLOSED UINT64_MAX
 
 struct gpu {
-    uint64_t epoch;                   /* number of the turn in which launches may go; EPOCH_CLOSED: launches wait */
+    /* number of the turn in which launches may go; EPOCH_CLOSED: no turn, so launches wait */
+    uint64_t epoch;
     _Atomic(struct cotenant_slot *) page_slot;
     struct floor *floor;              /* state of a best-effort process at the LS gate; NULL in other processes */
     struct holder *holder;            /* state of a latency-sensitive process at the LS gate; NULL in other processes */
@@ -104,19 +106,21 @@ struct gpu {
     CUdevice device;
     uint32_t slot;                    /* index of the GPU's slot; COTENANT_NO_SLOT until the GPU is attached */
     _Atomic bool attached;
-    /* true after the agent ended, until the GPU is attached to the next agent */
+    /* true from the end of the agent until the GPU is attached to the next agent */
     _Atomic bool stale;
     _Atomic bool denied;
     struct cu_uuid uuid;
-    _Atomic uint64_t floor_again_ns;  /* time of the next attempt to connect to the LS gate; 0: connected, or no LS gate */
-    uint64_t floor_patience_ns;       /* interval between attempts to connect to the LS gate */
-    /* how often this process was restored on another GPU; each time, its connections to the LS gate and copy page
-     * become invalid */
+    /* time of the next attempt to join the LS gate; 0: the process has joined, or needs no LS gate */
+    _Atomic uint64_t floor_again_ns;
+    uint64_t floor_patience_ns;       /* time between two attempts to join the LS gate */
+    /* number of times that this process was restored on another GPU. After each one, its connections to the LS gate
+     * and its copy page belong to the previous GPU and are replaced. */
     _Atomic uint32_t relocations;
     uint64_t total_bytes;
     uint32_t sm_count;
-    _Atomic uint64_t turn_epoch;              /* number of the turn that is open or being closed */
-    uint64_t released_epoch;          /* number of the turn that was returned last; a late message may still name it */
+    _Atomic uint64_t turn_epoch;              /* number of the turn that is in use or is being returned */
+    /* number of the turn that was returned last, because a late message of the agent may still name it */
+    uint64_t released_epoch;
     _Atomic uint64_t deadline_ns;
     uint64_t grant_ns;
     uint64_t started_at_grant;
@@ -127,19 +131,19 @@ struct gpu {
     bool reported_hung;
     uint64_t activity_seen;           /* value of `started` at the last poll */
     uint64_t activity_ns;             /* time at which `started` last changed */
-    /* time at which all streams were first found idle after the last launch; 0: not yet */
+    /* time at which all streams were first found idle after the last launch; 0: they were not all idle yet */
     uint64_t empty_ns;
     _Atomic uint32_t waiting;                 /* number of threads that wait for a turn */
     uint64_t waiting_since_ns;
-    /* estimates of busy spans and of the pauses between them: see struct cotenant_token_request */
+    /* estimates of how long the process keeps the GPU busy and then idle: see struct cotenant_token_request */
     uint64_t burst_ns;
     uint64_t gap_ns;
     uint64_t busy_since_ns;
     uint64_t idle_since_ns;
     _Atomic uint32_t contexts;
-    /* some context on this GPU, in which the helper thread queries streams */
+    /* any one of the contexts on this GPU; the helper thread makes it current to query streams */
     _Atomic(CUcontext) any_context;
-    uint64_t held[COTENANT_MEMORY_HOST + 1]; /* bytes by kind of allocation; protected by the memory lock */
+    uint64_t held[COTENANT_MEMORY_HOST + 1]; /* bytes held, by kind of allocation; protected by the memory lock */
     uint64_t published_ns;
     _Atomic uint64_t fences;
     _Atomic uint64_t predicted_busy_ns;
@@ -152,9 +156,10 @@ struct stream {
     CUstream handle;
     CUcontext context;
     struct gpu *gpu;
-    /* event that marks the end of queued work; only for per-thread streams, which other threads cannot query */
+    /* event that marks the end of queued work; only per-thread streams have one, since other threads cannot query
+     * such a stream */
     CUevent drain_event;
-    uint64_t marked_at;               /* gpu->started when drain_event was recorded */
+    uint64_t marked_at;               /* value of gpu->started when drain_event was recorded */
 };
 #define COT_NO_STREAM ((CUstream)(uintptr_t)-1)
 
@@ -164,12 +169,13 @@ struct thread {
     struct calls *calls;              /* the thread's counters on `gpu`; cot_calls points to them, too */
     struct stream *stream;            /* the stream that the thread used last */
     int64_t budget_begin_ns;
-    struct cost **log;                /* where the first launch of the current interval is logged */
+    struct cost **log;                /* the log entry of the first launch of the current interval */
     CUcontext context;
     struct ring *ring;                /* the thread's fences on `gpu` (inflight/fence.h), or NULL */
     struct ring *rings[COTENANT_MAX_GPUS];
     struct calls *calls_of[COTENANT_MAX_GPUS];
-    bool solo;                        /* best-effort: the launch has no cost estimate yet, so it is timed alone */
+    /* best-effort processes: this launch has no cost estimate yet, so it is timed alone */
+    bool solo;
 };
 
 extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
@@ -180,24 +186,26 @@ extern HIDDEN pthread_mutex_t cot_lock;
 #include "inflight/fence.h"
 
 /* what cot_gate_slow returns */
-enum gate_answer { GATE_GO = 0, GATE_PASS = 1 /* the launch is not counted, because its stream is captured or no rule applies */ };
+/* the launch is not counted, because its stream is being captured or no rule applies to it */
+enum gate_answer { GATE_GO = 0, GATE_PASS = 1 };
 
 HIDDEN enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream);
 
-/* Increments a counter that only this thread writes, with one instruction that is not locked. The compiler keeps its
- * order with surrounding stores and calls. */
+/* Increments a counter that only this thread writes, with one instruction without a lock prefix. The compiler does
+ * not reorder it with the stores and calls around it. */
 static inline void cot_count(_Atomic uint64_t *own, int64_t more)
 {
     __asm__ volatile("addq %1, %0" : "+m"(*own) : "er"(more) : "memory", "cc");
 }
 
-/* The hot path. Decides without a call whether a launch may go, and counts it as in flight in the returned record.
- * NULL: the caller must call cot_gate_slow. Different threads close the turn gate: the helper thread at the deadline or
- * when the agent revokes the turn, a launching thread when it finds that the turn has ended. */
+/* The hot path. Decides without a call whether a launch may go; if so, counts it as in flight and returns the
+ * thread's counters. Returns NULL if the caller must call cot_gate_slow. The turn gate may be closed by another
+ * thread: by the helper thread at the deadline or when the agent revokes the turn, or by a launching thread that
+ * finds that the turn has ended. */
 static inline struct calls *cot_gate_try(uintptr_t key, CUstream stream)
 {
     struct calls *calls = cot_calls;
-    /* the order of this increment and of the check of `open` matters: see cot_calls_close */
+    /* the increment must precede the check of `open`: see cot_calls_close */
     cot_count(&calls->started, 1);
     if (UNLIKELY(!atomic_load_explicit(&calls->open, memory_order_relaxed)))
         goto no;

@@ -13,7 +13,7 @@ struct word_operation {
     uint64_t unused_2;
 };
 enum { WORD_WAIT = 1, WORD_WRITE = 2 };
-/* flags of a wait: wait until the word has reached the value (cyclic comparison), or until it equals the value */
+/* flags of a wait: until the word is at or past the value (cyclic comparison), or until it equals the value */
 enum { WORD_REACHED = 0, WORD_EQUAL = 1 };
 
 #define HOST_REGISTER_PORTABLE_DEVICEMAP 3

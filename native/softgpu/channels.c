@@ -1,7 +1,8 @@
-/* The NVIDIA driver's objects behind contexts, and its controls on them, for the software GPU. A program reports the
- * objects that it creates by ioctl(), as libcuda does. A process that holds the program's file may set time slices and
- * take channels off the device. The kernel does not know these calls: the driver shim sees them, and passes those of
- * this driver to cotenant_soft_ioctl. */
+/* The driver objects behind contexts (clients, channel groups, channels), and the driver's controls on them, for the
+ * software GPU. A program reports the objects that it creates by ioctl(), as libcuda does. A process that holds the
+ * program's device file may set time slices, and may disable channels, which takes them off the device. The kernel
+ * does not know these calls: the driver shim intercepts them, and passes those of the software GPU to
+ * cotenant_soft_ioctl. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +24,8 @@ enum { OK = 0, INVALID_CLIENT = 0x23, INVALID_ARGUMENT = 0x1f, NO_OBJECT = 0x57,
 /* the handle of a channel group is GROUP | device << 16 | group << 4 | channel + 1 */
 #define GROUP UINT32_C(0x5c000000)
 #define COMPUTE UINT32_C(0x5f000000)
-#define SET_NS 300000 /* how long these calls take on a real GPU */
+/* durations of the three control calls on a real GPU: set a time slice, disable channels, enable channels */
+#define SET_NS 300000
 #define OFF_NS 600000
 #define ON_NS 350000
 #define HIGH_FD 700
@@ -62,11 +64,12 @@ static uint32_t group_handle(int device, int group)
     return GROUP | (uint32_t)device << 16 | (uint32_t)group << 4;
 }
 
-/* ---- what a program makes ---- */
+/* ---- objects that a program creates ---- */
 
 static void tell(uint32_t parent, uint32_t handle, uint32_t class)
 {
-    uint32_t params[8] = {0, 0, 0, 1}; /* parameters of a channel group; the last one set is its engine */
+    /* parameters of a channel group; the last one that is set is the engine of the group */
+    uint32_t params[8] = {0, 0, 0, 1};
     struct alloc alloc = {.root = class == CLASS_ROOT ? 0 : CLIENT | soft_process_index(), .parent = parent, .handle = handle,
                           .class = class, .params = (uintptr_t)params, .params_bytes = sizeof params};
     int before = errno;
@@ -131,8 +134,8 @@ static void switch_off(struct soft_schedule *s, int group, uint64_t channel)
     s->groups[group].off |= 1u << channel;
 }
 
-/* Measured on an H200: a channel that was disabled n times runs again when it has been enabled n times; enabling one that
- * is on has no effect. */
+/* As measured on an H200: a channel that was disabled n times runs again after it was enabled n times; enabling a
+ * channel that is not disabled has no effect. */
 static void switch_on(struct soft_schedule *s, int group, uint64_t channel)
 {
     if (s->groups[group].disabled[channel] > 0 && --s->groups[group].disabled[channel] == 0)
@@ -190,7 +193,7 @@ static uint32_t of_group(uint32_t command, int device, int group, void *params)
     case 0xa06c0106:
         *(uint32_t *)params = (uint32_t)group;
         return OK;
-    /* a call that only the software GPU has: returns the group's GPU time and numbers of runs and yields */
+    /* only the software GPU has this call; it returns the group's GPU time and its numbers of runs and yields */
     case 0x50f70001:
         now = soft_group_change(device, group, NULL, 0);
         memcpy(params, &(uint64_t[3]){now.busy_ns, now.runs, now.yields}, 24);

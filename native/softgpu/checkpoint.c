@@ -1,8 +1,9 @@
-/* The driver's checkpoint of another process: lock, checkpoint, restore, unlock.
+/* The driver's checkpoint of another process, in four steps: lock, checkpoint, restore, unlock.
  *
- * A locked process waits at its next call. A process with a checkpoint holds nothing on the device, so other processes
- * can have its memory. If too little memory is left at the restore, the restore fails and cannot be repeated, as with
- * the driver. The contents stay in the process, where the software GPU's memory is anyway. */
+ * A locked process waits at its next driver call. A process with a checkpoint holds no memory on the device, so
+ * other processes can have it. If too little memory is left when the process is restored, the restore fails and
+ * cannot be repeated, as with the real driver. The contents are not copied: the memory of the software GPU is
+ * ordinary memory of the process. */
 #include <string.h>
 
 #include "softgpu.h"
@@ -99,9 +100,9 @@ static int device_of(const struct cu_uuid *uuid)
     return -1;
 }
 
-/* Reads to which device the memory of each device is restored, by the rules of release 580: without pairs all memory
- * stays on its device; with pairs, each GPU must be named exactly once as old and once as new, also if its memory
- * stays. False: the pairs are invalid. */
+/* Reads to which device the memory of each device is restored, by the rules of driver release 580. Without pairs,
+ * all memory stays on its device. With pairs, each GPU must occur exactly once as old and once as new, even if its
+ * memory stays. Returns false if the pairs are invalid. */
 static bool read_pairs(const struct restore_args *args, int to[SOFT_MAX_DEVICES])
 {
     uint32_t old = 0, new = 0, all = (UINT32_C(1) << soft_state()->device_count) - 1;

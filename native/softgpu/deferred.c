@@ -1,8 +1,9 @@
-/* Streams that wait for a word in memory, or write one.
+/* Stream operations that wait for a word in memory, or write one.
  *
- * The schedule can only contain work whose end can be computed when it is queued, but such a wait ends when some
- * processor stores a value. From a wait on, the stream is *held*: later operations are kept in a list. One thread of
- * the process, the pump, moves them to the schedule in order, each when its time has come. */
+ * The schedule of a device can contain only work whose end can be computed when the work is enqueued. A wait for a
+ * word ends when some processor stores a value, which cannot be computed. So from such a wait on, the stream is
+ * *held*: its later operations are kept in a list. One thread of the process, the pump thread, moves them to the
+ * schedule in order, each at its time. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include "softgpu.h"
 
 #define LOOK_NS 20000
-#define MOST_LATE_NS 50000000 /* the pump thread is never later than this */
+#define MOST_LATE_NS 50000000 /* work is scheduled as if the pump thread were never later than this */
 
 /* protects the lists of all streams, the list of held streams, and the pump thread */
 static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -19,7 +20,8 @@ static pthread_cond_t ops_there = PTHREAD_COND_INITIALIZER;
 static struct soft_stream *held;
 static bool pump_runs;
 
-/* ---- one operation: returns true when it is finished; else sets *look_ns to the next time to check ---- */
+/* ---- one operation: the function returns true when it is finished; otherwise it sets *look_ns to the time of the
+ * next check ---- */
 
 static bool has_come(const struct soft_op *op)
 {
@@ -27,7 +29,7 @@ static bool has_come(const struct soft_op *op)
     return op->compare == 0 ? ahead >= 0 : op->compare == 1 ? ahead == 0 : (*op->word & op->value) != 0;
 }
 
-/* Carries out the copies and fills of a unit of work. */
+/* Carries out the copies and memsets of a unit of work. */
 void soft_make_contents(const struct soft_op *op)
 {
     if (op->to && op->from)
@@ -41,8 +43,8 @@ void soft_make_contents(const struct soft_op *op)
 
 static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t now)
 {
-    /* The work begins when the work before it in its stream ended, even if the pump thread is late, since engines
-     * accept time spans in the past. */
+    /* Time spans in the past can be reserved. So the work begins when the earlier work in its stream ended, even if
+     * the pump thread is late. */
     uint64_t begin = op->over_link || stream->tail_ns > op->queued_ns ? stream->tail_ns : op->queued_ns;
     struct soft_unit unit = op->unit;
     unit.overdue = begin < now;
@@ -71,7 +73,7 @@ static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t n
         return true;
     case SOFT_OP_WAIT:
         if (has_come(op)) {
-            if (op->looked) /* the value was written after the previous check */
+            if (op->looked) /* an earlier check did not find the value, so it was written only now */
                 stream->tail_ns = now;
             return true;
         }
@@ -135,7 +137,7 @@ static void in_child(void)
     pump_runs = false;
 }
 
-static void append(struct soft_stream *stream, struct soft_op op) /* with ops_lock */
+static void append(struct soft_stream *stream, struct soft_op op) /* the caller holds ops_lock */
 {
     struct soft_op *kept = malloc(sizeof *kept);
     *kept = op;
@@ -164,7 +166,7 @@ static void append(struct soft_stream *stream, struct soft_op op) /* with ops_lo
     pthread_cond_signal(&ops_there);
 }
 
-/* Appends the operation to the stream's list if the stream is held. False: it is not held. */
+/* If the stream is held, appends the operation to the stream's list; otherwise returns false. */
 bool soft_defer(struct soft_stream *stream, struct soft_op op)
 {
     if (!soft_is_held(stream))
@@ -182,14 +184,14 @@ bool soft_is_held(struct soft_stream *stream)
     return __atomic_load_n(&stream->first_op, __ATOMIC_ACQUIRE) != NULL;
 }
 
-/* Waits until a stream is no longer held; NULL: until no stream of the process is held. */
+/* Waits until a stream is no longer held; if `stream` is NULL, until no stream of the process is held. */
 void soft_settle(struct soft_stream *stream)
 {
     while (stream ? soft_is_held(stream) : __atomic_load_n(&held, __ATOMIC_ACQUIRE) != NULL)
         soft_sleep_until(soft_now_ns() + LOOK_NS);
 }
 
-/* Appends the operation to the stream's list; the stream is held from then on. */
+/* Appends an operation to the stream's list; from then on the stream is held. */
 CUresult soft_hold(struct soft_stream *stream, struct soft_op op)
 {
     pthread_mutex_lock(&ops_lock);

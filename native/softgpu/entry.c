@@ -1,4 +1,4 @@
-/* Both versions of cuGetProcAddress, which follow the driver's rules for name, version and flags. */
+/* Both versions of cuGetProcAddress. They interpret name, version and flags by the driver's rules. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -9,7 +9,8 @@
 enum { FOUND = 0, NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
 enum { FLAG_LEGACY = 1, FLAG_PER_THREAD = 2 };
 
-/* The suffix of an exported name from a driver version on. Names that are not listed have no suffix. */
+/* The suffix that the exported name of a function has from a driver version on. Functions that are not listed have
+ * no suffix. */
 static const struct {
     const char *base;
     int since;
@@ -107,5 +108,5 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, ui
 EXPORT CUresult cuGetExportTable(const void **table, const void *id)
 {
     (void)table, (void)id;
-    return CUDA_ERROR_NOT_FOUND; /* the software GPU has no private tables */
+    return CUDA_ERROR_NOT_FOUND; /* the software GPU has no private export tables */
 }

@@ -26,12 +26,13 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     event->kind = 0;
-    if (event->when_ns != SOFT_UNKNOWN_NS) /* an event whose time is not known is still used by a held stream */
+    /* an event whose time is not known is still used by a held stream, so it must not be freed */
+    if (event->when_ns != SOFT_UNKNOWN_NS)
         free(event);
     return CUDA_SUCCESS;
 }
 
-/* Returns the time of an event by the clock of another context. */
+/* Converts the time of an event to the clock of another context. */
 uint64_t soft_event_for(const struct soft_event *event, const struct soft_context *context)
 {
     if (event->context == context || event->when_ns == 0)

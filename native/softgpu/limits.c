@@ -1,12 +1,12 @@
-/* Memory limits by control group, as in driver 615 and the kernel's dmem controller. They follow the manual and the
- * driver's published source, and were not compared with a real GPU. The groups are folders below
- * COTENANT_SOFTGPU_CGROUPS, which cotenant.softgpu.cgroups creates and changes instead of the kernel. Without that
- * variable the driver counts as release 580.
+/* Memory limits by control group, as driver release 615 and the kernel's dmem controller have them. The behaviour
+ * was taken from the manual and from the driver's published source; it was not compared with a real GPU. The groups
+ * are folders below COTENANT_SOFTGPU_CGROUPS, which cotenant.softgpu.cgroups creates and changes in the kernel's
+ * place. If that variable is not set, the driver behaves as release 580, which has no such limits.
  *
- * If the root group has dmem.capacity, the limit of a group is its dmem.max, provided that its parent delegates dmem;
- * it applies to all groups below it. Otherwise the driver itself counts (in driver.limits: region, soft, hard,
- * uncounted). Then only the nearest group with a limit is charged, and memory that was allocated before the first limit
- * was set never counts. */
+ * If the root group has a file dmem.capacity, the kernel enforces limits: the limit of a group is its dmem.max,
+ * provided that its parent delegates dmem, and it applies to all groups below it. Otherwise the driver itself counts
+ * (in the file driver.limits: region, soft limit, hard limit, uncounted bytes). Then only the nearest group with a
+ * limit is charged, and memory that was allocated before the first limit was set is never counted. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <limits.h>
@@ -68,7 +68,7 @@ static void region_of(int device, char text[SOFT_REGION_BYTES])
     snprintf(text, SOFT_REGION_BYTES, "nvidia/%s/vidmem", bus);
 }
 
-/* ---- files of a group: a line for each region ---- */
+/* ---- the files of a group, which have one line for each memory region ---- */
 
 static bool values_of(const char *group, const char *name, int device, uint64_t values[3])
 {
@@ -87,7 +87,7 @@ static bool values_of(const char *group, const char *name, int device, uint64_t 
     return found;
 }
 
-/* Replaces the line of a region; removes it if there are no values. */
+/* Replaces the line of a region. If there are no values, removes the line. */
 static bool set_values(const char *group, const char *name, int device, const uint64_t *values, int count)
 {
     char line[256], wanted[SOFT_REGION_BYTES], region[128];
@@ -111,7 +111,7 @@ static bool set_values(const char *group, const char *name, int device, const ui
     return after && fclose(after) == 0 && rename(fresh.text, path.text) == 0;
 }
 
-/* ---- who is where ---- */
+/* ---- the group of a process ---- */
 
 static pid_t parent_of(pid_t pid)
 {
@@ -147,8 +147,8 @@ static bool find(const char *group, pid_t pid, struct path *out)
     return found;
 }
 
-/* Returns the group of a process. A process that is not listed is in the group of its nearest listed ancestor, since on
- * Linux child processes inherit the group. */
+/* Returns the group of a process. A process that no group lists is in the group of its nearest listed ancestor,
+ * since on Linux child processes inherit the group. */
 static struct path group_of(pid_t pid)
 {
     struct path group;
@@ -177,7 +177,7 @@ static uint64_t counted(const char *group, int device, uint64_t uncounted)
     return all > uncounted ? all - uncounted : 0;
 }
 
-/* ---- check of an allocation ---- */
+/* ---- limits of an allocation ---- */
 
 bool soft_within_limits(int device)
 {
@@ -195,8 +195,8 @@ bool soft_within_limits(int device)
     return true;
 }
 
-/* Limits the memory that a process sees: the size of the GPU's memory is the limit of its own group; limits of groups
- * above are not visible. */
+/* Limits the memory that a process sees. It sees the limit of its own group as the size of the GPU's memory; limits
+ * of the groups above that one are not visible to it. */
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes)
 {
     uint64_t limit[3];
@@ -210,7 +210,7 @@ void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes)
     *free_bytes = left < *free_bytes ? left : *free_bytes;
 }
 
-/* ---- NVML's two calls ---- */
+/* ---- the two NVML calls for memory limits ---- */
 
 bool soft_mig(void)
 {
@@ -222,7 +222,7 @@ static int checked(const char *group)
 {
     if (!root())
         return SOFT_NVML_FUNCTION_NOT_FOUND;
-    /* MIG is on, or the system has control groups of version 1 */
+    /* the driver supports no limits if MIG is on, or if the system has control groups of version 1 */
     if (soft_mig() || !exists(root(), "cgroup.controllers"))
         return SOFT_NVML_NOT_SUPPORTED;
     if (!group || !within(root(), group) || !exists(group, "cgroup.procs"))
@@ -230,7 +230,8 @@ static int checked(const char *group)
     return is_root(group) ? SOFT_NVML_NOT_SUPPORTED : 0;
 }
 
-/* Adds a change of dmem.min to every ancestor, up to the first that has none, as the driver does. */
+/* Adds the change of a group's dmem.min to the dmem.min of every ancestor, up to the first that has none, as the
+ * driver does. */
 static void raise_ancestors(struct path group, int device, uint64_t before, uint64_t after)
 {
     uint64_t sum[3];
@@ -247,7 +248,7 @@ int soft_set_memory_limits(int device, const char *name, uint64_t soft, uint64_t
     int error = checked(name);
     if (error)
         return error;
-    /* the owner of the root folder plays the role of the user root */
+    /* only root may set limits; here that is the owner of the root folder */
     if (syscall(SYS_stat, root(), &top) != 0 || top.st_uid != geteuid())
         return SOFT_NVML_NO_PERMISSION;
     if (soft > hard)

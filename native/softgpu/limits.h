@@ -25,7 +25,7 @@ int soft_get_memory_limits(int device, const char *group, uint64_t *soft, uint64
 bool soft_within_limits(int device); /* called after the requested memory was added to the process's account */
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes);
 
-/* PCI address of a device, in NVML's notation. */
+/* Writes the PCI address of a device in NVML's notation. */
 static inline void soft_bus_id(int device, char text[SOFT_BUS_BYTES])
 {
     snprintf(text, SOFT_BUS_BYTES, "00000000:%02X:00.0", (unsigned)device + 1);

@@ -18,7 +18,7 @@ struct soft_handle {
     int fd;
     uint64_t bytes;
     uint32_t references, mappings;
-    bool shared; /* can be exported to other processes */
+    bool shared; /* the memory can be exported to other processes */
 };
 
 struct soft_mapping {
@@ -84,8 +84,8 @@ EXPORT CUresult cuMemCreate(struct soft_handle **out, size_t bytes, const struct
     return CUDA_SUCCESS;
 }
 
-/* Exports memory as a descriptor. The memory exists as long as any process has one. Each process is charged for memory
- * of which it has a handle. */
+/* Exports memory as a descriptor. The memory exists as long as any process has a descriptor of it. Each process with
+ * a handle to the memory is charged for it. */
 EXPORT CUresult cuMemExportToShareableHandle(void *out, struct soft_handle *handle, int type, uint64_t flags)
 {
     (void)flags;
@@ -96,7 +96,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, struct soft_handle *hand
     return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Imports memory. It is charged to the device of the current context, whichever device it was created on. */
+/* Imports memory. The memory is charged to the device of the current context, even if it was created on another one. */
 EXPORT CUresult cuMemImportFromShareableHandle(struct soft_handle **out, void *given, int type)
 {
     CHECK_CONTEXT();
@@ -111,7 +111,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(struct soft_handle **out, void *g
         soft_give_memory(context->device, (uint64_t)bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return CUDA_SUCCESS; /* an imported handle cannot be exported again; driver 580 returns INVALID_VALUE for that */
+    /* an imported handle cannot be exported again; driver release 580 returns INVALID_VALUE for an attempt */
+    return CUDA_SUCCESS;
 }
 
 static void drop_if_dead(struct soft_handle *handle)

@@ -1,5 +1,5 @@
-/* Plain, managed, pitched, array and pinned memory, and memsets. Device memory is ordinary memory that the system
- * provides page by page, so a program can read what it wrote. Copies are in copies.c. */
+/* Plain, managed, pitched, array and pinned memory, and memsets. Device memory is ordinary host memory that the
+ * system provides page by page, so a program can read what it wrote. Copies are in copies.c. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 struct block {
     uint64_t address, bytes;
     int device;
-    bool on_device; /* always true, except for managed memory while it is in host memory */
+    bool on_device; /* false only for managed memory while its pages are in host memory */
     struct block *next;
 };
 
@@ -21,7 +21,7 @@ struct soft_array {
     int device;
 };
 
-static struct block *blocks, *pinned_blocks; /* under soft_lock */
+static struct block *blocks, *pinned_blocks; /* protected by soft_lock */
 
 static void *map(uint64_t bytes)
 {
@@ -59,7 +59,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
     return allocate(out, bytes, true);
 }
 
-/* Allocates managed memory. Its pages are where they were last prefetched to, and at first in host memory. */
+/* Allocates managed memory. Its pages are in host memory at first, and later wherever they were last prefetched to. */
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
 {
     (void)flags;
@@ -69,8 +69,8 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags
     return result;
 }
 
-/* Moves pages of managed memory: charges the memory, and takes the time of the link; the contents need not move. If the
- * device is full, the pages stay in host memory. */
+/* Prefetches managed memory: charges the memory to the device, and takes the time that the link needs; the contents
+ * themselves need not move. If the device is full, the pages stay in host memory. */
 static CUresult prefetch(CUdeviceptr address, size_t bytes, CUdevice where, struct soft_stream *stream)
 {
     if (!stream)
@@ -136,7 +136,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     return CUDA_SUCCESS;
 }
 
-/* ---- arrays: no content ---- */
+/* ---- arrays: they have no contents ---- */
 
 static CUresult make_array(struct soft_array **out, uint64_t elements, uint32_t format, uint32_t channels)
 {
@@ -247,7 +247,7 @@ EXPORT CUresult cuMemHostUnregister(void *address)
     return unpin(address, REGISTERED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- what an address is ---- */
+/* ---- questions about an address ---- */
 
 static bool holds(uint64_t from, uint64_t bytes, uint64_t address)
 {
@@ -274,13 +274,13 @@ static bool is_pinned(uint64_t address)
     return found;
 }
 
-/* Whether the address is in ordinary host memory, which was not allocated or pinned by the driver. */
+/* Returns whether the address is in ordinary host memory, which the driver neither allocated nor pinned. */
 bool soft_is_pageable(uint64_t address)
 {
     return !is_pinned(address) && !soft_is_device_memory(address);
 }
 
-/* Whether a copy ends in the same range of pinned host memory in which it begins, as the driver requires. */
+/* Returns whether a copy ends in the same range of pinned host memory in which it begins, which the driver requires. */
 bool soft_is_within_its_span(uint64_t address, uint64_t bytes)
 {
     bool within = true;

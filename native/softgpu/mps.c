@@ -1,7 +1,7 @@
-/* A client of MPS, if COTENANT_SOFTGPU_MPS names a program that plays the role of its control command. At cuInit the
- * process connects to the socket in its pipe folder, and the server answers with the SMs and the memory that the
- * process may use. Without a folder, or if no server listens there, the process has the whole GPU and gets no error, as
- * with real MPS. */
+/* The process as a client of MPS, if COTENANT_SOFTGPU_MPS names a program that stands in for the MPS control
+ * command. At cuInit the process connects to the socket in its pipe folder, and the server answers with the number
+ * of SMs and the memory that the process may use. If there is no folder, or no server listens there, the process has
+ * the whole GPU and gets no error, as with real MPS. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 
 static int connection = -1;
 static pid_t joined_by;
-static unsigned sms;            /* number of SMs that the process sees; 0: all */
+static unsigned sms;            /* number of SMs that the process may use; 0: all */
 static unsigned long long limit; /* memory limit of this process on each GPU; 0: there is none */
 
 static int dial(const char *folder)
@@ -41,7 +41,7 @@ int soft_mps_join(void)
         return CUDA_SUCCESS;
     joined_by = getpid();
     if (connection >= 0)
-        close(connection); /* this is the connection of the process that forked this one */
+        close(connection); /* this is the connection of the parent process, inherited by fork */
     sms = 0;
     limit = 0;
     connection = folder ? dial(folder) : -1;
@@ -61,7 +61,7 @@ int soft_mps_join(void)
     return sscanf(text, "ok %u %llu", &sms, &limit) == 2 || sscanf(text, "error %d", &error) != 1 ? CUDA_SUCCESS : error;
 }
 
-/* Informs the server that the process has created a context on a GPU. */
+/* Tells the server that the process has created a context on a GPU. */
 void soft_mps_tell(int device)
 {
     uint8_t uuid[16];
@@ -76,7 +76,7 @@ void soft_mps_tell(int device)
         send(connection, text, (size_t)used, MSG_NOSIGNAL);
 }
 
-/* Returns the error that all calls return after the server has ended this client or has died; otherwise
+/* Returns the error that every call must return after the server has ended this client or has died itself; otherwise
  * CUDA_SUCCESS. */
 int soft_mps_lost(void)
 {
@@ -90,7 +90,7 @@ int soft_mps_lost(void)
     return got < 0 ? CUDA_SUCCESS : error;
 }
 
-/* Returns the number of SMs that this process sees. */
+/* Returns the number of SMs that this process may use. */
 unsigned soft_mps_sms(void)
 {
     return sms ? sms : SOFT_SM_COUNT;

@@ -24,7 +24,7 @@ static struct soft_pool *pools;
 static struct soft_pool *defaults[SOFT_MAX_DEVICES];
 static struct pool_block *pool_blocks;
 
-static struct soft_pool *make_pool(int device) /* with soft_lock */
+static struct soft_pool *make_pool(int device) /* the caller holds soft_lock */
 {
     struct soft_pool *pool = calloc(1, sizeof *pool);
     pool->kind = SOFT_POOL;
@@ -67,7 +67,7 @@ EXPORT CUresult cuMemPoolCreate(struct soft_pool **out, const struct cu_pool_pro
     if (on_device && device < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&soft_lock);
-    *out = make_pool(device); /* -1 stands for a pool of host memory */
+    *out = make_pool(device); /* device -1 stands for a pool of host memory */
     pthread_mutex_unlock(&soft_lock);
     return CUDA_SUCCESS;
 }
@@ -107,7 +107,7 @@ static uint64_t granules(uint64_t bytes)
     return (bytes + SOFT_POOL_GRANULE - 1) / SOFT_POOL_GRANULE * SOFT_POOL_GRANULE;
 }
 
-static void trim(struct soft_pool *pool, uint64_t keep) /* with soft_lock */
+static void trim(struct soft_pool *pool, uint64_t keep) /* the caller holds soft_lock */
 {
     uint64_t least = granules(pool->used > keep ? pool->used : keep);
     if (pool->reserved > least) {
@@ -136,7 +136,7 @@ EXPORT CUresult cuMemPoolTrimTo(struct soft_pool *pool, size_t keep)
     return CUDA_SUCCESS;
 }
 
-static CUresult grow(struct soft_pool *pool, uint64_t bytes) /* with soft_lock */
+static CUresult grow(struct soft_pool *pool, uint64_t bytes) /* the caller holds soft_lock */
 {
     uint64_t wanted = granules(pool->used + bytes);
     if (wanted > pool->reserved) {

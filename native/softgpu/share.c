@@ -1,18 +1,18 @@
-/* Concurrent kernels of several processes, as under MPS. Processes with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE run
- * concurrently, and so do the clients of the simulated MPS (mps.c). profiles/kernels/contention.py has the same model
- * for single kernels; here the end of work is computed once, when it is queued, from what the other processes have
- * queued by then.
+/* Kernels of several processes that run concurrently, as under MPS. Processes with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
+ * run concurrently, and so do the clients of the simulated MPS (mps.c). profiles/kernels/contention.py has the same
+ * model for single kernels. Here, the end of work is computed once, when the work is enqueued, from the work that
+ * the other processes have enqueued by then.
  *
- * Each process has its own time line. Other processes lengthen a unit of work, which is a kernel or the kernels of a
- * graph. If the SMs do not suffice for both, each of its kernels waits for one of theirs as long as they have work
- * queued, because a running kernel is not preempted. If the SMs suffice, the unit is slower, according to its share of
- * the memory bandwidth. */
+ * Each process has its own time line. Work of other processes delays a unit of work (a kernel, or the kernels of a
+ * graph). If there are not enough SMs for both, each kernel of the unit waits for one of their kernels as long as
+ * they have work enqueued, because a running kernel is not preempted. If there are enough SMs, the unit runs at the
+ * same time but more slowly, according to its share of the memory bandwidth. */
 #include <stdlib.h>
 
 #include "softgpu.h"
 
 #define MOST_OTHERS 8
-#define LEAST_SMS 0.05 /* fraction of the SMs that a kernel gets at least beside memory-bound kernels */
+#define LEAST_SMS 0.05 /* smallest fraction of the SMs that a kernel gets while memory-bound kernels run */
 
 static const double demand[] = {0, SOFT_DEMAND_UNKNOWN_PERMILLE / 1000.0, SOFT_DEMAND_MEMORY_PERMILLE / 1000.0,
                                 SOFT_DEMAND_COMPUTE_PERMILLE / 1000.0};
@@ -25,7 +25,7 @@ struct other {
     uint32_t work;
 };
 
-/* Returns the fraction of the SMs that this process may use; 0: it does not run concurrently with others. */
+/* Returns the fraction of the SMs that this process may use; 0: the process does not run concurrently with others. */
 static double part_of_sms(void)
 {
     static double part = -1;
@@ -60,8 +60,8 @@ static uint32_t find_others(int number, const struct soft_process *self, uint64_
     return count;
 }
 
-/* Returns the speed (0 to 1) of work of one class that runs on `sms` and needs the fraction `asked` of the memory
- * bandwidth, while the others run. The bandwidth is divided by weighted max-min fairness. */
+/* Returns the speed (0 to 1) of work that runs on `sms` (a fraction of the SMs) and needs the fraction `asked` of
+ * the memory bandwidth, while the work `others` runs. The bandwidth is divided by weighted max-min fairness. */
 static double speed_beside(double sms, uint32_t work, double asked, const struct other *others, uint32_t count)
 {
     double weight = density[work] * sms, left = 1, weights = weight;
@@ -86,7 +86,8 @@ static double speed_beside(double sms, uint32_t work, double asked, const struct
 uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit)
 {
     uint64_t now = soft_now_ns(), begin = not_before_ns > now || unit.overdue ? not_before_ns : now;
-    uint64_t own_tail = atomic_load(&self->tail_ns[number]); /* streams of one process do not overlap */
+    /* the streams of one process do not overlap in this model */
+    uint64_t own_tail = atomic_load(&self->tail_ns[number]);
     begin = own_tail > begin ? own_tail : begin;
     double fill = (unit.sms ? unit.sms : SOFT_SM_COUNT) / (double)SOFT_SM_COUNT, part = part_of_sms();
     double most = unit.work == 2 ? SOFT_FILL_MEMORY_PERMILLE / 1000.0 : 1;
@@ -94,7 +95,8 @@ uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_n
     double sms = fill < part ? fill : part;
     double most_used = unit.work == 2 && fill > SOFT_REACH_MEMORY_PERMILLE / 1000.0 ? SOFT_REACH_MEMORY_PERMILLE / 1000.0 : fill;
     double used = sms < most_used ? sms : most_used;
-    double own_ns = (double)unit.length_ns * most_used / used; /* work takes longer on fewer SMs than it could use */
+    /* on fewer SMs than the work could use, it takes longer */
+    double own_ns = (double)unit.length_ns * most_used / used;
     uint32_t pieces = unit.kernels ? unit.kernels : 1;
     struct other others[MOST_OTHERS], beside[MOST_OTHERS];
     uint32_t count = find_others(number, self, begin, others), together = 0;

@@ -1,17 +1,17 @@
-/* Time slices of a device. As soon as the slice of any channel group is set (channels.c), the device switches between
- * the contexts that have work, and preempts kernels. Until then work is reserved as in state.c.
+/* Time slices of a device. As soon as the time slice of any channel group is set (channels.c), the device switches
+ * between the contexts that have work, and preempts kernels. Until then, work is scheduled as in state.c.
  *
- * Each context has a clock that stops while the context has work but does not run. All times of its work (ends of
- * streams, events) are by that clock, so they are known when work is queued, whatever other contexts do later. The next
- * process that reads the schedule first brings it up to date, in a copy that then becomes the live schedule. If that
- * process is killed meanwhile, the previous schedule stays live. */
+ * Each context has a clock, which stops while the context has work but does not run. All times of its work (ends of
+ * streams, events) are by that clock. So they are known when the work is enqueued, whatever other contexts do later.
+ * A process that reads the schedule first brings it up to date: it does so in a copy, which then becomes the live
+ * schedule. If the process is killed before that, the previous schedule stays live. */
 #include <string.h>
 
 #include "softgpu.h"
 
 #define DRIVER_SLICE_NS UINT64_C(2048000)
 #define REAP_NS UINT64_C(10000000)
-/* predictions are made again after this time, since a tenant may end or a slice may be set */
+/* predictions are repeated after this time, since a tenant may end or a slice may be set */
 #define LOOK_AGAIN_NS UINT64_C(2000000)
 #define NOBODY UINT32_MAX
 
@@ -55,7 +55,7 @@ static uint32_t next_to_run(const struct soft_schedule *s, uint32_t after, uint6
     return found;
 }
 
-/* Chooses the group that runs now, and sets *count to the number of groups that could run. */
+/* Chooses the channel group that runs now, and sets *count to the number of groups that could run. */
 static uint32_t choose(struct soft_schedule *s, uint64_t at, uint32_t *count)
 {
     uint32_t current = s->current ? s->current - 1 : SOFT_MAX_GROUPS - 1;
@@ -78,8 +78,8 @@ static uint32_t choose(struct soft_schedule *s, uint64_t at, uint32_t *count)
     return NOBODY;
 }
 
-/* Simulates the schedule up to `until`. Returns the time at which the clock of the group `watched` reaches watched_ns,
- * or 0. */
+/* Simulates the schedule up to `until`. Returns the time at which the clock of the group `watched` reaches
+ * watched_ns, or 0 if it does not. */
 static uint64_t advance(struct soft_schedule *s, uint64_t until, uint32_t watched, uint64_t watched_ns)
 {
     while (s->at_ns < until) {
@@ -102,7 +102,8 @@ static uint64_t advance(struct soft_schedule *s, uint64_t until, uint32_t watche
         }
         for (uint32_t i = 0; i < SOFT_MAX_GROUPS; i++) {
             if (s->current == i + 1 && s->switched_ns <= at && s->groups[i].off != SOFT_ALL_CHANNELS)
-                /* this time counts even if the group has no work, as in a GPU's context-switch log */
+                /* the time counts as busy even if the group has no work, as it does in a GPU's log of context
+                 * switches */
                 s->groups[i].busy_ns += end - at;
             if (i != running && has_work(&s->groups[i], at))
                 s->groups[i].delay_ns += end - at;
@@ -112,7 +113,7 @@ static uint64_t advance(struct soft_schedule *s, uint64_t until, uint32_t watche
     return 0;
 }
 
-/* Locks the schedule and returns a copy of it that is up to date. close_schedule makes the copy the live schedule. */
+/* Locks the schedule and returns an up-to-date copy of it. close_schedule makes the copy the live schedule. */
 static struct soft_schedule *open_schedule(struct soft_device *device, uint64_t *now)
 {
     lock(device);
@@ -142,7 +143,7 @@ static void close_schedule(struct soft_device *device)
     atomic_store(&device->schedule_lock, 0);
 }
 
-/* ---- groups ---- */
+/* ---- channel groups ---- */
 
 int soft_group_new(int number)
 {
@@ -172,7 +173,7 @@ void soft_group_gone(int number, int group)
     atomic_store(&device->group_owner[group], 0);
 }
 
-/* Calls `change` for a group, unless it is NULL, and returns the group. */
+/* Returns a group; if `change` is not NULL, calls it for the group first. */
 struct soft_group soft_group_change(int number, int group, void (*change)(struct soft_schedule *, int, uint64_t), uint64_t value)
 {
     struct soft_device *device = &soft_state()->devices[number];
@@ -187,7 +188,7 @@ struct soft_group soft_group_change(int number, int group, void (*change)(struct
     return found;
 }
 
-/* ---- clocks ---- */
+/* ---- the clocks of contexts ---- */
 
 static bool is_sliced(const struct soft_context *context)
 {
@@ -219,7 +220,7 @@ uint64_t soft_delay(const struct soft_context *context)
     return delay_of(context, &now);
 }
 
-/* Predicts when a context's clock reaches clock_ns, but returns at most LOOK_AGAIN_NS from now. */
+/* Predicts when a context's clock will reach clock_ns; the returned time is at most LOOK_AGAIN_NS from now. */
 uint64_t soft_expect(const struct soft_context *context, uint64_t clock_ns)
 {
     if (!is_sliced(context))
@@ -243,7 +244,7 @@ void soft_wait(const struct soft_context *context, uint64_t clock_ns)
         soft_sleep_until(soft_expect(context, clock_ns));
 }
 
-/* Appends work to that of its context. Returns the end of the work by the context's clock. */
+/* Appends work to the context's earlier work. Returns the end of the work by the context's clock. */
 uint64_t soft_schedule_work(const struct soft_context *context, uint64_t not_before_ns, struct soft_unit unit)
 {
     if (!is_sliced(context) || soft_runs_together())

@@ -1,5 +1,5 @@
-/* A small replacement for NVML, which reads the software GPU's shared state. It answers which GPUs exist, and what is
- * used on them. */
+/* A small replacement for NVML. It reads the software GPU's shared state, and answers which GPUs exist and how much
+ * of them is used. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,8 +116,8 @@ EXPORT int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz)
     return NVML_SUCCESS;
 }
 
-/* Returns the SM clock. COTENANT_SOFTGPU_CLOCK sets it, in percent of the highest; it does not change the length of
- * kernels. */
+/* Returns the SM clock. The variable COTENANT_SOFTGPU_CLOCK sets it, in percent of the highest clock. The value
+ * changes only what NVML reports, not the duration of kernels. */
 EXPORT int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz)
 {
     (void)device, (void)kind;
@@ -159,8 +159,8 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
     return result;
 }
 
-/* Returns the MIG mode, which is only a variable of the environment here. GPUs in MIG mode have no memory limits by
- * control group. */
+/* Returns the MIG mode, which an environment variable sets here. GPUs in MIG mode have no memory limits by control
+ * group. */
 EXPORT int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *pending)
 {
     (void)device;
@@ -213,7 +213,8 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count
             infos[found] = (struct process_info){(unsigned)(owner >> 32), bytes, UINT32_MAX, UINT32_MAX};
         found++;
     }
-    int result = infos && found > *count ? 7 : NVML_SUCCESS; /* 7: the array is too small */
+    /* 7 is NVML_ERROR_INSUFFICIENT_SIZE: the caller's array is too small */
+    int result = infos && found > *count ? 7 : NVML_SUCCESS;
     *count = found;
     return result;
 }

@@ -1,20 +1,20 @@
-/* A stand-in for libcuda on machines without a GPU.  Its kernels compute nothing: they only take time.
+/* A stand-in for libcuda on machines without a GPU. Its kernels compute nothing: they only take time.
  *
- * No thread simulates the device.  A launch reserves the next free time span of the device, and has completed once that span
- * is past.  Processes that use the same state file share the device's schedule and memory, and contend for both.  The shared
- * state is changed by atomic operations only, so a killed process leaves no lock behind; the next process that accesses the
- * state frees what a dead process held.
+ * No thread simulates the device. A launch reserves the next free time span of the device, and has completed when
+ * that span is past. Processes that use the same state file share the device's schedule and memory, and compete for
+ * both. The shared state is changed by atomic operations only, so a killed process leaves no lock behind. The next
+ * process that accesses the state frees what a dead process held.
  *
- * A module is text, one kernel per line after the first:
+ * A module is text: a first line, and then one line for each kernel:
  *
- *     cotenant-soft-module
- *     busy 1600000          a kernel that takes 1.6 ms
- *     timed param           a kernel whose first parameter (uint64) is its length in nanoseconds
- *     copy param 66 memory  the same, for a kernel of class memory (or compute) that fills 66 SMs (default: all)
+ *      cotenant-soft-module
+ *      busy 1600000          a kernel that takes 1.6 ms
+ *      timed param           a kernel whose first parameter (uint64) is its length in nanoseconds
+ *      copy param 66 memory  as `timed`, but of class memory (or compute), on 66 SMs (default: all)
  *
- * Environment: COTENANT_SOFTGPU_STATE (path of the state file), COTENANT_SOFTGPU_COUNT (devices, default 1),
- * COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, which a small machine can fill).
- * The first process of a state file sets the last three. */
+ * Environment variables: COTENANT_SOFTGPU_STATE (path of the state file), COTENANT_SOFTGPU_COUNT (number of devices,
+ * default 1), COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, which a small
+ * machine can keep busy). The first process that uses a state file sets the last three for all. */
 #ifndef COTENANT_SOFTGPU_H
 #define COTENANT_SOFTGPU_H
 
@@ -32,19 +32,20 @@
 #define SOFT_MAX_PROCESSES 1024
 #define SOFT_DRIVER_VERSION 13000
 
-/* ---- state.c: what processes share ---- */
+/* ---- state.c: what the processes share ---- */
 struct soft_process {
     _Atomic uint64_t owner;        /* pid << 32 | low half of the start time; 0: free */
     _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last time span that the process reserved on each device */
-    /* used by share.c: duration of its last kernel << 16 | permille of SMs << 2 | work class */
+    /* of the process's last kernel: duration << 16 | permille of SMs << 2 | work class; share.c reads it */
     _Atomic uint64_t shape[SOFT_MAX_DEVICES];
     _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
-    /* end of its last copy, for each device and direction of the link */
+    /* end of the process's last copy, for each device and direction of the link */
     _Atomic uint64_t engine_tail_ns[SOFT_MAX_DEVICES][2];
     _Atomic uint32_t checkpoint;   /* state of this process's checkpoint, see checkpoint.c */
     _Atomic uint32_t managed;      /* the process has allocated managed memory at some time */
-    _Atomic uint64_t saved_bytes[SOFT_MAX_DEVICES]; /* while it has a checkpoint: memory that it had on each device */
-    /* number + 1 of the device on which it was restored; 0: the same device */
+    /* memory that the process had on each device when its checkpoint was made; 0 without a checkpoint */
+    _Atomic uint64_t saved_bytes[SOFT_MAX_DEVICES];
+    /* number + 1 of the device on which the memory was restored; 0: the same device */
     _Atomic uint32_t place[SOFT_MAX_DEVICES];
 };
 
@@ -57,16 +58,18 @@ struct soft_process {
 struct soft_group {
     uint64_t until_ns;             /* end of the group's queued work, by the group's clock */
     uint64_t delay_ns;             /* how far the group's clock is behind the host's clock */
-    uint64_t busy_ns, runs, yields; /* totals; yields: number of runs that ended because the group had no more work */
+    /* sums since the group was created; yields: number of runs that ended because the group had no more work */
+    uint64_t busy_ns, runs, yields;
     uint64_t slice_ns, slice_us;   /* the time slice in use in ns, and as it was set in us */
-    uint32_t present, off;         /* off: a bit for each channel that was taken off the device */
-    /* how often each channel was taken off the device and not put back, as the driver counts */
+    /* off: one bit for each channel that is disabled, which means that it is off the device */
+    uint32_t present, off;
+    /* how many more times each channel was disabled than enabled; the driver counts this, too */
     uint32_t disabled[SOFT_CHANNELS];
 };
 
 struct soft_schedule {
     uint64_t at_ns, slice_end_ns, switched_ns, reaped_ns;
-    uint32_t current, unused;      /* number + 1 of the group that ran last; 0: none ran */
+    uint32_t current, unused;      /* current: number + 1 of the group that ran last, 0: none has run */
     struct soft_group groups[SOFT_MAX_GROUPS];
 };
 
@@ -76,7 +79,7 @@ struct soft_device {
     _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* like soft_process.owner; 0: the group is free */
     struct soft_schedule schedules[2];
     _Atomic uint64_t busy_until_ns;
-    _Atomic uint64_t last_process; /* index + 1 of the process that reserved last */
+    _Atomic uint64_t last_process; /* index + 1 of the process that made the last reservation */
     _Atomic uint64_t busy_ns;      /* total time for which processes reserved the GPU */
     /* end of the last reserved span of each copy engine: to the device, to the host */
     _Atomic uint64_t engine_until_ns[2];
@@ -97,7 +100,8 @@ int soft_attach(void); /* calls soft_map, and claims an entry in the table of pr
 void soft_uuid(int device, uint8_t uuid[16]);
 struct soft_state *soft_state(void);
 enum { SOFT_TO_DEVICE, SOFT_TO_HOST }; /* directions of a copy over the link */
-uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes); /* returns the span's end */
+/* returns the end of the reserved time span */
+uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes);
 void soft_note_engine(int device, int direction, uint64_t end_ns);
 /* A unit of work: a kernel, or the kernels of a graph. */
 struct soft_unit {
@@ -105,9 +109,10 @@ struct soft_unit {
     uint32_t kernels; /* number of kernels; 0 stands for one */
     uint32_t sms;     /* number of SMs that each kernel could use; 0: all */
     uint32_t work;    /* work class: 1 unknown, 2 memory-bound, 3 compute-bound */
-    bool overdue;     /* the work may begin in the past, because it was held and the pump thread was late */
+    bool overdue;     /* the stream was held and the pump thread is late, so the work may begin in the past */
 };
-uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit); /* returns the span's end */
+/* returns the end of the reserved time span */
+uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit);
 bool soft_runs_together(void);
 uint64_t soft_share(int device, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit);
 /* mps.c */
@@ -144,7 +149,7 @@ uint64_t soft_schedule_work(const struct soft_context *context, uint64_t not_bef
 void soft_tell_context(const struct soft_context *context); /* channels.c */
 void soft_tell_context_gone(const struct soft_context *context);
 
-/* ---- objects; a program's handle is a pointer to one, and `kind` is checked at each use ---- */
+/* ---- objects: a program's handle is a pointer to one, and every function checks its `kind` ---- */
 enum soft_kind { SOFT_CONTEXT = 0x51c0, SOFT_STREAM, SOFT_EVENT, SOFT_MODULE, SOFT_FUNCTION, SOFT_GRAPH, SOFT_EXEC,
                  SOFT_ARRAY, SOFT_POOL, SOFT_HANDLE, SOFT_NODE };
 
@@ -166,7 +171,7 @@ struct soft_stream {
     bool blocking;
     int priority;
     _Atomic uint64_t tail_ns;
-    uint64_t ends[SOFT_QUEUE_DEPTH]; /* ends of the last launches, by which the limit of queued launches is checked */
+    uint64_t ends[SOFT_QUEUE_DEPTH]; /* ends of the last launches; a launch waits until fewer than SOFT_QUEUE_DEPTH are unfinished */
     uint32_t queued;
     int capture;          /* CU_CAPTURE_* */
     int capture_mode;
@@ -174,7 +179,7 @@ struct soft_stream {
     uint64_t capture_thread;
     struct soft_graph *capture_graph;
     struct soft_stream *next;
-    struct soft_op *first_op, *last_op; /* list of operations that wait while the stream is held; see deferred.c */
+    struct soft_op *first_op, *last_op; /* operations that are kept while the stream is held; see deferred.c */
     struct soft_stream *next_held;
 };
 
@@ -183,7 +188,7 @@ struct soft_event {
     unsigned flags;
     bool recorded;
     uint32_t generation; /* number of times that the event was recorded */
-    _Atomic uint64_t when_ns; /* time by the clock of the event's context; SOFT_UNKNOWN_NS while its stream is held */
+    _Atomic uint64_t when_ns; /* by the clock of the event's context; SOFT_UNKNOWN_NS while its stream is held */
     struct soft_context *context;
     struct soft_graph *captured_in;
 };
@@ -193,19 +198,20 @@ enum soft_op_kind { SOFT_OP_WRITE, SOFT_OP_WAIT, SOFT_OP_RECORD, SOFT_OP_WAIT_EV
 struct soft_op {
     enum soft_op_kind kind;
     uint32_t value, generation;
-    bool looked;          /* the condition of this wait was false at an earlier check */
-    unsigned compare;     /* condition of a wait: 0 at least, 1 equal, 2 a bit in common */
+    bool looked;          /* an earlier check of this wait found that its condition was false */
+    unsigned compare;     /* condition of a wait for `value`: 0 at least, 1 equal, 2 a bit in common */
     uint32_t *word;
     struct soft_event *event;
     struct soft_unit unit; /* the kernels, if the work is not a copy over the link */
     bool over_link;
-    int direction;        /* direction of a copy over the link */
+    /* condition of a wait for a value: 0 at least the value, 1 equal to it, 2 a bit in common with it */
+    int direction;
     void *to;             /* destination of a copy or memset, or NULL */
     const void *from;     /* source of a copy; NULL for a memset, which writes `element` */
     uint32_t element;
     size_t element_bytes;
     uint64_t bytes;
-    const struct soft_op *parts; /* copies and memsets of a graph's nodes */
+    const struct soft_op *parts; /* the copies and memsets of a graph's nodes */
     uint32_t part_count;
     uint64_t queued_ns;   /* time of the program's call */
     struct soft_op *next;
@@ -237,7 +243,7 @@ struct soft_exec {
     enum soft_kind kind;
     uint32_t kernels, sms; /* number of kernels of the graph, and SMs that the largest of them fills */
     uint64_t length_ns;
-    uint64_t allocates; /* size of the memory nodes, which is reserved at the first launch */
+    uint64_t allocates; /* total size of the graph's memory nodes; the first launch reserves it */
     bool reserved;
     struct soft_op contents; /* the copies and memsets of all nodes */
 };
@@ -254,7 +260,7 @@ static inline struct soft_unit soft_plain(uint64_t length_ns)
 {
     return (struct soft_unit){.length_ns = length_ns, .work = 1};
 }
-static inline struct soft_unit soft_on_device(uint64_t bytes) /* a copy or a memset on the device */
+static inline struct soft_unit soft_on_device(uint64_t bytes) /* the work of a copy or a memset on the device */
 {
     return (struct soft_unit){.length_ns = bytes * 1000 / SOFT_ON_DEVICE_BYTES_PER_US + 1000, .work = 2};
 }
@@ -270,9 +276,10 @@ bool soft_is_within_its_span(uint64_t address, uint64_t bytes);
 bool soft_is_pooled(uint64_t address); /* the caller holds soft_lock */
 bool soft_is_pooled_or_mapped(uint64_t address, bool on_device); /* the caller holds soft_lock */
 CUresult soft_add_node(struct soft_stream *stream, struct soft_node node);
-/* returns the error of a call that a capture in global mode forbids; CUDA_SUCCESS if it is allowed */
+/* checks a call that a capture in global mode forbids: returns CUDA_SUCCESS, or the error that the call must return */
 CUresult soft_unsafe_call(void);
-void soft_invalidate(struct soft_graph *graph); /* the caller holds soft_lock; NULL invalidates all captures */
+/* invalidates one capture, or all if `graph` is NULL; the caller holds soft_lock */
+void soft_invalidate(struct soft_graph *graph);
 CUresult soft_legacy_beside_capture(struct soft_stream *stream);
 CUresult soft_join_capture(struct soft_stream *stream, struct soft_graph *graph, int mode, bool origin);
 struct soft_stream *soft_stream_new(struct soft_context *context, bool blocking, int priority);

@@ -54,7 +54,7 @@ static uint64_t start_time(pid_t pid)
     line[length] = '\0';
     char *field = strrchr(line, ')');
     if (field && (field[2] == 'Z' || field[2] == 'X'))
-        return 0; /* a zombie counts as dead */
+        return 0; /* a zombie has ended already, so it counts as dead */
     for (int i = 0; field && i < 20; i++)
         field = strchr(field + 1, ' ');
     return field ? strtoull(field + 1, NULL, 10) : 0;
@@ -82,7 +82,7 @@ int soft_open_state(void)
         snprintf(path, sizeof path, "/dev/shm/cotenant-softgpu-%u", (unsigned)getuid());
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     int why = fd < 0 || ftruncate(fd, sizeof(struct soft_state)) != 0 ? errno : 0;
-    /* if the disk were full, an access to the mapped file would cause SIGBUS later */
+    /* without this allocation, an access to the mapped file would end the process by SIGBUS if the disk were full */
     int full = why ? 0 : posix_fallocate(fd, 0, sizeof(struct soft_state));
     if (full == ENOSPC || full == EDQUOT)
         why = full;
@@ -95,7 +95,8 @@ int soft_open_state(void)
     return fd;
 }
 
-/* Initialises a new state file, which is all zeros. If two processes find that, both write the same values. */
+/* Initialises a new state file, which is all zeros. If two processes do this at the same time, both write the same
+ * values. */
 static void found(struct soft_state *fresh)
 {
     if (atomic_load(&fresh->magic) == STATE_MAGIC)
@@ -150,7 +151,7 @@ int soft_map_file(int fd)
 {
     static struct stat mapped_file;
     struct stat found;
-    if (self) /* a process that uses a device keeps its state file */
+    if (self) /* a process that uses a device must not change its state file */
         return 0;
     if (syscall(SYS_fstat, fd, &found) != 0 || found.st_size < (off_t)sizeof *state)
         return -1;
@@ -200,7 +201,7 @@ bool soft_is_dead(uint64_t owner)
     return owner != 0 && (kill(pid, 0) != 0 && errno == ESRCH ? true : identity(pid) != owner);
 }
 
-/* Shortens a schedule to the end of the last time span that a live process has reserved. */
+/* Shortens a schedule to the end of the last time span that a live process has reserved on it. */
 static void shorten(_Atomic uint64_t *until_ns, size_t tail)
 {
     uint64_t until = atomic_load(until_ns), latest = 0;
@@ -212,8 +213,8 @@ static void shorten(_Atomic uint64_t *until_ns, size_t tail)
         atomic_compare_exchange_strong(until_ns, &until, latest);
 }
 
-/* Frees the entries of dead processes, and the future time spans that they had reserved, since a real device drops the
- * work of a killed context, too. */
+/* Frees the entries of dead processes and the future time spans that they had reserved: a real device also drops the
+ * work of a killed context. */
 void soft_reap(void)
 {
     bool freed = false;
@@ -253,8 +254,8 @@ static bool others_interleave(struct soft_device *device, int number, uint64_t n
            atomic_load(&other->tail_ns[number]) > now;
 }
 
-/* Returns the device that stands for a device of this process, which is another one after its checkpoint was restored
- * there. */
+/* Returns the device on which this process's memory of a device is now: after a restore from a checkpoint it may be
+ * another one. */
 static int place_of(int number)
 {
     uint32_t place = self ? atomic_load(&self->place[number]) : 0;
@@ -331,15 +332,15 @@ static uint64_t soft_own_memory(int number)
     return self ? atomic_load(&self->bytes[number]) : 0;
 }
 
-/* Returns how much this process may still allocate under the limit of the MPS server. */
+/* Returns how much memory this process may still allocate under the limit of the MPS server. */
 uint64_t soft_mps_left(int number)
 {
     uint64_t own = soft_own_memory(place_of(number)), limit = soft_mps_limit();
     return own < limit ? limit - own : 0;
 }
 
-/* Charges memory to this process if there is enough. The bytes are added before they are compared, so that two
- * processes cannot both take the last memory. */
+/* Charges memory to this process if enough is free. The bytes are added before they are compared with the limit, so
+ * two processes cannot both take the last free memory. */
 bool soft_take_memory(int number, uint64_t bytes)
 {
     soft_pass();

@@ -9,7 +9,7 @@
 
 static __thread int thread_mode = CU_CAPTURE_MODE_GLOBAL;
 static __thread struct soft_stream *per_thread;
-static struct soft_stream *captures[MAX_CAPTURES]; /* under soft_lock */
+static struct soft_stream *captures[MAX_CAPTURES]; /* protected by soft_lock */
 static _Atomic int capture_count;
 
 static uint64_t this_thread(void)
@@ -56,9 +56,10 @@ uint64_t soft_context_tail(struct soft_context *context)
     return tail;
 }
 
-/* ---- capture rules ---- */
+/* ---- rules about calls during a capture ---- */
 
-void soft_invalidate(struct soft_graph *graph) /* graph NULL: invalidates all captures; the caller holds soft_lock */
+/* invalidates one capture, or all if `graph` is NULL; the caller holds soft_lock */
+void soft_invalidate(struct soft_graph *graph)
 {
     for (int i = 0; i < MAX_CAPTURES; i++)
         if (captures[i] && (!graph || captures[i]->capture_graph == graph))
@@ -92,8 +93,8 @@ static CUresult forbidden_on(struct soft_stream *stream)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* Returns an error if a stream is the legacy stream and a blocking stream is being captured: the legacy stream
- * synchronises with blocking streams. */
+/* Returns an error if the stream is the legacy stream and a blocking stream is being captured. The call would make
+ * the legacy stream synchronise with the captured one, which is forbidden. */
 CUresult soft_legacy_beside_capture(struct soft_stream *stream)
 {
     if (atomic_load(&capture_count) == 0 || stream != stream->context->legacy)
@@ -242,8 +243,8 @@ static void deferred(struct soft_stream *stream, bool waits)
     soft_wait(stream->context, stream->tail_ns);
 }
 
-/* Appends a unit of work to a stream, together with its copies and memsets on the device. `waits`: the host waits for
- * its end. */
+/* Appends a unit of work to a stream, together with its copies and memsets on the device. If `waits` is set, the
+ * host waits for its end. */
 CUresult soft_enqueue_filling(struct soft_stream *stream, struct soft_unit unit, struct soft_op contents, bool waits)
 {
     if (!stream)
@@ -279,7 +280,8 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
         return result;
     bool pageable = soft_is_pageable((uintptr_t)(direction == SOFT_TO_DEVICE ? from : to));
     if (pageable) {
-        soft_settle(stream); /* the program may change or read the memory as soon as the call returns */
+        /* when the call returns, the program may change or read the memory, so the copy must be done now */
+        soft_settle(stream);
         waits |= direction != SOFT_TO_DEVICE;
     }
     struct soft_op op = {.kind = SOFT_OP_WORK, .over_link = true, .direction = direction, .to = to, .from = from, .bytes = bytes};
@@ -287,7 +289,7 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
         deferred(stream, waits);
         return CUDA_SUCCESS;
     }
-    /* the link uses the clock of the host, which all contexts share */
+    /* the link is shared by all contexts, so its times are by the host's clock */
     uint64_t delay = soft_delay(stream->context), now = soft_now_ns();
     uint64_t begin = stream->tail_ns + delay > now ? stream->tail_ns + delay : now;
     uint64_t end = soft_reserve_link(stream->context->device, direction, begin, bytes);

@@ -1,5 +1,5 @@
 /* Reads CUDA_VISIBLE_DEVICES: numbers, UUIDs or unambiguous prefixes of UUIDs, separated by commas. The list ends
- * before the first entry that names no device, or a device that was named before. */
+ * before the first entry that names no device, or names one a second time. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ static int by_uuid(const char *entry, size_t length)
         uuid_text(device, text);
         if (length < sizeof text && strncasecmp(entry, text, length) == 0) {
             if (found >= 0)
-                return -1; /* ambiguous */
+                return -1; /* the prefix is ambiguous */
             found = device;
         }
     }

@@ -1,5 +1,5 @@
-/* The devices that a process sees, in the order of CUDA_VISIBLE_DEVICES. Programs use a device's position in that list,
- * its ordinal; internal functions use the device's number. */
+/* The devices that a process sees, in the order of CUDA_VISIBLE_DEVICES. Programs use a device's position in that
+ * list (its ordinal); functions of the software GPU use the device's number. */
 #ifndef COTENANT_SOFT_VISIBLE_H
 #define COTENANT_SOFT_VISIBLE_H
 

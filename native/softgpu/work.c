@@ -46,7 +46,7 @@ EXPORT CUresult cuModuleLoadData(struct soft_module **out, const void *image)
         return CUDA_ERROR_INVALID_VALUE;
     const char *text = image;
     if (strncmp(text, MODULE_HEAD "\n", sizeof MODULE_HEAD) != 0)
-        return CUDA_ERROR_INVALID_IMAGE; /* not a module of the software GPU */
+        return CUDA_ERROR_INVALID_IMAGE; /* the image is not a module of the software GPU */
     struct soft_module *module = calloc(1, sizeof *module);
     module->kind = SOFT_MODULE;
     for (const char *line = strchr(text, '\n'); line && line[1] && module->count < MAX_KERNELS; line = strchr(line + 1, '\n'))
@@ -91,7 +91,8 @@ EXPORT CUresult cuFuncGetName(const char **name, CUfunction handle)
     return CUDA_SUCCESS;
 }
 
-/* Returns one block per SM. The module states how many SMs a kernel fills; the launch's grid has no effect. */
+/* Always returns one block per SM, because the module itself states how many SMs a kernel fills, and the launch's
+ * grid has no effect. */
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction handle, int threads, size_t shared)
 {
     (void)handle, (void)threads, (void)shared;
@@ -211,7 +212,7 @@ EXPORT CUresult cuGraphDestroy(struct soft_graph *graph)
     return CUDA_SUCCESS;
 }
 
-/* Returns the numbers from 1 on as nodes, since programs only need how many there are. */
+/* Returns the numbers from 1 on instead of nodes, since programs only use how many there are. */
 EXPORT CUresult cuGraphGetNodes(struct soft_graph *graph, uintptr_t *nodes, size_t *count)
 {
     if (!graph || graph->kind != SOFT_GRAPH)
@@ -222,7 +223,7 @@ EXPORT CUresult cuGraphGetNodes(struct soft_graph *graph, uintptr_t *nodes, size
     return CUDA_SUCCESS;
 }
 
-/* CUDA_KERNEL_NODE_PARAMS: function, grid and block, shared bytes, parameters. */
+/* CUDA_KERNEL_NODE_PARAMS: function, grid, block, shared memory, parameters. */
 struct kernel_node_params {
     CUfunction function;
     unsigned grid[3], block[3], shared;
@@ -253,7 +254,7 @@ EXPORT CUresult cuGraphInstantiateWithFlags(struct soft_exec **out, struct soft_
     struct soft_exec *exec = calloc(1, sizeof *exec);
     exec->kind = SOFT_EXEC;
     exec->kernels = graph->count;
-    /* not freed, because launches of held streams may still use it */
+    /* not freed: launches in held streams may still use it */
     struct soft_op *parts = calloc(graph->count + 1, sizeof *parts);
     exec->contents.parts = parts;
     for (uint32_t i = 0; i < graph->count; i++) {

@@ -297,7 +297,7 @@ def test_a_program_that_goes_around_the_shim_is_reported(node: Node, client_prog
 
     process = node.launch("sly", [str(client_program), "v2", "bypass", str(library_path(SOFT_DRIVER)), "600"])
     wait_for(lambda: (row := node.row("sly")) and row["warnings"], what="it is shown, not ignored")
-    assert any("no launch passed the shim" in text for text in node.row("sly")["warnings"])
+    assert any("no launch has passed the shim" in text for text in node.row("sly")["warnings"])
     node.call("stop", name="sly", grace_s=0.2)
     process.wait(60)
 

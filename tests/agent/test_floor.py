@@ -127,7 +127,7 @@ def test_work_that_is_on_its_way_raises_the_floor_for_who_will_do_it(agent: Agen
 def test_the_page_is_full_after_64_holders(agent: AgentProcess) -> None:
     uuid = uuid_of(agent)
     floors = [join_floor(agent.folder, uuid) for _ in range(FLOOR_HOLDERS)]
-    with pytest.raises(Exception, match="refused this process"):
+    with pytest.raises(Exception, match="did not let this process join the LS gate"):
         join_floor(agent.folder, uuid)
     for floor in floors:
         floor.close()
@@ -140,7 +140,7 @@ def test_a_page_that_was_written_over_is_mended(agent: AgentProcess) -> None:
     noise = random.Random(5)
     floor.mapping.memory[:] = bytes(noise.getrandbits(8) for _ in range(FLOOR_BYTES))
     wait_for(lambda: floor.mapping.layout.magic == FLOOR_MAGIC, what="the agent writes its part again")
-    wait_for(lambda: "was overwritten" in (agent.folder / "agent.log").read_text(), what="and says so")
+    wait_for(lambda: "the agent restored them" in (agent.folder / "agent.log").read_text(), what="and says so")
     third = join_floor(agent.folder, uuid)
     state = agent.call("colocation")["gpus"][uuid]
     assert state["bounded"]

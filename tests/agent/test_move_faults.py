@@ -188,7 +188,7 @@ def test_other_maps_are_tried_where_the_driver_wants_another() -> None:
     (said,) = moved_with(alone)
     assert alone.asked == ["all GPUs", "two GPUs", "one GPU"]
     assert alone.state == "running"
-    assert "was restored with a map of one GPU" in said
+    assert "was restored with a GPU map that lists one GPU" in said
     everything = Driver("all GPUs")
     assert moved_with(everything) == []
     assert everything.asked == ["all GPUs"]

@@ -203,7 +203,7 @@ def test_held_tenants_outlive_the_agent(held: HeldAgent) -> None:
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        ({"kind": "vm", "id": UID}, "'vm' is not pod or slurm"),
+        ({"kind": "vm", "id": UID}, "unknown kind of owner 'vm'"),
         ({"kind": "pod", "id": ""}, "a pod needs an id"),
         ({"kind": "pod", "id": 7}, "a pod needs an id"),
         ({"kind": "pod", "id": UID, "uid": -1}, "-1 is not a numeric user id"),
@@ -219,7 +219,7 @@ def test_root_of_a_container_cannot_hold_others_off_a_gpu(held: HeldAgent) -> No
     gpu = uuid_of(0)
     join_floor(held.tenants, gpu).close()  # a worker of this machine's administrator
     held.put(pod_cgroup(UID, ID))
-    with pytest.raises(WorkError, match="refused this process at the LS gate"):
+    with pytest.raises(WorkError, match="did not let this process join the LS gate"):
         join_floor(held.tenants, gpu)
 
 

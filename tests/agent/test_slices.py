@@ -370,7 +370,7 @@ def test_a_driver_that_does_not_take_the_controls_means_turns(agent: AgentProces
         assert page.epoch != 0  # no launch goes by what was open before
         row = agent.tenant("first")
         assert row["mechanism"] == "time"
-        assert any("takes turns instead of hardware time slices" in text for text in row["warnings"])
+        assert any("takes turns that the agent grants" in text for text in row["warnings"])
         assert shim.take(slot)["epoch"] != 0
         with pytest.raises(InputError, match="cannot be combined with slices"):
             register(client, "second", mechanism="slices")

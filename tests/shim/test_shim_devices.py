@@ -56,7 +56,7 @@ def test_gpu_of_others_gives_no_context(tenants: Tenants, agent: Agents) -> None
         process = tenants.python(broker, script, **TWO)
         out, err = process.communicate(timeout=60)
         assert out.split() == ["800", "800", "0"]
-        assert "this tenant may not use GPU 1" in err
+        assert "the agent does not allow this tenant to use GPU 1" in err
 
 
 def test_memory_of_a_gpu_of_others_is_refused_without_a_context_too(tenants: Tenants, agent: Agents) -> None:

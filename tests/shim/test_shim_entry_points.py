@@ -121,7 +121,7 @@ def test_without_an_agent_the_program_is_told_at_once(tenants: Tenants, agent: A
         process = tenants.start(None, command, **environment, PYTHONPATH=str(Path(__file__).parent))
         out, err = process.communicate(timeout=60)
         assert out.strip() == "802"
-        assert "a tenant does not run without one" in err
+        assert "a tenant cannot run without it" in err
 
 
 def test_process_without_a_token_may_become_known_a_little_later(tenants: Tenants, agent: Agents) -> None:

@@ -57,7 +57,7 @@ def test_use_of_the_gpu_without_a_launch_is_reported(tenants: Tenants, agent: Ag
     with agent() as broker:
         process = tenants.client_run(broker, "v2", "bypass", str(tenants.driver), "600")
         assert process.stderr is not None
-        assert "no launch passed the shim" in process.stderr.readline()
+        assert "no launch has passed the shim" in process.stderr.readline()
         wait_for(lambda: [m["code"] for m in broker.clients[0].of(MessageType.WARNING)] == [1])
 
 

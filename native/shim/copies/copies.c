@@ -1,19 +1,22 @@
 /* Schedules the copies between host and device of several tenants on the GPU's link (abi/copy_page.h, copy_rule.h).
  *
- * A copy from or to pinned memory is split into pieces that stay in the program's own stream, each as three operations:
+ * A copy from or to pinned memory is split into pieces. They stay in the program's own stream, where each piece is
+ * three operations:
  *
- *     write ready   the stream has arrived here, so earlier pieces are done
- *     wait go       the stream waits until the piece may run
- *     copy          the piece
+ *     write ready   tells the host that the stream has arrived here, so earlier pieces are done
+ *     wait go       makes the stream wait until the piece may run
+ *     copy          copies the piece
  *
- * `ready` and `go` are the *wait flags*, words of host memory that the GPU can access. The worker thread, or the thread
- * that waits for its copy, polls them. For each piece it requests a slot on the copy page, which is the piece's turn on
- * the link, and then grants the piece by a single store to `go`. So an asynchronous copy costs its thread only the
- * enqueuing, the order in the stream is the program's own, and a grant depends on nothing that the GPU has yet to do.
- * At most in_flight pieces of all tenants are on the link: enough that it is not idle between two pieces. The size of
+ * `ready` and `go` are the copy's *wait words*: words of host memory that the GPU can access. A worker thread, or
+ * the thread that waits for its copy, polls `ready`. For each piece it requests a slot on the copy page. When the
+ * piece has its slot, which is its turn on the link, one store to `go` lets the stream continue. So an asynchronous
+ * copy costs the calling thread no more than the enqueuing, the order in the stream is the program's own, and
+ * letting a piece go depends on no work that the GPU has yet to do.
+ *
+ * At most in_flight pieces of all tenants are on the link, enough to keep it busy between two pieces. The size of
  * pieces depends on the other tenants (copy_piece); a tenant that is alone on its GPU requests no slots at all.
  *
- * Pageable memory is copied by the driver on the calling thread, so that thread itself waits for the turn of each
+ * The driver copies pageable memory on the calling thread, so there that thread itself waits for the slot of each
  * piece. */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -26,12 +29,12 @@
 
 #define MOST_NAP_NS 1000000
 #define FEW_PROCESSORS 8
-#define QUICK_NS 400000     /* pieces shorter than this are polled without a pause */
-#define LEARNT_BYTES 65536  /* pieces smaller than this say little about the link's rate */
-#define STILL_NS 1000000    /* poll interval while some copy makes progress */
-/* a piece that takes longer than this, and than eight times its expected time, loses its slot */
+#define QUICK_NS 400000     /* for pieces that take less time than this, the thread polls without a pause */
+#define LEARNT_BYTES 65536  /* smaller pieces are too short to measure the link's rate by */
+#define STILL_NS 1000000    /* threads poll without a pause only if some copy has made progress within this time */
+/* a piece loses its slot if it takes longer than this and longer than eight times its expected time */
 #define LATE_NS 10000000
-#define EARLY_NS 1000000    /* how long a copy of rank AHEAD keeps its slot while its stream has not reached it */
+#define EARLY_NS 1000000    /* a copy of rank AHEAD keeps its slot this long while its stream has not reached it */
 #define LEAD_NS 40000       /* upper estimate of the time from the request of a slot to the piece's first byte */
 
 pthread_mutex_t cot_copy_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -44,20 +47,20 @@ static bool worker_runs, worker_sleeps;
 
 #define PLACES (2 * COTENANT_MAX_GPUS) /* one entry for each direction of each GPU's link */
 static struct place {
-    struct copy_link link;            /* this process's entry on the copy page, as of its last request */
+    struct copy_link link;            /* this process's queue on the copy page, as of its last request */
     uint64_t mib_ns;                  /* estimated time that the link takes for 1 MiB */
     uint64_t begun_ns;                /* start time of the piece that is on the link */
     uint64_t on_link_bytes;           /* size of the piece that is on the link */
     uint32_t flying;                  /* number of pieces that hold a slot */
-    /* number of granted pieces that have not ended, also if they have lost their slot */
+    /* number of granted pieces that have not ended, including those that have lost their slot */
     uint32_t issued;
     bool waited;                      /* a piece of this process was waiting for a slot at the previous poll */
-    /* flags of the current poll: a piece requested a slot; a piece waits; a piece will request a slot soon; a copy
-     * waits behind another */
+    /* What the current poll found: asked: a piece requested a slot. waits: a piece waits for a slot. soon: a piece
+     * will request a slot soon. behind: a copy waits behind another one of this process. */
     bool asked, waits, soon, behind;
 } places[PLACES];
 
-static _Atomic uint32_t callers; /* number of threads that wait for the lock */
+static _Atomic uint32_t callers; /* number of threads that wait for cot_copy_lock */
 
 void cot_copies_enter(void)
 {
@@ -71,8 +74,8 @@ void cot_copies_leave(void)
     pthread_mutex_unlock(&cot_copy_lock);
 }
 
-/* Pauses a thread between two polls. With few processors it yields; with many it does not, since beside another polling
- * thread a yield takes milliseconds. */
+/* Pauses a thread between two polls. If there are few processors, it yields. If there are many, it only spins,
+ * because a yield takes milliseconds if another thread polls on the same processor. */
 void cot_copies_breathe(void)
 {
     static _Atomic int processors;
@@ -85,15 +88,17 @@ void cot_copies_breathe(void)
         __builtin_ia32_pause();
 }
 
-/* ---- advancing: with lock ---- */
+/* ---- advancing copies: the caller holds cot_copy_lock ---- */
 
-/* how far the stream has come: 0: it has not reached the first piece; pieces + 1: all are done */
+/* Returns how far the stream has come: 0: it has not reached the first piece; n: it has reached piece n; pieces + 1:
+ * all pieces are done. */
 static uint32_t reached(const struct copy_record *record)
 {
     const struct copy_words *mine = &cot_copy_words[record - cot_copy_records];
     int32_t at = (int32_t)(__atomic_load_n(&mine->ready, __ATOMIC_ACQUIRE) - record->base);
     if (at <= 0)
-        return record->before && !cot_copy_follows(record); /* the previous copy has ended, so this one has begun */
+        /* the previous copy in the stream has ended, so this one has begun */
+        return record->before && !cot_copy_follows(record);
     return (uint32_t)at > record->pieces + 1 ? record->pieces + 1 : (uint32_t)at;
 }
 
@@ -158,8 +163,8 @@ static void learn(struct place *place, const struct copy_record *record, uint32_
     place->mib_ns = place->mib_ns ? (3 * place->mib_ns + took) / 4 : took;
 }
 
-/* Returns the slots of pieces that are done or late, since a stalled copy must not block other tenants. Late pieces
- * still count as issued, so that no further pieces follow them. */
+/* Returns the slots of pieces that are done or late. A late piece loses its slot because a stalled copy must not
+ * block other tenants; it still counts as issued, so no further piece follows it. */
 static void settle(struct copy_record *record, uint32_t at, uint64_t now)
 {
     struct place *place = &places[place_of(record)];
@@ -178,8 +183,8 @@ static void settle(struct copy_record *record, uint32_t at, uint64_t now)
         note_issued(place, record, record->granted - record->done);
 }
 
-/* Advances a copy of rank AHEAD. Its slot is requested when the program calls the copy, and returned if the stream does
- * not reach the copy within EARLY_NS. Returns true if the copy waits for a slot. */
+/* Advances a copy of rank AHEAD. Its slot is requested when the program calls the copy, and given back if the stream
+ * does not reach the copy within EARLY_NS. Returns true if the copy waits for a slot. */
 static bool advance_ahead(struct copy_record *record, uint32_t at, uint64_t now)
 {
     if (at == 0 && record->granted && now - record->moved_ns > EARLY_NS) {
@@ -198,19 +203,21 @@ static bool ahead_are_here(const struct cotenant_copy_page *page, uint32_t direc
     return false;
 }
 
-static uint64_t due_ns(const struct place *place) /* when the piece on the link is expected to end */
+/* returns the time at which the piece on the link is expected to end */
+static uint64_t due_ns(const struct place *place)
 {
     return place->begun_ns + expected_ns(place, place->on_link_bytes);
 }
 
-/* If a copy of rank AHEAD may come, a second piece is not issued until the first is about to end. */
+/* Returns whether it is too early to issue a second piece. If a copy of rank AHEAD may come, it is too early until
+ * the first piece is about to end. */
 static bool too_early(const struct copy_record *record, const struct place *place, uint64_t now)
 {
     return place->issued && ahead_are_here(record->link.page, record->direction) && now + LEAD_NS < due_ns(place);
 }
 
-/* Requests slots for the pieces of a copy. Returns true if the copy waits for a slot; then copies behind it in the same
- * direction request none. */
+/* Requests slots for the pieces of a copy. Returns true if the copy waits for a slot; then the copies behind it in
+ * the same direction must not request any. */
 static bool advance(struct copy_record *record, uint32_t at, uint64_t now)
 {
     struct place *place = &places[place_of(record)];
@@ -233,16 +240,17 @@ static void retire(struct copy_record *record)
 {
     cot_copy_give_back(record, record->granted);
     struct cotenant_copy_page *page = record->link.page;
-    for (; record->granted < record->pieces; record->granted++) /* the copy ended before it was polled */
+    /* the copy ended before a poll could count these pieces, so they are charged now */
+    for (; record->granted < record->pieces; record->granted++)
         copy_charge(page, &page->links[record->direction], record->link.queue, cot_copy_piece_bytes(record, record->granted));
     record->serial++;
     record->base += record->pieces + 1;
     record->taken = false;
 }
 
-/* Keeps this process's queue counted as waiting while it has pieces on the link and more to come. Otherwise weights
- * would have no effect for programs whose copies have few pieces. False: no piece of this process waits in this
- * direction. */
+/* Keeps this process's queue marked as waiting while it has pieces on the link and more pieces to come. Without
+ * this, weights would have no effect for programs whose copies have few pieces. Returns false if no piece of this
+ * process waits in this direction. */
 static bool keep_place(struct place *place, uint32_t direction, uint64_t now)
 {
     bool waits = place->waits;
@@ -266,8 +274,8 @@ uint64_t cot_copy_due(const struct copy_record *record)
     return place->issued ? due_ns(place) : 0;
 }
 
-/* Polls all pending copies. Returns the time in ns until the next poll is needed; 0: at once; UINT64_MAX: there are no
- * copies. */
+/* Polls all pending copies. Returns the time in ns until the next poll is needed; 0: poll again at once; UINT64_MAX:
+ * no copy is pending. */
 uint64_t cot_copies_advance(void)
 {
     uint64_t now = cot_now_ns(), still_ns = UINT64_MAX;
@@ -302,12 +310,12 @@ uint64_t cot_copies_advance(void)
     if (!cot_copy_first)
         return UINT64_MAX;
     if (busy && quick && still_ns < STILL_NS)
-        return 0; /* a sleep would take longer than the piece */
+        return 0; /* a sleep would last longer than the piece */
     uint64_t nap = busy ? COPY_NAP_NS : still_ns / 8;
     return nap < COPY_NAP_NS ? COPY_NAP_NS : nap > MOST_NAP_NS ? MOST_NAP_NS : nap;
 }
 
-/* ---- the worker ---- */
+/* ---- the worker thread ---- */
 
 static void *worker(void *unused)
 {
@@ -333,7 +341,7 @@ static void *worker(void *unused)
     return NULL;
 }
 
-void cot_copies_wake_worker(void) /* with lock */
+void cot_copies_wake_worker(void) /* the caller holds cot_copy_lock */
 {
     if (worker_runs) {
         if (worker_sleeps)
@@ -343,7 +351,7 @@ void cot_copies_wake_worker(void) /* with lock */
     worker_runs = cot_start_thread(worker, NULL);
 }
 
-void cot_copies_drop_records(void) /* called in the child of a fork */
+void cot_copies_drop_records(void) /* called in the child of a fork, which has none of the parent's pending copies */
 {
     static const pthread_mutex_t fresh_lock = PTHREAD_MUTEX_INITIALIZER;
     static const pthread_cond_t fresh_cond = PTHREAD_COND_INITIALIZER;

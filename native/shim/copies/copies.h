@@ -1,6 +1,6 @@
-/* Scheduled copies: declarations that copies.c (the pending copies), paced.c (copies that wait in their stream) and
- * link.c (the copy page, and copies that wait on their thread) share. A *piece* is a part of a copy; it runs when it
- * has a slot on the copy page. */
+/* Declarations of scheduled copies that are shared by copies.c (the pending copies), paced.c (copies that wait in
+ * their stream) and link.c (the copy page, and copies that wait on their thread). A *piece* is a part of a copy; it
+ * runs when it has a slot on the copy page. */
 #ifndef COTENANT_COPIES_H
 #define COTENANT_COPIES_H
 
@@ -8,14 +8,15 @@
 #include "copies/host_copy.h"
 #include "shim.h"
 
-struct copy_link { /* this process's entry on the copy page of one GPU */
+struct copy_link { /* this process's queue on the copy page of one GPU */
     struct cotenant_copy_page *page; /* NULL: copies on this GPU are not scheduled */
     uint32_t queue;
     uint32_t participant;
     uint32_t number;                 /* index of the GPU in this process */
 };
 
-struct copy_words { /* two wait flags on separate cache lines, since the GPU writes one and the host the other */
+/* a copy's two wait words, on separate cache lines, since the GPU writes one and the host the other */
+struct copy_words {
     uint32_t ready, before_go[15];
     uint32_t go, after_go[15];
 };
@@ -23,44 +24,45 @@ struct copy_words { /* two wait flags on separate cache lines, since the GPU wri
 struct copy_record { /* a pending copy */
     struct copy_record *next;
     struct copy_link link;
-    /* direction; value of the wait flags at the start; numbers of pieces: in all, granted, whose slot was returned,
-     * done */
+    /* base: value of the wait words when the copy was enqueued. The other fields count pieces: all, those that were
+     * granted a slot, those whose slot was given back, and those that are done. */
     uint32_t direction, base, pieces, granted, returned, done;
     uint64_t piece_bytes, bytes;
-    uint64_t asked_ns;            /* time of the first request of a slot for the next piece */
+    uint64_t asked_ns;            /* time of the first request for a slot for the next piece */
     uint64_t moved_ns;            /* time at which a piece was last granted or done */
     uint64_t serial;              /* changes when the copy ends, so that others can notice its end */
-    /* the previous copy in the same stream, if nothing lies between the two; NULL: not known */
+    /* the previous copy in the same stream, if the program enqueued nothing between the two copies; NULL: not known */
     const struct copy_record *before;
     uint64_t before_serial;
     struct copy_ticket tickets[COTENANT_COPY_SLOTS];
     bool taken;
-    bool free_run;                /* the copy does not wait for slots, because copies of other tenants wait for it */
+    bool free_run;                /* the copy runs without slots, because the copies of other tenants wait for it */
     bool spent;                   /* the copy lost its slot before its stream reached it */
 };
 
-/* whether the previous copy in its stream is unfinished */
+/* Returns whether the previous copy in the same stream is unfinished. */
 static inline bool cot_copy_follows(const struct copy_record *record)
 {
     return record->before && record->before->serial == record->before_serial;
 }
 
-#define COPY_NAP_NS 10000 /* pieces take at least 20 us */
+#define COPY_NAP_NS 10000 /* sleep between two polls; pieces take at least 20 us */
 #define COPY_RECORDS 256
-extern HIDDEN pthread_mutex_t cot_copy_lock; /* protects the records of pending copies and their wait flags */
+extern HIDDEN pthread_mutex_t cot_copy_lock; /* protects the records of pending copies and their wait words */
 extern HIDDEN struct copy_record cot_copy_records[COPY_RECORDS];
 extern HIDDEN struct copy_record *cot_copy_first; /* list of pending copies, in the order of the program's calls */
-/* the wait flags, one pair for each record; NULL before the first copy */
+/* the wait words, one pair for each record; NULL before the first copy */
 extern HIDDEN struct copy_words *cot_copy_words;
 
-HIDDEN void cot_copies_enter(void);     /* takes the lock; threads that poll let threads that make copies go first */
+/* takes cot_copy_lock; polling threads let threads that make copies take it first */
+HIDDEN void cot_copies_enter(void);
 HIDDEN void cot_copies_leave(void);
 HIDDEN void cot_copies_breathe(void);   /* pauses between two polls; the caller does not hold the lock */
 
-/* the caller holds cot_copy_lock for these */
+/* the caller of the functions below holds cot_copy_lock */
 HIDDEN uint64_t cot_copies_advance(void);
 HIDDEN void cot_copies_wake_worker(void);
-/* expected end of the piece that is on the link; 0: there is none */
+/* returns the expected end of the piece that is on the link; 0: there is none */
 HIDDEN uint64_t cot_copy_due(const struct copy_record *record);
 HIDDEN void cot_copy_give_back(struct copy_record *record, uint32_t done);
 

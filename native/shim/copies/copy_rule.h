@@ -1,20 +1,25 @@
-/* The rule that chooses the next chunk on a link, on the page that all tenants of a GPU share. Arithmetic only: no
- * system call, no lock.
+/* The rule that chooses the next chunk on a link, from the copy page that all tenants of a GPU share. It makes no
+ * system call and takes no lock.
  *
- * Each tenant has a queue. Its *vruntime* (virtual runtime) grows by the copied bytes divided by the tenant's weight.
- * The next chunk belongs to the waiting queue with the least vruntime; queues of rank AHEAD come first. A queue may
- * move a *slice* at a time: period * its weight / sum of the waiting weights, but at least one chunk; it loses the rest
- * if its vruntime exceeds the least one by more than that. When an idle queue starts to wait, its vruntime is clamped
- * to within COPY_CREDIT_SLICES slices of the link's clock. So an idle tenant has a bounded credit, and a tenant that
- * moved much while no other waited has a bounded debt. The credit must cover what others moved between two copies of a
- * program that makes one copy after the other: their slice, and what was in flight. A test compares this rule with one
- * in Python (copy_oracle.py).
+ * Each tenant has a queue. The queue's *vruntime* (virtual runtime) grows by the copied bytes divided by the
+ * tenant's weight. The next chunk is that of the waiting queue with the smallest vruntime; queues of rank AHEAD come
+ * first. A queue may copy a *slice* of several chunks in a row: period * its weight / sum of the waiting weights,
+ * but at least one chunk. It loses the rest of the slice if its vruntime exceeds the smallest one by more than a
+ * slice.
  *
- * Everywhere below, a direction is the number of a link; links of pageable memory have numbers that are
+ * When an idle queue starts to wait, its vruntime is clamped to within COPY_CREDIT_SLICES slices of the link's
+ * clock, the smallest vruntime of the waiting queues. So an idle tenant has a bounded credit, and a tenant that
+ * copied much while no other tenant waited has a bounded debt. Take a program that makes one copy after the other:
+ * between two copies, the others copy their slice and what was in flight, and the credit must cover that.
+ *
+ * A test compares this rule with one in Python (copy_oracle.py).
+ *
+ * In the functions below, `direction` is the number of a link; links of pageable memory have numbers that are
  * COTENANT_COPY_PAGEABLE higher.
  *
- * Reads of several fields are not atomic, so two processes may decide on slightly different pages. One chunk may then
- * run out of order; all bytes are charged, so the tenants' shares are right in the long run. */
+ * Several fields are not read atomically together, so two processes may decide on slightly different states of the
+ * page. Then a chunk may run out of order, but all bytes are charged, so the tenants' shares are right in the long
+ * run. */
 #ifndef COTENANT_COPY_RULE_H
 #define COTENANT_COPY_RULE_H
 
@@ -44,7 +49,8 @@ static inline void copy_store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-static inline bool copy_before(uint64_t a, uint64_t b) /* whether a is before b; vruntimes may wrap around */
+/* returns whether vruntime a is before vruntime b; both may wrap around */
+static inline bool copy_before(uint64_t a, uint64_t b)
 {
     return (int64_t)(a - b) < 0;
 }
@@ -54,8 +60,8 @@ static inline uint64_t copy_vtime(uint64_t bytes, uint32_t weight_milli)
     return bytes * COPY_SCALE * 1000 / (weight_milli ? weight_milli : 1);
 }
 
-/* The functions below limit parameters and times of the page to plausible values: every tenant can write to the page,
- * also by mistake, and must not block others for ever. The agent restores its own fields. */
+/* The functions below limit parameters and times of the page to plausible values. Every tenant can write to the
+ * page, also by mistake, and must not be able to block the others for ever. The agent restores its own fields. */
 static inline uint64_t copy_chunk(const struct cotenant_copy_page *page)
 {
     uint64_t bytes = page->chunk_bytes;
@@ -88,7 +94,7 @@ static inline bool copy_slot_is_free(const struct cotenant_copy_page *page, uint
     return word == COTENANT_COPY_UNCLAIMED || now_us > date_us + lapse_us || date_us > now_us + lapse_us;
 }
 
-/* The slice of a queue: how many bytes it may move at a time while others wait. */
+/* Returns the slice of a queue: how many bytes it may copy in a row while other queues wait. */
 static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link,
                                   uint32_t queue, uint64_t now_ns)
 {
@@ -100,7 +106,7 @@ static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const s
     return slice > copy_chunk(page) ? slice : copy_chunk(page);
 }
 
-/* The link in the same direction for the other kind of memory, pinned or pageable. */
+/* Returns the link in the same direction for the other kind of memory (pinned or pageable). */
 static inline const struct cotenant_copy_link *copy_twin(const struct cotenant_copy_page *page, uint32_t direction)
 {
     return &page->links[direction ^ COTENANT_COPY_PAGEABLE];
@@ -111,7 +117,7 @@ static inline bool copy_is_active(const struct cotenant_copy_page *page, const s
     return copy_is_recent(copy_load(&queue->active_ns), now_ns, page->slot_lapse_ns);
 }
 
-/* Whether no other tenant has a queue on this GPU. */
+/* Returns whether no other tenant has a queue on this GPU. */
 static inline bool copy_is_sole(const struct cotenant_copy_link *link, uint32_t number)
 {
     for (uint32_t i = 0; i < COTENANT_COPY_QUEUES; i++)
@@ -120,8 +126,9 @@ static inline bool copy_is_sole(const struct cotenant_copy_link *link, uint32_t 
     return true;
 }
 
-/* The piece size for a copy that starts now. It is a chunk if other tenants copy, or if a copy of rank AHEAD may come;
- * otherwise pieces are larger, which costs less. Copies of rank AHEAD are not split for others. */
+/* Returns the piece size for a copy that starts now. It is one chunk if other tenants copy, or if a copy of rank
+ * AHEAD may come. Otherwise pieces are larger, which costs less time. Copies of rank AHEAD are not split for the
+ * sake of others. */
 static inline uint64_t copy_piece(const struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint64_t now_ns)
 {
     const struct cotenant_copy_link *link = &page->links[direction], *twin = copy_twin(page, direction);
@@ -138,7 +145,7 @@ static inline uint64_t copy_piece(const struct cotenant_copy_page *page, uint32_
     return page->alone_bytes > copy_chunk(page) ? page->alone_bytes : copy_chunk(page);
 }
 
-/* The queue whose chunk is next; COTENANT_COPY_QUEUES: none waits. */
+/* Returns the queue whose chunk is next; COTENANT_COPY_QUEUES: no queue waits. */
 static inline uint32_t copy_next(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link, uint64_t now_ns)
 {
     uint32_t best = COTENANT_COPY_QUEUES;
@@ -174,7 +181,8 @@ static inline uint64_t *copy_clock(struct cotenant_copy_link *link, const struct
     return queue->rank == COTENANT_COPY_AHEAD ? &link->min_ahead : &link->min_vruntime;
 }
 
-/* An idle queue starts to wait: clamp its vruntime to within the wake-up credit of the link's clock. */
+/* Called when an idle queue starts to wait: clamps its vruntime to within COPY_CREDIT_SLICES slices of the link's
+ * clock. */
 static inline void copy_wake(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t now_ns)
 {
     struct cotenant_copy_queue *queue = &link->queues[number];
@@ -196,8 +204,9 @@ static inline uint32_t copy_held_ahead(const struct cotenant_copy_page *page, co
     return held;
 }
 
-/* Finds a free slot for a chunk of this queue. A queue of rank AHEAD ignores the chunks of other ranks that are in
- * flight. A queue of another rank gets no slot while a chunk of rank AHEAD is in flight, in either kind of memory. */
+/* Finds a free slot for a chunk of a queue. A queue of rank AHEAD ignores the chunks of other ranks that are in
+ * flight. A queue of another rank gets no slot while a chunk of rank AHEAD is in flight, whether that chunk is of
+ * pinned or pageable memory. */
 static inline int copy_free_slot(const struct cotenant_copy_page *page, uint32_t direction, bool ahead, uint64_t now_ns)
 {
     const struct cotenant_copy_link *link = &page->links[direction];
@@ -218,7 +227,7 @@ static inline int copy_free_slot(const struct cotenant_copy_page *page, uint32_t
     return held_ahead == 0 && held < most && copy_held_ahead(page, copy_twin(page, direction), now_ns) == 0 ? place : -1;
 }
 
-/* Counts bytes that move while no other tenant has a queue. They need no turn and do not change the vruntime. */
+/* Counts bytes that are copied while no other tenant has a queue. They need no slot and do not change the vruntime. */
 static inline void copy_count(struct cotenant_copy_link *link, uint32_t number, uint64_t bytes)
 {
     __atomic_fetch_add(&link->queues[number].bytes, bytes, __ATOMIC_RELAXED);
@@ -233,7 +242,7 @@ static inline void copy_charge(const struct cotenant_copy_page *page, struct cot
     __atomic_fetch_add(&queue->bytes, bytes, __ATOMIC_RELAXED);
 }
 
-/* After a grant: advances the link's clock, and continues or starts the slice. */
+/* Called after a grant: advances the link's clock, and continues the present slice or starts a new one. */
 static inline void copy_account(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t bytes, uint64_t now_ns)
 {
     uint64_t *clock = copy_clock(link, &link->queues[number]);
@@ -248,9 +257,10 @@ static inline void copy_account(const struct cotenant_copy_page *page, struct co
     __atomic_fetch_add(&link->queues[number].chunks, 1, __ATOMIC_RELAXED);
 }
 
-/* Requests the turn of one chunk on the page.  True: it may go, and the ticket is its slot, to be returned by copy_done.
- * False: request again soon, or call copy_withdraw.  A queue without a weight belongs to a tenant that has ended but has
- * a process left: it would never be next, so it copies without a slot. */
+/* Requests a slot for one chunk. Returns true if the chunk may be copied; the ticket is its slot, which copy_done
+ * gives back. Returns false if the process must request again soon, or call copy_withdraw. A queue without a weight
+ * belongs to a tenant that has ended but still has a process; such a queue would never be next, so it copies without
+ * a slot. */
 static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint32_t participant,
                             uint64_t bytes, uint64_t now_ns, struct copy_ticket *ticket)
 {
@@ -280,8 +290,8 @@ static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction,
     return true;
 }
 
-/* Ensures that no queue waits longer than COPY_RESCUE_NS, whether its vruntime comes from a tiny weight or was
- * overwritten. */
+/* Ensures that no queue waits longer than COPY_RESCUE_NS, even if its vruntime is wrong because its weight is tiny
+ * or because a process has overwritten it. */
 static inline void copy_rescue(struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint64_t now_ns)
 {
     struct cotenant_copy_link *link = &page->links[direction];
@@ -299,7 +309,9 @@ static inline void copy_rescue(struct cotenant_copy_page *page, uint32_t directi
 
 static inline void copy_done(struct cotenant_copy_page *page, uint32_t direction, struct copy_ticket ticket)
 {
-    uint64_t held = ticket.word; /* if the ticket expired, its slot may belong to another chunk by now */
+    /* if the ticket has expired, its slot may belong to another chunk by now, so it is freed only if it still has
+     * the ticket's value */
+    uint64_t held = ticket.word;
     __atomic_compare_exchange_n(&page->links[direction].slots[ticket.slot], &held, COTENANT_COPY_UNCLAIMED, false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }

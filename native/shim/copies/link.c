@@ -1,5 +1,5 @@
-/* Attaches the copy page of each GPU, and decides how a copy between host and device runs: unscheduled, waiting in its
- * stream (paced.c), or waiting on its thread. */
+/* Requests the copy page of each GPU, and decides how a copy between host and device runs: unscheduled, waiting in
+ * its stream (paced.c), or waiting on its thread. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
@@ -8,7 +8,7 @@
 
 #include "copies/copies.h"
 
-#define SPIN_NS 500000 /* a sleep takes at least 60 us */
+#define SPIN_NS 500000 /* poll this long before sleeping, since a sleep takes at least 60 us */
 #define MEMORY_TYPE_ATTRIBUTE 2
 #define IS_MANAGED_ATTRIBUTE 8
 #define MEMORY_TYPE_HOST 1
@@ -18,11 +18,12 @@
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct attached {
     uint64_t connection; /* the connection to the agent on which the page was requested */
-    uint32_t relocations; /* the number of relocations of the process at that time (restores on another GPU) */
+    /* number of times that the process had been restored on another GPU when it requested the page */
+    uint32_t relocations;
     struct copy_link link;
 } attached[COTENANT_MAX_GPUS];
 
-/* ---- the page ---- */
+/* ---- the copy page ---- */
 
 static struct cotenant_copy_page *map_page(int fd, const struct cotenant_copies *terms)
 {
@@ -38,13 +39,13 @@ static struct cotenant_copy_page *map_page(int fd, const struct cotenant_copies 
     return NULL;
 }
 
-/* Requests the copy page from the agent, if there is a new connection or the process was restored on another GPU. The
- * page of a previous agent stays mapped, and is used until there is a new one. */
+/* Requests the copy page from the agent if there is a new connection, or if the process was restored on another GPU.
+ * The page of a previous agent stays mapped, and is used until the new one has arrived. */
 static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
 {
     pthread_mutex_lock(&attach_lock);
     uint32_t relocations = gpu->relocations;
-    if (mine->relocations != relocations) { /* the mapped copy page is of the process's previous GPU */
+    if (mine->relocations != relocations) { /* the mapped copy page belongs to the process's previous GPU */
         __atomic_store_n(&mine->link.page, NULL, __ATOMIC_RELEASE);
         mine->connection = 0;
         __atomic_store_n(&mine->relocations, relocations, __ATOMIC_RELEASE);
@@ -60,7 +61,7 @@ static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
         if (fd >= 0)
             close(fd);
         if (page) {
-            mine->link.page = NULL; /* other threads see no page until all fields are set */
+            mine->link.page = NULL; /* other threads must not see the page before all fields are set */
             atomic_thread_fence(memory_order_seq_cst);
             mine->link = (struct copy_link){NULL, terms->queue, terms->participant, (uint32_t)(gpu - cot_gpu_at(0))};
             __atomic_store_n(&mine->link.page, page, __ATOMIC_RELEASE);
@@ -71,15 +72,15 @@ static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
     pthread_mutex_unlock(&attach_lock);
 }
 
-/* Finds the copy page of a GPU, requesting it if necessary. False: copies of this process on this GPU are not
- * scheduled. */
+/* Finds the copy page of a GPU, and requests it if necessary. Returns false if copies of this process on this GPU
+ * are not scheduled. */
 static bool link_of(struct gpu *gpu, struct copy_link *link)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_COPIES))
         return false;
     struct attached *mine = &attached[gpu - cot_gpu_at(0)];
     struct cotenant_page *page = cot_agent_page();
-    /* until the GPU is attached to a restarted agent, its slot is on the page of the previous one */
+    /* until the GPU is attached to a restarted agent, gpu->page_slot is on the page of the previous agent */
     bool current = page && gpu->page_slot == &page->slots[gpu->slot];
     bool moved = __atomic_load_n(&mine->relocations, __ATOMIC_ACQUIRE) != gpu->relocations;
     if (UNLIKELY(moved || (current && __atomic_load_n(&mine->connection, __ATOMIC_ACQUIRE) != page->connection_id)) &&
@@ -150,11 +151,14 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
     return ticket;
 }
 
-/* Makes a copy on the calling thread, piece by piece. The driver copies pageable memory on this thread, and a larger
- * copy waits in the call for earlier work. The thread waits for that before it requests the first slot, so that it
- * holds no slot meanwhile. Until the last piece has a slot, the queue counts as waiting, even while a piece is in
- * flight: with one piece per thread in flight, weights would have no effect otherwise. Only other tenants' copies of
- * pageable memory wait for it then. */
+/* Makes a copy on the calling thread, piece by piece, because the driver copies pageable memory on that thread.
+ *
+ * The driver call of a larger copy also waits for earlier work in the stream. The thread waits for that work before
+ * it requests the first slot, so that it holds no slot meanwhile.
+ *
+ * The queue stays marked as waiting until the last piece has a slot, even while a piece is in flight. Otherwise
+ * weights would have no effect, since a thread has only one piece in flight. This delays only copies of pageable
+ * memory of other tenants. */
 static CUresult paced_by_thread(const struct copy_link *link, const struct host_copy *copy, bool pinned)
 {
     const struct cotenant_copy_page *page = link->page;
@@ -222,7 +226,7 @@ CUresult cot_copy_over_link(const struct host_copy *copy)
         return whole(copy);
     }
     int cancel;
-    /* a thread that is cancelled while it waits would keep locks */
+    /* a thread that were cancelled while it waits would keep its locks */
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     CUresult result = paced(&link, copy);
     pthread_setcancelstate(cancel, NULL);
@@ -237,8 +241,8 @@ void cot_copy_charge_whole(uint32_t direction, uint64_t bytes)
         copy_charge(link.page, &link.page->links[direction], link.queue, bytes);
 }
 
-/* Makes a copy for the shim itself, of pinned memory in the shim's own stream. It is scheduled if the tenants' copies
- * are. */
+/* Makes a copy for the shim itself, of pinned memory in the shim's own stream. It is scheduled if the tenants'
+ * copies on this GPU are scheduled. */
 CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy)
 {
     struct copy_link link;

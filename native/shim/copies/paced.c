@@ -1,5 +1,5 @@
 /* Makes a copy whose pieces wait in the program's stream until they may run (see copies.c). If the program's call is
- * synchronous, the calling thread waits for the copy. */
+ * synchronous, the calling thread waits for the whole copy. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <time.h>
@@ -7,15 +7,16 @@
 #include "copies/copies.h"
 #include "words.h"
 
-/* a waiting thread polls without a pause for this long, since a sleep takes 60 us, as much as a piece */
+/* a waiting thread polls this long without a pause, since a sleep takes 60 us, as long as a piece */
 #define SPIN_NS 500000
 #define WAKE_NS 200000         /* a thread that waits for a long piece polls again this long before its expected end */
-#define ASK_STREAM_NS 2000000  /* how often a waiting thread checks that its context still works */
+#define ASK_STREAM_NS 2000000  /* time between two checks of a waiting thread whether its context still works */
 
 
 static bool no_stream_waits; /* this driver does not support stream operations that wait on memory */
 
-/* address of the wait flags in the current context; 0: not available; the caller holds the lock */
+/* Returns the device address of the wait words in the current context; 0: not available. The caller holds
+ * cot_copy_lock. */
 static uint64_t device_words(void)
 {
     if (!cot_copy_words) {
@@ -39,7 +40,7 @@ static uint64_t device_words(void)
     return address;
 }
 
-static struct copy_record *take_record(void) /* with lock */
+static struct copy_record *take_record(void) /* the caller holds cot_copy_lock */
 {
     for (uint32_t i = 0; i < COPY_RECORDS; i++)
         if (!cot_copy_records[i].taken) {
@@ -74,8 +75,8 @@ static bool is_ahead(const struct copy_link *link, uint32_t direction)
     return link->page->links[direction].queues[link->queue].rank == COTENANT_COPY_AHEAD;
 }
 
-/* The last enqueued copy, and the number of launches and copies by then: if the next copy is the very next call,
- * nothing lies between the two. */
+/* The last enqueued copy, and the number of launches and copies made until then. If the next copy is the very next
+ * call, nothing lies between the two copies in their stream. */
 static struct {
     CUstream stream;
     uint32_t direction;
@@ -88,7 +89,7 @@ static uint64_t calls_so_far(void)
     return cot_calls_sum(cot_thread->gpu).started;
 }
 
-static void follow(struct copy_record *record, const struct host_copy *copy) /* with lock */
+static void follow(struct copy_record *record, const struct host_copy *copy) /* the caller holds cot_copy_lock */
 {
     bool directly = last.record && last.stream == copy->stream && last.direction == copy->direction &&
                     last.record->serial == last.serial && last.record->link.page == record->link.page &&
@@ -97,7 +98,8 @@ static void follow(struct copy_record *record, const struct host_copy *copy) /* 
     record->before_serial = last.serial;
 }
 
-static void note_last(const struct copy_record *record, uint64_t serial, const struct host_copy *copy) /* with lock */
+/* the caller holds cot_copy_lock */
+static void note_last(const struct copy_record *record, uint64_t serial, const struct host_copy *copy)
 {
     last.stream = copy->stream;
     last.direction = copy->direction;
@@ -106,8 +108,8 @@ static void note_last(const struct copy_record *record, uint64_t serial, const s
     last.calls = calls_so_far();
 }
 
-/* Splits a copy into pieces, adds it to the list, and grants the pieces that may run at once. The caller holds the
- * lock. */
+/* Splits a copy into pieces, adds it to the list of pending copies, and grants the pieces that may run at once. The
+ * caller holds cot_copy_lock. */
 static void prepare(struct copy_record *record, const struct copy_link *link, const struct host_copy *copy, bool idle)
 {
     const struct cotenant_copy_page *page = link->page;
@@ -116,7 +118,8 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
     uint64_t at_once = copy_chunk(page) * copy_most(page);
     record->free_run = is_ahead(link, copy->direction) && copy->bytes <= (wanted > at_once ? wanted : at_once);
     if (record->free_run)
-        piece = copy->bytes; /* the copy is not split, because copies of other tenants wait for it */
+        /* copies of other tenants wait for this copy, so splitting it would only delay all of them */
+        piece = copy->bytes;
     if (piece < unit)
         piece = unit;
     record->link = *link;
@@ -144,7 +147,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
         cot_copies_advance();
 }
 
-/* Called when the driver refused a piece: grants all pieces, so that none waits in the stream for ever. */
+/* Called when the driver refused a piece: grants all pieces, so that none of them waits in the stream for ever. */
 static void let_go(struct copy_record *record, uint64_t serial, bool ends)
 {
     cot_copies_enter();
@@ -153,7 +156,7 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
         cot_copy_give_back(record, record->granted);
         record->granted = record->returned = record->done = record->pieces;
         for (struct copy_record **link = &cot_copy_first; *link && !ends; link = &(*link)->next)
-            if (*link == record) { /* the last wait flag will not be written, so the record is not used again */
+            if (*link == record) { /* the stream will not write the last wait word, so the record is never free again */
                 *link = record->next;
                 break;
             }
@@ -161,7 +164,7 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
     cot_copies_leave();
 }
 
-/* Enqueues all pieces at once; each waits in the stream until it may run, unless it is granted already. */
+/* Enqueues all pieces at once. Each waits in the stream until it may run, unless it is granted already. */
 static CUresult enqueue(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool begun)
 {
     CUdeviceptr ready = address + (CUdeviceptr)(record - cot_copy_records) * sizeof(struct copy_words);
@@ -187,15 +190,15 @@ static CUresult enqueue(struct copy_record *record, uint64_t serial, const struc
     return result;
 }
 
-/* Whether a thread that waits for a long piece may sleep instead of polling. It must wake up before the expected end of
- * the piece. */
+/* Returns whether a thread that waits for a long piece may sleep instead of polling. It must be awake before the
+ * piece is expected to end. */
 static bool may_nap(uint64_t now, uint64_t moved, uint64_t due)
 {
     return now + WAKE_NS < due || (int64_t)(now - (due > moved ? due : moved)) > SPIN_NS;
 }
 
-/* Makes a copy for which the thread waits anyway: the thread issues each piece when it is granted, so nothing waits in
- * the stream. Meanwhile it polls all copies of the process. */
+/* Makes a copy for which the calling thread waits anyway. The thread issues each piece when it is granted, so
+ * nothing waits in the stream. While it waits, the thread polls all copies of the process. */
 static CUresult see_through(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool begun)
 {
     CUdeviceptr ready = address + (CUdeviceptr)(record - cot_copy_records) * sizeof(struct copy_words);
@@ -206,7 +209,8 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
         if (issued == 0)
             cot_copies_enter();
         else
-            pthread_mutex_lock(&cot_copy_lock); /* this thread now polls, too, so it does not go before other polling threads */
+            /* this thread polls now, too, so it has no precedence over other polling threads */
+            pthread_mutex_lock(&cot_copy_lock);
         if (record->serial == serial)
             cot_copies_advance();
         bool done = record->serial != serial;
@@ -237,7 +241,8 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
     return result;
 }
 
-/* Returns CUDA_ERROR_NOT_SUPPORTED if it has done nothing and the thread must make the copy piece by piece. */
+/* Makes a copy in pieces that wait in the stream. Returns CUDA_ERROR_NOT_SUPPORTED, without having done anything, if
+ * the thread must make the copy piece by piece instead. */
 CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct host_copy *copy)
 {
     bool idle = ask_stream(copy->stream) == CUDA_SUCCESS;
@@ -254,11 +259,13 @@ CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct hos
         cot_copies_leave();
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    idle = idle && tried; /* the first flag was just written into the stream, which is therefore not idle */
+    idle = idle && tried; /* device_words has just written a wait word in the stream, which is therefore not idle */
     tried = true;
     const uint64_t serial = record->serial;
     prepare(record, link, copy, idle);
-    bool begun = idle || record->before; /* without a flag it is known when the first piece begins */
+    /* in these two cases the host knows when the first piece begins, so the stream need not write the first wait
+     * word */
+    bool begun = idle || record->before;
     cot_copies_leave();
     if (copy->host_waits)
         return see_through(record, serial, copy, address, begun);

@@ -1,16 +1,16 @@
 /* Device-gated run-ahead: a best-effort program launches work early, and the work waits on the device until no
  * latency-sensitive (LS) work is active.
  *
- * Training launches long kernels in one part of a step and short ones in another. Its host is too slow for the short
- * ones, and keeps the GPU busy only by launching some ms ahead. An in-flight budget of 100 us would prevent that, and
- * cost a quarter of its time on a card (docs/benchmarks/colocation.md). So here the host may launch ahead, and the shim
- * inserts a wait into the stream before each budget_ns of work. LS work that arrives finds at most one such part in
- * flight, whatever is queued behind it.
+ * A training step launches long kernels in one part and short ones in another. For the short ones the host is too
+ * slow: it keeps the GPU busy only by launching some ms ahead. An in-flight budget of 100 us would prevent that and
+ * cost a quarter of the program's time on a card (docs/benchmarks/colocation.md). So in this mode the host may
+ * launch ahead, and the shim inserts a wait into the stream before each budget_ns of work. LS work that arrives then
+ * finds at most one such part of the work in flight, however much is queued behind it.
  *
- * The wait is for the flags that LS processes write to memory (struct cotenant_floor_words), so the shim takes no part
- * in stopping or resuming the stream. The device has no clock. A thread of the shim therefore clears flags whose
- * heartbeat has expired. It takes no lock and calls no driver function, since those may wait for a stream; it continues
- * while the program's exit handlers run. */
+ * The stream waits for the flags that LS processes write to the wait-flag page (struct cotenant_floor_words), so it
+ * stops and resumes without the shim. The device has no clock, so a thread of the shim clears flags whose heartbeat
+ * has expired. The thread takes no lock and calls no driver function, since either could wait for a stream; it
+ * continues to run while the program's exit handlers run. */
 #define _GNU_SOURCE
 #include <time.h>
 #include <unistd.h>
@@ -22,11 +22,11 @@
 #define HOLDERS_A_WORD 4
 #define LATELY_NS 10000000
 #define WINDOW_NS 10000000
-#define STAY_NS INT64_C(2000000000) /* after this time the shim again measures how long launches wait on the host */
+#define STAY_NS INT64_C(2000000000) /* after this time the shim measures again how long launches wait on the host */
 
 
-/* Whether launches may wait on the device. Not for tenants with turns: a turn ends only when everything that was
- * launched has ended. */
+/* Returns whether launches may wait on the device. Tenants that use turns may not: a turn ends only when all
+ * launched work has ended. */
 bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule)
 {
     int64_t now_ns = (int64_t)cot_now_ns();
@@ -38,11 +38,11 @@ bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struc
            gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
 }
 
-/* Updates the choice between waiting on the host and on the device, after a launch that waited on the host for
- * waited_ns. If launches wait most of the time, the program launches faster than its GPU works and keeps it busy within
- * the budget. It then stays on the host's side, where LS work finds less in flight: the device evaluates a wait shortly
- * before the kernel behind it starts. Otherwise the program may launch ahead for STAY_NS. Time in which LS work is
- * active does not count. */
+/* Chooses between waiting on the host and on the device, after a launch that waited on the host for waited_ns. If
+ * launches wait most of the time, the program launches faster than its GPU works and keeps it busy within the
+ * budget. Then launches continue to wait on the host, because LS work finds less in flight there: a device evaluates
+ * a wait shortly before the kernel behind it starts. Otherwise the program may launch ahead for STAY_NS. Time in
+ * which LS work is active does not count. */
 void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t now_ns)
 {
     struct floor_ahead *ahead = &floor->ahead;
@@ -61,8 +61,8 @@ void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t
     ahead->window_at_ns = 0;
 }
 
-/* Records that work is launched into a stream. On each stream, the part of the work that has passed its wait runs to
- * its end. So the budget is divided among the streams that were used recently. */
+/* Records that work is launched into a stream. In each stream, work that has passed its wait runs to its end, so the
+ * budget is divided among the streams that were used recently. */
 static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budget_ns, int64_t now_ns)
 {
     uint32_t place = 0, active = 0;
@@ -73,8 +73,8 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budge
         } else if (ahead->streams[i].at_ns < ahead->streams[place].at_ns)
             place = i;
     if (ahead->streams[place].at_ns && ahead->streams[place].handle != handle && now_ns - ahead->streams[place].at_ns < LATELY_NS)
-        /* With too many streams, launches wait on the host. There, the budget bounds the work of all streams together;
-         * on the device, each stream may have a kernel that has passed its wait. */
+        /* If a process uses too many streams, its launches wait on the host. There the budget limits the work of all
+         * streams together, whereas on the device each stream may have a kernel that has passed its wait. */
         ahead->crowded_until_ns = now_ns + LATELY_NS;
     ahead->streams[place].handle = handle;
     ahead->streams[place].at_ns = now_ns;
@@ -84,17 +84,17 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budge
     ahead->since_ns = 0;
 }
 
-/* ---- holders that are not believed ---- */
+/* ---- LS processes whose heartbeat has expired ---- */
 
 static bool is_shown(const struct cotenant_floor_words *shown, uint32_t holder)
 {
-    /* an LS process sets its flag on the first page before the flag on this one */
+    /* an LS process sets its flag on the gate page before the flag on the wait-flag page */
     return __atomic_load_n(&shown->raised[holder], __ATOMIC_ACQUIRE) != 0;
 }
 
 static bool is_believed(const struct cotenant_floor *page, uint32_t holder, int64_t now_ns)
 {
-    /* an LS process writes the time before the flag */
+    /* an LS process writes the time before it sets the flag */
     uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE);
     int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[holder], __ATOMIC_RELAXED);
     int64_t limit_ns = (int64_t)page->heartbeat_timeout_ms * 1000000;
@@ -117,7 +117,8 @@ static void lower_silent(const struct cotenant_floor *page, struct cotenant_floo
     for (uint32_t i = 0; shown && i < COTENANT_FLOOR_HOLDERS; i++)
         if (is_shown(shown, i) && !is_believed(page, i, (int64_t)cot_now_ns())) {
             lower(shown, i);
-            if (is_believed(page, i, (int64_t)cot_now_ns())) /* the LS process has set its flag since it was read */
+            /* the LS process has set its flag again since it was read */
+            if (is_believed(page, i, (int64_t)cot_now_ns()))
                 __atomic_store_n(&shown->raised[i], 1, __ATOMIC_SEQ_CST);
         }
 }
@@ -131,8 +132,8 @@ static void *watch(void *unused)
             struct floor *floor = __atomic_load_n(&cot_gpu_at(g)->floor, __ATOMIC_ACQUIRE);
             if (!floor)
                 continue;
-            /* an LS process may have set its flag on the previous agent's page, after this process moved to the new
-             * one */
+            /* an LS process may have set its flag on the previous agent's page after this process began to use the
+             * new page */
             lower_all(__atomic_load_n(&floor->ahead.before, __ATOMIC_ACQUIRE));
             lower_silent(floor->page, __atomic_load_n(&floor->ahead.shown, __ATOMIC_ACQUIRE));
         }
@@ -141,23 +142,24 @@ static void *watch(void *unused)
     return NULL;
 }
 
-static void start_watch(void) /* with cot_capture_lock */
+static void start_watch(void) /* the caller holds cot_capture_lock */
 {
     static pid_t runs_in;
     if (runs_in != getpid() && cot_start_thread(watch, NULL))
         runs_in = getpid();
 }
 
-/* ---- the words ---- */
+/* ---- the wait in a stream ---- */
 
-/* the caller holds cot_capture_lock, and no stream is captured */
+/* Returns the device address of the wait-flag page; 0: not available. The caller holds cot_capture_lock, and no
+ * stream is being captured. */
 static CUdeviceptr words(struct floor *floor, CUcontext context)
 {
     struct floor_ahead *ahead = &floor->ahead;
     if (ahead->context == context)
         return ahead->words;
-    /* pinning the page in another context is refused: the page would become invalid with that context while streams
-     * wait on it */
+    /* The page is pinned in one context only. If it were pinned in another one, too, and that context was destroyed,
+     * the page would become invalid while streams wait on it. */
     if (ahead->pinned_in && ahead->pinned_in != context)
         return 0;
     void *page = ahead->shown;
@@ -176,8 +178,8 @@ static CUdeviceptr words(struct floor *floor, CUcontext context)
     return ahead->words = address;
 }
 
-/* Returns how many 4-byte words of wait flags a stream must check: those of all LS processes, and of the next one that
- * joins, which gets the first free index. */
+/* Returns how many 4-byte words of the wait-flag page a stream must check: those with the flags of all LS processes,
+ * and of the next one that joins, which gets the first free index. */
 static uint32_t words_in_use(const struct cotenant_floor *page)
 {
     uint32_t count = 1;
@@ -187,8 +189,8 @@ static uint32_t words_in_use(const struct cotenant_floor *page)
     return floor_least(count + HOLDERS_A_WORD - 1, COTENANT_FLOOR_HOLDERS) / HOLDERS_A_WORD;
 }
 
-/* Inserts a wait into the stream: the thread's next launches wait on the device until no LS work is active. False: this
- * was not possible. */
+/* Inserts a wait into the stream, so that the thread's next launches wait on the device until no LS work is active.
+ * Returns false if the driver refused. */
 bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_rule *rule)
 {
     struct word_operation operations[COTENANT_FLOOR_HOLDERS / HOLDERS_A_WORD];
@@ -203,15 +205,16 @@ bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_ru
         floor->ahead.refused = !done;
     }
     pthread_mutex_unlock(&cot_capture_lock);
-    /* the streams of different threads have the same handle here, so each thread's record serves as its handle */
+    /* The per-thread stream of every thread has the same handle value, so the address of the thread's record is used
+     * instead. */
     bool own = t->stream->handle == (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE;
     use_stream(&floor->ahead, own ? (CUstream)t : t->stream->handle, rule->budget_ns, (int64_t)cot_now_ns());
     return done;
 }
 
-/* ---- not too far ---- */
+/* ---- the limit of running ahead ---- */
 
-/* Waits until ns more of work may be launched. Gives up if no work ends for COT_STALL_NS. */
+/* Waits until ns more of work may be launched, but no longer than COT_STALL_NS without the end of any work. */
 void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
 {
     uint64_t began = cot_now_ns(), progress = began, now = began;
@@ -225,7 +228,7 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
         }
         if (floor->oldest == floor->newest || cot_exiting())
             break;
-        /* the work may wait for an event that the program records later */
+        /* the work may wait for an event that the program records only after this launch */
         if (floor->stalled || now - progress > COT_STALL_NS) {
             floor->stalled = true;
             break;
@@ -238,7 +241,8 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
         atomic_fetch_add(&gpu->waited_ns, now - began);
 }
 
-/* Called when the pages of a new agent are in effect: releases the streams that wait on the old page. */
+/* Called when the pages of a new agent are in use: clears the flags of the old wait-flag page, so that streams that
+ * wait on it continue. */
 void cot_ahead_move(struct floor *floor, struct cotenant_floor_words *shown)
 {
     lower_all(floor->ahead.shown);

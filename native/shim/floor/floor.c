@@ -1,4 +1,4 @@
-/* The LS gate on the host: every launch of a best-effort (BE) process reads the gate's page (abi/floor.h) and asks the
+/* The LS gate on the host: every launch of a best-effort (BE) process reads the gate page (abi/floor.h) and asks the
  * rule of the scheme (floor/floor_rule.h) whether it may go.
  *
  * The launches of a process are grouped into batches, by which the work in flight is tracked (floor/pieces.h). The
@@ -13,17 +13,17 @@
 #include "floor/pieces.h"
 
 #define LEAST_PIECE_NS 25000
-#define SPIN_NS 60000                 /* after this time the waiting thread yields the processor to other threads */
+#define SPIN_NS 60000                 /* after this time a waiting thread yields the processor to other threads */
 #define UP_SPIN_NS 10000000           /* LS work comes in short bursts: poll this long for the end of one */
-#define YIELD_FADES_NS 50000000       /* half-life of the longest duration of a yield that was seen */
-#define YIELD_SPACE 10                /* time between two yields, as a multiple of the duration of the last one */
+#define YIELD_FADES_NS 50000000       /* time in which the remembered longest duration of a yield halves */
+#define YIELD_SPACE 10                /* time between two yields, as a multiple of the duration of the last yield */
 #define LONGEST_SPIN_NS INT64_C(1000000)
-/* a thread sleeps only if its wait exceeds the usual delay of a sleep's end by this much; it polls for the rest */
+/* a thread sleeps only if its remaining wait exceeds the usual delay of a sleep's end by this much; then it polls */
 #define SLEEP_OVER_NS 200000
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
 #define GONE_TRIES 1000
-#define LONG_KERNEL_NS 500000         /* waiting for a shorter kernel takes less time than preempting it */
+#define LONG_KERNEL_NS 500000         /* waiting for a shorter kernel's end takes less time than preempting it */
 
 /* ---- the clock ---- */
 
@@ -53,7 +53,7 @@ static int64_t look_at_clock(struct floor *floor)
     return now_ns;
 }
 
-/* Computes the time from the cycle counter, which is faster than reading the clock, if the clock was read recently. */
+/* Computes the time from the cycle counter, which is fast, or reads the clock if that was not done recently. */
 static int64_t glance_at_clock(struct floor *floor)
 {
     const struct floor_ticks *ticks = &floor->ticks;
@@ -63,7 +63,7 @@ static int64_t glance_at_clock(struct floor *floor)
     return ticks->last_ns + (int64_t)(passed * ticks->ns_per_2_20 >> 20);
 }
 
-/* ---- the floor ---- */
+/* ---- LS activity, and the rule that applies now ---- */
 
 static bool floor_any_raised(const struct cotenant_floor *page)
 {
@@ -74,7 +74,7 @@ static bool floor_any_raised(const struct cotenant_floor *page)
 }
 
 /* Returns the work class of an LS process that is active and has a fresh heartbeat; 0: there is none. If there are
- * several, it returns the class that BE work of work_class would disturb, if one has it. */
+ * several, work_class (that of the BE work) is preferred, because work of the same class is disturbed most. */
 static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_class, int64_t now_ns)
 {
     uint32_t found = 0;
@@ -98,7 +98,7 @@ bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns)
 static struct floor_rule current_rule(const struct floor *floor, const struct gpu *gpu, struct work work)
 {
     const struct cotenant_floor *page = floor->page;
-    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* without an agent, this number is not updated */
+    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* without an agent, floor_parts is not current */
     uint64_t in_flight_us = floor->in_flight_us ? floor->in_flight_us : page->in_flight_us;
     return (struct floor_rule){.scheme = page->scheme,
                                .overlap_permille = page->overlap_permille,
@@ -111,15 +111,15 @@ static struct floor_rule current_rule(const struct floor *floor, const struct gp
                                .duty_cycle_permille = page->duty_cycle_permille};
 }
 
-/* Returns how much work may lie between two events. Only the scheme tidal may rely on predicted times; the other
- * schemes must know whether all work has ended. After the GPU was idle each batch gets an event, too: there is time for
- * it, and the launches of such a program are predicted less well, because idle time hides their durations. */
+/* Returns how much work may lie between two events; 0: every batch gets an event. Only the scheme tidal may rely on
+ * predicted times, since the other schemes must know whether all work has ended. After the GPU was idle, every batch
+ * gets an event, too: there is time for it, and idle time makes the predictions of such a program worse. */
 static int64_t event_interval_ns(const struct floor *floor)
 {
     return floor->page->scheme == COTENANT_SCHEME_TIDAL && !floor->state.starved ? COTENANT_EVENT_INTERVAL_NS : 0;
 }
 
-/* Sleeps for most of the remaining time. Learns how late sleeps end on this machine, and subtracts that. */
+/* Sleeps for most of the remaining time. It learns how late sleeps end on this machine, and sleeps that much less. */
 static void sleep_for(struct floor *floor, int64_t left_ns)
 {
     int64_t began = (int64_t)cot_now_ns();
@@ -129,7 +129,7 @@ static void sleep_for(struct floor *floor, int64_t left_ns)
     floor->late_ns = late > floor->late_ns ? late : floor->late_ns - floor->late_ns / 64;
 }
 
-/* Yields the processor to other threads. The longer a yield takes, the later is the next one. */
+/* Yields the processor to other threads. The longer a yield takes, the later the next one may be. */
 static void yield(struct floor *floor)
 {
     int64_t began = (int64_t)cot_now_ns();
@@ -157,7 +157,7 @@ static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int6
             __builtin_ia32_pause();
 }
 
-/* When and under which rule a launch was allowed, and the work class of the LS work that ran then. */
+/* When and under which rule a launch was allowed, and the class of the LS work that was active at that time. */
 struct leave {
     struct floor_rule rule;
     uint32_t ls_class;
@@ -167,7 +167,7 @@ struct leave {
 static bool may_go(struct floor *floor, struct gpu *gpu, struct work work, int64_t next_ns, struct leave *leave)
 {
     leave->now_ns = look_at_clock(floor);
-    gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* tells the agent that this process launches work */
+    gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* the agent sees by this time that the process launches work */
     leave->rule = current_rule(floor, gpu, work);
     leave->ls_class = active_class(floor->page, work.work_class, leave->now_ns);
     return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
@@ -187,7 +187,7 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
     int64_t began = 0, progress = 0;
     bool up = false;
     uint32_t oldest = floor->oldest;
-    /* first decide by what is known, since asking the driver takes longer */
+    /* decide by the known state first, since asking the driver for ended work takes longer */
     while (!may_go(floor, gpu, work, next_ns, &leave)) {
         cot_pieces_resolve(floor, leave.now_ns);
         if (may_go(floor, gpu, work, next_ns, &leave) || cot_exiting())
@@ -215,13 +215,14 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
     return leave;
 }
 
-/* Whether the open batch is complete. Batches of a program that launches slowly are large, as events cost it more. */
+/* Returns whether the open batch is complete. Batches grow with the budget, which is large for a program that launches
+ * slowly, since events would slow such a program down most. */
 static bool has_enough(const struct piece *open, int64_t allowed_ns)
 {
     return open->predicted_ns >= floor_most(allowed_ns / 2, LEAST_PIECE_NS) || open->count >= PIECE_LOG;
 }
 
-/* Whether the launch stays within the budget, by what is known. If so, it is counted in the rule's state. */
+/* Returns whether the launch stays within the budget by the known state. If so, it is counted in the rule's state. */
 static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece *open, int64_t ns)
 {
     struct floor_rule rule = current_rule(floor, gpu, floor->stated);
@@ -230,7 +231,7 @@ static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece
         floor->state.outstanding_ns + ns > allowed_ns)
         return false;
     int64_t now_ns = glance_at_clock(floor);
-    gpu->page_slot->floor_ns = (uint64_t)now_ns; /* tells the agent that this process launches work */
+    gpu->page_slot->floor_ns = (uint64_t)now_ns; /* the agent sees by this time that the process launches work */
     floor_went(&rule, &floor->state, 0, ns, now_ns);
     return true;
 }
@@ -261,7 +262,7 @@ bool cot_floor_goes_on(struct thread *t, struct cost *cost)
     return goes;
 }
 
-/* Is cot_floor_goes_on for launches that must pass the turn gate, too: an allowed launch is counted as started. */
+/* Does what cot_floor_goes_on does, for launches that must also pass the turn gate: counts a launch as started. */
 bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
 {
     struct calls *calls = t->calls;
@@ -270,7 +271,7 @@ bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
     if (cost->key != key || t->stream->handle != stream || atomic_load_explicit(&calls->handle, memory_order_relaxed) != stream ||
         atomic_load_explicit(&cot_captures, memory_order_relaxed) > 0 || cot_profiling)
         return false;
-    cot_count(&calls->started, 1); /* its order with the check of `open` matters: see cot_calls_close */
+    cot_count(&calls->started, 1); /* the increment must precede the check of `open`: see cot_calls_close */
     if (atomic_load_explicit(&calls->open, memory_order_relaxed) &&
         (page->scheme == COTENANT_SCHEME_FREE || page->present == 0 || cot_floor_goes_on(t, cost)))
         return true;
@@ -285,10 +286,10 @@ static void count_launch(struct floor *floor, struct thread *t, struct cost *cos
         open->began_ns = now_ns;
     open->log[open->count++] = cost;
     open->predicted_ns += cost->ns;
-    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* the lock of the LS gate protects these counters */
+    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* the lock of the LS gate protects this counter */
 }
 
-/* Launches now, after a wait in the stream for the end of LS work. False: the host has to wait instead. */
+/* Lets a launch go now, with a wait in its stream for the end of LS work. False: it must wait on the host instead. */
 static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost, const struct floor_rule *rule)
 {
     if (cost->ns == COST_UNKNOWN_NS || atomic_load(&cot_captures) > 0 || !cot_ahead_may(floor, t->gpu, rule)) {
@@ -304,8 +305,8 @@ static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost
     cot_ahead_wait(floor, t->gpu, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (open->count >= PIECE_LOG)
-        open->count = 0; /* the log of the batch is full; without it only a timing sample is lost */
-    /* launches that have passed their wait run to their end; a launch during LS work gets a wait of its own */
+        open->count = 0; /* the log of the batch is full; overwriting it loses only a timing sample */
+    /* launches that have passed their wait are not stopped, so the first launch during LS work needs a new wait */
     bool up = floor_any_raised(floor->page);
     fresh = fresh || (up && !floor->ahead.behind);
     floor->ahead.behind = up;
@@ -336,7 +337,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
         work = cot_work_now(work);
     pthread_mutex_lock(&floor->lock);
     if (work.duration_ns)
-        cost->ns = work.duration_ns; /* under the scheme orion the duration in the kernel profile is used */
+        cost->ns = work.duration_ns; /* under the scheme orion, the kernel profile's duration replaces the estimate */
     if (floor->context != t->context)
         cot_pieces_switch(floor, t->context);
     struct floor_rule rule = current_rule(floor, t->gpu, work);
@@ -355,7 +356,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     struct leave leave = wait_for_floor(floor, t->gpu, work, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (cot_pieces_full(floor) && open->count >= PIECE_LOG)
-        open->count = 0; /* the log of the batch is full; without it only a timing sample is lost */
+        open->count = 0; /* the log of the batch is full; overwriting it loses only a timing sample */
     floor->stream = t->stream;
     floor->handle = t->stream->handle;
     floor->thread = t;
@@ -369,8 +370,8 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     pthread_mutex_unlock(&floor->lock);
 }
 
-/* Called after the first launch of a kernel, graph or copy: closes its batch now, not at the program's next launch.
- * Otherwise, if the program launches more slowly than its GPU works, the host's time would count as kernel time. */
+/* Called after the first launch of a kernel, graph or copy. Closes the batch now: if that happened at the next launch,
+ * and the program launches more slowly than its GPU works, the time until then would count as kernel time. */
 void cot_floor_launched(struct thread *t)
 {
     struct floor *floor = t->gpu->floor;
@@ -383,8 +384,8 @@ void cot_floor_launched(struct thread *t)
     pthread_mutex_unlock(&floor->lock);
 }
 
-/* Called when a context was destroyed. A thread that waits at the LS gate holds the lock for that time. The attempts to
- * take it are limited, since the program may be ending. */
+/* Called when a context was destroyed. A thread that waits at the LS gate holds the lock during its whole wait, and
+ * the program may be ending, so the number of attempts to take the lock is limited. */
 void cot_floor_context_gone(struct gpu *gpu, CUcontext context)
 {
     struct floor *floor = gpu->floor;

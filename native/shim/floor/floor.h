@@ -1,5 +1,5 @@
-/* The interface of the LS gate for the shim's other directories: best-effort processes wait at the gate, and
- * latency-sensitive processes set their activity flag. */
+/* The interface of the LS gate to the shim's other directories. At the LS gate, best-effort processes wait before
+ * their launches, and latency-sensitive processes set their activity flag. */
 #ifndef COTENANT_FLOOR_ROOM_H
 #define COTENANT_FLOOR_ROOM_H
 

@@ -1,7 +1,6 @@
-/* The rule for best-effort (BE) launches, as arithmetic without side effects: may this launch go now? LS is
- * latency-sensitive work on the same GPU, which announces itself by activity flags. The rule limits the *work in
- * flight*, which is the predicted time of what was launched and has not ended. The simulator uses it, too
- * (native/rules/gate.c). */
+/* The rule that decides whether a best-effort (BE) launch may go now, as arithmetic without side effects. LS is
+ * latency-sensitive work on the same GPU, which sets activity flags. The rule limits the *work in flight*: the
+ * predicted GPU time of launches that have not ended. The simulator calls the same functions (native/rules/gate.c). */
 #ifndef COTENANT_FLOOR_RULE_H
 #define COTENANT_FLOOR_RULE_H
 
@@ -12,9 +11,11 @@
 #include "abi/rules.h"
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
-/* times are limited to this, so that the product of two times does not overflow */
+/* all times are limited to this value, so that the product of two times does not overflow */
 #define FLOOR_LONGEST_NS INT64_C(1000000000)
-#define FLOOR_STRETCH 4000 /* at this stretch_permille the budget is scaled until budget_ns is in flight on average */
+/* If stretch_permille has this value, the budget grows until budget_ns is in flight on average. With another value,
+ * that average is budget_ns * stretch_permille / FLOOR_STRETCH. */
+#define FLOOR_STRETCH 4000
 #define FLOOR_GAP_NS INT64_C(1000000)
 
 static inline int64_t floor_least(int64_t a, int64_t b)
@@ -27,13 +28,14 @@ static inline int64_t floor_most(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* The in-flight budget of one process, if budget_ns is divided into `parts` (policy/colocation/division.py). */
+/* Returns the in-flight budget of one process if budget_ns is divided into `parts` equal parts
+ * (policy/colocation/division.py). */
 static inline int64_t floor_share(uint64_t budget_ns, uint64_t parts)
 {
     return floor_most((int64_t)(budget_ns / (parts ? parts : 1)), 1);
 }
 
-/* How much work may be in flight now (scheme tidal). */
+/* Returns how much work may be in flight now (scheme tidal). */
 static inline int64_t floor_allowed(const struct floor_rule *rule, const struct floor_state *s)
 {
     int64_t permille = floor_least(s->stretch_permille, rule->stretch_permille);
@@ -45,10 +47,11 @@ static inline bool floor_paced(const struct floor_rule *rule)
     return rule->duty_cycle_permille > 0 && rule->duty_cycle_permille < 1000;
 }
 
-/* Adapts the scale of the budget to the last window. A program whose host is the bottleneck launches ahead of its GPU
- * when it can, and leaves the GPU idle if the budget prevents that. LS work that arrives waits for the work in flight,
- * on average for its mean over time. So if the GPU was idle, the budget is scaled up until that mean is a quarter of
- * the largest scale, and down again when the GPU is busy. */
+/* Adapts the factor on the budget after a measuring window. A program whose host is the bottleneck launches ahead of
+ * its GPU when it can; if the budget prevents that, the GPU becomes idle. LS work that arrives waits for the work in
+ * flight, so its mean wait is the mean of the work in flight over time. Therefore the budget grows only if the GPU
+ * was idle, and only until that mean is a quarter of the largest allowed budget. It shrinks again while the GPU is
+ * busy. */
 static inline void floor_adapt(const struct floor_rule *rule, struct floor_state *s)
 {
     int64_t mean_ns = s->area_ns2 / s->open_ns;
@@ -62,9 +65,9 @@ static inline void floor_adapt(const struct floor_rule *rule, struct floor_state
     s->open_ns = s->dry_ns = s->area_ns2 = 0;
 }
 
-/* Counts the time since the previous launch: the work in flight decreased until busy_until_ns, after which the GPU was
- * idle. Longer gaps are not counted, since they are pauses of the program that launching ahead would not shorten; nor
- * are the gaps that a duty cycle requires. */
+/* Accounts for the time since the previous launch: until busy_until_ns the work in flight decreased, and after that
+ * the GPU was idle. Longer idle times are not counted, because they are pauses of the program, which a larger budget
+ * would not shorten. Idle times that a duty cycle requires are not counted either. */
 static inline void floor_look_back(const struct floor_rule *rule, struct floor_state *s, int64_t now_ns)
 {
     int64_t passed_ns = floor_least(now_ns - s->open_at_ns, FLOOR_LONGEST_NS);
@@ -97,8 +100,8 @@ static inline bool floor_orion(const struct floor_rule *rule, struct floor_state
     return true;
 }
 
-/* The time until which a process with a duty cycle must launch nothing, so that the GPU is idle for as long as the
- * process owes. */
+/* Returns the time before which a process with a duty cycle must launch nothing, so that the GPU is idle for
+ * owed_ns. */
 static inline int64_t floor_rested_at(const struct floor_state *s)
 {
     return floor_most(s->busy_until_ns, s->open_at_ns) + s->owed_ns;
@@ -124,8 +127,8 @@ static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state
     return s->unfinished <= 1 && s->busy_until_ns - now_ns <= rule->lead_ns;
 }
 
-/* Whether a launch of predicted length next_ns may go. ls_class: work class of the active LS work, 0 if there is
- * none. */
+/* Returns whether a launch of predicted length next_ns may go. ls_class: work class of the active LS work, 0 if
+ * there is none. */
 static inline bool floor_may_go(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
                                 int64_t now_ns)
 {
@@ -141,7 +144,7 @@ static inline bool floor_may_go(const struct floor_rule *rule, struct floor_stat
     }
 }
 
-/* Updates the state for a launch that is made now. */
+/* Updates the state when a launch was allowed and is made now. */
 static inline void floor_went(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
                               int64_t now_ns)
 {
@@ -161,8 +164,8 @@ static inline void floor_went(const struct floor_rule *rule, struct floor_state 
         s->credit_ns -= next_ns;
 }
 
-/* Updates the state after the end of a batch was noticed. `predicted_ns`: its predicted time. The next batch begins
- * about now; if none is left, the GPU may have been idle since the predicted end. */
+/* Updates the state when the end of a launch batch was noticed. `predicted_ns`: predicted time of the batch. The
+ * next batch began at about this time. If no batch is left, the GPU may have been idle since the predicted end. */
 static inline void floor_ended(struct floor_state *s, int64_t predicted_ns, int64_t now_ns)
 {
     s->outstanding_ns -= predicted_ns;

@@ -1,10 +1,11 @@
-/* The activity flag of a latency-sensitive (LS) program on the page of the LS gate: the shim sets it, the program is
- * not modified.
+/* Sets and clears the activity flag of a latency-sensitive (LS) program on the gate page. The program itself is not
+ * modified.
  *
- * Each launch takes the slow path and sets the flag first. A thread clears it once all streams have been idle for
- * LINGER_NS: a request that waited for another one is launched within that time, and would otherwise wait for a
- * best-effort kernel. `started` is incremented before the flag is set. So if started == finished and `raises` has not
- * changed, no kernel runs. While a thread waits for a turn, the flag stays set. */
+ * Each launch takes the slow path, which sets the flag before the launch. A thread clears the flag after all streams
+ * have been idle for LINGER_NS. It does not clear it earlier, because a request that waited for another one is
+ * launched within that time and would otherwise have to wait for a best-effort kernel. `started` is incremented
+ * before the flag is set. So if started == finished and `raises` has not changed, no kernel runs. While a thread
+ * waits for a turn, the flag stays set. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -22,18 +23,20 @@
 
 struct holder {
     struct cotenant_floor *page;
-    struct cotenant_floor_words *words; /* NULL: the agent has no page of wait flags */
+    struct cotenant_floor_words *words; /* the wait-flag page; NULL: the agent has none */
     uint32_t index;
     int fd;
-    struct work stated; /* the tenant's statement of its work class */
+    struct work stated; /* the tenant's work class, as the tenant has stated it */
     struct gpu *gpu;
     pthread_mutex_t lock;
-    /* drained_ns: time at which the streams were first found idle, when `raises` was drained_raises; 0: not yet */
+    /* drained_ns: time at which all streams were found idle for the first time since `raises` had the value
+     * drained_raises; 0: they were not all idle yet */
     uint64_t raises, drained_raises, drained_ns;
     bool up;
 };
 
-/* The work class of the last launch. A kernel has its own class in the profile; a graph has that of the tenant. */
+/* Returns the work class of the last launch. A kernel has its own class in the profile; a graph has the class of the
+ * tenant. */
 static uint8_t class_now(const struct holder *holder)
 {
     bool asked = holder->page->scheme == COTENANT_SCHEME_ORION;
@@ -41,14 +44,15 @@ static uint8_t class_now(const struct holder *holder)
     return (uint8_t)work.work_class;
 }
 
-/* Writes the flag for which streams of other processes wait on the device. */
+/* Writes the flag on the wait-flag page, for which streams of other processes wait on the device. */
 static void show(struct holder *holder, uint8_t up)
 {
     if (holder->words)
         __atomic_store_n(&holder->words->raised[holder->index], up, __ATOMIC_SEQ_CST);
 }
 
-bool cot_holding; /* the flag of some GPU is or may be set, so each synchronisation checks whether it can be cleared */
+/* true if the flag of some GPU is or may be set, so that each synchronisation checks whether it can be cleared */
+bool cot_holding;
 
 void cot_holder_raise(struct holder *holder)
 {
@@ -90,7 +94,8 @@ static void settle(struct holder *holder)
         holder->up = false;
     } else {
         __atomic_store_n(&holder->page->raised_ns[holder->index], cot_now_ns(), __ATOMIC_RELEASE);
-        show(holder, 1); /* another process clears the flag if its heartbeat expires, so it is set again */
+        /* another process may have cleared this flag because the heartbeat had expired, so it is set again */
+        show(holder, 1);
     }
     pthread_mutex_unlock(&holder->lock);
 }
@@ -161,11 +166,11 @@ void cot_holder_join(struct gpu *gpu)
     if (holder->fd >= 0)
         close(holder->fd);
     holder->fd = fd;
-    holder->page = page; /* the page of a previous agent stays mapped */
+    holder->page = page; /* the page of the previous agent stays mapped, since another thread may still use it */
     holder->words = words;
     holder->index = reply.header.slot;
     memcpy(&terms, reply.body.bytes, sizeof terms);
-    /* not 0, which stands for an inactive process */
+    /* class 0 would mean that the process is not active */
     holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN;
     bool up = holder->up;
     pthread_mutex_unlock(&holder->lock);

@@ -1,5 +1,5 @@
-/* Joins the LS gate of a GPU (abi/floor.h), as a best-effort or as a latency-sensitive process: the process connects to
- * the agent's second socket and receives the gate's page. */
+/* Joins the LS gate of a GPU (abi/floor.h), as a best-effort or as a latency-sensitive process: connects to the
+ * agent's second socket and receives the gate page. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "floor/pieces.h"
 
 #define ANSWER_PATIENCE_S 2
-/* time from the first failed attempt to the second; doubled at each further attempt */
+/* time from the first failed attempt to the second one; it doubles after each further failure */
 #define FIRST_PATIENCE_NS UINT64_C(1000000000)
 #define MOST_PATIENCE_NS UINT64_C(30000000000)
 
@@ -64,7 +64,7 @@ static void take_kernels(int fd, const struct cotenant_message *reply)
         close(table_fd);
 }
 
-/* Receives the page of device wait flags, if the agent announces it. */
+/* Receives the wait-flag page, if the agent announces it. */
 static struct cotenant_floor_words *take_words(int fd, const struct cotenant_message *reply)
 {
     struct cotenant_floor_reply terms;
@@ -102,22 +102,23 @@ static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct
     return page;
 }
 
-/* Called if the process could not join. The agent may have been too busy to answer. A process that has not joined is
- * neither protected nor limited, so it tries again later. */
+/* Called if the process could not join, for example because the agent was too busy to answer. A process that has not
+ * joined is neither protected nor limited by the LS gate, so it tries again later. */
 static void not_joined(struct gpu *gpu)
 {
     if (gpu->floor_patience_ns == 0) {
         gpu->floor_patience_ns = FIRST_PATIENCE_NS;
-        cot_agent_warn(COTENANT_WARN_NO_FLOOR, "the agent's %s could not be joined: this program and the latency-sensitive or best-effort "
-                       "programs on its GPU do not know of each other yet", COTENANT_FLOOR_SOCKET);
+        cot_agent_warn(COTENANT_WARN_NO_FLOOR,
+                       "the agent's %s could not be joined: until this succeeds, best-effort programs do not wait for "
+                       "latency-sensitive ones on this GPU; the shim tries again", COTENANT_FLOOR_SOCKET);
     } else if (gpu->floor_patience_ns < MOST_PATIENCE_NS)
         gpu->floor_patience_ns *= 2;
     gpu->floor_again_ns = cot_now_ns() + gpu->floor_patience_ns;
 }
 
-/* Connects to the LS gate of a GPU and returns its page; NULL, with a warning, if that fails. *fd is the connection:
- * when it closes, the agent knows that the process has ended. *shown is the page of device wait flags; NULL if the
- * agent has none. */
+/* Joins the LS gate of a GPU and returns the gate page; NULL, with a warning, if that fails. *fd is the connection:
+ * when it closes, the agent knows that the process has ended. *shown is the wait-flag page; NULL if the agent has
+ * none. */
 struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply,
                                       struct cotenant_floor_words **shown)
 {
@@ -162,12 +163,13 @@ void cot_floor_join(struct gpu *gpu)
     floor->fd = fd; /* stays open: when it closes, the agent knows that this process has ended */
     floor->stated = (struct work){.work_class = reply.work_class, .sms = reply.work_sms};
     floor->in_flight_us = reply.in_flight_us;
-    __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* the page of a previous agent stays mapped */
+    /* the page of the previous agent stays mapped, since another thread may still use it */
+    __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE);
     cot_ahead_move(floor, shown);
     __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
 }
 
-/* In the child of a fork: the connection belongs to the parent, and no thread of the child holds the lock. */
+/* Called in the child of a fork: the connection belongs to the parent, and no thread of the child holds the lock. */
 void cot_floor_after_fork(struct gpu *gpu)
 {
     if (gpu->floor && gpu->floor->fd >= 0)

@@ -1,26 +1,27 @@
-/* Finds out when launch batches of best-effort work end, and corrects the estimated costs of launches by the measured
- * times (floor/pieces.h). The *origin* is the latest batch whose event was seen; times are measured from it. The caller
- * of each function holds floor->lock. */
+/* Finds out when launch batches of best-effort work end, and corrects the estimated costs of launches by measured
+ * times (floor/pieces.h). The *origin* is the latest batch whose event has completed; times are measured from it.
+ * The caller of each function holds floor->lock. */
 #define _GNU_SOURCE
 #include "floor/pieces.h"
 
 #define CHAIN 8              /* largest number of batches between two events */
 #define DOUBT 4
-#define WRONG 0.1            /* after a measured time with a larger error, each of the next batches gets an event */
-#define NOISE 0.05           /* smaller errors correct an estimate only in part */
+#define WRONG 0.1            /* after a measured time whose error is larger, each of the next batches gets an event */
+#define NOISE 0.05           /* if the error is smaller, only part of it corrects the estimate */
 #define NOISE_GAIN 0.25
-/* after this many measured times in a row that are too long, LS work cannot be the cause, since it does not overlap all
- * of them */
+/* If this many successive measured times are too long, waits for LS work are not the cause, since LS work does not
+ * overlap all of them. */
 #define SURELY_SLOW 16
 #define DRIFT 1e-4           /* largest drift of the GPU's clock against the host's clock */
 
 
-/* Number of the measurement by which a cost was last scaled, so that no cost is scaled twice by one; protected by
- * cot_capture_lock. */
+/* Number of the measurement that last scaled a cost, so that one measurement does not scale a cost twice. Protected
+ * by cot_capture_lock. */
 static uint32_t scaled_in[(1 << COST_BITS) + COST_BESIDE];
 static uint32_t chain_number;
 
-/* Called when another context of the process launches. The work in flight of the previous context precedes its work. */
+/* Called when another context of the process launches. The work in flight of the previous context is taken to end
+ * first. */
 void cot_pieces_switch(struct floor *floor, CUcontext context)
 {
     if (cot_piece(floor, floor->newest)->count > 0)
@@ -29,8 +30,8 @@ void cot_pieces_switch(struct floor *floor, CUcontext context)
     floor->context = context;
 }
 
-/* Called when a context was destroyed together with its events. Work in flight of other contexts is forgotten, too,
- * since this is rare. */
+/* Called when a context was destroyed together with its events. The work in flight of the other contexts is
+ * forgotten, too; that loses little, since contexts are rarely destroyed. */
 void cot_pieces_forget(struct floor *floor, CUcontext gone)
 {
     pthread_mutex_lock(&cot_capture_lock);
@@ -54,12 +55,12 @@ void cot_pieces_forget(struct floor *floor, CUcontext gone)
 
 bool cot_pieces_full(const struct floor *floor)
 {
-    /* the batches from the origin to the oldest one are kept, too */
+    /* the batches between the origin and the oldest one stay in the ring, too */
     return floor->newest - floor->oldest >= PIECES - 2 - CHAIN;
 }
 
-/* Whether the work itself was slower than estimated. A measured time may include waits of the stream for LS work, so a
- * single one that is too long says little; but not all of many do. */
+/* Returns whether the work itself was slower than estimated. A measured time may include waits of the stream for LS
+ * work, so a single one that is too long proves nothing; if many in a row are too long, the work is slower. */
 static bool is_slow(struct floor *floor, double *ratio)
 {
     floor->least_slow = floor->slow == 0 || *ratio < floor->least_slow ? *ratio : floor->least_slow;
@@ -80,11 +81,12 @@ static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
         exact = exact && piece->exact;
         held = held || piece->held;
         for (uint32_t i = 0; i < piece->count; i++)
-            /* current estimates are added up, since an earlier measurement may have corrected the same kernels */
+            /* the current estimates are added up instead of predicted_ns, since an earlier measurement may have
+             * corrected some of them */
             thought_ns += piece->log[i]->ns;
     }
     double ratio = thought_ns > 0 ? elapsed_ns / (double)thought_ns : 1;
-    /* the measured time may include idle time, so it is only an upper bound of the work's time */
+    /* the measured time may include idle time of the GPU, so it is only an upper bound of the work's time */
     bool idle = !exact && ratio >= 1;
     if (exact && held && ratio > 1 + WRONG)
         idle = !is_slow(floor, &ratio);
@@ -112,8 +114,8 @@ static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
     }
 }
 
-/* Predicts the end of all remaining work, if the work before it ended at ended_ns. A batch begins then or at its first
- * launch, whichever is later. */
+/* Predicts the end of all remaining work, if the work before it ended at ended_ns. A batch begins at the end of the
+ * previous one or at its own first launch, whichever is later. */
 static int64_t rest_ends_ns(struct floor *floor, int64_t ended_ns)
 {
     for (uint32_t at = floor->oldest; at != floor->newest + 1; at++) {
@@ -124,8 +126,8 @@ static int64_t rest_ends_ns(struct floor *floor, int64_t ended_ns)
     return ended_ns;
 }
 
-/* Counts a batch as ended. The host sees an event some time after it occurred; the event's time stamp shows how much
- * later. */
+/* Counts a batch as ended. The host notices a completed event some time after it occurred; the event's time stamp
+ * tells how much later. */
 static void ended(struct floor *floor, struct piece *piece, int64_t now_ns)
 {
     int64_t thought_ns = floor->state.busy_until_ns - (floor->state.outstanding_ns - piece->predicted_ns);
@@ -138,7 +140,7 @@ static void ended(struct floor *floor, struct piece *piece, int64_t now_ns)
         floor->state.busy_until_ns = floor_most(rest_ends_ns(floor, ended_ns), busy_ns - floor_most(0, thought_ns - ended_ns));
 }
 
-/* Whether the oldest batch has ended. */
+/* Returns whether the oldest batch has ended. */
 static bool has_ended(struct floor *floor, struct piece *piece, bool may_query, int64_t now_ns)
 {
     if (piece->end != PIECE_BY_EVENT || !may_query) {
@@ -184,8 +186,9 @@ void cot_pieces_resolve(struct floor *floor, int64_t now_ns)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* Records the event of a batch. The caller holds cot_capture_lock, and floor->context is current. An event belongs to
- * one context, while all contexts use the entries of the ring, so an event of another context is replaced. */
+/* Records the event of a batch. The caller holds cot_capture_lock, and floor->context is the current context. An
+ * event belongs to one context, whereas all contexts use the same entries of the ring, so an event of another
+ * context is replaced. */
 static bool record_here(struct floor *floor, struct piece *piece)
 {
     if (piece->event && piece->context != floor->context) {
@@ -214,8 +217,8 @@ static bool record(struct floor *floor, struct piece *piece)
     return done;
 }
 
-/* Closes the open batch. An empty batch only records an event, from which times are measured. event_interval_ns: how
- * much work lies between two events; 0: every batch gets an event. */
+/* Closes the open batch. If the batch is empty, this only records an event, from which times are measured.
+ * event_interval_ns: how much work lies between two events; 0: every batch gets an event. */
 void cot_piece_close(struct floor *floor, int64_t event_interval_ns)
 {
     struct piece *piece = cot_piece(floor, floor->newest);

@@ -1,9 +1,10 @@
-/* The work in flight of a best-effort process on one GPU, as a ring of *launch batches*.
+/* The work in flight of a best-effort process on one GPU, as a ring of *launch batches* (groups of successive
+ * launches; `piece` in the code).
  *
- * The shim knows the end of a batch either by its predicted time, the sum of the costs of its launches, or by an event
- * after it. An event takes a card about 3 us between two kernels, so there is only one per EVENT_INTERVAL_NS of work.
- * The time between two events corrects the estimated costs, if the GPU was busy in between. After a wrong prediction
- * there are more events for a while. */
+ * The shim learns the end of a batch in one of two ways: from the batch's predicted time, which is the sum of the
+ * costs of its launches, or from an event recorded after it. An event between two kernels costs a card about 3 us,
+ * so there is only one per EVENT_INTERVAL_NS of work. If the GPU was busy between two events, the time between them
+ * corrects the estimated costs. After a wrong prediction, batches get events more often for a while. */
 #ifndef COTENANT_FLOOR_PIECES_H
 #define COTENANT_FLOOR_PIECES_H
 
@@ -14,48 +15,50 @@
 #define PIECE_LOG 64
 #define AHEAD_STREAMS 4
 
-enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* no event was possible: no estimate is corrected */ };
+/* no event could be recorded, so the batch corrects no estimate */
+enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 };
 
 struct piece {
     CUevent event;
     CUcontext context;                /* the context of the event; destroying it destroys the event */
     enum piece_end end;
-    /* as far as is known, the GPU was not idle between the previous batch and this one */
+    /* as far as the shim knows, the GPU was busy between the previous batch and this one */
     bool exact;
-    bool held;                        /* the stream may have waited for LS work in this batch */
+    bool held;                        /* the stream may have waited for the end of LS work during this batch */
     int64_t predicted_ns;
     int64_t began_ns;                 /* time of the first launch of the batch */
     uint32_t count;
     struct cost *log[PIECE_LOG];
 };
 
-/* The processor's cycle counter, in relation to the clock. */
+/* Relates the processor's cycle counter to the clock. */
 struct floor_ticks {
-    /* two readings of the counter, some ms apart; first_ns and last_ns are the readings of the clock */
+    /* two readings of the counter, some ms apart; first_ns and last_ns are the clock's times of these readings */
     uint64_t first, last;
     int64_t first_ns, last_ns;
     uint64_t ns_per_2_20;             /* ns per 2^20 cycles of the counter; 0: not known */
 };
 
-/* State of launches that wait on the device (floor/ahead.c). */
+/* State of the launches that wait on the device instead of on the host (floor/ahead.c). */
 struct floor_ahead {
-    struct cotenant_floor_words *shown; /* the page of device wait flags; NULL: there is none */
-    /* the page of device wait flags of the previous agent, on which streams may still wait */
+    struct cotenant_floor_words *shown; /* the wait-flag page; NULL: the agent has none */
+    /* the wait-flag page of the previous agent, on which streams may still wait */
     struct cotenant_floor_words *before;
-    CUcontext context;                /* the context in which `words` is the device address of the wait flags */
+    CUcontext context;                /* the context in which `words` is the device address of the wait-flag page */
     CUdeviceptr words;
-    CUcontext pinned_in;              /* the context in which the page is pinned */
+    CUcontext pinned_in;              /* the context in which the wait-flag page is pinned */
     struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* the streams with recent launches */
-    /* until this time launches wait on the host, because more streams were in use than `streams` has entries */
+    /* The process used more streams than `streams` has entries; until this time its launches wait on the host. */
     int64_t crowded_until_ns;
-    int64_t part_ns;                  /* how much work a stream runs between two waits */
-    int64_t since_ns;                 /* predicted work since the last wait of the current stream */
-    /* start of the time over which waits on the host are added up, and their sum; start 0: it begins at the next
-     * launch */
+    int64_t part_ns;                  /* how much work a stream may run between two waits */
+    int64_t since_ns;                 /* predicted work launched into the current stream since its last wait */
+    /* start of the period over which the waits on the host are added up, and their sum; if the start is 0, a new
+     * period begins at the next launch */
     int64_t window_at_ns, waited_ns;
     int64_t until_ns;                 /* until this time launches may wait on the device instead of on the host */
     bool on;                          /* the launches of the open batch wait on the device */
-    bool behind;                      /* LS work is active, and the launches of the open batch wait for its end */
+    /* LS work was active when launches of the open batch were made, so they wait on the device for its end */
+    bool behind;
     bool refused;                     /* this driver does not support waits on memory in streams */
 };
 
@@ -64,30 +67,35 @@ struct floor {
     struct floor_ahead ahead;
     pthread_mutex_t lock;
     int fd;
-    struct work stated;               /* the tenant's statement of the class and SMs of its kernels */
-    uint32_t in_flight_us;            /* in-flight budget of this tenant; 0: the budget on the page applies */
+    struct work stated;               /* work class and SMs of the tenant's kernels, as the tenant has stated them */
+    uint32_t in_flight_us;            /* in-flight budget of this tenant; 0: the budget on the gate page applies */
     struct floor_state state;
     CUcontext context;
     struct piece pieces[PIECES];
-    uint32_t oldest, newest;          /* batches at [oldest, newest) are closed, the one at newest is open */
-    bool have_origin;                 /* the event of batch `origin` was seen, so times can be measured from it */
+    /* closed batches have the indices [oldest, newest); the batch at newest is open */
+    uint32_t oldest, newest;
+    bool have_origin;                 /* the event of batch `origin` has completed, so times can be measured from it */
     uint32_t origin;
-    int64_t origin_ns;                /* latest possible time of the event of `origin`, by the host's clock */
-    int64_t not_ready_ns;             /* last time at which a query found the oldest batch's event pending */
+    /* latest time, by the host's clock, at which the event of `origin` can have completed */
+    int64_t origin_ns;
+    /* last time at which a query found that the event of the oldest batch was still pending */
+    int64_t not_ready_ns;
     int64_t unchecked_ns;             /* predicted time of the batches since the last event */
     uint32_t unchecked;               /* number of batches since the last event */
-    /* number of measured times in a row that were longer than estimated, or included waits for LS work */
+    /* number of successive measured times that were longer than estimated, or included waits for LS work */
     uint32_t slow;
-    double least_slow;                /* the smallest ratio of measured to estimated time among those */
-    uint32_t doubt;                   /* for this many more batches, each gets an event */
-    /* the open batch is the first launch of a kernel, and an event was recorded before it */
+    double least_slow;                /* smallest ratio of measured to estimated time in that succession */
+    uint32_t doubt;                   /* each of this many further batches gets an event */
+    /* the open batch is the first launch of a kernel, and an event was recorded before it, so that its time is
+     * measured */
     bool open_solo;
-    int64_t late_ns;                  /* how much later than requested sleeps usually end */
-    int64_t yield_ns;                 /* longest recent duration of a yield on this machine; it decays */
+    int64_t late_ns;                  /* how much later than requested a sleep of this thread usually ends */
+    int64_t yield_ns;                 /* longest recent duration of a yield of the processor; it decays over time */
     int64_t yield_fades_ns;
-    int64_t yield_at_ns;              /* earliest time of the next yield */
-    bool stalled;                     /* no batch has ended for long, so launches do not wait for one until one ends */
-    struct stream *stream;            /* stream of the open batch */
+    int64_t yield_at_ns;              /* time before which the thread does not yield the processor again */
+    /* no batch has ended for a long time, so launches no longer wait for one; reset when a batch ends */
+    bool stalled;
+    struct stream *stream;            /* the stream of the open batch */
     CUstream handle;
     struct thread *thread;
     struct floor_ticks ticks;
@@ -107,16 +115,18 @@ HIDDEN bool cot_pieces_full(const struct floor *floor);
 HIDDEN bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns);
 
 /* ---- floor/ahead.c ---- */
-#define AHEAD_PIECE_NS 500000 /* how much work lies between two events, by which the host tracks how far ahead it is */
+/* how much work lies between two events while the program runs ahead; by these events the host knows how far ahead
+ * it is */
+#define AHEAD_PIECE_NS 500000
 
-/* Whether the open batch takes no more launches. */
+/* Returns whether no more launches can be added to the open batch. */
 static inline bool cot_ahead_is_full(const struct piece *open)
 {
     return open->predicted_ns >= AHEAD_PIECE_NS || open->count >= PIECE_LOG;
 }
 
-/* Whether a launch into the open batch only needs to be counted. Changed settings take effect after the next wait of
- * the stream. */
+/* Returns whether the launch can be added to the open batch without a new wait in the stream. A change of the
+ * settings therefore takes effect at the stream's next wait. */
 static inline bool cot_ahead_goes_on(const struct floor *floor, const struct piece *open, int64_t ns)
 {
     return ns != COST_UNKNOWN_NS && !cot_ahead_is_full(open) && floor->ahead.since_ns + ns <= floor->ahead.part_ns &&
@@ -128,7 +138,9 @@ static inline void cot_ahead_count(struct floor *floor, int64_t ns, int64_t now_
     struct floor_state *state = &floor->state;
     state->busy_until_ns = floor_most(state->busy_until_ns, now_ns) + ns;
     state->outstanding_ns += ns;
-    state->open_at_ns = 0; /* the GPU's idle time says nothing about a program that launches ahead */
+    /* for a program that launches ahead, idle time of the GPU is no reason to raise the budget, so it is not
+     * measured */
+    state->open_at_ns = 0;
     floor->ahead.since_ns += ns;
 }
 

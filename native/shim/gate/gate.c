@@ -1,12 +1,13 @@
-/* The turn gate: may this launch go? A turn is a time slice that the agent grants to a tenant on a GPU.
+/* The turn gate decides whether a launch may go now. A turn is a time slice that the agent grants to a tenant on a
+ * GPU.
  *
- * The hot path (cot_gate_try in shim.h) decides nearly always. All other cases come here: the tenant has no turn, the
- * turn has ended, the thread's interval is complete, or the stream or kernel is new. An *interval* is about a
- * millisecond of predicted work of one thread; it ends with a fence, an event that shows when the work has ended
- * (inflight/fence.c).
+ * The hot path (cot_gate_try in shim.h) handles nearly all launches. The other cases come here: the tenant has no
+ * turn, the turn has ended, the thread's interval is complete, or the stream or kernel is new. An *interval* is
+ * about a millisecond of predicted work of one thread. It ends with a fence, an event that shows when the work has
+ * ended (inflight/fence.c).
  *
- * A turn ends in three steps: the gate closes, the calls that had passed it return, the GPU finishes what they queued.
- * Only then is the turn returned, so the reported time is GPU time, not host time. */
+ * A turn ends in three steps: the gate closes, the calls that had passed it return, and the GPU finishes the work
+ * that they queued. Only then is the turn returned to the agent, so the reported time is GPU time, not host time. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@
 static struct cotenant_slot no_slot;
 static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
 static struct calls no_calls = {.gpu = &no_gpu, .handle = COT_NO_STREAM, .log_next = &no_calls.unnoted};
-/* the record of all threads that have none of their own; nothing reads its counters */
+/* all threads that have no record of their own use this one; its counters are not read */
 static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = &no_calls.unnoted};
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
 __thread struct calls *cot_calls __attribute__((tls_model("initial-exec"))) = &no_calls;
@@ -80,7 +81,8 @@ void cot_thread_context_changed(void)
     cot_thread->context = NULL;
 }
 
-/* Returns the GPU of the current context, attached to the agent, and stores it in the thread's record. */
+/* Returns the GPU of the current context, attached to the agent, and stores it in the thread's record; NULL without
+ * a context. */
 struct gpu *cot_thread_gpu(void)
 {
     struct thread *t = cot_thread_get();
@@ -134,7 +136,7 @@ static uint32_t gang_mask(void)
     return mask;
 }
 
-static void request_turn(struct gpu *gpu) /* with cot_lock */
+static void request_turn(struct gpu *gpu) /* the caller holds cot_lock */
 {
     struct cotenant_token_request request = {.burst_ns = gpu->burst_ns, .gap_ns = gpu->gap_ns,
                                              .waiting_since_ns = gpu->waiting_since_ns, .gang_mask = gang_mask(),
@@ -150,10 +152,12 @@ static void wait_for_turn(struct gpu *gpu)
     if (gpu->waiting++ == 0)
         gpu->waiting_since_ns = began;
     if (gpu->holder)
-        /* the flag of latency-sensitive work makes best-effort tenants stop, so that they return their turn as idle */
+        /* when this process's LS-activity flag is set, best-effort tenants stop, become idle and therefore return
+         * their turn */
         cot_holder_raise(gpu->holder);
     while (!cot_exiting() && !is_open(gpu)) {
-        if (gpu->state == GATE_OPEN) { /* the turn has ended or was revoked; the helper thread returns it */
+        /* the turn has ended or was revoked; the helper thread returns it to the agent */
+        if (gpu->state == GATE_OPEN) {
             bool revoked = gpu->page_slot->epoch != gpu->turn_epoch;
             if (revoked && gpu->page_slot->flags & COTENANT_SLOT_UNGATED) {
                 cot_gate_grant(gpu, gpu->page_slot->epoch, COTENANT_NO_DEADLINE);
@@ -168,24 +172,26 @@ static void wait_for_turn(struct gpu *gpu)
             }
             request_turn(gpu);
         }
-        cot_rpc_wait(); /* the wait has a time limit, since the request may not have fit into the socket */
+        /* this wait has a time limit, since the request may not have fit into the socket and is then sent again */
+        cot_rpc_wait();
     }
     gpu->waiting--;
     pthread_mutex_unlock(&cot_lock);
     atomic_fetch_add(&gpu->waited_ns, cot_now_ns() - began);
 }
 
-/* ---- how much is queued ---- */
+/* ---- how much work is queued ---- */
 
-/* Whether fences bound the work in flight. Otherwise the LS gate bounds it (floor.c), a profile times it (kernels.c),
- * or it is not bounded. */
+/* Returns whether fences limit the work in flight. Otherwise the LS gate limits it (floor.c), or a kernel profile is
+ * being measured (kernels.c), or it is not limited. */
 static bool is_fenced(const struct gpu *gpu)
 {
     return !gpu->floor && !gpu->holder && !cot_profiling && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED);
 }
 
-/* Called at the end of an interval. Fences it, learns from completed fences, waits while too much is queued, and ends
- * the turn if the next launch could not end before the deadline. False: the turn was ended. */
+/* Called at the end of an interval. It records the interval's fence, corrects the cost estimates by completed
+ * fences, and waits while too much work is queued. If the next launch could not end before the deadline, it ends the
+ * turn. Returns false if the turn was ended. */
 static bool begin_interval(struct thread *t, int64_t next_ns)
 {
     struct gpu *gpu = t->gpu;
@@ -229,7 +235,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
 {
     struct gpu *gpu = cot_thread_gpu();
     if (!gpu)
-        return GATE_PASS; /* there is no context, so the driver returns its own error */
+        return GATE_PASS; /* the thread has no context, so the driver returns its own error */
     struct thread *t = cot_thread;
     if (atomic_load(&cot_captures) > 0 && cot_stream_is_capturing(stream))
         return GATE_PASS;
@@ -253,7 +259,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
             break;
         cot_count(&t->calls->started, -1);
         wait_for_turn(gpu);
-        cot_interval_begin(t); /* all work of the interval has ended while the thread waited */
+        cot_interval_begin(t); /* all work of the previous interval has ended while the thread waited */
         if (is_fenced(gpu))
             cot_fence_close(t, false);
     }
@@ -264,7 +270,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (gpu->floor || gpu->holder || cot_profiling) {
         t->calls->budget_ns = -1; /* makes every launch take the slow path */
         if (gpu->floor && !atomic_load_explicit(&t->calls->open, memory_order_relaxed))
-            cot_calls_open(t->calls); /* lets cot_floor_try allow launches */
+            cot_calls_open(t->calls); /* cot_floor_try may then allow launches */
         return GATE_GO;
     }
     struct calls *calls = t->calls;
@@ -281,7 +287,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     return GATE_GO;
 }
 
-/* Passes the gate on the slow path. The thread cannot be cancelled meanwhile, since it would keep a lock. */
+/* Passes the turn gate on the slow path. The thread cannot be cancelled meanwhile, since it would keep a lock. */
 enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
 {
     int cancel;

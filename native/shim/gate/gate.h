@@ -1,4 +1,4 @@
-/* The interface of turns, of the GPUs on which they are granted, and of kernel profiles. */
+/* The interface of turns (time slices that the agent grants), of the GPUs of this process, and of kernel profiles. */
 #ifndef COTENANT_GATE_ROOM_H
 #define COTENANT_GATE_ROOM_H
 
@@ -6,7 +6,7 @@
 
 /* ---- gate.c ---- */
 HIDDEN void cot_thread_context_changed(void);
-/* attaches the GPU of the current context to the agent; NULL without a context */
+/* returns the GPU of the current context, attached to the agent; NULL without a context */
 HIDDEN struct gpu *cot_thread_gpu(void);
 HIDDEN struct gpu *cot_gpu_of_device(CUdevice device, bool attach);
 HIDDEN struct gpu *cot_gpu_at(uint32_t index);
@@ -22,14 +22,14 @@ HIDDEN void cot_gate_reset_after_fork(void);
 HIDDEN void cot_gpu_publish(struct gpu *gpu, uint64_t now_ns);
 HIDDEN bool cot_gpu_is_denied(CUdevice device);
 HIDDEN CUresult cot_gpu_before_context(CUdevice device);
-/* called if the driver had no memory for a context: asks the agent to evict memory */
+/* called if the driver had no memory for a context: asks the agent to evict other tenants' memory */
 HIDDEN bool cot_gpu_room_for_context(CUdevice device);
 HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
 HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
 HIDDEN void cot_gpus_after_reconnect(void);
-/* called on the helper thread after PAGE_UPDATE: the process may have been restored on other GPUs */
+/* called on the helper thread after a PAGE_UPDATE message, since the process may have been restored on other GPUs */
 HIDDEN void cot_gpus_follow(void);
-HIDDEN void cot_gpus_join_again(void); /* starts a thread that retries connecting to LS gates */
+HIDDEN void cot_gpus_join_again(void); /* starts a thread that retries to join the LS gates */
 HIDDEN uint64_t cot_total_launches(void);
 HIDDEN uint32_t cot_total_contexts(void);
 
@@ -42,12 +42,12 @@ struct kernel_shape {
     uint32_t grid[3], block[3], shared_bytes, zero;
 };
 struct pair;
-extern HIDDEN bool cot_profiling; /* the kernels of this program are profiled, so every launch takes the slow path */
+extern HIDDEN bool cot_profiling; /* this program's kernels are being measured, so every launch takes the slow path */
 HIDDEN void cot_kernels_start(void);
 HIDDEN struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream);
 HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 
-HIDDEN const char *cot_kernel_name(CUfunction function); /* NULL: the driver does not know the function */
+HIDDEN const char *cot_kernel_name(CUfunction function); /* returns NULL if the driver does not know the function */
 
 #define HASH_BASIS UINT64_C(14695981039346656037) /* FNV-1a, 64 bits */
 static inline uint64_t cot_hash(uint64_t hash, const void *data, size_t length)
@@ -63,7 +63,7 @@ struct work {
     uint32_t duration_ns;     /* 0: not known */
 };
 extern HIDDEN bool cot_kernels_known;
-/* the kernel that this thread launches now; set on the slow path only */
+/* the kernel that this thread is launching; set on the slow path only */
 extern HIDDEN __thread const struct kernel_shape *cot_launching __attribute__((tls_model("initial-exec")));
 HIDDEN void cot_work_table(int fd, uint32_t count);
 HIDDEN struct work cot_work_now(struct work stated);

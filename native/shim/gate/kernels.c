@@ -1,9 +1,9 @@
-/* Measures the kernels of a program, for `cotenant profile kernels`: it records an event before and after each launch,
- * and adds up the GPU time between them by kernel, grid and block. Only programs started with COTENANT_ENV_KERNELS are
- * measured; all their launches take the slow path.
+/* Measures the kernels of a program, for `cotenant profile kernels`. It records an event before and after each
+ * launch, and adds up the GPU time between the two by kernel, grid and block. Only programs that are started with
+ * COTENANT_ENV_KERNELS are measured; all their launches take the slow path.
  *
- * The events are in the stream of the launch. The first event occurs when earlier work in that stream has ended, so no
- * launch has to wait. */
+ * The events are recorded in the stream of the launch. The first event completes when earlier work in that stream
+ * has ended, so launches need not wait for each other. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,8 @@
 struct kind {
     struct kernel_shape shape;
     char name[COTENANT_KERNEL_NAME + 1];
-    uint32_t sms;          /* SMs that the grid fills, from the number of its blocks that fit on an SM; 0: not known */
+    /* number of SMs that the grid fills, computed from the number of its blocks that fit on one SM; 0: not known */
+    uint32_t sms;
     uint64_t count;
     double total_ns, least_ns;
 };
@@ -128,7 +129,7 @@ static void write_all(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Called in the first process that connects to the agent. A child process writes a file of its own. */
+/* Called when the process first connects to the agent. A child process writes a file of its own. */
 void cot_kernels_start(void)
 {
     const char *given = getenv(COTENANT_ENV_KERNELS);
@@ -146,7 +147,7 @@ void cot_kernels_start(void)
     atexit(write_all);
 }
 
-/* Records the first event of a launch that passed the turn gate. NULL: the launch is not measured. */
+/* Records the first event of a launch that passed the turn gate. Returns NULL if the launch is not measured. */
 struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream)
 {
     if (atomic_load(&cot_captures) > 0)
@@ -155,7 +156,7 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
     collect();
     struct pair *pair = newest - oldest < PAIRS ? &pairs[newest % PAIRS] : NULL;
     if (pair && pair->context != cot_thread->context) {
-        pair->before = pair->after = NULL; /* the events of another context were destroyed with it */
+        pair->before = pair->after = NULL; /* the other context was destroyed together with these events */
         pair->context = cot_thread->context;
     }
     CUresult (*create)(CUevent *, unsigned) = REAL(cuEventCreate);

@@ -1,6 +1,6 @@
-/* The states of a turn, a time slice that the agent grants to a tenant on a GPU. The helper thread advances them: the
- * turn is open, closes, waits for calls to return, waits until the GPU has drained, and is reported to the agent. The
- * number of a turn is its *epoch*. */
+/* The states of a turn, a time slice on a GPU that the agent grants to a tenant. The helper thread takes a turn
+ * through them: it is open; it closes; the calls that passed the gate return; the GPU finishes their work (drains);
+ * the agent gets the release. The number of a turn is its *epoch*. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -11,10 +11,10 @@
 #define DRAIN_POLL_NS 30000
 #define HUNG_POLL_NS 2000000
 #define PUBLISH_NS 200000000
-/* shortest time between two checks whether the GPU has drained, in a turn for which other tenants wait */
+/* shortest time between two checks whether the GPU has drained, while other tenants wait for this turn */
 #define IDLE_LOOK_NS 100000
 #define LOOK_AGAIN_NS UINT64_C(1000000000) /* longest time between two checks of a turn */
-/* longest time between two checks if nothing is due: the program may have closed the shim's files, so that no message
+/* longest time between two checks if nothing is due: if the program closes the shim's files, no message of the agent
  * arrives */
 #define FAR_NS UINT64_C(2000000000)
 #define NO_LAUNCH_CHECK_NS UINT64_C(1000000000)
@@ -24,14 +24,14 @@ static uint64_t last_check_ns;
 static bool warned_no_launch;
 
 
-void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* with cot_lock */
+void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* the caller holds cot_lock */
 {
     if ((gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING) && epoch == gpu->turn_epoch)
-        /* the turn is ending, so this late change of its deadline has no effect: the agent receives the release, and
-         * then grants the turn of a gang again */
+        /* The turn is already ending, so this late change of its deadline has no effect. The agent will receive the
+         * release; if the tenant needs turns on several GPUs at once, the agent then grants them again. */
         return;
     if (epoch <= gpu->released_epoch && !(gpu->page_slot->flags & COTENANT_SLOT_UNGATED))
-        return; /* the agent moved the deadline of a turn whose release was already under way */
+        return; /* the agent changed the deadline of a turn while the release of that turn was already on its way */
     if (gpu->state != GATE_OPEN || gpu->turn_epoch != epoch) {
         gpu->grant_ns = cot_now_ns();
         struct call_counts counts = cot_calls_sum(gpu);
@@ -49,7 +49,8 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
     gpu->turn_epoch = epoch;
     gpu->deadline_ns = deadline_ns;
     gpu->state = GATE_OPEN;
-    if (cot_swap_is_away(gpu)) { /* while the grant was on its way, the process allocated memory that is not resident */
+    /* while the grant was on its way, the process allocated memory that is not on the GPU */
+    if (cot_swap_is_away(gpu)) {
         cot_gate_begin_close(gpu, COTENANT_RELEASE_REVOKED);
         return;
     }
@@ -58,7 +59,7 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
     pthread_cond_broadcast(&cot_changed);
 }
 
-void cot_gate_begin_close(struct gpu *gpu, uint32_t reason) /* with cot_lock */
+void cot_gate_begin_close(struct gpu *gpu, uint32_t reason) /* the caller holds cot_lock */
 {
     __atomic_store_n(&gpu->epoch, EPOCH_CLOSED, __ATOMIC_SEQ_CST);
     cot_calls_close(gpu);
@@ -67,7 +68,7 @@ void cot_gate_begin_close(struct gpu *gpu, uint32_t reason) /* with cot_lock */
     gpu->close_began_ns = cot_now_ns();
 }
 
-static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with cot_lock */
+static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* the caller holds cot_lock */
 {
     struct call_counts counts = cot_calls_sum(gpu);
     uint64_t calls = counts.started - gpu->started_at_grant;
@@ -88,7 +89,7 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with 
     if (gpu->close_reason == COTENANT_RELEASE_IDLE)
         gpu->burst_ns = first ? gpu->activity_ns - first : 0;
     else if (gpu->waiting > 0 && release.used_ns * 2 > gpu->burst_ns)
-        /* the end of the turn cut the busy span off, so its real length is larger */
+        /* the end of the turn interrupted the busy time, so its real length is larger */
         gpu->burst_ns = release.used_ns * 2;
     gpu->idle_since_ns = now;
     release.burst_ns = gpu->burst_ns;
@@ -128,7 +129,7 @@ static uint64_t advance_close(struct gpu *gpu, uint64_t now)
     gpu->state = GATE_CLOSED;
     gpu->released_epoch = gpu->turn_epoch;
     gpu->page_slot->epoch_seen = 0;
-    pthread_cond_broadcast(&cot_changed); /* a waiting thread then requests the next turn */
+    pthread_cond_broadcast(&cot_changed); /* wakes a waiting thread, which then requests the next turn */
     pthread_mutex_unlock(&cot_lock);
     return FAR_NS;
 }
@@ -143,11 +144,12 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
         gpu->empty_ns = 0;
     }
     uint64_t next = now - gpu->activity_ns < LOOK_AGAIN_NS ? PUBLISH_NS : LOOK_AGAIN_NS;
-    /* false if the agent that granted the turn has ended, or if the tenant needs no turns */
+    /* `held` is false if the agent that granted the turn has ended, or if the tenant needs no turns */
     bool held = !gpu->stale && !(flags & COTENANT_SLOT_UNGATED);
     bool taken_back = held && gpu->page_slot->epoch != gpu->turn_epoch;
     bool over = gpu->deadline_ns <= now;
-    /* Idle time begins when the GPU has drained: a program that waits for a long burst of its own work is not idle. */
+    /* Idle time begins only when the GPU has drained: a program that waits for its own long-running work is not
+     * idle. */
     bool asked = held && flags & COTENANT_SLOT_CONTENDED && gpu->waiting == 0;
     if (!asked || counts.started != counts.finished)
         gpu->empty_ns = 0;
@@ -187,7 +189,7 @@ static void check_no_launch(struct gpu *gpu)
         return;
     warned_no_launch = true;
     cot_agent_warn(COTENANT_WARN_NO_LAUNCH_SEEN,
-                   "this process uses the GPU, but no launch passed the shim: the tenant's share is not enforced");
+                   "this process uses the GPU, but no launch has passed the shim, so the tenant's share is not enforced");
 }
 
 uint64_t cot_gates_advance(uint64_t now)
@@ -232,8 +234,9 @@ void cot_gates_exit(void)
             check_no_launch(cot_gpu_at(i));
 }
 
-/* Called when the agent has ended, or this process ends: turns can be neither requested nor returned. */
-void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
+/* Called when the agent has ended or this process ends: turns can then be neither requested nor returned. The caller
+ * holds cot_lock. */
+void cot_gates_agent_lost(uint32_t fail_mode)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++) {
         struct gpu *gpu = cot_gpu_at(i);
@@ -241,7 +244,7 @@ void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
             continue;
         bool go = fail_mode == COTENANT_FAIL_OPEN && (cot_exiting() || !cot_swap_is_away(gpu));
         gpu->stale = true;
-        gpu->turn_epoch = gpu->page_slot->epoch; /* an agent that has ended does not change its page */
+        gpu->turn_epoch = gpu->page_slot->epoch; /* an agent that has ended does not change its page any more */
         gpu->deadline_ns = COTENANT_NO_DEADLINE;
         gpu->state = go ? GATE_OPEN : GATE_CLOSED;
         __atomic_store_n(&gpu->epoch, go ? gpu->turn_epoch : EPOCH_CLOSED, __ATOMIC_SEQ_CST);

@@ -1,6 +1,6 @@
-/* Looks up the kernel that is being launched in the tenant's kernel profile (`--kernel-profile`). The rule of the
- * scheme orion needs the work class and SMs of each kernel. Only processes under that scheme do this; each kernel, grid
- * and block is looked up once. */
+/* Looks up the kernel that is being launched in the tenant's kernel profile (`--kernel-profile`), since the rule of
+ * the scheme orion needs the work class and SMs of each kernel. Only processes under that scheme do this. Each
+ * combination of kernel, grid and block is looked up once. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct table table;
 static struct seen seen[SEEN];
 
-/* Receives the table of this tenant's kernels. Every agent sends the same table, so only the first is kept. */
+/* Receives the table of this tenant's kernels. Every agent sends the same table, so only the first one is kept. */
 void cot_work_table(int fd, uint32_t count)
 {
     size_t bytes = count * sizeof(struct cotenant_kernel);
@@ -56,8 +56,8 @@ static const struct cotenant_kernel *find(uint64_t key)
     return low < table.count && table.entries[low].key == key ? &table.entries[low] : NULL;
 }
 
-/* Looks a kernel up by name and shape, then by name alone. A kernel that the profile does not contain has an unknown
- * class, as in Orion. */
+/* Looks a kernel up by its name and shape, and then by its name alone. A kernel that the profile does not contain
+ * has an unknown class, as in the Orion paper. */
 static struct work look_up(const struct kernel_shape *shape)
 {
     struct work work = {.work_class = COTENANT_WORK_UNKNOWN};
@@ -74,8 +74,8 @@ static struct work look_up(const struct kernel_shape *shape)
     return work;
 }
 
-/* Returns class and SMs of the work that this thread launches now. Launches that are not kernels, and all launches
- * without a table, have those that the tenant stated. */
+/* Returns the work class and SMs of the work that this thread launches now. If the launch is not a kernel, or if
+ * there is no kernel table, these are the values that the tenant stated. */
 struct work cot_work_now(struct work stated)
 {
     const struct kernel_shape *launching = cot_launching;
@@ -92,7 +92,7 @@ struct work cot_work_now(struct work stated)
     return work;
 }
 
-/* Called in the child of a fork: another thread of the parent may have held the lock. */
+/* Called in the child of a fork: another thread of the parent may have held the lock, so it is initialized again. */
 void cot_work_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL);

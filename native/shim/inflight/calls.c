@@ -1,9 +1,10 @@
 /* Counters of launches and of calls in flight, one record per thread.
  *
- * A launching thread writes only its own counters, with plain stores: it counts, then checks whether the turn gate is
- * open. The thread that closes the gate must see both in that order. Launches have no fence for it; the closing thread
- * makes the kernel execute a barrier on every running thread of the process (membarrier), once per turn. If the system
- * has no membarrier, no launch takes the hot path, and the slow path executes a fence. */
+ * A launching thread writes only its own counters, with plain stores: it first counts the launch and then checks
+ * whether the turn gate is open. The thread that closes the gate must see these two steps in that order. For this,
+ * launches do not execute a fence instruction. Instead, the closing thread makes the operating system execute a
+ * barrier on every running thread of the process (membarrier), once per turn. If the system has no membarrier, no
+ * launch takes the hot path, and the slow path executes a fence instruction. */
 #define _GNU_SOURCE
 #include <linux/membarrier.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 #include "shim.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool registered, fenced; /* fenced: the system has no membarrier */
+static bool registered, fenced; /* fenced: the system has no membarrier, so launches execute a fence instruction */
 
 static long membarrier(int command)
 {
@@ -46,7 +47,8 @@ struct calls *cot_calls_of(struct thread *t, struct gpu *gpu)
 
 static void add(struct call_counts *sum, const struct calls *calls)
 {
-    /* `finished` is read before `started`: if both are equal, nothing was in flight when `started` was read */
+    /* `finished` is read before `started`, so that if the two are equal, nothing was in flight when `started` was
+     * read */
     sum->finished += atomic_load_explicit(&calls->finished, memory_order_acquire);
     sum->started += atomic_load_explicit(&calls->started, memory_order_acquire);
     sum->copies += atomic_load_explicit(&calls->copies, memory_order_relaxed);
@@ -63,9 +65,8 @@ struct call_counts cot_calls_sum(const struct gpu *gpu)
     return sum;
 }
 
-/* Lets a thread launch on the hot path. Another thread may close the gate at the same time: cot_calls_close stores its
- * closed epoch before it takes the lock, so this function either sees that epoch, or cot_calls_close reverts what it
- * sets. */
+/* Lets a thread launch on the hot path. Another thread may close the turn gate at the same time. It stores
+ * EPOCH_CLOSED before it takes the lock: this function either sees that epoch, or cot_calls_close undoes its change. */
 void cot_calls_open(struct calls *calls)
 {
     if (fenced)
@@ -75,8 +76,9 @@ void cot_calls_open(struct calls *calls)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* Closes the hot path for all threads. The caller has set gpu->epoch to EPOCH_CLOSED. Afterwards every call that passed
- * the gate is counted as started, even if the count was still in its thread's store buffer. */
+/* Closes the hot path for all threads. The caller has set gpu->epoch to EPOCH_CLOSED. When this function returns,
+ * every call that passed the gate is counted as started, even if the count was still in the store buffer of its
+ * thread's processor. */
 void cot_calls_close(struct gpu *gpu)
 {
     pthread_mutex_lock(&list_lock);
@@ -88,7 +90,8 @@ void cot_calls_close(struct gpu *gpu)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Called when a stream is destroyed or its record is reused: the next launch with this handle takes the slow path. */
+/* Called when a stream is destroyed or its record is reused, so that the next launch with this handle takes the slow
+ * path. */
 void cot_calls_forget_stream(CUstream handle)
 {
     pthread_mutex_lock(&list_lock);
@@ -99,7 +102,7 @@ void cot_calls_forget_stream(CUstream handle)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* Called when a thread ends: its counters are added to those of ended threads. */
+/* Called when a thread ends: adds its counters to those of ended threads. */
 void cot_calls_retire(struct thread *t)
 {
     pthread_mutex_lock(&list_lock);
@@ -119,7 +122,7 @@ void cot_calls_retire(struct thread *t)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* Called in the child of a fork, which has one thread. The lists of the GPUs are already empty. */
+/* Called in the child of a fork, which has only one thread. The lists of the GPUs are already empty. */
 void cot_calls_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;

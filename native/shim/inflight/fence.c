@@ -1,17 +1,17 @@
-/* Bounds the work in flight, and learns the cost of launches, which is their GPU time.
+/* Limits the work in flight, and learns the *cost* of launches, which is their GPU time.
  *
- * The launches of one thread are grouped into *intervals* of about one predicted millisecond. A *fence*, a CUDA event,
- * ends each interval. A launch is predicted by its *key*: kernel and grid, graph, or kind and size of a copy. When a
- * fence completes, the GPU time since the previous fence is compared with the prediction, and the cost of every key in
- * the interval is corrected by the ratio. A long kernel fills an interval alone, so its cost is exact after one run;
- * short kernels share the correction.
+ * The launches of one thread are grouped into *intervals* of about one predicted millisecond. A *fence*, a CUDA
+ * event, ends each interval. Launches with the same *key* have the same predicted cost; the key is kernel and grid,
+ * or graph, or kind and size of a copy. When a fence completes, the GPU time since the previous fence is compared
+ * with the prediction, and the cost of every key in the interval is multiplied by the ratio. A long kernel fills an
+ * interval alone, so its cost is exact after one run; short kernels share the correction.
  *
- * In an unbounded turn no other tenant waits, so intervals are longer and more may be queued. While the estimates are
- * accurate, only one interval in 16 is *sampled*, which means that its launches are logged and its time is compared;
- * the fences of the others are queried only when half of the allowed work is queued.
+ * If the turn has no deadline, no other tenant waits. Then intervals are longer and more work may be queued. While
+ * the estimates are accurate, only one interval in 16 is *sampled*: its launches are logged and its time is
+ * compared. The fences of the other intervals are queried only when half of the allowed work is queued.
  *
- * Nothing here runs while a stream of the process is captured: an event query from another thread would invalidate a
- * capture in global mode. */
+ * Nothing here runs while a stream of the process is being captured, because an event query from another thread
+ * would invalidate a capture in global mode. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <time.h>
@@ -20,10 +20,11 @@
 
 #define SPIN_NS 20000
 #define COST_CEILING_NS INT64_C(60000000000)
-#define TOLERANCE 0.1 /* predictions with a smaller error are not corrected */
+#define TOLERANCE 0.1 /* predictions with a smaller relative error are not corrected */
 
 
-static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE]; /* number of the interval that last corrected a cost */
+/* number of the interval that last corrected a cost, by cost */
+static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE];
 static _Atomic uint32_t interval_number;
 
 static struct fence *at(struct ring *ring, uint32_t index)
@@ -41,10 +42,10 @@ struct cost *cot_cost_of(uintptr_t key, bool *fresh)
         if (!cost->key && !empty)
             empty = cost;
     }
-    /* no entry is free, so one is replaced; its cost is learned again if its kernel returns */
+    /* no entry is free, so one is replaced; its cost must be learned again if its kernel returns */
     struct cost *cost = empty ? empty : home;
     cost->ns = COST_UNKNOWN_NS;
-    /* the key is stored last: a thread that finds it finds its cost, too */
+    /* the key is stored last, so that a thread that finds the key also finds its cost */
     __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE);
     *fresh = true;
     return cost;
@@ -77,12 +78,13 @@ void cot_interval_begin(struct thread *t)
 
 bool cot_interval_is_empty(const struct thread *t)
 {
-    return t->calls->budget_ns == t->budget_begin_ns; /* the cost of every launch is above 0 */
+    /* the cost of every launch is above 0, so an unchanged budget means that there was no launch */
+    return t->calls->budget_ns == t->budget_begin_ns;
 }
 
 /* Called at the end of an interval that was not sampled. If its launch calls took much longer than the estimated GPU
- * time, either the host was slow, or the driver's own queue was full. In the second case the GPU has not yet reached
- * the interval, and the estimates are too low. */
+ * time, there are two possible reasons: the host was slow, or the driver's own queue was full. In the second case
+ * the GPU has not reached the interval yet, so the estimates are too low. */
 void cot_interval_look(struct thread *t)
 {
     struct ring *ring = t->ring;
@@ -101,11 +103,11 @@ void cot_interval_note(struct thread *t)
     if (t->calls->log_step == 0)
         cot_fence_close(t, false);
     else if (cot_interval_is_empty(t))
-        cot_interval_begin(t); /* the new interval may be shorter than the current one */
+        cot_interval_begin(t); /* a new interval is begun because it may have to be shorter than the current one */
 }
 
-/* Forgets all fences. The caller holds cot_capture_lock. destroy: the context exists, so the events are destroyed;
- * otherwise they were destroyed with it. */
+/* Forgets all fences. The caller holds cot_capture_lock. `destroy`: the context still exists, so the events must be
+ * destroyed; otherwise they were destroyed together with the context. */
 void cot_ring_forget(struct ring *ring, bool destroy)
 {
     for (uint32_t i = 0; i < FENCES; i++) {
@@ -138,7 +140,8 @@ static int64_t predict(const struct fence *fence)
 static void learn(struct ring *ring, const struct fence *fence, double elapsed_ns)
 {
     double ratio = elapsed_ns / (double)fence->predicted_ns;
-    bool bound_only = !fence->exact && !fence->before_sync; /* the measured time may include idle time */
+    /* the measured time may include idle time of the GPU, so it is only an upper bound */
+    bool bound_only = !fence->exact && !fence->before_sync;
     if (bound_only && ratio > 2.0)
         ring->probe = true;
     bool good = ratio > 1 - TOLERANCE && ratio < 1 + TOLERANCE;
@@ -150,7 +153,8 @@ static void learn(struct ring *ring, const struct fence *fence, double elapsed_n
             ring->unnoted_left = UNNOTED_ALONE;
         return;
     }
-    /* current estimates are added up, since an earlier fence may have corrected the same keys */
+    /* the current estimates are added up instead of fence->predicted_ns, since an earlier fence may have corrected
+     * the same keys */
     ratio = elapsed_ns / (double)predict(fence);
     if (bound_only && ratio >= 1.0)
         return;
@@ -183,7 +187,7 @@ static void resolve_locked(struct ring *ring)
         ring->outstanding_ns -= fence->predicted_ns;
         ring->oldest++;
         ring->more_ns = ring->stalls = 0;
-        if (state != CUDA_SUCCESS) { /* the context has failed, which the program learns from its own calls */
+        if (state != CUDA_SUCCESS) { /* the context has failed; the program gets the error from its own calls */
             cot_ring_forget(ring, false);
             return;
         }
@@ -205,8 +209,9 @@ static bool has_no_room(const struct ring *ring)
     return ring->newest - ring->oldest >= FENCES - 2;
 }
 
-/* Ends the current interval with an event in the stream that was used last. The fence of an empty interval only serves
- * as reference time, for example at the start of a turn, so that the wait for the turn does not count as work. */
+/* Ends the current interval with an event in the stream that was used last. If the interval is empty, its fence only
+ * serves as a reference time. At the start of a turn, for example, it prevents the wait for the turn from counting
+ * as work. */
 void cot_fence_close(struct thread *t, bool before_sync)
 {
     struct ring *ring = t->ring;
@@ -241,17 +246,17 @@ bool cot_ring_is_long(const struct ring *ring, int64_t allowed_ns)
            (ring->newest - ring->oldest >= 2 && ring->outstanding_ns >= allowed_ns + ring->more_ns);
 }
 
-/* Called when the oldest fence did not complete in time. Its work may wait for a later launch, so the program must be
- * allowed to launch more. But the work may also just take longer than estimated, so it is allowed only a little more,
- * and twice as much at each further call. */
+/* Called when the oldest fence did not complete in time. Its work may wait for a later launch, so the program must
+ * be allowed to launch more. But the work may also just take longer than estimated, so the program may launch only a
+ * little more at first, and twice as much at each further call. */
 void cot_ring_let_more(struct ring *ring, int64_t allowed_ns)
 {
     ring->more_ns = ring->outstanding_ns - allowed_ns + (INTERVAL_NS << (ring->stalls < 6 ? ring->stalls : 6));
     ring->stalls++;
 }
 
-/* Waits for the oldest fence, at most patience_ns. False: it did not complete, or a capture prevents queries. A wait
- * much longer than estimated makes the estimates doubtful. */
+/* Waits at most patience_ns for the oldest fence. Returns false if the fence did not complete, or if a capture
+ * prevents queries. If the wait is much longer than estimated, the estimates are marked as doubtful. */
 bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns)
 {
     struct ring *ring = t->ring;

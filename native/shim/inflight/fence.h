@@ -1,54 +1,59 @@
-/* The estimated GPU time of launches (their *cost*), and the events that show the GPU's progress (*fences*): see
- * fence.c. */
+/* The estimated GPU time of launches (their *cost*), and the events by which the shim knows the GPU's progress
+ * (*fences*): see fence.c. */
 #ifndef COTENANT_FENCE_H
 #define COTENANT_FENCE_H
 
 #include "shim.h"
 
-struct cost { /* the estimated cost of one launch, by the key of its kernel, graph or copy */
+struct cost { /* the estimated cost of a launch; launches of the same kernel, graph or copy have the same key */
     uintptr_t key;
     int64_t ns;
 };
 #define COST_BITS 12
 #define COST_BESIDE 8
 #define COST_FLOOR_NS 4000            /* smallest cost, so that an interval contains fewer than INTERVAL_LOG launches */
-#define COST_UNKNOWN_NS 1000000       /* so large that a kernel without an estimate gets an interval of its own */
+/* cost of a kernel without an estimate; it is so large that the kernel gets an interval of its own */
+#define COST_UNKNOWN_NS 1000000
 #define INTERVAL_NS 1000000
-#define INTERVAL_ALONE_NS 8000000     /* length of an interval in an unbounded turn, where no other tenant waits */
+/* length of an interval in a turn without a deadline, for which no other tenant waits */
+#define INTERVAL_ALONE_NS 8000000
 #define INTERVAL_LOG 2048
 _Static_assert(INTERVAL_LOG > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1, "the log must hold every launch of an interval");
-/* in an unbounded turn, this many times the work that the agent allows may be queued */
+/* in a turn without a deadline, this many times the work that the agent allows may be queued */
 #define INFLIGHT_ALONE 16
-#define UNNOTED_ALONE 15              /* number of intervals without samples after one whose estimate was accurate */
+/* after an interval whose estimate was accurate, this many intervals are not sampled */
+#define UNNOTED_ALONE 15
 #define FENCES 16                     /* power of two */
 
 struct fence {
     CUevent event;                    /* the event has a time stamp */
     int64_t predicted_ns;
-    /* the GPU had earlier work when the event was recorded, so the measured time has no idle time at its beginning */
+    /* the GPU had earlier work when the event was recorded, so the interval's measured time does not begin with idle
+     * time */
     bool exact;
-    /* recorded before a synchronisation, not before a later launch, so the measured time has no idle time at its end */
+    /* the event was recorded before a synchronisation instead of before a later launch, so the interval's measured
+     * time does not end with idle time */
     bool before_sync;
     uint32_t count;                   /* number of logged launches */
     struct cost *log[INTERVAL_LOG];
 };
 
-/* The fences of one thread on one GPU. Those at [oldest, newest) are recorded; the one at `newest` will be recorded at
- * the end of the current interval. */
+/* The fences of one thread on one GPU. Those with indices [oldest, newest) are recorded; the one at `newest` will be
+ * recorded at the end of the current interval. */
 struct ring {
     CUcontext context;
     uint32_t oldest, newest;          /* both only increase; indices are taken modulo FENCES */
-    uint32_t stalls;                  /* number of times that the oldest fence did not complete in time */
-    /* work that may be launched in addition, because the oldest fence did not complete */
+    uint32_t stalls;                  /* number of times that the present oldest fence did not complete in time */
+    /* how much more work than allowed may be launched, because the oldest fence did not complete */
     int64_t more_ns;
-    /* the fence before the oldest one has completed, and times are measured from it */
+    /* the fence before the oldest one has completed, so times can be measured from it */
     bool have_origin;
-    /* a fence took much longer than estimated, so intervals are short until one has been measured */
+    /* a fence took much longer than estimated, so intervals stay short until one has been measured */
     bool doubt;
     /* an estimate was wrong while the GPU may have been idle, so the next interval ends at a synchronisation */
     bool probe;
     uint32_t noted;                   /* number of recorded fences whose launches were logged */
-    uint32_t unnoted_left;            /* number of the next intervals whose launches are not logged */
+    uint32_t unnoted_left;            /* number of coming intervals whose launches are not logged */
     uint64_t began_ns;                /* start of the current interval */
     int64_t outstanding_ns;           /* predicted time of all recorded fences */
     struct fence fences[FENCES];
@@ -56,15 +61,15 @@ struct ring {
 
 extern HIDDEN struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 
-/* The entry in which the hot path looks for a key. If another key is there, cot_cost_of stores the cost in another
- * entry; such a kernel takes the slow path. */
+/* Returns the entry in which the hot path looks for a key. If that entry has another key, cot_cost_of stores the
+ * cost in a further entry, and such a kernel takes the slow path. */
 static inline struct cost *cot_cost(uintptr_t key)
 {
     return &cot_costs[((uint32_t)key * 0x9e3779b1u) >> (32 - COST_BITS)];
 }
 HIDDEN struct cost *cot_cost_of(uintptr_t key, bool *fresh);
 
-/* Whether the turn is unbounded, which means that no other tenant wants the GPU. */
+/* Returns whether the turn has no deadline, which means that no other tenant wants the GPU. */
 static inline bool cot_is_alone(const struct gpu *gpu)
 {
     return gpu->deadline_ns == COTENANT_NO_DEADLINE;
@@ -73,7 +78,7 @@ static inline bool cot_is_alone(const struct gpu *gpu)
 /* ---- fence.c ---- */
 HIDDEN void cot_interval_begin(struct thread *t);
 HIDDEN bool cot_interval_is_empty(const struct thread *t);
-/* makes the next launches an interval of their own, which is sampled */
+/* ends the current interval; the next launches are an interval of their own, which is sampled */
 HIDDEN void cot_interval_note(struct thread *t);
 HIDDEN void cot_fence_close(struct thread *t, bool before_sync);
 HIDDEN void cot_fence_resolve(struct thread *t);

@@ -1,14 +1,14 @@
-/* The interface of the counters of calls per thread, and of the streams into which the process has launched. */
+/* The interface of the counters of calls per thread, and of the list of streams into which the process has launched. */
 #ifndef COTENANT_INFLIGHT_ROOM_H
 #define COTENANT_INFLIGHT_ROOM_H
 
 #include "shim.h"
 
 /* ---- calls.c ---- */
-/* creates the record at the first call; NULL: memory is exhausted */
+/* returns the thread's counters on a GPU, which are created at the first call; NULL: memory is exhausted */
 HIDDEN struct calls *cot_calls_of(struct thread *t, struct gpu *gpu);
 HIDDEN struct call_counts cot_calls_sum(const struct gpu *gpu);
-/* lets this thread launch on the hot path while the turn gate is open */
+/* lets this thread launch on the hot path until the turn gate is closed */
 HIDDEN void cot_calls_open(struct calls *calls);
 HIDDEN void cot_calls_close(struct gpu *gpu);          /* makes all threads leave the hot path */
 HIDDEN void cot_calls_forget_stream(CUstream handle);  /* COT_NO_STREAM: forgets all streams */
@@ -24,7 +24,8 @@ HIDDEN void cot_stream_gone(CUstream handle);
 HIDDEN void cot_streams_context_gone(CUcontext context);
 HIDDEN bool cot_stream_is_capturing(CUstream handle);
 HIDDEN bool cot_streams_drained(struct gpu *gpu);
-HIDDEN void cot_exchange_capture_mode(int *mode); /* sets which calls of this thread would invalidate a capture */
+/* sets which calls of this thread would invalidate a capture of another thread, and returns the previous setting */
+HIDDEN void cot_exchange_capture_mode(int *mode);
 HIDDEN void cot_capture_before_begin(void);
 HIDDEN void cot_capture_after_begin(CUstream handle, CUresult result);
 HIDDEN void cot_capture_after_end(CUstream handle);

@@ -1,9 +1,9 @@
-/* The streams into which the process has launched. The GPU has drained for the process when none of them has pending
- * work.
+/* The streams into which the process has launched. When none of them has pending work, the GPU has drained: it has
+ * finished all work of the process.
  *
  * Launches into a stream that is being captured are not executed. So they neither wait nor count, and the shim must
- * record nothing into such a stream. cot_capture_lock is held while the shim uses streams or events, and while a
- * capture begins or ends, so that the two exclude each other. */
+ * not record anything in such a stream. cot_capture_lock is held while the shim uses streams or events, and while a
+ * capture begins or ends, so the two never happen at the same time. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -17,10 +17,10 @@ _Atomic uint32_t cot_captures;
 pthread_mutex_t cot_capture_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-/* a free record has the handle COT_NO_STREAM; records never move, so pointers to them stay valid */
+/* a free record has the handle COT_NO_STREAM; records are never moved, so pointers to them stay valid */
 static struct stream streams[STREAMS];
 static uint32_t stream_count, next_victim;
-static CUstream capturing[CAPTURES]; /* under cot_capture_lock */
+static CUstream capturing[CAPTURES]; /* protected by cot_capture_lock */
 
 
 struct stream *cot_stream_find(CUstream handle, CUcontext context, struct gpu *gpu)
@@ -37,7 +37,7 @@ struct stream *cot_stream_find(CUstream handle, CUcontext context, struct gpu *g
     }
     if (!free_record && stream_count < STREAMS)
         free_record = &streams[stream_count++];
-    if (!free_record) { /* there are more streams than records, so the oldest stream is no longer watched */
+    if (!free_record) { /* there are more streams than records, so the shim no longer knows one of the streams */
         free_record = &streams[next_victim++ % STREAMS];
         cot_calls_forget_stream(free_record->handle);
     }
@@ -87,8 +87,8 @@ void cot_streams_context_gone(CUcontext context)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* Whether a stream is being captured. Also true if the driver refuses to answer, as it does for the legacy stream while
- * another stream is being captured. */
+/* Returns whether a stream is being captured. Also returns true if the driver refuses to answer, which it does for
+ * the legacy stream while another stream is being captured. */
 bool cot_stream_is_capturing(CUstream handle)
 {
     int status = CU_CAPTURE_NONE;
@@ -116,14 +116,14 @@ void cot_capture_after_begin(CUstream handle, CUresult result)
     else
         atomic_fetch_sub(&cot_captures, 1);
     pthread_mutex_unlock(&cot_capture_lock);
-    if (result == CUDA_SUCCESS && cot_thread_get()) { /* makes launches into the captured stream leave the hot path */
+    if (result == CUDA_SUCCESS && cot_thread_get()) { /* launches into the captured stream must take the slow path */
         cot_thread->stream = &cot_no_stream;
         atomic_store(&cot_calls->handle, COT_NO_STREAM);
     }
 }
 
-/* Called after the driver ended a capture. cot_captures still counts the capture until then, so that the helper thread
- * queries no stream meanwhile. */
+/* Called after the driver has ended a capture. cot_captures still counts the capture during the driver's call, so
+ * that the helper thread queries no stream in that time. */
 void cot_capture_after_end(CUstream handle)
 {
     if (atomic_load(&cot_captures) == 0)
@@ -136,12 +136,12 @@ void cot_capture_after_end(CUstream handle)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* ---- draining ---- */
+/* ---- draining: has the GPU finished all work? ---- */
 
 static bool marked_end_reached(struct stream *stream)
 {
     uint64_t started = cot_calls_sum(stream->gpu).started;
-    /* the event is recorded in the legacy stream, which waits for every per-thread stream */
+    /* the event is recorded in the legacy stream, which waits for every thread's per-thread stream */
     if (!stream->drain_event || stream->marked_at != started) {
         if (!stream->drain_event && REAL(cuEventCreate)(&stream->drain_event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
             return true;
@@ -168,9 +168,9 @@ void cot_exchange_capture_mode(int *mode)
     REAL(cuThreadExchangeStreamCaptureMode)(mode);
 }
 
-/* Whether the process has no pending work on a GPU. Queries streams without recording anything into the program's own.
- * Runs on the shim's threads, and on threads of a latency-sensitive program after they waited for the GPU; the thread's
- * capture mode is relaxed meanwhile. */
+/* Returns whether the process has no pending work on a GPU. It queries streams and records nothing in the program's
+ * own streams. It runs on the shim's threads, and on threads of a latency-sensitive program after they waited for
+ * the GPU. Meanwhile the thread's capture mode is relaxed, so that the queries do not invalidate a capture. */
 bool cot_streams_drained(struct gpu *gpu)
 {
     int mode = CU_CAPTURE_MODE_RELAXED;

@@ -1,9 +1,9 @@
 /* The connection to the agent, and the helper thread that serves it.
  *
- * Each process has one socket. Any thread may send, but only the helper thread receives, so a thread that waits for a
- * turn does not keep another from requesting memory. The helper thread also ends turns and detects that the process is
- * idle (gate/turn.c). A closed socket means that the agent has ended. The shim then behaves as the agent configured
- * last (fail_mode), and tries to reconnect. */
+ * Each process has one socket. Any thread may send, but only the helper thread receives, so a thread that waits for
+ * a turn does not keep other threads from requesting memory. The helper thread also ends turns and detects that the
+ * process is idle (gate/turn.c). A closed socket means that the agent has ended. The shim then behaves as the
+ * agent's last settings require (fail_mode), and tries to reconnect. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -31,7 +31,7 @@ static _Atomic int agent_fd = -1;
 static _Atomic int wake_fd = -1;
 static _Atomic bool helper_runs, exiting;
 static bool ever_connected, fork_handler_set;
-static struct cotenant_page *page; /* the page of the newest connection; pages of earlier connections stay mapped */
+static struct cotenant_page *page; /* the page of the latest connection; the pages of earlier connections stay mapped */
 static uint32_t fail_mode = COTENANT_FAIL_CLOSED;
 static uint32_t reconnect_ms = 200;
 static bool helper_stopped, page_changed;
@@ -66,7 +66,7 @@ void cot_agent_wake_helper(void)
 {
     uint64_t one = 1;
     if (wake_fd >= 0 && write(wake_fd, &one, sizeof one) < 0)
-        return; /* the counter of the eventfd is full, so the helper thread is awake */
+        return; /* the counter of the eventfd is full, so the helper thread is already about to wake up */
 }
 
 /* ---- receiving ---- */
@@ -79,8 +79,9 @@ static struct gpu *gpu_of_slot(uint32_t slot)
     return NULL;
 }
 
-/* Handles a message. Sets passed_fd to -1 if it takes the descriptor. */
-static void handle(const struct cotenant_message *message, int *passed_fd) /* the caller holds cot_lock */
+/* Handles a message. The caller holds cot_lock. If the function takes the passed descriptor over, it sets *passed_fd
+ * to -1. */
+static void handle(const struct cotenant_message *message, int *passed_fd)
 {
     struct gpu *gpu = gpu_of_slot(message->header.slot);
     switch (message->header.type) {
@@ -111,7 +112,7 @@ static void handle(const struct cotenant_message *message, int *passed_fd) /* th
     }
 }
 
-static void agent_lost(void) /* with cot_lock */
+static void agent_lost(void) /* the caller holds cot_lock */
 {
     if (agent_fd >= 0)
         close(agent_fd);
@@ -141,7 +142,7 @@ static void receive_all(void)
             close(passed_fd);
         passed_fd = -1;
         if (page_changed)
-            cot_gpus_follow(); /* done before the next message, which may grant a turn */
+            cot_gpus_follow(); /* before the next message is handled, since that one may grant a turn on the new GPU */
         page_changed = false;
     }
 }
@@ -196,7 +197,7 @@ static void *helper(void *unused)
 {
     (void)unused;
     pthread_setname_np(pthread_self(), "cotenant");
-    /* the helper thread must end turns on time; the default slack of timers is 50 us */
+    /* the default timer slack of 50 us would delay the end of turns */
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     while (!exiting) {
         uint64_t now = cot_now_ns();
@@ -237,7 +238,7 @@ static void *helper(void *unused)
     return NULL;
 }
 
-/* ---- life ---- */
+/* ---- fork, exit and the first connection ---- */
 
 static void at_exit(void)
 {
@@ -252,7 +253,7 @@ static void at_exit(void)
             cot_gpu_at(i)->published_ns = 0;
             cot_gpu_publish(cot_gpu_at(i), cot_now_ns());
         }
-    cot_gates_agent_lost(COTENANT_FAIL_OPEN); /* exit handlers that run later need no turn */
+    cot_gates_agent_lost(COTENANT_FAIL_OPEN); /* exit handlers that run after this one do not wait for a turn */
     pthread_cond_broadcast(&cot_changed);
     cot_agent_wake_helper();
     struct timespec until;
@@ -261,7 +262,7 @@ static void at_exit(void)
     while (helper_runs && !helper_stopped && pthread_cond_timedwait(&cot_changed, &cot_lock, &until) == 0)
         ;
     pthread_mutex_unlock(&cot_lock);
-    /* The socket stays open until the process has ended, because only then its memory is free. */
+    /* The socket stays open until the process has ended, because the process's memory is free only then. */
 }
 
 static void after_fork_in_child(void)
@@ -286,8 +287,8 @@ static void after_fork_in_child(void)
     cot_swap_reset_after_fork();
 }
 
-/* Connects to the agent. Retries, because the agent may still be starting, or may not know the process yet that it
- * identifies by its ancestors. */
+/* Connects to the agent. It retries, because the agent may still be starting. Also, an agent that identifies the
+ * process by its parent processes may not have registered them yet. */
 static int reach_agent(struct cotenant_hello_reply *terms)
 {
     const char *socket_path = getenv(COTENANT_ENV_SOCKET), *token = getenv(COTENANT_ENV_TOKEN);
@@ -308,7 +309,7 @@ static int connect_once(void)
     int fd = reach_agent(&terms);
     if (fd < 0) {
         if (fd == -1)
-            cot_say("no agent listens at %s=%s; a tenant does not run without one", COTENANT_ENV_SOCKET,
+            cot_say("no agent listens at %s=%s; start one with `cotenant agent`, since a tenant cannot run without it", COTENANT_ENV_SOCKET,
                     getenv(COTENANT_ENV_SOCKET) ? getenv(COTENANT_ENV_SOCKET) : "(not set)");
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
@@ -317,7 +318,7 @@ static int connect_once(void)
         wake_fd = cot_wire_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     agent_fd = fd;
     if (wake_fd < 0 || !cot_start_thread(helper, NULL)) {
-        cot_say("the helper thread could not be started");
+        cot_say("the shim's helper thread could not be started: does the container limit the number of threads?");
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     helper_runs = ever_connected = true;

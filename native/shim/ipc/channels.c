@@ -1,7 +1,7 @@
-/* Finds the driver's channel groups behind contexts. libcuda creates such objects by ioctl(), and the definition here
- * comes first because the shim is preloaded. Each compute channel group is sent to the agent together with the file on
- * which its client was created: a process that holds this file can set the group's time slice. Launches make no
- * ioctl(), so their path is unaffected. */
+/* Finds the driver's channel groups behind the program's contexts. libcuda creates these objects by ioctl(), and
+ * calls the definition in this file because the shim is preloaded. Each compute channel group is sent to the agent,
+ * together with the file on which its client (the driver's owner of objects) was created: a process that holds this
+ * file can set the group's time slice. Launches make no ioctl(), so they do not become slower. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,7 +15,7 @@
 
 enum { ESC_FREE = 0x29, ESC_ALLOC = 0x2b };
 enum { CLASS_DEVICE = 0x80, CLASS_SUBDEVICE = 0x2080, CLASS_GROUP = 0xa06c };
-#define ANY_CHANNEL 0x6f /* last byte of a channel class, in all GPU generations */
+#define ANY_CHANNEL 0x6f /* the last byte of the class of every channel, whatever the generation of the GPU */
 #define ANY_COMPUTE 0xc0
 #define MOST_OBJECTS 8192
 #define MOST_GROUPS 256
@@ -26,7 +26,8 @@ struct object {
     int fd; /* descriptor of the device file on which the object was created */
 };
 
-/* Arguments of the driver's allocation call: `new` has rights and flags, `old`, of older libraries, does not. */
+/* Arguments of the driver's allocation call. Current libraries use `new`, which has rights and flags; older ones use
+ * `old`. */
 struct alloc {
     uint32_t client, parent, handle, class;
     uint64_t params;
@@ -87,14 +88,15 @@ static bool is_generation_of(uint32_t class, uint32_t kind)
 
 static void gone(uint32_t client, uint32_t handle);
 
-static void made(struct object object) /* with lock */
+static void made(struct object object) /* the caller holds lock */
 {
     bool matters = is_root(object.class) || object.class == CLASS_DEVICE || object.class == CLASS_SUBDEVICE ||
                    object.class == CLASS_GROUP || is_generation_of(object.class, ANY_CHANNEL) ||
                    is_generation_of(object.class, ANY_COMPUTE);
     if (is_root(object.class)) {
         object.client = object.handle;
-        /* the driver uses this client's name again, so the earlier client has ended with its file */
+        /* client numbers are reused; a new client with this number means that the earlier one has ended together
+         * with its file */
         gone(object.client, object.handle);
     }
     if (!matters || object_count == MOST_OBJECTS)
@@ -104,8 +106,8 @@ static void made(struct object object) /* with lock */
         changed = true;
 }
 
-/* Removes an object and its children, since the driver frees both together. */
-static void gone(uint32_t client, uint32_t handle) /* with lock */
+/* Removes an object and its children, since the driver frees them together. The caller holds lock. */
+static void gone(uint32_t client, uint32_t handle)
 {
     for (uint32_t i = 0; i < object_count;) {
         struct object object = objects[i];
@@ -166,7 +168,7 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
     return result;
 }
 
-/* ---- groups ---- */
+/* ---- channel groups ---- */
 
 static const struct object *child_of(uint32_t client, uint32_t parent, bool (*is)(uint32_t class))
 {
@@ -186,8 +188,8 @@ static bool is_compute(uint32_t class)
     return is_generation_of(class, ANY_COMPUTE);
 }
 
-/* Collects the parts of a channel group; false if some do not exist yet. A group with a compute object belongs to the
- * compute engine. */
+/* Collects the parts of a channel group; returns false if some do not exist yet. A group that has a compute object
+ * belongs to the compute engine. */
 static bool describe(const struct object *group, struct cotenant_channel_group *out)
 {
     const struct object *subdevice = child_of(group->client, group->parent, is_subdevice);

@@ -1,4 +1,4 @@
-/* The interface of messages, of the agent's connection, and of the shim's threads. */
+/* The interface of messages, of the connection to the agent, and of the shim's threads. */
 #ifndef COTENANT_IPC_ROOM_H
 #define COTENANT_IPC_ROOM_H
 
@@ -6,17 +6,19 @@
 
 /* ---- wire.c ---- */
 HIDDEN void cot_wire_fill(struct cotenant_message *message, uint16_t type, uint32_t slot, const void *body, size_t bytes);
-HIDDEN int cot_wire_high(int fd); /* duplicates the descriptor to a high number if possible, and closes the low one */
+/* duplicates the descriptor to a high number if possible, and closes the original one */
+HIDDEN int cot_wire_high(int fd);
 HIDDEN int cot_wire_send(int fd, struct cotenant_message *message);
 HIDDEN int cot_wire_send_with(int fd, struct cotenant_message *message, int passed);
-/* results: 1: received; 0: there is no message; -1: connection lost; -2: invalid message */
+/* the receiving functions return 1: received; 0: there is no message; -1: connection lost; -2: invalid message */
 HIDDEN int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd);
 HIDDEN int cot_wire_receive_now(int fd, struct cotenant_message *message, int *passed_fd);
 HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet);
 
 /* ---- channels.c ---- */
 HIDDEN void cot_channels_driver(int (*call)(int fd, unsigned long request, void *argument));
-HIDDEN void cot_channels_report(int agent_fd); /* sends the changes since the last call; called on the helper thread */
+/* sends the channel groups that have changed since the last call; called on the helper thread */
+HIDDEN void cot_channels_report(int agent_fd);
 HIDDEN void cot_channels_report_again(void);   /* makes the next report contain all groups */
 
 /* ---- rpc.c ---- */
@@ -39,13 +41,13 @@ HIDDEN void cot_rpc_reset_after_fork(void);
 /* ---- agent.c ---- */
 HIDDEN int cot_agent_connect(void); /* returns 0, or the CUresult that the program gets */
 HIDDEN bool cot_agent_is_connected(void);
-HIDDEN int cot_agent_fd(void); /* -1: not connected */
+HIDDEN int cot_agent_fd(void); /* returns -1 if the process is not connected */
 HIDDEN void cot_agent_wake_helper(void);
 HIDDEN struct cotenant_page *cot_agent_page(void);
 HIDDEN uint32_t cot_fail_mode(void);
 HIDDEN bool cot_exiting(void);
 HIDDEN bool cot_start_thread(void *(*body)(void *), void *argument); /* starts a detached thread with all signals blocked */
-/* with cot_lock; signalled when a turn opened, a reply came, or the agent was lost */
+/* signalled when a turn has begun, a reply has arrived, or the agent was lost; used together with cot_lock */
 extern HIDDEN pthread_cond_t cot_changed;
 
 #endif

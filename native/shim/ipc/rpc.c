@@ -1,8 +1,8 @@
 /* Messages to the agent that have no reply, and calls that wait for one.
  *
- * The closed socket shows that an agent has ended, but nothing shows that it hangs. A tenant that may run without an
- * agent (fail: open) therefore queries an agent that has been silent for a while, and treats it as ended if it does not
- * answer. */
+ * A closed socket shows that an agent has ended, but nothing shows that it hangs. So if a tenant may run without an
+ * agent (fail: open), the shim sends a query to an agent that has been silent for a while, and treats it as ended if
+ * it does not answer. */
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "shim.h"
 
-/* while a thread waits for an agent that has been silent for this long, the agent is queried */
+/* if a thread waits and the agent has been silent for this long, the shim sends it a query */
 #define ASK_AFTER_NS UINT64_C(3000000000)
 #define HANGS_AFTER_NS UINT64_C(10000000000)
 
@@ -18,14 +18,15 @@ struct pending {
     uint64_t sequence;
     int outcome; /* 0: waiting; 1: the reply has come; -1: the agent was lost */
     struct cotenant_message *reply;
-    int *passed_fd; /* where the descriptor that comes with the reply is stored, or NULL */
+    int *passed_fd; /* where to store the descriptor that comes with the reply; NULL: the caller expects none */
     struct pending *next;
 };
 
 static struct pending *pending_calls; /* cot_lock protects this and the variables below */
 static uint64_t heard_ns;             /* time of the agent's last message */
-static uint64_t asked_ns;             /* time at which a silent agent was queried; 0: it was not */
-static uint64_t question;             /* sequence number of the query to a silent agent */
+/* time at which the shim sent a query to a silent agent; 0: no query is outstanding */
+static uint64_t asked_ns;
+static uint64_t question;             /* sequence number of that query */
 
 int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
 {
@@ -35,7 +36,7 @@ int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
     return fd >= 0 ? cot_wire_send(fd, &message) : -1;
 }
 
-/* Sends an answer to a message of the agent, with that message's sequence number and a status. */
+/* Sends the answer to a message of the agent, with the sequence number of that message and a status. */
 int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t status, const void *body, size_t bytes)
 {
     struct cotenant_message message;
@@ -47,8 +48,8 @@ int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t s
     return fd >= 0 ? cot_wire_send(fd, &message) : -1;
 }
 
-/* Sends a message and waits for the reply, and for a descriptor that may come with it (*passed_fd; -1: none came).
- * Returns -1 if the agent is lost. */
+/* Sends a message and waits for the reply and for the descriptor that may come with it (*passed_fd; -1: no
+ * descriptor came). Returns -1 if the agent is lost. */
 int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
                       int *passed_fd)
 {
@@ -87,7 +88,8 @@ void cot_agent_warn(uint32_t code, const char *format, ...)
     cot_agent_send(COTENANT_WARNING, COTENANT_NO_SLOT, &text, sizeof text);
 }
 
-/* Whether a message is the reply to a waiting call. Sets passed_fd to -1 if that call takes the descriptor. */
+/* Returns whether a message is the reply to a waiting call. If that call takes the passed descriptor over,
+ * *passed_fd is set to -1. */
 bool cot_rpc_reply(const struct cotenant_message *message, int *passed_fd)
 {
     for (struct pending *call = pending_calls; call; call = call->next)
@@ -110,7 +112,7 @@ void cot_rpc_heard(void)
     asked_ns = 0;
 }
 
-/* Waits for a change for at most one second, and queries a silent agent. */
+/* Waits at most one second for a change of state, and sends a query to an agent that has been silent. */
 void cot_rpc_wait(void)
 {
     struct timespec look_again;
@@ -126,7 +128,8 @@ void cot_rpc_wait(void)
         cot_wire_fill(&ask, COTENANT_MEMORY_QUERY, COTENANT_NO_SLOT, &what, sizeof what);
         question = ask.header.sequence;
         asked_ns = now;
-        cot_wire_send(cot_agent_fd(), &ask); /* if the socket is full, the agent cannot answer either */
+        /* the result does not matter: if the socket is full, the agent could not answer either */
+        cot_wire_send(cot_agent_fd(), &ask);
     } else if (cot_rpc_agent_hangs())
         cot_agent_wake_helper();
 }

@@ -18,7 +18,7 @@
 
 static _Atomic uint64_t next_sequence = 1;
 
-/* Sends a message, with a descriptor unless `passed` is -1. */
+/* Sends a message, together with a descriptor if `passed` is not -1. */
 int cot_wire_send_with(int fd, struct cotenant_message *message, int passed)
 {
     union {
@@ -78,8 +78,8 @@ static uint64_t own_start_time(void)
     if (length <= 0)
         return 0;
     line[length] = '\0';
-    /* in /proc/PID/stat, field 2 is the program's name, which may contain any character; field 22 is the 20th after
-     * it */
+    /* field 22 of /proc/PID/stat; the count starts after field 2, the program's name in parentheses, because the
+     * name may contain any character */
     char *field = strrchr(line, ')');
     for (int i = 0; field && i < 20; i++)
         field = strchr(field + 1, ' ');
@@ -128,8 +128,8 @@ int cot_wire_receive_now(int fd, struct cotenant_message *message, int *passed_f
     return receive(fd, message, passed_fd, MSG_DONTWAIT);
 }
 
-/* Moves a descriptor to a high number. Programs may close low numbers that they consider their own, and expect the next
- * new one to be low. */
+/* Moves a descriptor to a high number. Some programs close low numbers that they consider their own, or expect the
+ * next new descriptor to have a low number. */
 int cot_wire_high(int fd)
 {
     int high = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD) : -1;
@@ -149,7 +149,7 @@ static int open_socket(void)
     }
     memcpy(address.sun_path, path, strlen(path));
     int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    /* this also limits how long a send waits for space in the socket of a suspended agent */
+    /* this also limits how long a send waits if the agent is suspended and its socket is full */
     struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S};
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
@@ -171,7 +171,7 @@ static bool map_page(int fd, struct cotenant_page **page)
         munmap(mapped, COTENANT_PAGE_BYTES);
         return false;
     }
-    *page = mapped; /* the page of a previous connection stays mapped, since another thread may be using it */
+    *page = mapped; /* the page of the previous connection stays mapped, since another thread may still use it */
     return true;
 }
 
@@ -189,18 +189,19 @@ static void program_name(uint8_t *into, size_t bytes)
 static void say_why(struct cotenant_message *refusal)
 {
     if (!refusal)
-        cot_say("the socket's other end does not support protocol version %u", COTENANT_PROTOCOL_VERSION);
+        cot_say("the agent does not support protocol version %u: install the same release of agent and shim", COTENANT_PROTOCOL_VERSION);
     else if (refusal->header.type == COTENANT_ERROR) {
         refusal->body.text.text[sizeof refusal->body.text.text - 1] = 0;
         cot_say("the agent refused this program: %s", (char *)refusal->body.text.text);
     } else if (refusal->header.status != COTENANT_OK)
         cot_say("the agent refused this program (status %u)", refusal->header.status);
     else
-        cot_say("the page that the agent sent does not have protocol version %u", COTENANT_PROTOCOL_VERSION);
+        cot_say("the shared page that the agent sent does not have protocol version %u: install the same release of agent "
+                "and shim", COTENANT_PROTOCOL_VERSION);
 }
 
-/* Tries once to connect: sends HELLO, and maps the page that the reply carries. Returns the socket; -1 if no agent
- * listens; -2 if the agent refused, whose reason is printed unless `quiet`. */
+/* Tries once to connect: sends HELLO, and maps the page that comes with the reply. Returns the socket; -1 if no
+ * agent listens; -2 if the agent refused this process (unless `quiet`, its reason is printed). */
 int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet)
 {
     int fd = open_socket();
@@ -229,7 +230,7 @@ int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page 
     if (!good) {
         close(fd);
         if (got == 0 && !quiet)
-            cot_say("the agent does not answer");
+            cot_say("the agent does not answer within %d s", ANSWER_PATIENCE_S);
         else if (got != -1 && !quiet)
             say_why(got == 1 ? &message : NULL);
         return got == -1 ? -1 : -2;

@@ -1,6 +1,6 @@
 /* The memory that the process holds on each GPU, by kind of allocation (family). The shim asks the agent before the
- * driver allocates, and then reports how much was allocated. Addresses that are not known here were never charged, and
- * freeing them is left to the driver. */
+ * driver allocates memory, and reports afterwards how much was allocated. An address that is not recorded here was
+ * never charged, so only the driver handles it when it is freed. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -18,12 +18,12 @@ struct holding {
     struct holding *next;
 };
 
-/* never held during a call of the driver or a message to the agent */
+/* this lock is never held during a call of the driver or a message to the agent */
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct holding *buckets[BUCKETS];
 static uint64_t host_held;
-static bool host_stale; /* the agent was lost, and the next agent does not know the pinned host memory yet */
-static _Atomic bool unconfirmed; /* a message was sent whose effect may not be on the page yet */
+static bool host_stale; /* the agent was lost, and the next agent has not been told of the pinned host memory yet */
+static _Atomic bool unconfirmed; /* a message was sent whose effect may not be visible on the shared page yet */
 
 static struct holding **bucket(uint64_t address)
 {
@@ -54,7 +54,7 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
         if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
             *reservation = reply.body.memory.reservation;
             return reply.header.status == COTENANT_OK       ? CUDA_SUCCESS
-                   /* the tenant oversubscribes, and other tenants occupy the memory */
+                   /* the tenant oversubscribes, and other tenants occupy the memory now */
                    : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY
                                                             : CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -68,9 +68,9 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
     }
 }
 
-/* Asks the agent whether memory may be allocated. If the agent has ended, waits for it if so configured.
- * CUDA_ERROR_NOT_READY: allowed, but other tenants occupy the memory; memory that can be swapped need not be resident
- * yet. */
+/* Asks the agent whether memory may be allocated. If the agent has ended, waits for its restart if so configured.
+ * CUDA_ERROR_NOT_READY means that the allocation is allowed, but other tenants occupy the memory now; if it is
+ * memory that can be swapped, it need not be on the GPU yet. */
 CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
 {
     int cancel;
@@ -81,7 +81,7 @@ CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, ui
                  (mode == COTENANT_OVERSUBSCRIBE_SWAP || mode == COTENANT_OVERSUBSCRIBE_MANAGED);
     if (result == CUDA_ERROR_NOT_READY && !moves) {
         result = CUDA_SUCCESS;
-        /* for a context the driver itself decides whether there is enough memory */
+        /* if the memory is for a context, the driver itself finds out whether there is enough */
         if (!cot_swap_room_now(gpu, bytes, 0) && family != COTENANT_MEMORY_CONTEXT) {
             cot_memory_commit(gpu, family, *reservation, 0);
             result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -125,7 +125,7 @@ void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint
 {
     struct holding *holding = malloc(sizeof *holding);
     if (!holding)
-        return; /* the memory stays charged until the process ends, so that the charge is never too low */
+        return; /* the memory stays charged until the process ends, because the charge must never be too low */
     *holding = (struct holding){.address = address, .bytes = bytes, .gpu = gpu, .family = family};
     pthread_mutex_lock(&memory_lock);
     holding->next = *bucket(address);
@@ -133,8 +133,8 @@ void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* Returns the allocation at an address, and removes it from the accounts before the driver frees it, since another
- * thread may get the same address afterwards. NULL: it was never charged. */
+/* Returns the allocation at an address, and removes it from the accounts. This must happen before the driver frees
+ * it, since another thread may get the same address afterwards. NULL: the allocation was never charged. */
 struct holding *cot_memory_take_out(uint64_t address, uint32_t family)
 {
     pthread_mutex_lock(&memory_lock);
@@ -150,8 +150,8 @@ struct holding *cot_memory_take_out(uint64_t address, uint32_t family)
     return found;
 }
 
-/* Called after the driver's free: credits the GPU on which the memory was allocated. If the driver refused, the
- * allocation is entered again. */
+/* Called after the driver's free: reduces the charge of the GPU on which the memory was allocated. If the driver
+ * refused to free it, the allocation is recorded again. */
 void cot_memory_taken_out(struct holding *holding, bool freed)
 {
     if (!holding)
@@ -207,15 +207,15 @@ void cot_memory_agent_lost(void)
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* Reports pinned host memory, which belongs to no GPU. If the amount changes meanwhile, the total is reported again, so
- * that nothing is counted twice. */
+/* Reports pinned host memory, which belongs to no GPU. If the amount changes while the report is sent, the total is
+ * reported again, so that nothing is counted twice. */
 void cot_memory_report_host(void)
 {
     for (bool told = false; !told;) {
         pthread_mutex_lock(&memory_lock);
         struct cotenant_memory state = {.family = COTENANT_MEMORY_HOST, .bytes = host_held};
         pthread_mutex_unlock(&memory_lock);
-        /* the agent was lost again */
+        /* cot_agent_send returns 0 if the agent was lost again */
         told = cot_agent_send(COTENANT_MEMORY_STATE, COTENANT_NO_SLOT, &state, sizeof state) != 0;
         pthread_mutex_lock(&memory_lock);
         if (!told && state.bytes == host_held) {
@@ -226,7 +226,8 @@ void cot_memory_report_host(void)
     }
 }
 
-/* Reads the tenant's limit and charge from the page. False: there is no limit, so the driver's numbers apply. */
+/* Reads the tenant's limit and its charged memory from the shared page. Returns false if there is no limit, so that
+ * the driver's numbers apply. */
 bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes)
 {
     if (!gpu || !gpu->attached || gpu->page_slot->memory_limit_bytes == COTENANT_NO_LIMIT)

@@ -6,7 +6,8 @@
 
 /* ---- memory.c ---- */
 HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);
-/* called if the driver could not provide memory that the agent had allowed: asks the agent to evict memory of others */
+/* called if the driver could not provide memory that the agent had allowed: asks the agent to evict other tenants'
+ * memory */
 HIDDEN bool cot_memory_make_room(struct gpu *gpu, uint64_t bytes);
 HIDDEN void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes);
 HIDDEN void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes);
@@ -20,7 +21,8 @@ HIDDEN void cot_memory_report_state(struct gpu *gpu);
 HIDDEN void cot_memory_report_host(void);
 HIDDEN void cot_memory_reset_after_fork(void);
 HIDDEN bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes);
-HIDDEN uint64_t cot_memory_kept(struct gpu *gpu); /* free memory of the GPU that is kept for other tenants */
+/* returns how much memory of the GPU is free but reserved for other tenants */
+HIDDEN uint64_t cot_memory_kept(struct gpu *gpu);
 HIDDEN void cot_pools_refresh(void);
 HIDDEN void cot_pools_forget_gpu(struct gpu *gpu);
 HIDDEN CUresult cot_graph_memory_check(word graph);

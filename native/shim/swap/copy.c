@@ -1,8 +1,8 @@
 /* Copies between pieces of device memory and their places in host memory, where evicted contents are kept.
  *
- * A separate thread registers (pins) the host memory with the driver in advance, from its beginning. Copies to
- * registered memory go directly and keep one copy engine busy. Copies to memory that is not registered, or not yet, go
- * through a small ring of pinned buffers. */
+ * A separate thread registers (pins) the host memory with the driver in advance, beginning at the start of the
+ * memory. Copies to registered memory are direct and keep one copy engine busy. Copies to memory that is not
+ * registered, or not yet, use a small ring of pinned buffers. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
@@ -20,7 +20,8 @@
 #define STAGE_BYTES (UINT64_C(16) << 20)
 #define POPULATORS 4
 #define REPORT_BYTES (UINT64_C(4) << 30)
-#define LEAST_LEFT (UINT64_C(512) << 20) /* memory that the pinning thread leaves to the system and to other programs */
+/* the pinning thread leaves this much memory to the system and to other programs */
+#define LEAST_LEFT (UINT64_C(512) << 20)
 #define CU_STREAM_NON_BLOCKING 1
 #define CU_HOST_REGISTER_PORTABLE 1
 #ifndef MADV_POPULATE_WRITE
@@ -30,7 +31,7 @@
 #define MADV_COLLAPSE 25
 #endif
 #define COLLAPSE_STEP (UINT64_C(32) << 20)
-/* longest time for one step: if huge pages would require compaction of memory, small ones are used */
+/* If one step takes longer, the kernel must compact memory to make huge pages, so small pages are used. */
 #define COLLAPSE_SLOWEST_NS UINT64_C(500000000)
 
 struct lane {
@@ -93,7 +94,7 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     return lane;
 }
 
-struct stretch { /* the source and destination of one copy */
+struct stretch { /* source and destination of one copy */
     CUdeviceptr device;
     uint8_t *host;
     bool out;
@@ -110,7 +111,7 @@ static CUresult issue_stretch(const struct host_copy *copy, uint64_t from, uint6
                                                                                                              stream);
 }
 
-/* Enqueues a copy, scheduled with the copies of other tenants if they are scheduled. */
+/* Enqueues a copy. It is scheduled on the link if the tenants' copies are scheduled. */
 static CUresult copy_now(struct lane *lane, CUdeviceptr device, uint8_t *host, uint64_t bytes)
 {
     struct stretch call = {device, host, lane->out};
@@ -148,15 +149,15 @@ static CUresult make_stages(struct lane *lane)
     return result;
 }
 
-/* Copies through the ring of buffers: while the copy engine fills (or empties) one, this thread empties (or fills)
- * another. */
+/* Copies through the ring of buffers: while the copy engine fills (or empties) one buffer, this thread empties (or
+ * fills) another one. */
 static CUresult copy_staged(struct lane *lane, CUdeviceptr device, uint8_t *host, uint64_t bytes)
 {
     CUresult result = make_stages(lane);
     uint64_t count = (bytes + STAGE_BYTES - 1) / STAGE_BYTES;
     for (uint64_t i = 0; i < count + STAGES && result == CUDA_SUCCESS; i++) {
         uint32_t slot = (uint32_t)(i % STAGES);
-        if (i >= STAGES) { /* copy i uses the buffer of copy i - STAGES, so that one must have ended */
+        if (i >= STAGES) { /* copy i uses the buffer of copy i - STAGES, so that earlier copy must have ended */
             uint64_t at = (i - STAGES) * STAGE_BYTES, length = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
             result = wait_event(lane->stage_done[slot]);
             if (result == CUDA_SUCCESS && lane->out)
@@ -174,8 +175,8 @@ static CUresult copy_staged(struct lane *lane, CUdeviceptr device, uint8_t *host
     return result;
 }
 
-/* Starts to copy a piece; cot_swap_copied waits for the end. A single copy never crosses the end of a registered span,
- * because the driver treats each span separately. */
+/* Starts to copy a piece; cot_swap_copied waits for its end. A single copy never crosses the end of a registered
+ * span, because the driver treats each span separately. */
 CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket)
 {
     uint64_t backing_bytes, pinned = atomic_load(&pinned_bytes);
@@ -197,7 +198,7 @@ CUresult cot_swap_copied(struct lane *lane, uint32_t ticket)
     return wait_event(lane->events[ticket]);
 }
 
-/* Starts to move the pages of managed memory: `where` is the GPU's number, or -1 for host memory. */
+/* Starts to move the pages of managed memory. `where` is the number of the destination GPU, or -1 for host memory. */
 CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket)
 {
     CUresult result = REAL(cuMemPrefetchAsync)(device, bytes, where,
@@ -205,7 +206,7 @@ CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes
     return result == CUDA_SUCCESS ? record(lane, lane->events[ticket]) : result;
 }
 
-/* ---- pinning ahead of need ---- */
+/* ---- pinning in advance ---- */
 
 struct span {
     uint8_t *begin;
@@ -213,8 +214,8 @@ struct span {
     int failed;
 };
 
-/* The functions below fault in the pages of a span with several threads, because clearing the pages takes most of the
- * time of pinning. */
+/* The functions below allocate the pages of a span with several threads, because pinning spends most of its time on
+ * clearing the pages. */
 /* Asks the kernel for huge pages, which shared memory does not get by default. */
 static void collapse(const struct span *span)
 {
@@ -223,7 +224,7 @@ static void collapse(const struct span *span)
         uint64_t began = cot_now_ns(), length = span->bytes - at < COLLAPSE_STEP ? span->bytes - at : COLLAPSE_STEP;
         int failed = madvise(span->begin + at, length, MADV_COLLAPSE) != 0 ? errno : 0;
         if ((failed && failed != EAGAIN) || cot_now_ns() - began > COLLAPSE_SLOWEST_NS)
-            /* huge pages are refused: the kernel is old, a setting forbids them, or memory is fragmented */
+            /* the kernel does not give huge pages: it is too old, a setting forbids them, or memory is fragmented */
             atomic_store(&useless, true);
     }
 }
@@ -235,12 +236,12 @@ static void *populate(void *argument)
     while (madvise(span->begin, span->bytes, MADV_POPULATE_WRITE) != 0) {
         if (errno == EINTR || errno == EAGAIN)
             continue;
-        if (errno != EINVAL) { /* EINVAL: the kernel is old; it then allocates the pages when they are touched */
+        if (errno != EINVAL) { /* an old kernel returns EINVAL; it allocates pages when they are touched */
             span->failed = errno;
             break;
         }
         for (uint64_t at = 0; at < span->bytes; at += 4096)
-            /* touches the page without changing it, since another process may already have contents there */
+            /* touch the page without changing it, since another process may already have stored contents there */
             __atomic_fetch_or(span->begin + at, 0, __ATOMIC_RELAXED);
         break;
     }
@@ -275,7 +276,7 @@ static void report_all(void)
             cot_swap_report_state(cot_gpu_at(i));
 }
 
-/* Whether the system has enough memory left for this allocation. */
+/* Returns whether the system still has enough free memory for this allocation. */
 static bool can_be_spared(uint64_t bytes)
 {
     char line[128];
@@ -289,7 +290,7 @@ static bool can_be_spared(uint64_t bytes)
     return kilobytes << 10 > bytes + LEAST_LEFT;
 }
 
-/* Registers all of the host memory with the driver, span by span; copies use what is registered so far. */
+/* Registers all of the host memory with the driver, span by span. Copies use what is registered so far. */
 void *cot_swap_pinner(void *context)
 {
     int mode = CU_CAPTURE_MODE_RELAXED;

@@ -1,9 +1,10 @@
-/* Handle transfer: passes device memory from a process that is evicted to one that is restored.
+/* Handle transfer: passes device memory from a process that is being evicted to a process that is being restored.
  *
- * The driver clears released memory with a copy engine before it can be allocated again, and the copies of the arriving
- * process need that engine at the same time. Memory whose every byte will be overwritten by restored contents needs no
- * clearing. Such a piece is passed to the other process as a descriptor, over a socket that both processes received
- * with their orders. Memory that was not taken when the socket is closed becomes free. */
+ * The driver clears released memory with a copy engine before the memory can be allocated again. The copies of the
+ * process that is restored need that engine at the same time. Memory that restored contents will overwrite
+ * completely needs no clearing, so a piece of that kind is passed to the other process as a descriptor instead of
+ * being released. Both processes got the ends of a socket for this with their orders. Memory that has not been taken
+ * when the socket is closed becomes free. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>
@@ -15,7 +16,7 @@
 
 #define AS_DESCRIPTOR SWAP_SHARED_AS_DESCRIPTOR
 
-/* this many descriptors are left to the program; the shim uses higher numbers (cot_wire_high) */
+/* this many descriptors are left to the program; those of the shim have higher numbers (cot_wire_high) */
 #define PROGRAMS_OWN 700
 #define MOST_DESCRIPTORS 16384
 
@@ -40,7 +41,8 @@ int cot_hand_open(CUdeviceptr address)
         fd = -1;
     REAL(cuMemRelease)(handle);
     if (fd >= 0)
-        /* otherwise a program that this process executes would inherit the descriptor and keep the memory in use */
+        /* a program that this process executes must not inherit the descriptor, since it would keep the memory in
+         * use */
         fcntl(fd, F_SETFD, FD_CLOEXEC);
     return fd;
 }
@@ -68,7 +70,7 @@ bool cot_hand_send(int memory, uint64_t bytes)
     return sent;
 }
 
-int cot_hand_receive(int socket, uint64_t *number, int flags) /* returns -1 if no descriptor has come */
+int cot_hand_receive(int socket, uint64_t *number, int flags) /* returns -1 if no descriptor has arrived */
 {
     union control control;
     struct iovec part = {.iov_base = number, .iov_len = sizeof *number};
@@ -82,7 +84,7 @@ int cot_hand_receive(int socket, uint64_t *number, int flags) /* returns -1 if n
     return memory;
 }
 
-/* removes an entry from the list of kept memory, and makes it the mover's current descriptor */
+/* Removes an entry from the list of kept memory, and makes its descriptor the one that the mover handles. */
 static int take_kept(uint32_t index)
 {
     int memory = cot_hand.memory = cot_hand.kept[index].memory;
@@ -102,8 +104,8 @@ static bool import(int memory, uint64_t *handle)
                                                                                       AS_DESCRIPTOR) == CUDA_SUCCESS;
 }
 
-/* Finds memory of exactly that size that an evicted process has sent. Returns its descriptor and a handle to it, or -1.
- * Memory of other sizes is kept for later requests. */
+/* Finds memory of exactly this size that an evicted process has sent. Returns its descriptor and a handle to it, or
+ * -1. Memory of other sizes is kept for later requests. */
 int cot_hand_take(uint64_t bytes, uint64_t *handle)
 {
     uint64_t size;
@@ -126,7 +128,7 @@ int cot_hand_take(uint64_t bytes, uint64_t *handle)
     return -1;
 }
 
-/* Returns how many descriptors may be kept: with the usual limit of 1024, 324. */
+/* Returns how many descriptors may be kept; it is 324 if the process has the usual limit of 1024. */
 static int most_descriptors(void)
 {
     struct rlimit limit;
@@ -135,8 +137,8 @@ static int most_descriptors(void)
     return limit.rlim_cur - PROGRAMS_OWN < MOST_DESCRIPTORS ? (int)(limit.rlim_cur - PROGRAMS_OWN) : MOST_DESCRIPTORS;
 }
 
-/* Keeps the descriptor of memory from another process with the piece that uses it, as long as there are descriptors
- * left; otherwise closes it. */
+/* Stores the descriptor of memory from another process in the piece that uses the memory. If no more descriptors may
+ * be kept, it closes the descriptor instead. */
 void cot_hand_keep(struct region_piece *piece, int memory)
 {
     if (atomic_fetch_add(&descriptors, 1) < most_descriptors()) {
@@ -148,8 +150,8 @@ void cot_hand_keep(struct region_piece *piece, int memory)
     }
 }
 
-/* Takes the kept descriptor from a piece; -1: it has none. The memory exists as long as any process has a descriptor of
- * it. */
+/* Takes the stored descriptor out of a piece; -1: it has none. The memory exists as long as any process has a
+ * descriptor of it. */
 int cot_hand_part_with(struct region_piece *piece)
 {
     int memory = piece->memory;
@@ -160,7 +162,7 @@ int cot_hand_part_with(struct region_piece *piece)
     return memory;
 }
 
-/* Frees the memory that was received from other processes and not used; returns true if there was any. */
+/* Frees the memory that was received from other processes but not used. Returns true if there was any. */
 bool cot_hand_free(void)
 {
     uint64_t size;
@@ -172,8 +174,7 @@ bool cot_hand_free(void)
     return any;
 }
 
-/* Closes all descriptors in the child of a fork. Otherwise they would keep the memory in use as long as the child
- * runs. */
+/* Closes all descriptors in the child of a fork, which would otherwise keep the memory in use as long as it runs. */
 void cot_hand_reset_after_fork(void)
 {
     if (cot_hand.memory > 0)

@@ -1,5 +1,5 @@
-/* The list of movable allocations: regions that are found by address or by GPU, and where the contents of each piece
- * are (see swap.h). */
+/* The list of movable allocations. It finds regions by address or by GPU, and records where the contents of each
+ * piece are (see swap.h). */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,7 +31,8 @@ uint32_t cot_slab_class(uint64_t bytes)
     return class;
 }
 
-/* Adds the sizes of a region's pieces to the GPU's sums by state, or subtracts them; the caller holds cot_lock. */
+/* Adds the sizes of a region's pieces to the GPU's sums of resident and evicted memory, or subtracts them. The
+ * caller holds cot_lock. */
 static void account(struct region *region, bool in)
 {
     struct swap_gpu *state = cot_swap_of(region->gpu);
@@ -55,7 +56,7 @@ void cot_swap_publish(struct region *region)
 
 /* ---- finding ---- */
 
-/* finds the region whose span contains the address; the caller holds cot_swap_lock */
+/* Finds the region that contains the address. The caller holds cot_swap_lock. */
 static struct region *find(CUdeviceptr address)
 {
     struct region *exact = *bucket(address);
@@ -68,7 +69,7 @@ static struct region *find(CUdeviceptr address)
     return exact;
 }
 
-/* finds the allocation that starts at the address, or the slab that contains it */
+/* Finds the allocation that starts at the address, or the slab that contains it. */
 struct region *cot_swap_find_start(CUdeviceptr address)
 {
     struct region *region = region_count ? *bucket(address) : NULL;
@@ -95,7 +96,7 @@ void cot_swap_unlink(struct region *region) /* the caller holds cot_lock and cot
             }
 }
 
-/* Finds some allocation on a GPU that was made in `context`, or in any if that is NULL; the caller holds
+/* Finds any one allocation on a GPU that was made in `context`; if that is NULL, in any context. The caller holds
  * cot_swap_lock. */
 struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context)
 {
@@ -133,8 +134,8 @@ bool cot_swap_is_managed(CUdeviceptr address)
     return managed;
 }
 
-/* Finds the region of an address and the allocation in it, and keeps the region on the GPU from now on. NULL: the
- * region is not on the GPU now. */
+/* Finds the region of an address and the allocation in it, and makes the region stay on the GPU from now on. Returns
+ * NULL if the region is not on the GPU now. */
 struct region *cot_swap_keep(CUdeviceptr address, CUdeviceptr *base, size_t *bytes)
 {
     if (!cot_swap_extent(address, base, bytes) || !*bytes)
@@ -155,7 +156,7 @@ struct region *cot_swap_keep(CUdeviceptr address, CUdeviceptr *base, size_t *byt
     return here ? region : NULL;
 }
 
-/* ---- for the mover ---- */
+/* ---- functions for the mover thread ---- */
 
 static int larger_first(const void *a, const void *b)
 {
@@ -200,14 +201,14 @@ void cot_swap_list_reset(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&cot_swap_lock, &fresh, sizeof fresh);
-    for (uint32_t b = 0; b < BUCKETS; b++) /* otherwise the child of a fork would keep memory that its parent frees */
+    for (uint32_t b = 0; b < BUCKETS; b++) /* the child of a fork must not keep memory in use that its parent frees */
         for (struct region *region = buckets[b]; region; region = region->next)
             for (uint32_t i = 0; i < region->pieces; i++) {
                 int memory = cot_hand_part_with(&region->piece[i]);
                 if (memory >= 0)
                     close(memory);
             }
-    memset(buckets, 0, sizeof buckets); /* the list belongs to the parent: the child has no context */
+    memset(buckets, 0, sizeof buckets); /* the allocations belong to the parent: the child has no CUDA context */
     memset(cot_slabs, 0, sizeof cot_slabs);
     region_count = 0;
 }

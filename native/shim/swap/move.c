@@ -1,9 +1,9 @@
-/* The mover: a thread that moves contents off the GPU and back, one order of the agent at a time.
+/* The mover: a thread that moves contents off the GPU and back. It carries out one order of the agent at a time.
  *
- * Copies are queued a few pieces ahead, so that the copy engine never waits for the host. When a piece has arrived in
- * host memory, its device memory is freed at once and the agent is informed, so that another tenant can be restored.
- * When a piece is restored, its copy in host memory stays valid until it is resident (PIECE_HERE), so a move that fails
- * loses nothing. */
+ * Copies are enqueued a few pieces in advance, so that the copy engine never waits for the host. When the contents
+ * of a piece have arrived in host memory, its device memory is freed at once and the agent is informed, so that
+ * another tenant can be restored. When a piece is restored, its copy in host memory stays valid until the piece is
+ * resident (PIECE_HERE), so a move that fails loses nothing. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +13,10 @@
 #include "swap/swap.h"
 
 #define TELL_BYTES (UINT64_C(64) << 20)
-/* memory that another process has freed may become available with a delay */
+/* memory that another process has freed may become available with a delay of up to this time */
 #define FULL_PATIENCE_NS UINT64_C(1000000000)
 
-struct flight { /* a piece whose copy is under way */
+struct flight { /* a piece that is being copied */
     struct region *region;
     uint32_t index;
 };
@@ -25,9 +25,10 @@ struct move {
     const struct swap_order *order;
     struct lane *lane;
     struct flight flights[SWAP_TICKETS];
-    uint32_t begun, ended;    /* numbers of copies begun and ended; they only increase */
-    uint64_t moved_bytes;     /* bytes of the pieces that have arrived */
-    uint64_t told_bytes;      /* bytes last reported to the agent */
+    /* number of copies that have begun, and number of those that have ended; both only increase */
+    uint32_t begun, ended;
+    uint64_t moved_bytes;     /* sum of the sizes of the pieces whose copies have ended */
+    uint64_t told_bytes;      /* number of bytes that was last reported to the agent */
     uint64_t started_bytes;
     uint64_t waited_ns;       /* time in which the move waited for MOVE_ALLOW */
     uint64_t mapping_ns, copying_ns, handed_bytes;
@@ -50,7 +51,7 @@ static void change(struct flight *flight, enum piece_state to)
     pthread_mutex_unlock(&cot_lock);
 }
 
-/* Unmaps the memory of a piece, and sends it to another process if one is there to take it. */
+/* Unmaps the memory of a piece. If another process can take the memory, it is sent to that process. */
 static CUresult vacate(struct move *move, const struct flight *flight)
 {
     uint64_t bytes = cot_swap_piece_bytes(flight->region, flight->index);
@@ -69,7 +70,7 @@ static CUresult vacate(struct move *move, const struct flight *flight)
     return result;
 }
 
-/* Waits for the oldest copy, and updates the state of its piece. */
+/* Waits for the end of the oldest copy, and updates the state of its piece. */
 static void land(struct move *move)
 {
     uint32_t ticket = move->ended++ % SWAP_TICKETS;
@@ -87,7 +88,7 @@ static void land(struct move *move)
         if (move->result == CUDA_SUCCESS)
             move->result = result;
         if (!out && !flight->region->managed)
-            /* the contents of the piece are still in host memory */
+            /* the contents are still in host memory, so the piece stays evicted */
             cot_swap_unmap_piece(flight->region, flight->index);
         return;
     }
@@ -129,13 +130,13 @@ static void keep_flying(struct move *move)
         land(move);
 }
 
-/* ---- out ---- */
+/* ---- evicting ---- */
 
 static bool push_out(struct move *move, struct region *region, uint32_t index, uint64_t *next)
 {
     uint64_t bytes = cot_swap_piece_bytes(region, index), end = move->order->base + move->order->span_bytes;
     if (!region->managed && (*next + bytes > end || *next + bytes > cot_swap_usable_bytes()))
-        return true; /* there is no space for this piece, but a smaller one may fit */
+        return true; /* the host memory has no space for this piece, but a smaller one may fit */
     region->piece[index].backing = *next;
     *next += bytes;
     keep_flying(move);
@@ -159,10 +160,10 @@ static uint32_t move_out(struct move *move)
     return move->result == CUDA_SUCCESS && list ? COTENANT_OK : COTENANT_INTERNAL;
 }
 
-/* ---- in ---- */
+/* ---- restoring ---- */
 
-/* Maps memory for a piece: memory that another process passed on, if contents will overwrite all of it; otherwise new
- * memory. */
+/* Maps memory for a piece. If restored contents will overwrite the whole piece, it uses memory that another process
+ * has passed on, if there is any; otherwise it allocates new memory. */
 static CUresult supply(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t handle, bytes = cot_swap_piece_bytes(region, index);
@@ -176,14 +177,14 @@ static CUresult supply(struct move *move, struct region *region, uint32_t index)
     if (memory >= 0)
         cot_hand_let_go(memory);
     CUresult result = cot_swap_map_piece(region, index);
-    /* freeing the memory that was received but does not fit makes space */
+    /* received memory whose size does not fit is freed, which makes space for new memory */
     if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free())
         result = cot_swap_map_piece(region, index);
     return result;
 }
 
-/* Maps memory for a piece. Retries for a while if memory is exhausted, since memory that another process has freed may
- * become available with a delay. */
+/* Maps memory for a piece. If memory is exhausted it retries for a while, since memory that another process has
+ * freed may become available with a delay. */
 static CUresult settle(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t began = cot_now_ns();
@@ -255,12 +256,12 @@ static uint32_t move_in(struct move *move)
         land_all(move);
         free(list);
         if (move->started_bytes == before && move->result == CUDA_SUCCESS)
-            usleep(200); /* an allocation is about to be entered into the list */
+            usleep(200); /* nothing could be moved yet: another thread is about to add an allocation to the list */
     }
     if (move->result == CUDA_ERROR_OUT_OF_MEMORY)
         return COTENANT_OUT_OF_MEMORY;
     if (move->result == CUDA_ERROR_NOT_READY)
-        return COTENANT_DENIED; /* the agent has stopped the move before it allowed enough bytes */
+        return COTENANT_DENIED; /* the agent stopped the move before it had allowed enough bytes */
     return move->result == CUDA_SUCCESS ? COTENANT_OK : COTENANT_INTERNAL;
 }
 
@@ -279,10 +280,11 @@ void *cot_swap_mover(void *unused)
         if (move.lane)
             status = out ? move_out(&move) : move_in(&move);
         if (status == COTENANT_INTERNAL)
-            cot_say("moving memory %s the GPU failed with code %d: the contents are kept where they are", out ? "off" : "to",
+            cot_say("moving memory %s the GPU failed with CUDA error %d; no contents are lost", out ? "off" : "to",
                     move.result);
         if (status != COTENANT_OK && order.sequence == 0)
-            usleep(200000); /* the shim itself started this move, so it retries later */
+            /* the agent does not wait for this move, which the shim itself started, so it is retried later */
+            usleep(200000);
         cot_hand_free();
         cot_hand.socket = -1;
         if (order.hand >= 0)

@@ -1,5 +1,5 @@
-/* Movable memory of other processes that this process has opened by a handle (CUDA IPC). swap/share.c is the owner's
- * side. */
+/* Movable memory of another process that this process has opened by a handle (CUDA IPC). swap/share.c is the side of
+ * the process that owns the memory. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 #include "swap/share.h"
 
-struct opened { /* an opened allocation of another process; the whole region that contains it is mapped */
+struct opened { /* an opened allocation of another process; the whole region that contains the allocation is mapped */
     struct share_handle handle;
     CUcontext context;
     CUdeviceptr address;
@@ -16,9 +16,10 @@ struct opened { /* an opened allocation of another process; the whole region tha
     struct opened *next;
 };
 
-/* only one thread at a time opens or closes memory; taken before `lock` */
+/* held to open or close memory, which only one thread does at a time; it is taken before `lock` */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held to change the list; never held during a driver call */
+/* held to change the list of opened memory; never held during a driver call */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct opened *) openings;
 
 bool cot_share_is_handle(const struct cu_ipc_handle *handle)

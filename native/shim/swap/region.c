@@ -1,7 +1,8 @@
-/* Movable allocations (regions): each is a reserved range of addresses, to which pieces of device memory are mapped.
+/* Movable allocations (regions): each one is a reserved range of addresses, to which pieces of device memory are
+ * mapped.
  *
- * Small allocations share a region of one piece, a *slab* of equal slots, so that programs with thousands of them use
- * little more memory. A slab moves as a whole. */
+ * Small allocations share a region of one piece, a *slab* of slots of equal size. So programs with thousands of
+ * small allocations use little more memory. A slab is moved as a whole. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,7 +33,8 @@ CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index)
     return region->address + (uint64_t)index * region->piece_bytes;
 }
 
-/* Maps memory at an address of the program. Releases the handle at once, since the mapping keeps the memory in use. */
+/* Maps memory at an address of the program. It releases the handle at once, since the mapping alone keeps the memory
+ * in use. */
 CUresult cot_swap_map(CUdeviceptr address, uint64_t bytes, uint64_t handle, CUdevice device)
 {
     struct cu_access access = {{CU_LOCATION_DEVICE, device}, CU_ACCESS_READ_WRITE};
@@ -52,8 +54,8 @@ CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t ha
                         region->gpu->device);
 }
 
-/* Maps new memory for a piece. If the driver supports it, the memory can later be passed to another process
- * (swap/hand.c, swap/share.c). */
+/* Maps new memory for a piece. If the driver supports it, the memory is of a kind that can later be passed to
+ * another process (swap/hand.c, swap/share.c). */
 CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 {
     static _Atomic bool cannot_share;
@@ -65,7 +67,7 @@ CUresult cot_swap_map_piece(struct region *region, uint32_t index)
     CUresult (*create)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t) =
         REAL(cuMemCreate);
     CUresult result = create(&handle, bytes, &prop, 0);
-    /* memory that can be passed on is not supported here, so ordinary memory is used */
+    /* the driver does not support memory that can be passed on, so ordinary memory is used */
     if (shared && result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) {
         atomic_store(&cannot_share, true);
         prop.handle_types = 0;
@@ -85,7 +87,7 @@ CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 
 /* ---- regions ---- */
 
-static void destroy(struct region *region) /* the region is not in the list, or no longer */
+static void destroy(struct region *region) /* the region is not in the list of allocations */
 {
     if (region->shared)
         cot_share_end(region);
@@ -125,8 +127,9 @@ static struct region *new_region(struct gpu *gpu, uint64_t asked)
     return NULL;
 }
 
-/* Enters a region into the list without memory, if its process has no turn: it gets the memory when its other contents
- * are restored, before its next launch. With only_if_away: only if other memory of the process is evicted. */
+/* Adds a region without memory to the list if its process has no turn: the region gets its memory when the process's
+ * other contents are restored, before the next launch. If only_if_away is set, it does so only if other memory of
+ * the process is evicted. */
 static bool publish_empty(struct region *region, bool only_if_away)
 {
     struct gpu *gpu = region->gpu;
@@ -142,8 +145,8 @@ static bool publish_empty(struct region *region, bool only_if_away)
     return done;
 }
 
-/* Maps memory for a whole new region. If the GPU is full, asks the agent to evict memory of others. Sets *empty if the
- * region was entered into the list without memory. */
+/* Maps memory for a whole new region. If the GPU is full, asks the agent to evict other tenants' memory. Sets *empty
+ * if the region was added to the list without memory. */
 static CUresult fill(struct region *region, bool crowded, bool *empty)
 {
     *empty = false;
@@ -176,7 +179,7 @@ static CUresult fill(struct region *region, bool crowded, bool *empty)
                 *empty = true;
                 return CUDA_SUCCESS;
             }
-            i = 0; /* a turn has begun meanwhile, so the agent can evict memory of others */
+            i = 0; /* a turn has begun in the meantime, so the agent can evict other tenants' memory now */
             continue;
         }
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -188,7 +191,7 @@ static CUresult make_region(struct gpu *gpu, uint64_t asked, struct region **out
 {
     uint64_t reservation, bytes = round_up(asked);
     CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_PLAIN, bytes, &reservation);
-    /* the agent allows the allocation, but other tenants occupy the memory */
+    /* the agent allows the allocation, but other tenants occupy the memory now */
     bool crowded = result == CUDA_ERROR_NOT_READY, empty = false;
     if (result != CUDA_SUCCESS && !crowded)
         return result;
@@ -275,8 +278,8 @@ CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes)
     return result;
 }
 
-/* Frees a slot of a slab. True: the slab is now empty and another slab of its size has space, so this one can be
- * removed. */
+/* Frees a slot of a slab. Returns true if the slab is now empty and another slab with slots of this size has space,
+ * so that this slab can be removed. */
 static bool free_slot(struct slab *slab, uint32_t index)
 {
     slab->asked[index] = 0;
@@ -289,7 +292,7 @@ static bool free_slot(struct slab *slab, uint32_t index)
     return false;
 }
 
-/* Waits for queued work that may still use the memory, as the driver's own free does. */
+/* Waits for enqueued work that may still use the memory, as the driver's own free does. */
 static CUresult wait_for_queued(const struct gpu *gpu)
 {
     pthread_mutex_lock(&cot_lock);
@@ -298,8 +301,8 @@ static CUresult wait_for_queued(const struct gpu *gpu)
     return away ? CUDA_SUCCESS : REAL(cuCtxSynchronize)();
 }
 
-/* Finds the region of the allocation that begins at an address, and its slot if that region is a slab; NULL: there is
- * none. The caller holds cot_swap_lock. */
+/* Finds the region of the allocation that begins at an address, and, if that region is a slab, the index of the
+ * allocation's slot; NULL: there is no such allocation. The caller holds cot_swap_lock. */
 static struct region *allocated_at(CUdeviceptr address, uint32_t *index)
 {
     struct region *region = cot_swap_find_start(address);
@@ -311,8 +314,9 @@ static struct region *allocated_at(CUdeviceptr address, uint32_t *index)
     return (address - region->address) % slab->slot_bytes == 0 && slab->asked[*index] ? region : NULL;
 }
 
-/* Waits until no contents move. False: the process is ending, and the mover with it. */
-static bool nothing_moves(const struct gpu *gpu) /* with cot_lock */
+/* Waits until no contents are being moved. Returns false if the process is ending, since the mover ends with it. The
+ * caller holds cot_lock. */
+static bool nothing_moves(const struct gpu *gpu)
 {
     while (cot_swap_of(gpu)->moving && !cot_exiting())
         pthread_cond_wait(&cot_changed, &cot_lock);
@@ -337,7 +341,7 @@ bool cot_swap_free(CUdeviceptr address, CUresult *result)
         return true;
     }
     pthread_mutex_lock(&cot_swap_lock);
-    region = allocated_at(address, &index); /* another thread may have freed the memory first */
+    region = allocated_at(address, &index); /* another thread may have freed the memory in the meantime */
     bool gone = region && (!region->slab || free_slot(region->slab, index));
     bool was_away = cot_swap_of(gpu)->away_bytes > 0;
     if (gone)
@@ -355,7 +359,7 @@ bool cot_swap_free(CUdeviceptr address, CUresult *result)
     return true;
 }
 
-/* Frees all allocations that were made in a context; NULL: all on that GPU. */
+/* Frees all allocations that were made in a context; if `context` is NULL, all allocations on that GPU. */
 void cot_swap_forget_context(struct gpu *gpu, CUcontext context)
 {
     struct region *doomed = NULL, *region;

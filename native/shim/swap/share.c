@@ -1,11 +1,11 @@
 /* Movable memory that other processes open (CUDA IPC), on the side of the process that owns it. swap/opened.c is the
  * other side.
  *
- * The driver makes IPC handles only of its own allocations, not of addresses to which pieces are mapped. So the shim
- * makes the handle: it names this process's socket and a region, which stays on the GPU from then on. A thread sends
- * descriptors of the region's pieces to each process that opens the handle, and that process maps the same memory. Both
- * processes must be under the shim; the driver of any other process returns an error, since it does not know the
- * handle. */
+ * The driver makes IPC handles only for its own allocations, not for addresses to which pieces are mapped. So the
+ * shim makes the handle. The handle names this process's socket and a region, which stays on the GPU from then on.
+ * When a process opens the handle, a thread sends it descriptors of the region's pieces, and it maps the same
+ * memory. Both processes must run under the shim. In a process without the shim, the driver returns an error, since
+ * it does not know the handle. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@ struct shared { /* a region for which a handle was made */
     int memory[]; /* descriptors of the memory of the region's pieces */
 };
 
-/* only one thread at a time makes a handle; taken before `lock` */
+/* held to make a handle, which only one thread does at a time; it is taken before `lock` */
 static pthread_mutex_t export_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list; never held during a driver call */
 static struct shared *shares;
@@ -54,8 +54,8 @@ static bool same_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && (peer.uid == geteuid() || peer.uid == 0);
 }
 
-/* Duplicates the descriptors of a region's memory, so that they stay valid if the region is freed meanwhile. NULL:
- * there is no such region. */
+/* Duplicates the descriptors of a region's memory, so that they stay valid if the region is freed while they are
+ * sent. NULL: there is no region with this serial number. */
 static int *copies_of(uint64_t serial, struct share_offer *offer)
 {
     int *copies = NULL;
@@ -87,7 +87,7 @@ static void serve(int fd)
             going = going && cot_hand_pass(fd, copies[i], i, 0);
             close(copies[i]);
         } else
-            going = false; /* there are no descriptors left, so the other process sees the connection close */
+            going = false; /* the process has no descriptors left; the other process sees that the connection closes */
     free(copies);
 }
 
@@ -101,17 +101,17 @@ static void *server(void *unused)
             serve(fd);
             close(fd);
         } else if (errno != EINTR && errno != ECONNABORTED)
-            cot_nap_for(COT_STALL_NS); /* there are no descriptors left */
+            cot_nap_for(COT_STALL_NS); /* the process has no descriptors left, so it accepts the connection later */
     }
     return NULL;
 }
 
-static bool start_server(void) /* with export_lock */
+static bool start_server(void) /* the caller holds export_lock */
 {
     struct sockaddr_un address;
     if (listener >= 0)
         return true;
-    /* glibc has getrandom only from 2.25 on */
+    /* called as a system call, since glibc has the function only from version 2.25 on */
     if (syscall(SYS_getrandom, &own_process, sizeof own_process, 0) != (long)sizeof own_process)
         return false;
     socklen_t length = cot_share_name(own_process, &address);
@@ -144,13 +144,15 @@ static struct shared *describe(struct region *region)
     return shared;
 }
 
-static CUresult export(CUdeviceptr address, struct share_handle *handle, bool *impossible) /* with export_lock */
+/* the caller holds export_lock */
+static CUresult export(CUdeviceptr address, struct share_handle *handle, bool *impossible)
 {
     CUdeviceptr base;
     size_t bytes;
     struct region *region = cot_swap_keep(address, &base, &bytes);
     if (!region)
-        /* the memory is evicted, because the call did not pass the turn gate (a capture, or the end of the process) */
+        /* the memory is evicted; that is possible if the call did not wait for a turn, because a stream is being
+         * captured or the process is ending */
         return CUDA_ERROR_NOT_READY;
     if (!region->shared) {
         struct shared *shared = start_server() ? describe(region) : NULL;
@@ -174,7 +176,7 @@ CUresult cot_share_export(CUdeviceptr address, void *handle)
 {
     static _Atomic bool told;
     bool impossible = false;
-    /* during a turn the region is on the GPU */
+    /* the region is on the GPU during a turn, so the call passes the turn gate first */
     struct calls *calls = cot_gate_enter((uintptr_t)cot_share_export, NULL);
     pthread_mutex_lock(&export_lock);
     CUresult result = export(address, handle, &impossible);
@@ -182,14 +184,15 @@ CUresult cot_share_export(CUdeviceptr address, void *handle)
     struct gpu *gpu = cot_thread_gpu();
     cot_gate_exit(calls);
     if (impossible)
-        cot_swap_fix("the program shares memory with others (cuIpcGetMemHandle), which cannot be done with memory that moves; "
-                     "start it without --oversubscribe swap");
+        cot_swap_fix("the program shares memory with other processes (cuIpcGetMemHandle), which is not possible for memory "
+                     "that is swapped; start it without --oversubscribe swap");
     if (result != CUDA_SUCCESS || !gpu)
         return result;
     cot_swap_report_state(gpu);
     if (!atomic_exchange(&told, true))
         cot_agent_warn(COTENANT_WARN_NOT_MOVABLE,
-                       "memory that this process shares with others (CUDA IPC) stays on the GPU, %llu MiB so far; the rest moves",
+                       "memory that this process shares with other processes (CUDA IPC) stays on the GPU, %llu MiB so far; the rest "
+                       "is still swapped",
                        (unsigned long long)(cot_swap_of(gpu)->staying_bytes >> 20));
     return result;
 }
@@ -215,7 +218,8 @@ bool cot_share_is_own(const struct share_handle *handle)
     return own_process && handle->process == own_process;
 }
 
-/* In the child of a fork: it would keep the memory in use as long as it runs, and would not answer other processes. */
+/* Called in the child of a fork, which would keep the memory in use as long as it runs, and would not answer other
+ * processes. */
 void cot_share_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;

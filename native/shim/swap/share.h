@@ -1,5 +1,4 @@
-/* Handles of movable memory that is shared between processes, and the messages that the owner and the opening process
- * exchange. */
+/* Handles of movable memory that processes share, and the messages that the owner and the opening process exchange. */
 #ifndef COTENANT_SHARE_H
 #define COTENANT_SHARE_H
 
@@ -9,11 +8,12 @@
 
 #include "swap/swap.h"
 
-#define SHARE_PATIENCE_S 10 /* longest wait for the other process, which may be suspended */
+#define SHARE_PATIENCE_S 10 /* longest wait for a message of the other process, which may be suspended */
 
 #define SHARE_MAGIC "cotenant-shared"
 
-/* what a program gets instead of a CUipcMemHandle; equal for the same allocation, since libraries compare handles */
+/* what a program gets instead of a CUipcMemHandle; the handles of one allocation are always equal, since libraries
+ * compare them */
 struct share_handle {
     char magic[16];
     uint64_t process; /* random number of the process that owns the memory */
@@ -24,7 +24,7 @@ struct share_handle {
 };
 _Static_assert(sizeof(struct share_handle) == sizeof(struct cu_ipc_handle), "a share_handle does not fit into a cu_ipc_handle");
 
-struct share_offer { /* the owner's answer; a message with a descriptor follows for each piece */
+struct share_offer { /* the owner's answer; after it comes one message with a descriptor for each piece */
     uint64_t bytes, piece_bytes;
     uint64_t pieces; /* 0: the memory has been freed */
 };

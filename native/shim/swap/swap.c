@@ -1,5 +1,5 @@
-/* Swapping as the agent configures and orders it: the agent's settings, the reports of where contents are, and which
- * order may run when (see swap.h). */
+/* Controls swapping as the agent configures and orders it: stores the agent's settings, reports where contents are,
+ * and decides when an order may run (see swap.h). */
 #define _GNU_SOURCE
 #include <link.h>
 #include <stdio.h>
@@ -11,10 +11,10 @@
 
 #include "swap/swap.h"
 
-/* Libraries that pass the physical memory of plain allocations to other processes or to the network as soon as they see
- * it. If a program has loaded one, all its memory stays resident. $COTENANT_FIXED_WITH names further libraries,
- * separated by commas. Libraries that PyTorch always loads (NCCL, NVSHMEM, cuFile) are not listed: the shim detects
- * when they pass memory on. */
+/* Libraries that pass the physical memory of plain allocations to other processes or to the network without a call
+ * that the shim could notice. If a program has loaded one of them, all its memory stays resident.
+ * $COTENANT_FIXED_WITH names further libraries, separated by commas. Libraries that PyTorch always loads (NCCL,
+ * NVSHMEM, cuFile) are not listed, because the shim detects when they pass memory on. */
 static const char *const fixing_libraries[] = {"libuct_cuda", "libmpi_gtl_cuda"};
 
 #define HOST_NUMA_ID_ATTRIBUTE 134
@@ -49,7 +49,7 @@ uint64_t cot_swap_piece(void)
 }
 
 /* Stores the agent's settings for this tenant. A process that reconnects to a new agent keeps its host memory, which
- * may hold contents. */
+ * may hold evicted contents. */
 void cot_swap_take_terms(const struct cotenant_hello_reply *terms)
 {
     if (!threads_started)
@@ -59,7 +59,7 @@ void cot_swap_take_terms(const struct cotenant_hello_reply *terms)
     pthread_mutex_unlock(&cot_lock);
 }
 
-/* Maps the file at an address that is suitable for huge pages, with which the copy engines translate fewer
+/* Maps the file at an address that is aligned for huge pages. With huge pages the copy engines translate fewer
  * addresses. */
 static void *map_aligned(int fd, uint64_t bytes)
 {
@@ -73,7 +73,7 @@ static void *map_aligned(int fd, uint64_t bytes)
     return mapped;
 }
 
-/* Prefers memory on the NUMA node to which the GPU is attached. */
+/* Asks the kernel to place the memory on the NUMA node to which the GPU is attached. */
 static void place_near(const struct gpu *gpu, void *mapped, uint64_t bytes)
 {
     int node = -1;
@@ -108,18 +108,18 @@ static bool map_backing(const struct gpu *gpu)
     backing = mapped;
     backing_bytes = bytes;
     if (piece >= SWAP_GRANULE && piece % SWAP_GRANULE == 0)
-        piece_bytes = piece; /* only regions that are created from now on get pieces of this size */
+        piece_bytes = piece; /* existing regions keep the size of their pieces */
     return true;
 }
 
-/* ---- programs whose memory must not move ---- */
+/* ---- programs whose memory must not be evicted ---- */
 
 void cot_swap_fix(const char *why)
 {
     if (fixed || mode == COTENANT_OVERSUBSCRIBE_NONE)
         return;
     pthread_mutex_lock(&cot_lock);
-    fixed = true; /* no further order to evict memory is accepted; one that is being carried out ends first */
+    fixed = true; /* no further order to evict memory is accepted; an order that is being carried out ends first */
     for (uint32_t i = 0; i < COTENANT_MAX_GPUS; i++)
         while (swap_gpus[i].moving && !cot_exiting())
             pthread_cond_wait(&cot_changed, &cot_lock);
@@ -171,7 +171,7 @@ uint32_t cot_swap_mode(void)
     return mode;
 }
 
-/* ---- telling the agent ---- */
+/* ---- reports to the agent ---- */
 
 void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
                      const struct swap_times *times)
@@ -197,8 +197,8 @@ void cot_swap_report_state(struct gpu *gpu)
         cot_swap_report(gpu, COTENANT_MOVE_STATE, 0, COTENANT_OK, 0, NULL);
 }
 
-/* Called when the GPU is full: asks the agent to evict memory of others. True: the caller should try again. *later: the
- * memory need not be resident before the next turn. */
+/* Called when the GPU is full: asks the agent to evict other tenants' memory. Returns true if the caller should try
+ * again. Sets *later if the memory need not be on the GPU before the next turn. */
 bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
 {
     struct cotenant_move ask = {.bytes = bytes, .resident_bytes = cot_swap_of(gpu)->here_bytes,
@@ -211,8 +211,8 @@ bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
     return reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK;
 }
 
-/* Called to allocate memory that cannot be swapped while other tenants occupy the GPU: asks the agent to evict them
- * now. */
+/* Called to allocate memory that cannot be swapped while other tenants occupy the GPU: asks the agent to evict their
+ * memory now. */
 bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags)
 {
     struct cotenant_move ask = {.bytes = bytes, .flags = COTENANT_MOVE_NOW | flags};
@@ -221,7 +221,7 @@ bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags)
            (reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK);
 }
 
-/* Returns how long the current turn lasts, for programs that can release memory before its end
+/* Returns the time until the end of the current turn, for programs that can release memory before it ends
  * (hooks/sitecustomize.py); UINT64_MAX while no other tenant waits. */
 EXPORT uint64_t cotenant_turn_left_ns(void)
 {
@@ -274,7 +274,7 @@ void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message, i
     pthread_cond_broadcast(&order_changed);
 }
 
-static void wait_a_while(void) /* with cot_lock */
+static void wait_a_while(void) /* the caller holds cot_lock */
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -286,9 +286,9 @@ static void wait_a_while(void) /* with cot_lock */
     pthread_cond_timedwait(&order_changed, &cot_lock, &until);
 }
 
-/* Called without an agent, if launches may continue (fail open): orders the process's own memory to be restored
- * first. */
-static void order_own_return(void) /* with cot_lock */
+/* Called if there is no agent but launches may continue (fail: open): orders that the process's evicted memory be
+ * restored first. The caller holds cot_lock. */
+static void order_own_return(void)
 {
     for (uint32_t i = 0; i < cot_gpu_count() && order.type == 0; i++)
         if (swap_gpus[i].away_bytes > 0 && !swap_gpus[i].moving) {
@@ -343,7 +343,7 @@ void cot_swap_agent_lost(void)
     pthread_cond_broadcast(&order_changed);
 }
 
-/* ---- life ---- */
+/* ---- start and fork ---- */
 
 void cot_swap_context_made(struct gpu *gpu)
 {
@@ -365,7 +365,7 @@ void cot_swap_context_made(struct gpu *gpu)
     }
     if (backing)
         cot_start_thread(cot_swap_pinner, gpu->any_context);
-    cot_swap_report_state(gpu); /* from here on the agent may send orders to this process */
+    cot_swap_report_state(gpu); /* from now on the agent may send orders to this process */
 }
 
 void cot_swap_reset_after_fork(void)
@@ -374,7 +374,8 @@ void cot_swap_reset_after_fork(void)
     memcpy(&order_changed, &fresh, sizeof fresh);
     memset(swap_gpus, 0, sizeof swap_gpus);
     if (order.type && order.hand >= 0)
-        close(order.hand); /* otherwise memory sent over this socket would stay in use as long as the child runs */
+        /* memory that was sent over this socket would otherwise stay in use as long as the child runs */
+        close(order.hand);
     cot_hand_reset_after_fork();
     cot_share_reset_after_fork();
     order.type = 0;

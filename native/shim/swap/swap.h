@@ -21,7 +21,7 @@
 
 #define SWAP_GRANULE (UINT64_C(2) << 20)
 #define SWAP_PIECE (UINT64_C(256) << 20) /* the largest piece, unless the agent sets another size */
-/* smaller pieces are not passed to other processes, since clearing them costs little */
+/* smaller pieces are not passed to other processes, since the driver clears them quickly */
 #define SWAP_SHARED_LEAST (UINT64_C(16) << 20)
 #define SWAP_SHARED_AS_DESCRIPTOR 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 /* host memory is registered with the driver in spans of this length; copies are split at the ends of spans */
@@ -32,7 +32,8 @@ enum piece_state { PIECE_EMPTY, PIECE_HERE, PIECE_AWAY };
 struct region_piece {
     enum piece_state state;
     uint64_t backing; /* offset of the piece's contents in the host memory */
-    /* descriptor of memory that came from another process: it can be passed on, but not exported again; 0: none */
+    /* descriptor of memory that came from another process, which can be passed on again but not exported anew; 0:
+     * none */
     int memory;
 };
 
@@ -44,8 +45,8 @@ struct region {
     CUcontext context;
     struct slab *slab;    /* the slab whose small allocations are in this region, or NULL */
     bool managed;
-    bool stays;             /* the region stays on the GPU from now on, so all its pieces are HERE */
-    struct shared *shared;  /* data of the handle that other processes use for this region, or NULL */
+    bool stays;             /* the region is never evicted any more, so all its pieces are HERE */
+    struct shared *shared;  /* data of the handle by which other processes open this region; NULL: there is no handle */
     struct region *next;
     uint64_t piece_bytes; /* size of a piece, as the agent had set it when the region was created */
     uint32_t pieces;
@@ -55,8 +56,8 @@ struct region {
 /* The movable memory of one GPU; protected by cot_lock. */
 struct swap_gpu {
     uint64_t here_bytes;
-    uint64_t away_bytes;  /* PIECE_AWAY and PIECE_EMPTY */
-    uint64_t staying_bytes; /* sum of the regions that stay on the GPU, which the other sums do not include */
+    uint64_t away_bytes;  /* sum of the pieces in state PIECE_AWAY or PIECE_EMPTY */
+    uint64_t staying_bytes; /* sum of the regions that stay on the GPU; the other two sums do not include them */
     bool moving;
 };
 
@@ -79,33 +80,33 @@ struct swap_times {
 };
 
 /* ---- swap.c ---- */
-/* a cotenant_oversubscribe; NONE if the memory of this process must not move */
+/* returns a cotenant_oversubscribe; NONE if the memory of this process must not be evicted */
 HIDDEN uint32_t cot_swap_mode(void);
 HIDDEN struct swap_gpu *cot_swap_of(const struct gpu *gpu);
 HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the mapped host memory that holds evicted contents */
 HIDDEN uint64_t cot_swap_piece(void);           /* the size of a full piece in a new region */
 HIDDEN void cot_swap_take_terms(const struct cotenant_hello_reply *terms);
-/* The caller holds cot_lock. Sets passed_fd to -1 if it takes the descriptor. */
+/* The caller holds cot_lock. If the function takes the passed descriptor over, it sets *passed_fd to -1. */
 HIDDEN void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message, int *passed_fd);
-/* with cot_lock: whether a launch now would access memory that is not mapped */
+/* returns whether a launch now would access memory that is not mapped; the caller holds cot_lock */
 HIDDEN bool cot_swap_is_away(const struct gpu *gpu);
 HIDDEN void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
                             const struct swap_times *times);
 HIDDEN void cot_swap_report_state(struct gpu *gpu);
-HIDDEN void cot_swap_fix(const char *why);      /* from now on, memory of this process never moves */
+HIDDEN void cot_swap_fix(const char *why);      /* from now on, memory of this process is never evicted */
 /* calls cot_swap_fix if the address is in movable memory */
 HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why);
 HIDDEN void cot_swap_context_made(struct gpu *gpu);
 HIDDEN void cot_swap_agent_lost(void);          /* the caller holds cot_lock */
 HIDDEN void cot_swap_reset_after_fork(void);
-/* the mover waits for an order; false: the process is ending */
+/* the mover waits here for an order; false: the process is ending */
 HIDDEN bool cot_swap_next_order(struct swap_order *order);
 HIDDEN void cot_swap_order_done(const struct swap_order *order, uint32_t status, uint64_t moved_bytes,
                                 const struct swap_times *times);
-/* the mover waits for MOVE_ALLOW; false: the agent allows no more, or is lost */
+/* the mover waits here for MOVE_ALLOW; false: the agent allows no more bytes, or is lost */
 HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes);
 HIDDEN bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later);
-/* asks the agent to evict memory of others now, before the next turn */
+/* asks the agent to evict other tenants' memory now, before the next turn */
 HIDDEN bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags);
 
 /* ---- swap/list.c ---- */
@@ -120,32 +121,32 @@ struct slab {
     uint32_t asked[SWAP_GRANULE / SMALLEST_SLOT]; /* requested bytes of each slot; 0: free */
 };
 
-/* protects the list; never held during a driver call; taken after cot_lock */
+/* protects the list of regions; taken after cot_lock, and never held during a driver call */
 extern HIDDEN pthread_mutex_t cot_swap_lock;
 extern HIDDEN struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
 HIDDEN bool cot_swap_any(void); /* whether this process has movable allocations */
 HIDDEN uint32_t cot_slab_class(uint64_t bytes);
-HIDDEN void cot_swap_publish(struct region *region); /* with cot_lock */
+HIDDEN void cot_swap_publish(struct region *region); /* the caller holds cot_lock */
 HIDDEN void cot_swap_unlink(struct region *region);  /* the caller holds cot_lock and cot_swap_lock */
-HIDDEN struct region *cot_swap_find_start(CUdeviceptr address); /* with cot_swap_lock */
+HIDDEN struct region *cot_swap_find_start(CUdeviceptr address); /* the caller holds cot_swap_lock */
 HIDDEN struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context);
 /* finds the base and size of the allocation that contains the address */
 HIDDEN bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
 HIDDEN bool cot_swap_is_managed(CUdeviceptr address);
 HIDDEN struct region *cot_swap_keep(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
-/* allocated with malloc; sorted, largest region first */
+/* returns the regions of a GPU in an array from malloc, largest first */
 HIDDEN struct region **cot_swap_snapshot(const struct gpu *gpu, uint32_t *count);
 HIDDEN void cot_swap_backing_range(uint64_t *low, uint64_t *high);
 HIDDEN void cot_swap_list_reset(void);
 
 /* ---- swap/region.c ---- */
 HIDDEN CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes);
-/* false: the address is not of a movable allocation */
+/* returns false if the address is not of a movable allocation */
 HIDDEN bool cot_swap_free(CUdeviceptr address, CUresult *result);
 HIDDEN void cot_swap_forget_context(struct gpu *gpu, CUcontext context);
 HIDDEN uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index);
 HIDDEN CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index);
-/* takes ownership of the handle, also on failure */
+/* releases the handle, also if the mapping fails */
 HIDDEN CUresult cot_swap_map(CUdeviceptr address, uint64_t bytes, uint64_t handle, CUdevice device);
 HIDDEN CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle);
 HIDDEN CUresult cot_swap_map_piece(struct region *region, uint32_t index);
@@ -158,7 +159,7 @@ HIDDEN void *cot_swap_mover(void *unused);
 #define SWAP_KEPT 32
 struct swap_hand {
     int socket; /* socket to the other process; -1: there is none */
-    _Atomic int memory; /* descriptor that the mover is handling; 0: none */
+    _Atomic int memory; /* descriptor that the mover is handling now; 0: none */
     uint32_t count;
     struct {
         int memory; /* descriptor of memory that was received and is not yet used */
@@ -182,7 +183,7 @@ HIDDEN CUresult cot_share_export(CUdeviceptr address, void *handle);
 HIDDEN void cot_share_end(struct region *region);
 HIDDEN bool cot_share_is_handle(const struct cu_ipc_handle *handle);
 HIDDEN CUresult cot_share_open(CUdeviceptr *out, const struct cu_ipc_handle *given);
-/* false: the address was not opened by cot_share_open */
+/* returns false if the address was not opened by cot_share_open */
 HIDDEN bool cot_share_close(CUdeviceptr address, CUresult *result);
 HIDDEN bool cot_share_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
 HIDDEN void cot_share_forget_context(CUcontext context);
@@ -190,7 +191,7 @@ HIDDEN void cot_share_reset_after_fork(void);
 
 /* ---- swap/copy.c ---- */
 struct lane; /* a stream for copies in one direction, and its events */
-/* called by the mover; creates the lane at the first call */
+/* called by the mover; the first call creates the lane */
 HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out);
 HIDDEN CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket);
 /* waits until the copy with this ticket has ended */
@@ -200,6 +201,6 @@ HIDDEN void *cot_swap_pinner(void *context);
 HIDDEN uint64_t cot_swap_pinned_bytes(void);
 HIDDEN uint64_t cot_swap_usable_bytes(void); /* size of the host memory that the system can really provide */
 HIDDEN void cot_swap_copy_reset(void);
-#define SWAP_TICKETS 8 /* largest number of copies that are in flight on one lane */
+#define SWAP_TICKETS 8 /* largest number of copies in flight on one lane */
 
 #endif

@@ -1,9 +1,10 @@
-/* Copies between host and device in other shapes than one range or rows: batches of ranges, boxes, and copies to and
- * from arrays. If copies are scheduled, these are, too: a batch is split between and inside its ranges, a box between
- * its layers. Copies to and from arrays are not split, only charged.
+/* Copies between host and device that are not a single range or rows: batches of ranges, boxes (3D copies), and
+ * copies to and from arrays. If the GPU's copies are scheduled, these are scheduled, too. A batch is split between
+ * its ranges and inside them, and a box between its layers. Copies to and from arrays are not split; they are only
+ * charged to the tenant's queue.
  *
- * The first range of a batch decides the direction of the whole batch, which is split only if all its ranges have the
- * same attributes. */
+ * The first range of a batch decides the direction of the whole batch, which is split only if all its ranges have
+ * the same attributes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ static CUresult finish(struct calls *gate, CUresult result)
     return result;
 }
 
-/* ---- many stretches ---- */
+/* ---- batches of ranges ---- */
 
 typedef CUresult (*batch_fn)(word *to, word *from, size_t *sizes, size_t count, void *attributes, size_t *first, size_t kinds,
                              size_t *failed, CUstream stream);
@@ -34,7 +35,7 @@ struct batch {
     batch_fn old; /* `old` or `new` is the entry point that the program called; the other is NULL */
     batch_v2_fn new;
     uint64_t bytes;
-    word *part_to, *part_from; /* arrays that describe a part of the batch */
+    word *part_to, *part_from; /* the arrays that describe the next part of the batch for the driver */
     size_t *part_sizes;
     size_t entry;       /* index of the copy at which the next part begins */
     uint64_t in_entry;
@@ -49,7 +50,7 @@ static CUresult call_batch(const struct batch *batch, word *to, word *from, size
 static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous)
 {
     (void)asynchronous;
-    /* cast to non-const, because the batch stores where its next part begins */
+    /* the cast removes `const`, because the batch stores where its next part begins */
     struct batch *batch = (struct batch *)(uintptr_t)copy->call;
     if (bytes == batch->bytes)
         return call_batch(batch, batch->to, batch->from, batch->sizes, batch->count, stream);
@@ -74,7 +75,7 @@ static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_
     return result;
 }
 
-static bool measure(struct batch *batch) /* false: the batch cannot be split */
+static bool measure(struct batch *batch) /* returns false if the batch cannot be split */
 {
     batch->bytes = 0;
     if (!batch->to || !batch->from || !batch->sizes || batch->count == 0 || batch->kinds > 1)
@@ -133,7 +134,7 @@ BATCH(cuMemcpyBatchAsync_ptsz, PTSZ(stream))
 BATCH_V2(cuMemcpyBatchAsync_v2, stream)
 BATCH_V2(cuMemcpyBatchAsync_v2_ptsz, PTSZ(stream))
 
-/* ---- one stretch with attributes ---- */
+/* ---- one range with attributes ---- */
 
 typedef CUresult (*attributes_fn)(word to, word from, size_t bytes, void *attributes, CUstream stream);
 
@@ -182,7 +183,7 @@ static CUresult copy_with_attributes(const struct with_attributes *call, size_t 
 WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync, stream)
 WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync_ptsz, PTSZ(stream))
 
-/* ---- boxes ---- */
+/* ---- boxes: 3D copies ---- */
 
 struct end_3d {
     size_t x, y, z, level;
@@ -219,7 +220,7 @@ static CUresult issue_box(const struct host_copy *copy, uint64_t from, uint64_t 
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
-static const void *host_of(const struct end_3d *end) /* NULL: the address is in device memory */
+static const void *host_of(const struct end_3d *end) /* returns NULL if the address is in device memory */
 {
     if (end->type == MEMORY_UNIFIED)
         return cot_is_on_device(end->device) ? NULL : (const void *)(uintptr_t)end->device;
@@ -271,7 +272,7 @@ BOX_SYNC(cuMemcpy3D_v2_ptds, cuMemcpy3DAsync_v2, PER_THREAD)
 BOX_ASYNC(cuMemcpy3DAsync_v2, stream)
 BOX_ASYNC(cuMemcpy3DAsync_v2_ptsz, PTSZ(stream))
 
-/* ---- stretches of arrays: whole, and charged ---- */
+/* ---- copies to and from arrays: not split, but charged ---- */
 
 #define CHARGED(name, direction, effective, bytes, parameters, arguments, types)                         \
     DECLARE_REAL(name);                                                                                  \

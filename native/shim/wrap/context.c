@@ -1,4 +1,4 @@
-/* Initialisation and contexts: the GPU of a thread, and the memory of its contexts. */
+/* Wrappers of initialisation and contexts: they determine the GPU of a thread, and charge the memory of contexts. */
 #include "shim.h"
 
 
@@ -12,7 +12,8 @@ EXPORT CUresult cuInit(unsigned flags)
     result = cot_agent_connect();
     if (result == CUDA_SUCCESS && !cot_driver_is_substitutable()) {
         cot_agent_warn(COTENANT_WARN_NOT_INTERCEPTED,
-                       "this driver returns entry points that the shim does not know: the program is not started");
+                       "this driver version returns entry points that the shim cannot replace, so the tenant's limits could not be "
+                       "enforced; CUDA does not start");
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
     return result;
@@ -30,7 +31,7 @@ static CUdevice device_of(CUcontext context)
     return device;
 }
 
-/* ---- contexts made ---- */
+/* ---- creation of contexts ---- */
 
 #define CTX_CREATE(name, parameters, device, types, arguments)    \
     DECLARE_REAL(name);                                           \
@@ -84,7 +85,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return result;
 }
 
-/* ---- contexts gone ---- */
+/* ---- destruction of contexts ---- */
 
 static CUcontext primary_of(CUdevice device)
 {
@@ -127,7 +128,7 @@ PRIMARY_END(cuDevicePrimaryCtxReset_v2)
 CTX_DESTROY(cuCtxDestroy)
 CTX_DESTROY(cuCtxDestroy_v2)
 
-/* ---- the current context changes ---- */
+/* ---- changes of the current context ---- */
 
 EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {

@@ -1,5 +1,6 @@
-/* Copies between host and device, which may be scheduled on the link, and copies within the device, which are split for
- * best-effort tenants. Otherwise they pass the turn gate like all other copies. */
+/* Wrappers of copies between host and device, which may be scheduled on the link, and of copies within the device,
+ * which are split for best-effort tenants. If copies are not scheduled, these calls only pass the turn gate, like
+ * all other copies. */
 #include <string.h>
 
 #include "copies/host_copy.h"
@@ -10,11 +11,11 @@ enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3, MEMORY_UNIFIED = 4 
 typedef CUresult (*sync_fn)(word to, word from, word bytes);
 typedef CUresult (*async_fn)(word to, word from, word bytes, CUstream stream);
 
-/* ---- one stretch of bytes ---- */
+/* ---- one range of bytes ---- */
 
 struct stretch {
     word to, from;
-    sync_fn plain; /* the synchronous entry point that the program called; NULL: it called an asynchronous one */
+    sync_fn plain; /* the synchronous driver function that the program called; NULL: it called an asynchronous one */
     async_fn in_stream;
 };
 
@@ -76,10 +77,10 @@ LINK_ASYNC(cuMemcpyHtoDAsync_v2_ptsz, TO_DEVICE, PTSZ(stream))
 LINK_ASYNC(cuMemcpyDtoHAsync_v2, TO_HOST, stream)
 LINK_ASYNC(cuMemcpyDtoHAsync_v2_ptsz, TO_HOST, PTSZ(stream))
 
-/* ---- on the device ---- */
+/* ---- copies within the device ---- */
 
-/* Copies within the device. A running copy cannot be stopped, so the copy is split: other tenants can run between two
- * pieces, and each piece passes the turn gate. */
+/* Copies within the device. A running copy cannot be interrupted, so it is split into pieces. Each piece passes the
+ * turn gate, so other tenants can run between two pieces. */
 static __attribute__((noinline)) CUresult on_device(struct stretch call, word bytes, CUstream stream, const void *kind)
 {
     uint64_t piece = atomic_load(&cot_captures) > 0 ? 0 : cot_copy_slice_bytes();
@@ -116,7 +117,7 @@ DEVICE_SYNC(cuMemcpyDtoD_v2_ptds, cuMemcpyDtoDAsync_v2, PER_THREAD)
 DEVICE_ASYNC(cuMemcpyDtoDAsync_v2, stream)
 DEVICE_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, PTSZ(stream))
 
-/* ---- between addresses of any kind ---- */
+/* ---- copies between addresses of any kind ---- */
 
 static __attribute__((noinline)) CUresult anywhere(struct stretch call, word bytes, CUstream stream, const void *kind)
 {
@@ -150,7 +151,7 @@ ANY_SYNC(cuMemcpy_ptds, cuMemcpyAsync, PER_THREAD)
 ANY_ASYNC(cuMemcpyAsync, stream)
 ANY_ASYNC(cuMemcpyAsync_ptsz, PTSZ(stream))
 
-/* ---- rows ---- */
+/* ---- copies of rows (2D copies) ---- */
 
 typedef CUresult (*sync_2d_fn)(const struct cu_copy_2d *);
 typedef CUresult (*async_2d_fn)(const struct cu_copy_2d *, CUstream);
@@ -173,7 +174,8 @@ static CUresult issue_rows(const struct host_copy *copy, uint64_t from, uint64_t
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
-static const void *host_end(int type, const void *host, CUdeviceptr device) /* NULL: the address is in device memory */
+/* returns NULL if the address is in device memory */
+static const void *host_end(int type, const void *host, CUdeviceptr device)
 {
     if (type == MEMORY_UNIFIED)
         return cot_is_on_device(device) ? NULL : (const void *)(uintptr_t)device;

@@ -1,6 +1,6 @@
-/* Copies, memsets and prefetches. All their arguments are integers or pointers, so one wrapper for each number of
- * arguments suffices; the tables give the arguments that hold the stream and the size. wrap/copies.c and wrap/batches.c
- * have the copies that may be scheduled on the link. */
+/* Wrappers of other copies, memsets and prefetches. All their arguments are integers or pointers, so one macro for
+ * each number of arguments suffices; the tables below say which arguments are the stream and the size. Copies that
+ * may be scheduled on the link are in wrap/copies.c and wrap/batches.c. */
 #include "copies/host_copy.h"
 
 #define P(n) word a##n
@@ -49,7 +49,7 @@
 #define ASYNC(name, n, s, bytes) GATED(name, n, PLAIN_WORD(a##s), bytes)
 #define ASYNC_PTSZ(name, n, s, bytes) GATED(name, n, PTSZ(a##s), bytes)
 
-/* These macros define three or two variants of one function. */
+/* Each of these macros defines the two or three variants of one driver function. */
 #define SYNC_ALL(name, n, bytes) SYNC(name, n, bytes) SYNC(name##_v2, n, bytes) SYNC_PTDS(name##_v2_ptds, n, bytes)
 #define SYNC_BOTH(name, n, bytes) SYNC(name, n, bytes) SYNC_PTDS(name##_ptds, n, bytes)
 #define ASYNC_BOTH(name, n, s, bytes) ASYNC(name, n, s, bytes) ASYNC_PTSZ(name##_ptsz, n, s, bytes)

@@ -1,13 +1,13 @@
-/* Launches: kernels, cooperative kernels, graphs, and the old interface. */
-/* Vector registers are not used: the arguments on the stack were just written one by one, and a wide load of two of
- * them would wait for both stores. */
+/* Wrappers of launches: kernels, cooperative kernels, graphs, and the old launch interface. */
+/* This file is compiled without vector registers. The program has just written the arguments on the stack one by
+ * one, and a wide load of two of them would have to wait for both stores. */
 #ifdef __GNUC__
 #pragma GCC target("general-regs-only")
 #endif
 #include "shim.h"
 
-/* The arguments that the calling convention puts on the stack, after six in registers. Passed on as one structure they
- * need no registers, so the hot path saves none. */
+/* The arguments that the calling convention passes on the stack, after the first six in registers. They are passed
+ * on as one structure, which occupies no registers, so the hot path need not save any. */
 struct launch_tail {
     word bz, shared;
     CUstream stream;
@@ -23,8 +23,8 @@ typedef CUresult (*launch_ex_fn)(const struct cu_launch_config *, CUfunction, vo
 typedef CUresult (*cooperative_fn)(CUfunction, word, word, word, word, word, struct cooperative_tail);
 typedef CUresult (*graph_fn)(word, CUstream);
 
-/* The key by which launches are timed: the kernel and the width of its grid. Never 0, even without a function, because
- * 0 marks an entry of the table that is not in use and has no cost. */
+/* The key by which launches are timed: the kernel and the width of its grid. It is never 0, even if the function is
+ * NULL, because 0 marks an unused entry of the cost table. */
 #define KERNEL_KEY(function, gx) ((uintptr_t)(function) + 1 + ((uintptr_t)(gx) << 20))
 
 #define SHAPE(f, gx, gy, gz, bx, by, bz, shared)                                               \
@@ -35,8 +35,8 @@ typedef CUresult (*graph_fn)(word, CUstream);
                             0})
 static const struct cu_launch_config no_config;
 
-/* The wrapper itself holds only the hot path. All else is in a second function with the same arguments, which the
- * compiler reaches by a jump. */
+/* The wrapper itself holds only the hot path. Everything else is in a second function with the same arguments, which
+ * the compiler reaches by a jump. */
 #define LAUNCH(name, type, parameters, arguments, key, effective, shape)                       \
     DECLARE_REAL(name);                                                                        \
     static __attribute__((noinline, cold)) CUresult name##_slow parameters                     \
@@ -69,7 +69,8 @@ LAUNCH_KERNEL(cuLaunchKernel_ptsz, launch_fn, struct launch_tail, PTSZ(tail.stre
 LAUNCH_KERNEL(cuLaunchCooperativeKernel, cooperative_fn, struct cooperative_tail, tail.stream)
 LAUNCH_KERNEL(cuLaunchCooperativeKernel_ptsz, cooperative_fn, struct cooperative_tail, PTSZ(tail.stream))
 
-/* If the program gives no configuration, the driver returns its error, whichever stream the turn gate used. */
+/* If the program passes no configuration, the driver returns an error, so it does not matter which stream the turn
+ * gate uses. */
 #define EX_STREAM(config) ((config) ? (config)->stream : NULL)
 #define EX_KEY(config, f) KERNEL_KEY(f, (config) ? (config)->grid[0] : 0)
 #define EX_SHAPE(f, c) \
@@ -80,8 +81,8 @@ LAUNCH_KERNEL(cuLaunchCooperativeKernel_ptsz, cooperative_fn, struct cooperative
 LAUNCH_KERNEL_EX(cuLaunchKernelEx, EX_STREAM(config))
 LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, PTSZ(EX_STREAM(config)))
 
-/* A launch on several devices in one call. Each has its own stream; the call passes only the turn gate of the current
- * GPU. */
+/* A launch on several devices in one call. Each device has its own stream, but the call passes only the turn gate of
+ * the current GPU. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(word list, unsigned count, unsigned flags)
 {
     struct calls *call = cot_gate_enter((uintptr_t)cuLaunchCooperativeKernelMultiDevice, NULL);

@@ -1,10 +1,10 @@
-/* Plain, pitched, managed, array and pinned host allocations, and queries of memory sizes. */
+/* Wrappers of plain, pitched, managed, array and pinned host allocations, and of queries of memory sizes. */
 #include "shim.h"
 #include "swap/swap.h"
 
 
-/* Asks the agent, allocates, and reports what was allocated. `out` points to the device address or handle
- * afterwards. */
+/* Asks the agent for the memory, allocates it, and reports how much was allocated. Afterwards `out` points to the
+ * device address or handle. */
 #define ALLOCATE(out, amount, family, call)                                                  \
     do {                                                                                     \
         struct gpu *gpu = cot_thread_gpu();                                                  \
@@ -40,8 +40,8 @@ static bool moves_memory(void)
 MEM_ALLOC(cuMemAlloc)
 MEM_ALLOC(cuMemAlloc_v2)
 
-/* The driver chooses the pitch. The agent is asked for the width rounded up to 512 bytes, and what the driver took is
- * reported. */
+/* The driver chooses the pitch. So the agent is asked for rows that are rounded up to 512 bytes, and the size that
+ * the driver really allocated is reported afterwards. */
 #define MEM_ALLOC_PITCH(name)                                                                                \
     DECLARE_REAL(name);                                                                                      \
     EXPORT CUresult name(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)     \
@@ -210,7 +210,7 @@ HOST_REGISTER(cuMemHostRegister_v2)
 HOST_FREE(cuMemFreeHost)
 HOST_FREE(cuMemHostUnregister)
 
-/* ---- how much is there ---- */
+/* ---- queries of memory sizes ---- */
 
 #define MEM_GET_INFO(name, type)                                                                      \
     DECLARE_REAL(name);                                                                               \
@@ -224,7 +224,7 @@ HOST_FREE(cuMemHostUnregister)
         if (!cot_memory_view(gpu, &limit, &used))                                                     \
             return result;                                                                            \
         uint64_t left = used < limit ? limit - used : 0;                                              \
-        /* memory of other tenants is evicted for a tenant that oversubscribes, so the driver's number is too low */ \
+        /* if the tenant oversubscribes, other tenants' memory is evicted for it, so the driver's number is too low */ \
         if (free_bytes && (*free_bytes > left || moves_memory()))                                     \
             *free_bytes = (type)left;                                                                 \
         if (total_bytes && *total_bytes > limit)                                                      \
@@ -234,7 +234,7 @@ HOST_FREE(cuMemHostUnregister)
 MEM_GET_INFO(cuMemGetInfo, unsigned)
 MEM_GET_INFO(cuMemGetInfo_v2, size_t)
 
-/* The limit applies once the process is connected to the agent, that is, after cuInit. */
+/* The limit is known once the process is connected to the agent, which is after cuInit. */
 #define TOTAL_MEM(name, type)                                                            \
     DECLARE_REAL(name);                                                                  \
     EXPORT CUresult name(type *bytes, CUdevice device)                                   \

@@ -1,9 +1,10 @@
-/* Stream-ordered allocation, and the memory nodes of graphs. The tenant is charged for what the driver keeps reserved,
- * not for what the program requests: an allocation from a pool with free memory costs nothing, and the charge falls
- * when the pool shrinks. */
+/* Wrappers of stream-ordered allocation, and of the memory nodes of graphs. The tenant is charged for the memory
+ * that the driver keeps reserved, not for what the program requests: an allocation that uses free memory of a pool
+ * costs nothing, and the charge decreases when the pool shrinks. */
 #include "shim.h"
 
-#define POOLS 1024 /* allocations from further pools are refused, since they could not be charged */
+/* if a process has more pools, allocations from the further ones are refused, since they could not be charged */
+#define POOLS 1024
 #define GRANULE (UINT64_C(2) << 20)
 
 struct pool {
@@ -27,7 +28,7 @@ static uint64_t pool_number(word pool, int attribute)
     return value;
 }
 
-static struct pool *find_pool(word handle, struct gpu *gpu) /* with pool_lock */
+static struct pool *find_pool(word handle, struct gpu *gpu) /* the caller holds pool_lock */
 {
     struct pool *unused = NULL;
     for (uint32_t i = 0; i < pool_count; i++) {
@@ -46,7 +47,7 @@ static struct pool *find_pool(word handle, struct gpu *gpu) /* with pool_lock */
     return unused;
 }
 
-/* ---- whose GPU: a pool belongs to one, whichever is current ---- */
+/* ---- the GPU of a pool, which need not be the current one ---- */
 
 static bool is_pool_of(word handle, CUdevice device)
 {
@@ -55,8 +56,8 @@ static bool is_pool_of(word handle, CUdevice device)
            (REAL(cuDeviceGetMemPool)(&is, device) == CUDA_SUCCESS && is == handle);
 }
 
-/* Finds the GPU of a pool's memory. NULL: the memory is not on a GPU, or, with *refused set, it is on a GPU of another
- * tenant. */
+/* Finds the GPU of a pool's memory. NULL: the memory is not on a GPU; or, if *refused is set, it is on a GPU that
+ * this tenant may not use. */
 static struct gpu *gpu_of_pool(word handle, struct gpu *current, CUresult *refused)
 {
     *refused = CUDA_SUCCESS;
@@ -114,8 +115,8 @@ EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties
     return result;
 }
 
-/* Adjusts the charge to what the driver keeps reserved for the pool. `reservation` is that of a growth for which the
- * agent was asked before. */
+/* Adjusts the charge to the memory that the driver keeps reserved for the pool. If reserved_before is set, the agent
+ * had allowed the pool to grow, and `reservation` is the number of its reply. */
 static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool reserved_before)
 {
     pthread_mutex_lock(&pool_lock);
@@ -133,7 +134,8 @@ static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool rese
         cot_memory_release(gpu, COTENANT_MEMORY_POOL, before - now);
 }
 
-/* Adjusts the charges after a synchronisation, at which the driver may have shrunk pools to their thresholds. */
+/* Adjusts the charges after a synchronisation, since the driver may then have shrunk pools to their release
+ * thresholds. */
 void cot_pools_refresh(void)
 {
     for (uint32_t i = 0; i < atomic_load(&pool_count) && atomic_load(&cot_captures) == 0; i++)
@@ -237,8 +239,8 @@ EXPORT CUresult cuMemPoolDestroy(word handle)
     return result;
 }
 
-/* Called when the last context on a GPU was destroyed and its memory credited: the pools of that GPU are charged from
- * zero. */
+/* Called when the last context on a GPU was destroyed and the charge for its memory removed: the pools of that GPU
+ * are charged from zero again. */
 void cot_pools_forget_gpu(struct gpu *gpu)
 {
     pthread_mutex_lock(&pool_lock);
@@ -264,8 +266,8 @@ static uint64_t graph_reserve(struct gpu *gpu)
     return value;
 }
 
-/* Memory of graphs is allocated inside the launch and can be counted only afterwards. If a tenant has exceeded its
- * limit that way, its next graph launch is refused. */
+/* Memory of graphs is allocated during the launch, so it can be counted only afterwards. If a tenant has exceeded
+ * its limit in this way, its next launch of a graph is refused. */
 CUresult cot_graph_memory_check(word graph)
 {
     (void)graph;
@@ -305,7 +307,7 @@ EXPORT CUresult cuGraphAddMemAllocNode(word node, word graph, word dependencies,
                                                                                       params);
 }
 
-/* The general function for adding a node has the kind of the node at the start of its parameters. */
+/* In the general function that adds a node, the parameters begin with the type of the node. */
 #define NODE_TYPE_MEM_ALLOC 10
 static void look_at_node(const int *params)
 {

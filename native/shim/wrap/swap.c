@@ -1,5 +1,6 @@
-/* Driver functions that pass on the memory behind an address, or access it without passing the turn gate. They need
- * care in programs whose memory moves. Without movable allocations, all of them only call the driver. */
+/* Wrappers of driver functions that export the memory behind an address, or that access it without passing the turn
+ * gate. They matter only in programs whose memory is swapped; in a process without movable allocations they only
+ * call the driver. */
 #include "swap/swap.h"
 
 #define CU_POINTER_ATTRIBUTE_P2P_TOKENS 5
@@ -14,9 +15,9 @@ bool cot_swap_fix_around(CUdeviceptr address, const char *why)
     return true;
 }
 
-/* Makes a handle by which another process can open memory. The driver can do that for plain allocations only, so the
- * shim makes its own handles for movable ones. Managed memory cannot be shared: the program gets the driver's error,
- * and its later allocations are plain. */
+/* Makes a handle by which another process can open memory. The driver makes handles for plain allocations only, so
+ * for movable ones the shim makes its own. Managed memory cannot be shared: the program gets the driver's error, and
+ * its later allocations are plain. */
 EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
 {
     CUdeviceptr base;
@@ -24,8 +25,8 @@ EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
     if (!handle || !cot_swap_extent(address, &base, &bytes))
         return REAL(cuIpcGetMemHandle)(handle, address);
     if (cot_swap_is_managed(address)) {
-        cot_swap_fix("the program shares memory with others (cuIpcGetMemHandle), which cannot be done with managed memory; start it with"
-                     " --oversubscribe swap");
+        cot_swap_fix("the program shares memory with other processes (cuIpcGetMemHandle), which is not possible for managed "
+                     "memory; start it with --oversubscribe swap");
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     return bytes ? cot_share_export(address, handle) : CUDA_ERROR_INVALID_VALUE;
@@ -84,7 +85,7 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr add
         size_t own_bytes;                                                                               \
         if (!cot_swap_extent(address, &own_base, &own_bytes) && !cot_share_extent(address, &own_base, &own_bytes)) \
             return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))REAL_POINTER(name))(base, bytes, address); \
-        if (own_bytes == 0) /* the slot of the slab is not in use */                              \
+        if (own_bytes == 0) /* the address is in a slot of a slab that is not in use */                              \
             return CUDA_ERROR_INVALID_VALUE;                                                            \
         if (base)                                                                                       \
             *base = own_base;                                                                           \
@@ -94,8 +95,8 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr add
     }
 ADDRESS_RANGE(cuMemGetAddressRange_v2)
 
-/* The driver's cuMemFreeAsync frees plain allocations, too, after the queued work; cot_swap_free waits for that
- * work. */
+/* The driver's cuMemFreeAsync also frees plain allocations, after the enqueued work has ended. For movable
+ * allocations, cot_swap_free waits for that work. */
 #define FREE_ASYNC(name)                                                                       \
     DECLARE_REAL(name);                                                                        \
     EXPORT CUresult name(CUdeviceptr address, CUstream stream)                                 \
@@ -108,7 +109,8 @@ ADDRESS_RANGE(cuMemGetAddressRange_v2)
 FREE_ASYNC(cuMemFreeAsync)
 FREE_ASYNC(cuMemFreeAsync_ptsz)
 
-/* Writes to memory in a stream are not launches. If memory is movable, they wait for the turn like launches. */
+/* Stream operations that write to memory are not launches. If memory is movable, they must wait for a turn like
+ * launches, since the memory may be evicted. */
 #define STREAM_WRITE(name, value_type, effective)                                                                      \
     DECLARE_REAL(name);                                                                                                \
     EXPORT CUresult name(CUstream stream, CUdeviceptr address, value_type value, unsigned flags)                       \

@@ -1,4 +1,5 @@
-/* Calls that synchronise, captures, and the destruction of streams: these wrappers only keep records up to date. */
+/* Wrappers of calls that synchronise, of captures, and of the destruction of streams. They only keep the shim's
+ * records up to date. */
 #include "shim.h"
 
 #define HOST_WAITS(name)                                    \
@@ -17,7 +18,7 @@ HOST_WAITS(cuStreamSynchronize_ptsz)
 HOST_WAITS(cuEventSynchronize)
 HOST_WAITS(cuCtxSynchronize_v2)
 
-/* Functions by which programs poll instead of waiting. */
+/* Functions by which programs poll for the end of work instead of waiting for it. */
 #define HOST_ASKS(name)                                     \
     DECLARE_REAL(name);                                     \
     EXPORT CUresult name(word what)                         \
@@ -105,8 +106,8 @@ EXPORT CUresult cuStreamEndCaptureToCig(CUstream stream)
     return result;
 }
 
-/* A wait for a captured event makes the waiting stream part of the capture. The lock keeps that from happening while
- * the helper thread queries streams. */
+/* A stream that waits for an event of a capture becomes part of that capture. The lock keeps this from happening
+ * while the helper thread queries streams. */
 #define WAIT_EVENT(name)                                                                                   \
     DECLARE_REAL(name);                                                                                    \
     EXPORT CUresult name(CUstream stream, CUevent event, unsigned flags)                                   \

@@ -1,5 +1,5 @@
-/* Virtual memory management: a handle is charged when it is created on a device, and credited when its last reference
- * and its last mapping are gone. */
+/* Wrappers of virtual memory management. The tenant is charged when a handle is created on a device, until the last
+ * reference to it and the last mapping of it are gone. */
 #include <stdlib.h>
 
 #include "shim.h"
@@ -46,8 +46,8 @@ static void put_in(struct handle *handle)
     *handle_bucket(handle->value) = handle;
 }
 
-/* Removes the handle from the table if it has no references and mappings left. The caller credits and frees it without
- * holding the lock. */
+/* Removes the handle from the table if it has no references and no mappings left. The caller then reduces the charge
+ * and frees the record, without holding the lock. */
 static struct handle *take_if_dead(struct handle *handle)
 {
     if (!handle || handle->references || handle->mappings)
@@ -75,7 +75,8 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
     if (on_device && !gpu && cot_gpu_is_denied(prop->location.id))
         return CUDA_ERROR_NOT_PERMITTED;
     if (!gpu)
-        return call(out, bytes, prop, flags); /* the handle is in host memory, or the driver returns its own error */
+        /* the handle is for host memory, or the driver itself returns the error */
+        return call(out, bytes, prop, flags);
     uint64_t reservation;
     CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_VMM, bytes, &reservation);
     if (result != CUDA_SUCCESS)
@@ -96,7 +97,7 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
 
 EXPORT CUresult cuMemRelease(uint64_t value)
 {
-    /* counted before the driver call, after which another thread may get the same value */
+    /* counted before the driver call, because another thread may get the same value after it */
     pthread_mutex_lock(&vmm_lock);
     struct handle *handle = find(value);
     bool counted = handle && handle->references;
@@ -158,7 +159,7 @@ static struct mapping *take_mappings(CUdeviceptr address, size_t bytes)
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
-    /* removed before the driver call, after which another thread may get the same address */
+    /* removed before the driver call, because another thread may get the same address after it */
     struct mapping *taken = take_mappings(address, bytes);
     CUresult result = REAL(cuMemUnmap)(address, bytes);
     while (taken) {

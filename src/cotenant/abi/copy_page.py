@@ -12,13 +12,15 @@ COPY_MAGIC = 0x434F5059  # "COPY"
 COPY_VERSION = 4
 COPY_PAGE_BYTES = 20480
 COPY_QUEUES = 64  # largest number of tenants of a GPU whose copies are scheduled
-COPY_SLOTS = 8  # largest number of chunks that are in flight on a link
+COPY_SLOTS = 8  # largest number of chunks that may be in flight on a link
 COPY_UNCLAIMED = 0  # value of a slot that no process has claimed
-COPY_SMALL_BYTES = 65536  # copies up to this size start at once, but count for the tenant's share
+COPY_SMALL_BYTES = 65536  # copies up to this size start at once, but are charged to the tenant's queue
 COPY_DIRECTIONS = 2
-# added to a direction for copies of pageable memory, which are scheduled separately because the CPU limits their rate
+# added to the direction of a copy of pageable memory: such copies have a link of their own, because the CPU limits
+# their rate
 COPY_PAGEABLE = 2
-COPY_LINKS = 4  # number of links: two directions for pinned memory, then two for pageable memory
+# number of links on the page: one per direction for pinned memory, then one per direction for pageable memory
+COPY_LINKS = 4
 
 
 class CopyDirection(enum.IntEnum):
@@ -32,8 +34,10 @@ class CopyRank(enum.IntEnum):
     """Rank of a tenant's queue."""
 
     AHEAD = 0  # latency-sensitive tenants: before all other queues
-    NORMAL = 1  # the queues share the link by weight
-    BEST_EFFORT = 2  # the queues share the link by weight, and even copies within the device are split into chunks
+    NORMAL = 1  # other tenants: the queues share the link by weight
+    # best-effort tenants: the queues share the link by weight, and copies within the device are split into chunks, as
+    # copies over the link are
+    BEST_EFFORT = 2
 
 
 class CopyQueueLayout(ctypes.Structure):
@@ -58,9 +62,9 @@ class CopyQueueLayout(ctypes.Structure):
     seen_ns: int  # time at which a process last requested a chunk; 0: no copy waits
     bytes: int  # total bytes of the chunks that the queue was granted
     chunks: int
-    waited_ns: int  # total time from the first request for a chunk to its grant
-    small: int  # number of small copies, which do not wait but are charged
-    active_ns: int  # last time at which a copy waited or was on the link
+    waited_ns: int  # sum, over all chunks, of the time from the first request to the grant
+    small: int  # number of copies of at most COPY_SMALL_BYTES, which do not wait but are charged
+    active_ns: int  # last time at which a copy of this queue waited or was on the link
 
 
 class CopyLinkLayout(ctypes.Structure):
@@ -74,18 +78,19 @@ class CopyLinkLayout(ctypes.Structure):
         ("reserved", ctypes.c_uint64 * 5),
         ("queues", CopyQueueLayout * COPY_QUEUES),
     )
-    # claims of the chunks in flight: 16 bits number of the process, 1 bit for rank AHEAD, 47 bits time in microseconds
+    # one claim for each chunk in flight, from high to low: 16 bits number of the process, 1 bit for rank AHEAD, 47 bits
+    # time of the claim in microseconds
     slots: ctypes.Array[ctypes.c_uint64]
-    min_vruntime: int  # smallest vruntime of the queues that share by weight; never decreases
-    # the queue whose chunks go now: 1 + its number in the high 16 bits, the bytes that it has copied in a row in the
-    # other bits
+    min_vruntime: int  # smallest vruntime of the queues of ranks NORMAL and BEST_EFFORT; never decreases
+    # the queue whose chunks are copied now: 1 + its number in the high 16 bits; the other bits are the bytes that it
+    # has copied in a row
     slice: int
     min_ahead: int  # smallest vruntime of the queues of latency-sensitive tenants (rank AHEAD)
     queues: ctypes.Array[CopyQueueLayout]
 
 
 class CopyPageLayout(ctypes.Structure):
-    """The page by which the tenants of a GPU schedule their copies; its memfd has COPY_PAGE_BYTES."""
+    """The copy page, by which the tenants of a GPU schedule their copies; its memfd has COPY_PAGE_BYTES."""
 
     _fields_ = (
         ("magic", ctypes.c_uint32),
@@ -106,7 +111,7 @@ class CopyPageLayout(ctypes.Structure):
     page_bytes: int
     in_flight: int  # number of chunks that may be in flight on a link
     chunk_bytes: int
-    period_bytes: int  # bytes that all waiting queues together copy in one round
+    period_bytes: int  # number of bytes that all waiting queues together copy before it is the first queue's turn again
     # size into which copies within the device are split for best-effort tenants; 0: they are not split
     slice_bytes: int
     wait_lapse_ns: int  # a queue counts as waiting for this long after its last request for a chunk

@@ -13,16 +13,17 @@ FLOOR_BYTES = 4096
 FLOOR_MAGIC = 0x464C4F52  # "FLOR"
 FLOOR_VERSION = 2
 FLOOR_HOLDERS = 64  # largest number of LS processes on one GPU
-KERNEL_NAME = 511  # number of bytes of a kernel's name that are compared
-# scheme tidal: a kernel longer than the in-flight budget is launched this long before the predicted end of the previous
-# kernel
+KERNEL_NAME = 511  # kernels are told apart by this many first bytes of their names
+# scheme tidal: a kernel that takes longer than the in-flight budget is launched this long before the predicted end of
+# the previous kernel
 LEAD_NS = 10000
 # scheme tidal: GPU time of BE work between two timing events, by which predicted times are checked
 EVENT_INTERVAL_NS = 150000
-# scheme tidal: largest factor, in thousandths, by which in_flight_us grows while the process leaves the GPU idle
+# scheme tidal: while the process leaves the GPU idle, its in-flight budget grows up to this factor, in thousandths
 STRETCH_PERMILLE = 4000
-RUN_AHEAD_NS = 20000000  # most GPU time of BE work that is launched early and waits on the device
-# with run_ahead auto, processes launch early if their launches wait for less than this fraction of the time
+RUN_AHEAD_NS = 20000000  # largest GPU time of BE work that a process may launch early, so that it waits on the device
+# with run_ahead auto, a process launches early only if its launches wait on the host for less than this fraction of the
+# time
 RUN_AHEAD_BELOW_PERMILLE = 450
 
 
@@ -57,7 +58,7 @@ class RuleKind(enum.IntEnum):
 class RunAhead(enum.IntEnum):
     """Which BE processes launch early, so that their work waits on the device."""
 
-    AUTO = 0  # only processes whose launches wait for less than RUN_AHEAD_BELOW_PERMILLE of the time
+    AUTO = 0  # only processes whose launches wait on the host for less than RUN_AHEAD_BELOW_PERMILLE of the time
     ALWAYS = 1
     NEVER = 2
 
@@ -66,7 +67,7 @@ KERNEL = struct.Struct("=QIHB1x")  # A row of a tenant's kernel table
 
 
 class FloorLayout(ctypes.Structure):
-    """The first page of a GPU's LS gate."""
+    """The gate page: LS-activity flags and settings of a GPU's LS gate."""
 
     _fields_ = (
         ("magic", ctypes.c_uint32),
@@ -95,10 +96,10 @@ class FloorLayout(ctypes.Structure):
     magic: int
     version: int
     page_bytes: int
-    holders: int  # FLOOR_HOLDERS
+    holders: int  # number of entries of the arrays below: FLOOR_HOLDERS
     scheme: int  # RuleKind
-    # number of BE processes; each may have this part of in_flight_us in flight, unless floor_parts of its own shared
-    # page says otherwise
+    # number of BE processes; each may have in_flight_us / tenants in flight, unless floor_parts on its own shared page
+    # is set
     tenants: int
     in_flight_us: int  # how much work all BE processes together may have in flight
     heartbeat_timeout_ms: int  # an LS-activity flag is ignored this long after it was last set
@@ -109,8 +110,8 @@ class FloorLayout(ctypes.Structure):
     sm_threshold: int
     run_ahead: int  # RunAhead
     present: int  # number of connected LS processes; if it is 0, BE launches do not wait
-    # number of LS processes that also write the second page; if it is less than `present`, BE streams must not wait by
-    # that page
+    # number of LS processes that also write the wait-flag page; if it is less than `present`, BE streams must not wait
+    # on that page
     present_words: int
     # LS processes write these fields, each at its own index, and raised_ns before raised.
     # LS-activity flags, each a WorkClass (0: not active); BE processes read this one cache line before every launch
@@ -122,12 +123,11 @@ class FloorLayout(ctypes.Structure):
 
 
 class FloorWordsLayout(ctypes.Structure):
-    """The second page of a GPU's LS gate: flags for which BE streams wait on the device."""
+    """The wait-flag page: a copy of the LS-activity flags, for which BE streams wait on the device."""
 
     _fields_ = (
         ("raised", ctypes.c_uint8 * FLOOR_HOLDERS),
         ("reserved", ctypes.c_uint8 * 4032),
     )
-    # LS-activity flags, repeated from the first page: a flag is set here after the first page, and cleared here before
-    # it
+    # LS-activity flags: a process sets its flag on the gate page first and then here, and clears it here first
     raised: ctypes.Array[ctypes.c_uint8]

@@ -27,42 +27,43 @@ class MessageType(enum.IntEnum):
     """Types of messages: header.type."""
 
     HELLO = 1  # first message of a connection; answered by HELLO_REPLY
-    GPU_ATTACH = 2  # the process creates a context on this GPU; answered by GPU_REPLY
+    GPU_ATTACH = 2  # reports that the process creates a context on a GPU; answered by GPU_REPLY
     TOKEN_REQUEST = 3  # requests a turn on a GPU; answered by TOKEN_GRANT when the turn begins
     TOKEN_RELEASE = 4  # ends a turn; not answered
     MEMORY_RESERVE = 5  # requests memory before its allocation; answered by MEMORY_REPLY
     MEMORY_COMMIT = 6  # reports an allocation; not answered
     MEMORY_RELEASE = 7  # reports that memory was freed; not answered
-    MEMORY_QUERY = 8  # asks for the tenant's charge and limit; answered by MEMORY_REPLY
+    MEMORY_QUERY = 8  # asks how much memory is charged to the tenant, and for its limit; answered by MEMORY_REPLY
     MEMORY_STATE = 9  # reports the memory that the process holds, after a reconnection; not answered
     BURST_REPORT = 10  # reports how long the process keeps the GPU busy at a time; not answered
     WARNING = 11  # reports a warning for the operator; not answered
     GOODBYE = 12  # the process ends; not answered
-    COPY_ATTACH = 13  # requests the page for scheduling copies on the GPU of header.slot; answered by COPY_REPLY
+    # requests the copy page (shared memory for scheduling copies) of the GPU of header.slot; answered by COPY_REPLY
+    COPY_ATTACH = 13
     CHANNEL_GROUP = 14  # reports a new or ended channel group of a context, with the driver's file; not answered
     HELLO_REPLY = 64  # carries the process's shared page
     # header.slot is the index of the GPU's slot on the page; status DENIED: the tenant may not use this GPU
     GPU_REPLY = 65
-    TOKEN_GRANT = 66  # begins a turn, or moves its deadline
-    TOKEN_REVOKE = 67  # ends a turn now
+    TOKEN_GRANT = 66  # begins a turn, or changes the deadline of the present one
+    TOKEN_REVOKE = 67  # orders the process to end its turn now
     MEMORY_REPLY = 68  # answers MEMORY_RESERVE and MEMORY_QUERY
-    PAGE_UPDATE = 69  # flags or numbers of the shared page have changed
+    PAGE_UPDATE = 69  # the agent has changed flags or numbers on the shared page
     ERROR = 70  # a request has failed; header.status has the reason
-    COPY_REPLY = 71  # carries the GPU's page for scheduling copies, if the status is OK
+    COPY_REPLY = 71  # carries the GPU's copy page, if the status is OK
     MOVE_STATE = 80  # reports how much swappable memory is on the GPU and how much is evicted; not answered
     MOVE_ROOM = 81  # requests space on a full GPU; answered by MOVE_ROOM_REPLY
     MOVE_PROGRESS = 82  # reports the bytes moved so far by an order; not answered
-    MOVE_DONE = 83  # reports that an order is done; header.sequence is that of the order; not answered
-    MOVE_BACKING = 84  # requests the host memory for evicted memory; answered by MOVE_BACKING_REPLY
+    MOVE_DONE = 83  # reports that an order is done, with the sequence number of the order; not answered
+    MOVE_BACKING = 84  # requests host memory for evicted contents; answered by MOVE_BACKING_REPLY
     MOVE_OUT = 88  # orders the process to evict memory to the host
     MOVE_IN = 89  # orders the process to restore evicted memory
     MOVE_ALLOW = 90  # raises the number of bytes that a MOVE_IN in progress may map
-    MOVE_ROOM_REPLY = 91
-    MOVE_BACKING_REPLY = 92  # carries a memfd of backing_bytes, to which memory is evicted; 0 bytes: no memfd
+    MOVE_ROOM_REPLY = 91  # answers MOVE_ROOM
+    MOVE_BACKING_REPLY = 92  # carries a memfd of backing_bytes bytes, to which memory is evicted; 0 bytes: no memfd
     FLOOR_JOIN = 112  # sent to FLOOR_SOCKET: joins the LS gate of a GPU
-    FLOOR_PAGE = 113  # carries the first page of the LS gate
+    FLOOR_PAGE = 113  # carries the gate page: shared memory with the LS-activity flags
     FLOOR_KERNELS = 114  # carries the kernel table of this tenant
-    FLOOR_WORDS = 115  # carries the second page of the LS gate, with device wait flags
+    FLOOR_WORDS = 115  # carries the wait-flag page: flags for which streams wait on the device
 
 
 class Status(enum.IntEnum):
@@ -90,11 +91,11 @@ class Oversubscribe(enum.IntEnum):
 
 
 class MoveFlag(enum.IntFlag):
-    """Flags of messages about evicting and restoring memory; each is for the message that it names."""
+    """Flags of messages about evicting and restoring memory; each is used in one message only."""
 
     FIXED = 1  # MOVE_STATE: this process's memory cannot be evicted from now on
     STOP = 2  # MOVE_ALLOW: no more bytes will be allowed; end the order with the bytes already moved
-    # MOVE_ROOM: the memory is needed before the process's next turn, so the tenant that has the turn must be evicted
+    # MOVE_ROOM: the process needs the memory before its next turn, so the tenant that has the turn now must be evicted
     NOW = 4
     CONTEXT = 8  # MOVE_ROOM: the driver had no memory for a context, whose size is not known
 
@@ -103,12 +104,12 @@ class MemoryFamily(enum.IntEnum):
     """Family of an allocation: how the memory was allocated."""
 
     PLAIN = 1  # cuMemAlloc, cuMemAllocPitch
-    MANAGED = 2  # cuMemAllocManaged; charged in full, wherever its pages are
+    MANAGED = 2  # cuMemAllocManaged; charged in full, even if its pages are in host memory
     ARRAY = 3  # arrays and mipmapped arrays
-    POOL = 4  # stream-ordered pools, charged by their RESERVED_MEM_CURRENT
+    POOL = 4  # stream-ordered pools; charged is the pool's attribute RESERVED_MEM_CURRENT
     VMM = 5  # cuMemCreate on a device
-    GRAPH = 6  # memory nodes of graphs, charged by what the device reserves for graphs
-    CONTEXT = 7  # a context, with its measured size; for size 0 the agent charges a default
+    GRAPH = 6  # memory nodes of graphs; charged is what the driver reserves on the device for graphs
+    CONTEXT = 7  # memory of a context; if its size is 0 (not known), the agent charges a default
     HOST = 8  # pinned host memory; header.slot is NO_SLOT
 
 
@@ -135,7 +136,7 @@ class WarningCode(enum.IntEnum):
     NOT_INTERCEPTED = 2  # the driver returns entry points that the shim cannot replace
     DRAIN_TIMEOUT = 3  # GPU work did not end in time: a kernel hangs, or waits for something outside the GPU
     OVER_LIMIT = 4  # the tenant exceeds its limit by memory that could be counted only after it was allocated
-    NOT_MOVABLE = 8  # memory of an oversubscribing tenant stays on the GPU
+    NOT_MOVABLE = 8  # the tenant may use more memory than the GPU has, but some of its memory cannot be evicted
     NO_FLOOR = 16  # a best-effort program could not connect to the LS gate of its GPU
 
 
@@ -178,19 +179,21 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("reserved", "120x"),
     ),
     "token_request": (  # TOKEN_REQUEST
-        ("burst_ns", "Q"),  # estimate of the longest time for which the process keeps the GPU busy; 0: not known
-        ("gap_ns", "Q"),  # estimate of the time for which the process then leaves the GPU idle
+        # estimate of the longest time for which the process keeps the GPU busy without a pause; 0: not known
+        ("burst_ns", "Q"),
+        ("gap_ns", "Q"),  # estimate of the time for which the process leaves the GPU idle after it was busy
         ("waiting_since_ns", "Q"),
-        # bit i: this process also has a context on the GPU of slot i, so that all these turns are granted at once
+        # bit i: this process also has a context on the GPU of slot i; the agent grants its turns on all these GPUs at
+        # once
         ("gang_mask", "I"),
         ("threads_waiting", "I"),
         ("reserved", "192x"),
     ),
     "token_release": (  # TOKEN_RELEASE
         ("epoch", "Q"),
-        ("used_ns", "Q"),  # drained_ns - first_submit_ns; 0 if nothing was submitted
-        ("overuse_ns", "Q"),  # time from the deadline to drained_ns; 0 if the GPU had finished before
-        ("first_submit_ns", "Q"),  # time of the first launch in the turn; 0 if nothing was submitted
+        ("used_ns", "Q"),  # drained_ns - first_submit_ns; 0 if nothing was launched
+        ("overuse_ns", "Q"),  # time from the deadline to drained_ns; 0 if the GPU had finished before the deadline
+        ("first_submit_ns", "Q"),  # time of the first launch in the turn; 0 if nothing was launched
         ("drained_ns", "Q"),  # time at which the GPU had finished this process's work
         ("launches", "Q"),  # number of kernel and graph launches in the turn
         ("copies", "Q"),  # number of copies and memsets in the turn
@@ -204,8 +207,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "token_grant": (  # TOKEN_GRANT
         ("epoch", "Q"),
         ("deadline_ns", "Q"),  # end of the turn; NO_DEADLINE: it lasts until it is revoked
-        # largest predicted GPU time of work in flight, as in the GPU's slot of the shared page
-        ("inflight_allowed_ns", "Q"),
+        ("inflight_allowed_ns", "Q"),  # largest predicted GPU time of the work that the process may have in flight
         ("reserved", "200x"),
     ),
     "token_revoke": (  # TOKEN_REVOKE
@@ -234,8 +236,8 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("reserved", "208x"),
     ),
     "move": (  # All messages whose names begin with MOVE
-        # bytes; MOVE_OUT: least to evict; MOVE_IN, MOVE_ALLOW: what may be mapped so far; MOVE_ROOM: what is needed;
-        # MOVE_PROGRESS, MOVE_DONE: what was moved so far
+        # MOVE_OUT: least number of bytes to evict; MOVE_IN, MOVE_ALLOW: bytes that may be mapped so far; MOVE_ROOM:
+        # bytes that are needed; MOVE_PROGRESS, MOVE_DONE: bytes moved so far
         ("bytes", "Q"),
         ("base", "Q"),  # MOVE_OUT: offset of the range of host memory to which memory is evicted
         ("span_bytes", "Q"),  # MOVE_OUT: length of the range of host memory to which memory is evicted
@@ -244,7 +246,9 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("backing_bytes", "Q"),  # MOVE_STATE, MOVE_DONE: host memory available for evicted memory
         # MOVE_STATE, MOVE_DONE: part of backing_bytes that is pinned (registered with the driver)
         ("pinned_bytes", "Q"),
-        ("backing_low", "Q"),  # MOVE_STATE, MOVE_DONE: range of host memory that has evicted memory; low == high: none
+        # MOVE_STATE, MOVE_DONE: begin of the range of host memory that holds evicted contents; equal to backing_high if
+        # there are none
+        ("backing_low", "Q"),
         ("backing_high", "Q"),
         ("elapsed_ns", "Q"),  # MOVE_DONE: time from the order to the end, without the time of waiting for MOVE_ALLOW
         ("flags", "I"),  # MoveFlag
@@ -252,7 +256,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("piece_bytes", "Q"),  # MOVE_BACKING_REPLY: memory is moved in pieces of at most this size, a multiple of 2 MiB
         ("mapping_ns", "Q"),  # MOVE_DONE: part of elapsed_ns spent mapping and unmapping memory
         ("copying_ns", "Q"),  # MOVE_DONE: part of elapsed_ns spent waiting for copies
-        # MOVE_DONE: how many of the moved bytes were handed to or from another process on the GPU
+        # MOVE_DONE: part of the moved bytes that was exchanged with another process on the GPU without a copy
         ("handed_bytes", "Q"),
         # MOVE_STATE, MOVE_DONE: memory that stays on the GPU because other processes have opened it; not included in
         # the other fields
@@ -266,7 +270,8 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("reserved", "212x"),
     ),
     "channel_group": (  # CHANNEL_GROUP
-        ("client", "I"),  # handles of the driver's objects that identify the group: client, device, subdevice, group
+        # client, device, subdevice and group are handles of driver objects; together they identify the channel group
+        ("client", "I"),
         ("device", "I"),
         ("subdevice", "I"),
         ("group", "I"),
@@ -284,12 +289,11 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "floor_reply": (  # FLOOR_PAGE; for LS processes header.slot is the index of their flag
         ("work_class", "I"),  # WorkClass of this best-effort tenant's kernels
-        # number of SMs that this tenant's kernels would fill, which may exceed the GPU's; 0: not known
-        ("work_sms", "I"),
-        ("in_flight_us", "I"),  # in-flight budget of this tenant; 0: the budget on the page of the LS gate
+        ("work_sms", "I"),  # number of SMs that this tenant's kernels would fill; may exceed the GPU's; 0: not known
+        ("in_flight_us", "I"),  # in-flight budget of this tenant; 0: the budget on the gate page
         # number of rows of the tenant's kernel table; if not 0, FLOOR_KERNELS follows and carries the table as a memfd
         ("kernels", "I"),
-        ("words", "I"),  # 1: FLOOR_WORDS follows last, and carries the second page of the LS gate as a memfd
+        ("words", "I"),  # 1: FLOOR_WORDS follows last, and carries the wait-flag page as a memfd
         ("reserved", "204x"),
     ),
 }

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 
-# with a duty cycle, idle time is collected up to this length and then spent at once, so that kernels between the pauses
-# can be timed
+# with a duty cycle, short pauses are combined into one pause of this length, so that the kernels between two pauses can
+# be timed
 FLOOR_REST_NS = 200000
 
 
@@ -27,14 +27,17 @@ class FloorRule(ctypes.Structure):
         ("duty_cycle_permille", ctypes.c_uint32),
         ("reserved", ctypes.c_uint8 * 4),
     )
-    budget_ns: int  # how much work this process may have in flight
+    budget_ns: int  # largest predicted GPU time that this process may have in flight
+    # scheme tidal: a kernel longer than the budget is launched this long before the predicted end of the previous
+    # kernel
     lead_ns: int
     scheme: int  # RuleKind
     overlap_permille: int
     sm_threshold: int
     work_class: int  # WorkClass of the BE work
-    work_sms: int  # number of SMs that the BE work would fill, which may exceed the GPU's; 0: not known
-    # scheme tidal: largest factor by which budget_ns grows while the BE work leaves the GPU idle; 1000: no growth
+    work_sms: int  # number of SMs that the BE work would fill; may exceed the GPU's; 0: not known
+    # scheme tidal: while the BE work leaves the GPU idle, budget_ns grows up to this factor, in thousandths; 1000: no
+    # growth
     stretch_permille: int
     # scheme tidal: fraction of the time for which BE work may keep the GPU busy; 0 or 1000: always
     duty_cycle_permille: int
@@ -60,21 +63,24 @@ class FloorState(ctypes.Structure):
         ("starved", ctypes.c_bool),
         ("reserved", ctypes.c_uint8 * 6),
     )
-    outstanding_ns: int  # predicted time of the work in flight, which was launched and is not known to have ended
-    unfinished: int  # number of launch batches in flight
+    # predicted GPU time of the work in flight: work that was launched and is not known to have ended
+    outstanding_ns: int
+    unfinished: int  # number of launch batches (groups of launches, see pieces.h) in flight
     busy_until_ns: int  # predicted end of all work in flight
     batch_ns: int  # scheme orion: predicted time of work launched since the GPU last finished all BE work
     # scheme tidal: time for which BE work may run while LS work is active; below 0 if it ran for too long
     credit_ns: int
-    credit_at_ns: int
-    open_ns: int  # scheme tidal: length of the current window, in which no LS work is active
-    dry_ns: int  # scheme tidal: part of the current window in which no BE work was on the GPU
-    area_ns2: int  # scheme tidal: integral of the work in flight over the current window
-    open_at_ns: int  # scheme tidal: time up to which open_ns, dry_ns and area_ns2 are counted; 0: LS work was active
-    stretch_permille: int  # factor on the in-flight budget, in thousandths of budget_ns; 0 stands for 1000
-    owed_ns: int  # scheme tidal with a duty cycle: time for which BE work must still leave the GPU idle
-    batch_full: bool  # orion: the batch is complete, so launches wait until all its work has ended
-    starved: bool  # the GPU was idle in the last window
+    credit_at_ns: int  # scheme tidal: time up to which credit_ns is counted
+    open_ns: int  # scheme tidal: length of the current measuring window, a time without active LS work
+    dry_ns: int  # scheme tidal: part of the current measuring window in which no BE work was on the GPU
+    area_ns2: int  # scheme tidal: integral over the current measuring window of the work in flight
+    # scheme tidal: time up to which open_ns, dry_ns and area_ns2 are counted; 0: LS work was active, so counting starts
+    # anew
+    open_at_ns: int
+    stretch_permille: int  # present factor on budget_ns, in thousandths; 0 stands for 1000
+    owed_ns: int  # scheme tidal with a duty cycle: for how much longer BE work must leave the GPU idle
+    batch_full: bool  # scheme orion: enough work was launched, so further launches wait until all of it has ended
+    starved: bool  # the GPU was idle for part of the last measuring window
 
 
 class CopyTicket(ctypes.Structure):
@@ -85,5 +91,5 @@ class CopyTicket(ctypes.Structure):
         ("slot", ctypes.c_uint32),
         ("reserved", ctypes.c_uint8 * 4),
     )
-    word: int
+    word: int  # the value that the process wrote to the slot
     slot: int

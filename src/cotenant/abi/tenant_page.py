@@ -16,10 +16,10 @@ class SlotFlag(enum.IntFlag):
     """Flags of a GPU's slot on the shared page, written by the agent."""
 
     ATTACHED = 1  # the slot belongs to a GPU
-    CONTENDED = 2  # another tenant waits for this GPU, so a turn is to be returned when the process is idle
-    # this tenant needs no turns on this GPU (mechanisms whole, mps), so launches are counted but do not wait for one
+    CONTENDED = 2  # another tenant waits for this GPU, so the process returns its turn as soon as it is idle
+    # this tenant needs no turns on this GPU (mechanisms whole, mps): its launches are counted but do not wait
     UNGATED = 4
-    UNFENCED = 8  # the work in flight is not limited (used with UNGATED, for the lowest overhead)
+    UNFENCED = 8  # the shim does not limit the work in flight (used with UNGATED, for the lowest overhead)
     BEST_EFFORT = 16  # best-effort tenant: its launches wait at the LS gate while latency-sensitive work is active
     HOLDS_FLOOR = 32  # latency-sensitive tenant: the shim sets its LS-activity flag while the process has work
     COPIES = 256  # copies on this GPU's link are scheduled, so the process requests the copy page with COPY_ATTACH
@@ -59,35 +59,34 @@ class SlotLayout(ctypes.Structure):
         ("reserved", ctypes.c_uint8 * 24),
     )
     # The agent writes these fields.
-    # number of the present turn, a time slice that the agent grants to the tenant; 0: the tenant has no turn
-    epoch: int
+    epoch: int  # number of the tenant's present turn (a time slice that the agent grants); 0: the tenant has no turn
     deadline_ns: int
-    inflight_allowed_ns: int  # largest predicted GPU time of work in flight
+    inflight_allowed_ns: int  # largest predicted GPU time of the work that the process may have in flight
     idle_release_ns: int
     drain_timeout_ns: int
     memory_limit_bytes: int  # NO_LIMIT: no limit
     memory_used_bytes: int  # memory of all processes of the tenant on this GPU, contexts included
     flags: int  # SlotFlag
     uuid: ctypes.Array[ctypes.c_uint8]
-    memory_kept_bytes: int  # free memory of the GPU that is kept for other tenants
-    # number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: the number on the
-    # page of the LS gate
+    memory_kept_bytes: int  # memory of the GPU that is free but reserved for other tenants
+    # number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: use `tenants` of the
+    # gate page
     floor_parts: int
     # The shim writes these fields.
-    epoch_seen: int  # number of the turn in which the shim lets launches through; 0: launches wait for a turn
+    epoch_seen: int  # number of the turn that the shim uses; 0: launches wait for a turn
     calls_in_flight: int  # number of host threads in a driver call that needs a turn
     launches: int  # number of launches since the start of the process
     copies: int
     graph_launches: int
     fences: int
-    last_submit_ns: int  # time of the last launch, updated about once in each millisecond of work
-    predicted_busy_ns: int  # total predicted GPU time of work launched since the start of the process
-    waited_ns: int  # total time that threads have waited for a turn since the start of the process
+    last_submit_ns: int  # time of the last launch; the shim updates it about once per millisecond of GPU work
+    predicted_busy_ns: int  # sum of the predicted GPU times of all launches since the start of the process
+    waited_ns: int  # sum of the times that threads have waited for a turn since the start of the process
     turns: int  # number of turns in which work was launched
     contexts: int  # number of CUDA contexts of the process on this GPU
-    floor_ns: int  # time of a best-effort process's last launch that read the LS gate
-    # time of a best-effort process's last launch of a kernel that takes 0.5 ms or more, or a time that is not known
-    # yet; 0: none
+    floor_ns: int  # best-effort processes: time of the last launch that checked the LS gate
+    # best-effort processes: time of the last launch of a kernel that takes 0.5 ms or more, or whose duration is not
+    # known yet; 0: none
     long_kernel_ns: int
 
 
@@ -109,6 +108,6 @@ class PageLayout(ctypes.Structure):
     version: int
     page_bytes: int
     slot_count: int  # MAX_GPUS
-    fail_mode: int  # FailMode; may change while the tenant runs
+    fail_mode: int  # FailMode; the agent may change it while the tenant runs
     connection_id: int
     slots: ctypes.Array[SlotLayout]

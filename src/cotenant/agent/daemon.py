@@ -73,7 +73,7 @@ WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
 AGENT_NICE = -10
 NOT_SLICED = "tenants of GPU %s take turns that the agent grants, instead of hardware time slices: %s"
-TENANT_SOCKET_MODE = 0o666  # any user may connect, because a process is identified by its cgroup
+TENANT_SOCKET_MODE = 0o666  # any user may connect, because the agent identifies a process by its cgroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Agent:
         self.mechanisms = mechanisms.make(self.folder, Use.TENANT, self.gpus)
         self.parked = ParkedTable()
         self.host = host_memory(config.swap_memory_bytes)
-        # hardware time slices can enforce only the default discipline
+        # hardware time slices can enforce only the default discipline, so tenants use them only under that one
         by_request = config.quota.discipline == QuotaSettings.discipline
         self.registry = Registry(self.gpus, self.mechanisms, self.host, self.parked, slices_first=by_request)
         self.ledger = Ledger()
@@ -122,7 +122,8 @@ class Agent:
         source = self.options.source
         config = AgentConfig()
         if source:
-            from cotenant.agent.config.schema import load  # imports pydantic, which takes a tenth of a second
+            # imported here, because importing pydantic takes a tenth of a second
+            from cotenant.agent.config.schema import load
 
             config = load(source)
         return configs.with_options(config, **self.options.overrides)
@@ -135,7 +136,7 @@ class Agent:
             self._take_folder(closing)
             processes.raise_descriptor_limit()
             with contextlib.suppress(OSError):
-                # high priority: while the agent waits for a processor, a GPU is idle
+                # the agent gets a high priority, because a GPU is idle while the agent waits for a processor
                 os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICE)
             trace = TurnTrace(self.options.trace) if self.options.trace is not None else None
             if trace is not None:
@@ -193,7 +194,8 @@ class Agent:
         try:
             if not self.folder.exists():
                 self.folder.mkdir(parents=True)
-                self.folder.chmod(0o755)  # whatever the umask is: the modes of the sockets restrict access
+                # set whatever the umask is, since the modes of the sockets restrict access, not that of the folder
+                self.folder.chmod(0o755)
             lock = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise WorkError(f"{self.folder}: cannot be used: {error.strerror}") from None
@@ -203,7 +205,7 @@ class Agent:
         except OSError:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown pid"
             raise WorkError(f"an agent ({holder}) already runs in {self.folder}; stop it, or choose --dir") from None
-        with contextlib.suppress(OSError):  # on a full disk the lock file cannot name the pid
+        with contextlib.suppress(OSError):  # on a full disk the pid cannot be written; the lock holds without it
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"pid {os.getpid()}".encode(), 0)
 
@@ -352,7 +354,7 @@ class Agent:
             if watch.changed():
                 try:
                     self.reconfigure.reload()
-                except Exception as error:  # an exception must not end the loop: a later version may be valid
+                except Exception as error:  # must not end this loop, since a later version of the file may be valid
                     self.in_force.fault = f"{path}: cannot be used: {error!r}"
                     LOG.exception("the new configuration was rejected")
 

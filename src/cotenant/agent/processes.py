@@ -42,7 +42,8 @@ def _stat_fields(pid: int) -> list[str] | None:
             line = file.read()
     except OSError:
         return None
-    return line[line.rfind(")") + 2 :].split()  # the name may contain spaces and parentheses
+    # fields are counted after the last parenthesis, because the process's name may contain spaces and parentheses
+    return line[line.rfind(")") + 2 :].split()
 
 
 def start_ticks(pid: int) -> int | None:

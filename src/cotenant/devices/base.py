@@ -42,14 +42,15 @@ class Clock(Protocol):
 class Device(ABC):
     """A kind of GPU. Methods about one GPU take its Gpu object or its UUID."""
 
-    name: ClassVar[str]  # Gpu.kind
+    name: ClassVar[str]  # the value of Gpu.kind for GPUs of this kind
     word: ClassVar[str]  # value of --gpus that selects all GPUs of this kind
     simulated: ClassVar[bool] = False  # kernels only take time and compute nothing, so benchmarks use other sizes
-    # tenants with the mechanism `auto` get hardware time slices where the driver supports them
+    # whether tenants with the mechanism `auto` get hardware time slices if the driver supports them
     slices_first: ClassVar[bool] = False
     overhead_bytes: ClassVar[int] = 0  # memory that the driver reserves for itself
-    context_bytes: ClassVar[int] = 0  # memory of a context whose size is not known
-    spare_bytes: ClassVar[int] = 0  # free memory that a restored process needs in addition to its own
+    context_bytes: ClassVar[int] = 0  # memory that is charged for a context whose real size is not known
+    # memory that must be free, besides a process's own size, when the process is restored
+    spare_bytes: ClassVar[int] = 0
     free_is_usable: ClassVar[bool] = True  # whether all memory that the driver reports as free can be allocated
 
     @abstractmethod
@@ -126,11 +127,11 @@ class Device(ABC):
         """Control of programs' channel groups, which the GPU gives time slices to. Raises WorkError that says why they
         cannot be controlled.
         """
-        raise WorkError(f"channel groups of {self.word} cannot be set")
+        raise WorkError(f"the time slices of channel groups cannot be set on {self.word}")
 
     def meter(self, uuid: str, controls: ChannelControls) -> Meter:
         """A meter of the GPU time that each process has used. Raises WorkError if it cannot be measured."""
-        raise WorkError(f"the GPU time that each process has used is not known for {self.word}")
+        raise WorkError(f"the GPU time of each process cannot be measured on {self.word}")
 
     def mig_instances(self, uuid: str) -> list[tuple[str, str]]:
         """Profile and UUID of each MIG instance of a GPU."""

@@ -20,7 +20,7 @@ MOST_PROCESSES = 1024
 NO_LIMIT = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
 # nvmlReturn_t
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 13
-# nvmlClocksEventReasons: why the clock is not the highest
+# bits of nvmlClocksEventReasons, which say why the clock is not the highest
 WHY = {"power_cap": 0x4, "thermal": 0x20 | 0x40, "slowdown": 0x8 | 0x80}
 
 
@@ -79,7 +79,10 @@ def _checked(library: ctypes.CDLL, name: str, *arguments: object) -> None:
     try:
         code = getattr(library, name)(*arguments)
     except AttributeError:
-        raise NvmlError(f"{name} is not in this NVML", FUNCTION_NOT_FOUND) from None
+        raise NvmlError(
+            f"the installed NVML has no function {name}; it needs a newer driver",
+            FUNCTION_NOT_FOUND,
+        ) from None
     if code:
         raise NvmlError(f"{name}: {code}", code)
 
@@ -139,7 +142,7 @@ class Card:
 
     def memory(self) -> Memory:
         """The GPU's total and free memory."""
-        found = (ctypes.c_uint64 * 3)()  # total, free, used
+        found = (ctypes.c_uint64 * 3)()  # the fields of the result: total, free, used
         self._call("nvmlDeviceGetMemoryInfo", found)
         return Memory(int(found[0]), int(found[1]))
 
@@ -155,7 +158,7 @@ class Card:
         now, pending = ctypes.c_uint(), ctypes.c_uint()
         try:
             self._call("nvmlDeviceGetMigMode", ctypes.byref(now), ctypes.byref(pending))
-        except NvmlError:  # this GPU has no MIG
+        except NvmlError:  # GPUs without MIG do not support this call
             return False
         return bool(now.value)
 

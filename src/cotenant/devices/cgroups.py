@@ -50,7 +50,7 @@ class Hierarchy(Protocol):
 
 def version_at(mount: Path = MOUNT) -> int:
     """Version of the control groups at a mount point; 0 if this process sees none there."""
-    # a hybrid setup, in which version 2 has no controllers, counts as version 1: the driver sets no limits there
+    # a hybrid setup has version 2 without controllers; it counts as version 1, because the driver sets no limits there
     if (mount / "cgroup.controllers").exists():
         return 2
     return 1 if mount.is_dir() and any(entry.is_dir() for entry in mount.iterdir()) else 0
@@ -73,7 +73,7 @@ class Cgroups:
     def groups(self, top: Path) -> Iterator[Path]:
         """See Hierarchy."""
         yield top
-        with contextlib.suppress(OSError):  # the group was removed meanwhile
+        with contextlib.suppress(OSError):  # another process has removed the group since it was listed
             for entry in sorted(os.scandir(top), key=lambda entry: entry.name):
                 if entry.is_dir(follow_symlinks=False):
                     yield from self.groups(Path(entry.path))

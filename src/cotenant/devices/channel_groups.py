@@ -21,19 +21,21 @@ from cotenant.core.errors import WorkError
 from cotenant.policy.shares.slice_tenant import Usage
 
 RELEASES = range(550, 596)
-SOFTWARE = "software"  # "release" of the software GPU, which has these controls and one more
+SOFTWARE = "software"  # the release that the software GPU reports; it has the driver's controls and one of its own
 
-_CONTROL = struct.Struct("=IIIIQII")  # client, object, command, flags, params, size, status
+# the fields of the driver's control call: client, object, command, flags, params, size, status
+_CONTROL = struct.Struct("=IIIIQII")
 _REQUEST = 3 << 30 | _CONTROL.size << 16 | ord("F") << 8 | 0x2A
 _STATUS_AT = 28
 SET_SLICE, GET_SLICE, PREEMPT, GET_INFO = 0xA06C0103, 0xA06C0104, 0xA06C0105, 0xA06C0106
 DISABLE_CHANNELS = 0x2080110B
 GET_UUID = 0x2080014A
 SOFT_USAGE = 0x50F70001
-MOST_CHANNELS = 64  # most channels of one call
+MOST_CHANNELS = 64  # largest number of channels in one call
 _DISABLE = struct.Struct(f"=B3xIBB6xQ{MOST_CHANNELS}I{MOST_CHANNELS}I")
 _UUID = struct.Struct("=III256s")
-LONGEST_SLICE_US = 10_000_000  # longer than any driver's time slice: a larger value means that the layout is not known
+# longer than any time slice that a driver sets: a larger value means that the driver's structure has another layout
+LONGEST_SLICE_US = 10_000_000
 
 Ioctl = Callable[[int, int, bytearray], int]
 
@@ -86,7 +88,10 @@ class ChannelControls:
         except WorkError as error:
             return str(error)
         if number == 0xFFFFFFFF or not 0 < slice_us <= LONGEST_SLICE_US:
-            return f"the driver {self.release} answers for a channel group in a way that is not known"
+            return (
+                f"driver {self.release} returned values for a channel group that this version of Cotenant cannot "
+                "interpret"
+            )
         return ""
 
     def info(self, fd: int, group: ChannelGroup) -> int:

@@ -29,10 +29,11 @@ CALLS = {
     "unlock": "cuCheckpointProcessUnlock",
 }
 INVALID_VALUE = 1
-# a restore onto another GPU exchanges two GPUs by a map, which may list all GPUs of the machine, these two, or one
+# A restore onto another GPU gets a map of two GPUs that exchange their places. Some processes need a map with all GPUs
+# of the machine, others one with these two, or with one.
 MAPS = ("all GPUs", "two GPUs", "one GPU")
 OLDEST_DRIVER = 12080  # first driver version with these calls (release 570)
-# meanings of the driver's error codes for these calls
+# what the driver's error codes mean for the checkpoint calls
 MEANINGS = {
     1: "the driver knows no such CUDA process, or one that it cannot handle",
     2: "there was not enough memory",

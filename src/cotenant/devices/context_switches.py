@@ -23,9 +23,10 @@ from cotenant.devices.meters import Held
 from cotenant.policy.shares.slice_tenant import Usage
 
 RECORDS, RECORD_BYTES = 1 << 14, 32
-STARTS, ENDS = 6, 7  # tags of the records of a run's start and end
-SAVING_NS = 100_000  # time of a process's run on the GPU for saving and restoring state; subtracted from short runs
-SHORT_NS = 5_000_000  # a run below this length counts as short
+STARTS, ENDS = 6, 7  # tags of the records that mark the start and the end of a process's run on the GPU
+# part of a run in which the GPU saves and restores state instead of working for the process; subtracted from short runs
+SAVING_NS = 100_000
+SHORT_NS = 5_000_000  # a run below this length is short
 ROOT, DEVICE, SUBDEVICE, MEMORY, BUFFER = 0x41, 0x80, 0x2080, 0x3E, 0x90CD
 BIND, ENABLE, SET_GET, FLUSH = 0x20801238, 0x90CD0101, 0x90CD0102, 0x90CD0104
 UUID_INFO, UUID_BYTES, BINARY = 0x274, 256, 2
@@ -46,7 +47,8 @@ class Runs:
 
     def __init__(self) -> None:
         self.whole_ns: dict[int, int] = {}
-        self._running: tuple[int, int] | None = None  # pid of the running process, and its start by the GPU's clock
+        # pid of the running process, and the GPU's time at which its run began
+        self._running: tuple[int, int] | None = None
         self._had: dict[int, Usage] = {}
 
     def note(self, tag: int, pid: int, when_ns: int) -> None:

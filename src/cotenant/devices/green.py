@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from cotenant.devices.nvidia import DRIVER
 
 SM_RESOURCE, DEFAULT_STREAM, NON_BLOCKING = 1, 0x1, 0x1
-RESOURCE_BYTES = 144  # a CUdevResource: type, padding, the resource itself, room for more
+# size of a CUdevResource: its type, padding, the resource itself, and space for later driver versions
+RESOURCE_BYTES = 144
 _SM_COUNT_AT = 96
-WHOLE = 1.0 - 1e-9  # a fraction of at least this means all SMs
+WHOLE = 1.0 - 1e-9  # a fraction of at least this means all SMs; it is below 1 because of rounding errors
 
 
 class GreenError(RuntimeError):
@@ -43,7 +44,7 @@ class _Resource(ctypes.Structure):
 def span(start: float, fraction: float, pieces: int) -> tuple[int, int]:
     """First piece and number of pieces (at least one) for a share of `fraction` that begins at `start`. Both ends are
     rounded to pieces, not the length, so that shares that do not overlap have no pieces in common."""
-    if start + fraction > WHOLE + 2e-9:  # if the share cannot begin there, it ends with the last SM
+    if start + fraction > WHOLE + 2e-9:  # a share that would exceed the last SM ends there and begins earlier
         count = max(1, min(pieces, round(fraction * pieces)))
         return min(pieces - count, round(start * pieces)), count
     first = min(pieces - 1, round(start * pieces))
@@ -97,7 +98,7 @@ class GreenContexts:
         """The context with a fraction of the SMs; created at its first use."""
         first, count = (0, 0) if fraction >= WHOLE else span(self._start, fraction, len(self._pieces))
         if (first, count) not in self._contexts:
-            if count == 0:  # all SMs, of which some may be in no piece
+            if count == 0:  # all SMs in one context, also those that belong to no piece
                 self._contexts[first, count] = self._open((_Resource * 1)(self._whole), 1, self.sms)
             else:
                 chosen = (_Resource * count)(*self._pieces[first : first + count])

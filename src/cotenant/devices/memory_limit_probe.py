@@ -27,7 +27,7 @@ def detect(device: Device, gpu: Gpu) -> Detected:
     hierarchy, card = device.cgroups(), device.card(gpu.uuid)
     release, root = device.release(), os.geteuid() == 0
     version = hierarchy.version if hierarchy is not None else version_at(MOUNT)
-    if card is None or hierarchy is None:  # a driver without control groups has no limits
+    if card is None or hierarchy is None:  # a driver without control groups cannot limit their memory
         return Detected(release, cgroup=version, root=root, mig=card is not None and card.mig())
     if version != 2:
         return Detected(release, has_call(card, Path("/")), version, root=root, mig=card.mig())
@@ -93,7 +93,8 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
         card.set_memory_limits(group, 0, TRIAL_BYTES)
         held = card.memory_limits(group).hard_bytes
         card.set_memory_limits(group, 0, NO_LIMIT)
-        near = abs(held - TRIAL_BYTES) <= TRIAL_BYTES // 8  # the driver may round the limit
+        # a small difference is accepted, since the driver may round the limit
+        near = abs(held - TRIAL_BYTES) <= TRIAL_BYTES // 8
         return "" if near else f"{TRIAL_BYTES} bytes were set and {held} read back", True
     except NvmlError as error:
         if error.code == NO_PERMISSION:

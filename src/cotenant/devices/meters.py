@@ -16,7 +16,7 @@ class Held(NamedTuple):
     pid: int
     fd: int
     group: ChannelGroup
-    run_us: int = 0  # how long the process runs at a time while it has work; 0: not known
+    run_us: int = 0  # while the process has work, how long one of its runs on the GPU lasts; 0: not known
 
 
 class Meter(Protocol):
@@ -42,7 +42,7 @@ class ControlMeter:
             try:
                 more = self._controls.usage(fd, group)
             except WorkError:
-                continue  # the process has just ended
+                continue  # the process has just ended, so it has no group any more
             before = found.get(pid, Usage())
             found[pid] = Usage(*(a + b for a, b in zip(before, more, strict=True)))
         return found

@@ -17,14 +17,15 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.mig import Geometry, Placement, SliceProfile
 
 MIB = 1 << 20
-# NVML's GPU instance profiles by index, largest first; others that a driver offers get the name that it reports
+# NVML's GPU instance profiles by index, largest first; a profile that is not listed has the name that the driver
+# reports
 KINDS = {
     5: "8g", 4: "7g", 6: "6g", 3: "4g", 2: "3g", 1: "2g", 9: "1g+", 0: "1g",
     12: "4g+gfx", 17: "3g+gfx", 8: "2g+me", 11: "2g+gfx", 16: "2g+me.all", 14: "2g-me",
     7: "1g+me", 10: "1g+gfx", 15: "1g+me.all", 13: "1g-me",
 }  # fmt: skip
 PLAIN = re.compile(r"\d+g\+?")
-MOST_PROFILES = 32  # indices of profiles that are tried beyond those known here
+MOST_PROFILES = 32  # number of profile indices that are tried, beyond those that are listed above
 COMPUTE_PROFILES = 9
 SHARED_ENGINES = 0
 NO_INSTANCE = 0xFFFFFFFF
@@ -98,7 +99,7 @@ class Nvml:
             name = self._codes.get(getattr(error, "value", None), "")
             raise NvmlCallError(f"{doing} {SENTENCES.get(name, f'failed: {error}')}", name) from None
 
-    # ---- devices
+    # ---- GPUs
 
     def devices(self) -> list[NvmlGpu]:
         count = self.call("counting GPUs", "nvmlDeviceGetCount")
@@ -135,7 +136,7 @@ class Nvml:
         what = "is not unique" if matches else "is not on this machine"
         raise InputError(f"GPU {gpu!r} {what}; there are {there}", field="gpu")
 
-    # ---- mode
+    # ---- MIG mode
 
     def mode(self, device: NvmlGpu) -> tuple[bool, bool]:
         """Whether MIG is on now, and whether it will be on after the next GPU reset."""
@@ -148,7 +149,7 @@ class Nvml:
         status = self.call(doing, "nvmlDeviceSetMigMode", device.handle, int(on))
         return int(status) == 0 and self.mode(device)[0] == on
 
-    # ---- geometry and instances
+    # ---- placements and instances
 
     def geometry(self, device: NvmlGpu) -> Geometry:
         """The MIG profiles that a GPU offers and their possible placements, as the driver reports them."""
@@ -219,7 +220,8 @@ class Nvml:
                 compute = tuple(c for c, _ in self._compute(array[i]))
                 place = Placement(int(info.placement.start), kind)
                 found.append(GpuInstance(int(info.id), place, compute, uuids.get(int(info.id)), profile.name))
-        for missing in uuids.keys() - {instance.id for instance in found}:  # profiles that the driver does not describe
+        # instances whose profile the driver does not describe
+        for missing in uuids.keys() - {instance.id for instance in found}:
             handle = self._instance(device, missing)
             info = self.call("reading a GPU instance", "nvmlGpuInstanceGetInfo", handle)
             name = f"profile-{int(info.profileId)}"
@@ -311,7 +313,7 @@ class Nvml:
         """Pid of each process on the GPU -> id of its GPU instance (None: the whole GPU)."""
         doing = f"listing processes on GPU {device.index}"
         found = list(self.call(doing, "nvmlDeviceGetComputeRunningProcesses", device.handle))
-        try:  # NVML lists clients of an MPS server separately
+        try:  # NVML lists the clients of an MPS server in a call of its own
             found += self.call(doing, "nvmlDeviceGetMPSComputeRunningProcesses", device.handle)
         except NvmlCallError as error:
             if error.code not in ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_FUNCTION_NOT_FOUND"):

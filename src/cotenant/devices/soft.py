@@ -69,5 +69,5 @@ class Soft(Device):
         """See Device."""
         found = super().gpus()
         if not found:
-            raise WorkError("the software GPU failed: its state file cannot be used")
+            raise WorkError("the software GPU cannot use its state file; COTENANT_SOFTGPU_STATE names another one")
         return found

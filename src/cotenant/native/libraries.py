@@ -17,9 +17,10 @@ from cotenant.core.errors import InputError
 
 DRIVER_SHIM = "libcotenant-shim.so"  # stands in for libcuda.so.1
 NVML_SHIM = "libcotenant-nvml.so"  # stands in for libnvidia-ml.so.1
-SOFT_DRIVER = "libcotenant-softgpu.so"  # not named libcuda.so.1, so that no program loads it by accident
+SOFT_DRIVER = "libcotenant-softgpu.so"  # not named libcuda.so.1, so that no program can load it by accident
 SOFT_NVML = "libcotenant-softnvml.so"
-RULES = "libcotenant-rules.so"  # rules of launches and copies, for the simulator and for programs without the shim
+# the rules for launches and copies, for the simulator and for programs that run without the shim
+RULES = "libcotenant-rules.so"
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -64,12 +65,13 @@ def _is_stale(checkout: Path, out: Path) -> bool:
     try:
         since = (out / "compiled").stat().st_mtime_ns
         return any(path.stat().st_mtime_ns > since for path in (checkout / "native").rglob("*"))
-    except OSError:  # nothing was compiled yet, or a source was just deleted
+    except OSError:  # no library was compiled yet, or a source file was just deleted
         return True
 
 
 def _make(sources: Path, out: Path) -> None:
-    if sys.stderr.isatty():  # only for a person who waits; a program may parse this process's standard error
+    # printed only for a person who waits, since a program may parse this process's standard error
+    if sys.stderr.isatty():
         print("compiling the driver shim (some seconds)", file=sys.stderr)
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     command = ["make", "-s", "-C", str(sources), f"-j{os.cpu_count()}", f"OUT={out}"]

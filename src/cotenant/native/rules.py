@@ -17,7 +17,7 @@ from cotenant.native.libraries import RULES, library_path
 
 _PAGE, _U32, _U64, _I64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64
 _RULE, _STATE, _TICKET = POINTER(FloorRule), POINTER(FloorState), POINTER(CopyTicket)
-# result, arguments
+# type of the result and types of the arguments
 _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "gate_may_go": (ctypes.c_bool, _RULE, _STATE, _U32, _I64, _I64),
     "gate_went": (None, _RULE, _STATE, _U32, _I64, _I64),

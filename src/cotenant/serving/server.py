@@ -167,7 +167,9 @@ class Server:
             protocol, tls = (self.front.protocol, self.tls) if name == "http" else (self._grpc_front(), self.tls_grpc)
             for door in sockets:
                 try:
-                    door.listen(BACKLOG)  # uvloop would not notice that another server has bound the address meanwhile
+                    # called here, because uvloop would not notice that another server has bound the address in the
+                    # meantime
+                    door.listen(BACKLOG)
                     listener = await loop.create_server(protocol, sock=door, ssl=tls, backlog=BACKLOG)
                 except OSError as error:
                     why = (error.strerror or str(error)).lower()
@@ -292,7 +294,8 @@ def build(
     config = read_serving(deployment)
     failed: dict[str, str] = {}
     if gpus is None and quick_wanted(config, profile):
-        # bind first: measuring takes seconds, and an address in use should be reported before
+        # the addresses are bound first, because measuring takes seconds and an address in use should be reported at
+        # once
         doors.let_go(doors.take(options.addresses))
         with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
             found = Path(folder) / "profile.json"

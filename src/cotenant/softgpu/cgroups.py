@@ -73,7 +73,7 @@ class FolderCgroups:
         yield top
         try:
             below = sorted(child for child in top.iterdir() if child.is_dir())
-        except FileNotFoundError:  # the group was removed meanwhile
+        except FileNotFoundError:  # another process has removed the group in the meantime
             return
         for child in below:
             yield from self.groups(child)
@@ -172,5 +172,6 @@ def _alive(pid: int) -> bool:
     return _stat(pid)[0] not in "ZX"
 
 
-if __name__ == "__main__":  # arguments FOLDER dmem|misc: creates a tree by hand, for the agent's environment variable
+# the arguments FOLDER dmem|misc create a tree by hand; the agent's environment variable can then name the folder
+if __name__ == "__main__":
     FolderCgroups.make(Path(sys.argv[1]), dmem=sys.argv[2] == "dmem", memory_bytes=16 << 30, gpus=16)

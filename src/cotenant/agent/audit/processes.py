@@ -26,8 +26,9 @@ from cotenant.devices.registry import device
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-LOOK_AGAIN_S = 0.5  # interval after a scan that found a new process, so that it is reported within 2 s
-# MPS processes, which use the GPU for their clients, have names that begin like this; /proc truncates longer names
+LOOK_AGAIN_S = 0.5  # wait this long after a scan that found a new process; a second scan then reports it within 2 s
+# names of the MPS daemon's and servers' processes begin with this; they use the GPU for their clients. /proc truncates
+# longer names.
 MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="
 

@@ -23,12 +23,13 @@ from cotenant.core.errors import WorkError
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
-# a process on a GPU that is not an MPS client is reported after this many checks, since it may still be connecting
+# number of checks after which a process on a GPU is reported as no MPS client; before that it may still be connecting
 LOOKS = 2
-# number of checks for a process that only the shim reports: the shim announces a context before the MPS server, which
+# the same number for a process that only the shim has reported: the shim reports a context before the MPS server, which
 # may still be starting, accepts the client
 LOOKS_BY_SHIM = 10
-NAMED_S = 30.0  # a deviation that the agent has corrected is still reported for this long, so that metrics record it
+# a deviation that the agent has corrected is reported for this much longer, so that it appears in the metrics
+NAMED_S = 30.0
 AGAIN = "start it again with the environment that cotenant run gives"
 
 
@@ -38,7 +39,8 @@ class ShareProof:
     def __init__(self, registry: Registry, tenant_of: Callable[[int], Tenant | None]) -> None:
         """`tenant_of` returns the tenant of a process, whether it is connected to the agent or not."""
         self._registry, self._tenant_of = registry, tenant_of
-        self._outside: dict[tuple[str, ProcessKey], int] = {}  # number of checks in a row that found it
+        # number of successive checks that found this process outside its MPS server
+        self._outside: dict[tuple[str, ProcessKey], int] = {}
         self._put_right: dict[tuple[str, str], float] = {}
 
     async def run(self, warned: Callable[[Tenant, str], None]) -> None:

@@ -44,7 +44,7 @@ def one_or_range(parse: Callable[[Any], N]) -> Callable[[Any], N | tuple[N, N]]:
         if not isinstance(given, str) or SEPARATOR not in given:
             return parse(given)
         first, _, second = given.partition(SEPARATOR)
-        if second.startswith("."):  # the upper bound of 0%...50% would be read as .50%
+        if second.startswith("."):  # 0%...50% has three dots, so its upper bound would be read as .50%
             raise InputError(f"{given!r} has more than two dots between its bounds; write it like 10%..50%")
         least, most = parse(first), parse(second)
         if least > most:
@@ -89,7 +89,7 @@ def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
         if value is None or (name == "request" and not value):
             continue
         if name not in _ranges(spec):
-            # stating the declared value is allowed: a form may send the same options for all tenants
+            # an order may repeat the declared value, since a form may send the same options for all tenants
             if value == getattr(spec, name):
                 continue
             raise InputError(

@@ -14,9 +14,9 @@ from cotenant.core.units import parse_fraction
 from cotenant.policy.colocation import ColocationSettings, settings_for
 from cotenant.profiles.kernels.profile import CLASS_NAMES, read_kernel_rows
 
-# type of each setting: float for a fraction, int for a count, str for one of a list of names
+# setting -> its type: float for a fraction, int for a count, str for one of a list of names
 _KEYS = {each.name: str(each.type) for each in fields(ColocationSettings)}
-_KEPT = ("overlap", "heartbeat_timeout_ms", "sm_threshold")  # settings that a change of the scheme keeps
+_KEPT = ("overlap", "heartbeat_timeout_ms", "sm_threshold")  # these settings keep their values when the scheme changes
 _RENAMED = {
     "interval": "in_flight_us", "beside": "overlap", "duty": "duty_cycle", "hold_limit": "heartbeat_timeout_ms",
     "ahead": "run_ahead", "ahead_below": "run_ahead",

@@ -54,14 +54,16 @@ class TenantSpec:
     best_effort: bool = False
     work_class: str = "unknown"  # the resource that limits its kernels: unknown, memory, compute; used by scheme orion
     work_sms: int = 0  # number of SMs that the tenant's kernels use; 0: unknown
-    kernels: str = ""  # class of each kernel, as a table of kernel_table.py
+    kernels: str = ""  # the work class of each kernel, as a table that kernel_table.py encodes
     in_flight_us: int = 0  # limit on a best-effort tenant's work in flight; 0: the co-location scheme's limit
-    oversubscribe: str = "none"  # how the tenant's memory leaves the GPU for others: swap, managed, park
+    # how the tenant's memory is evicted to make space for other tenants: swap, managed, park
+    oversubscribe: str = "none"
     # weight of the tenant's copies on the PCIe link; None: not given, which counts as 1 if copies are scheduled
     copy_weight: float | None = None
-    latency_sensitive: bool = False  # the tenant's copies precede all others
-    choices: Choices | None = None  # ranges from which the launcher of a declared tenant may choose
-    # the tenant is refused unless its memory limit is enforced at least this strongly
+    latency_sensitive: bool = False  # copies of this tenant precede those of all others
+    # if a declared tenant leaves shares open, the ranges from which its launcher may choose
+    choices: Choices | None = None
+    # least strength with which the tenant's memory limit must be enforced; otherwise the tenant is refused
     enforce_memory: Strength = Strength.NOTHING
 
 
@@ -82,9 +84,10 @@ class AgentConfig:
     copies: CopySettings = field(default_factory=CopySettings)
     swap_memory_bytes: int | None = None  # host memory for swapped contents; None: half of what is available
     gpu_memory_bytes: int | None = None  # memory of each GPU that is available to tenants; None: all of it
-    most_moving: float = 0.05  # largest fraction of time that a GPU spends on swapping memory
+    most_moving: float = 0.05  # largest fraction of the time that a GPU may spend on swapping memory
     swap_piece_bytes: int = 256 << 20  # memory is swapped in pieces of at most this size
-    # an evicted tenant's device memory may be passed by handle to the tenant restored next, without being cleared
+    # whether an evicted tenant's device memory may be passed by handle to the tenant restored next, which saves
+    # clearing it
     swap_hand: bool = True
 
 

@@ -18,7 +18,9 @@ from cotenant.abi.floor import KERNEL, KERNEL_NAME, WorkClass
 from cotenant.core.errors import InputError
 from cotenant.profiles.kernels.profile import CLASS_NAMES, KernelRow
 
-MOST = 2048  # most entries of a table: a tenant's description must fit into one message to the control socket
+# largest number of entries of a table: a tenant's description, with its table, must fit into one message to the control
+# socket
+MOST = 2048
 _SHAPE = struct.Struct("=6I")
 _LONGEST_NS, _MOST_SMS = (1 << 32) - 1, (1 << 16) - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -77,10 +79,16 @@ def entries_of(text: str) -> bytes:
     except (binascii.Error, ValueError):
         data = b"?"
     if len(data) % KERNEL.size or len(data) > MOST * KERNEL.size:
-        raise InputError("the value is not a kernel table", field="kernels")
+        raise InputError(
+            "the text is not a kernel table: use the one that `cotenant run --kernel-profile` makes",
+            field="kernels",
+        )
     keys = [key for key, *_ in KERNEL.iter_unpack(data)]
     if keys != sorted(set(keys)) or any(not 1 <= kind <= 3 for *_, kind in KERNEL.iter_unpack(data)):
-        raise InputError("the value is not a kernel table", field="kernels")
+        raise InputError(
+            "the text is not a kernel table: use the one that `cotenant run --kernel-profile` makes",
+            field="kernels",
+        )
     return data
 
 

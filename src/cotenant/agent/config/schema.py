@@ -34,7 +34,7 @@ from cotenant.policy.colocation import SCHEMES, ColocationSettings
 from cotenant.policy.copies import CopySettings
 from cotenant.policy.shares import DISCIPLINES, QuotaSettings
 
-# JSON schemas of values that may also be a range such as 10%..50%, from which a launcher chooses
+# the JSON schemas of values that may be written as a range, such as 10%..50%, from which a launcher chooses
 A_SHARE = WithJsonSchema({"type": ["number", "string"], "title": "share", "examples": ["30%", "10%..50%"]})
 A_SIZE = WithJsonSchema({"type": ["integer", "string"], "title": "size", "examples": ["8GiB", "2GiB..16GiB"]})
 STRENGTHS = {"enum": [strength.value for strength in Strength if strength is not Strength.NOTHING]}
@@ -64,7 +64,7 @@ ON_OR_SIZES = WithJsonSchema(
 )
 Share = Annotated[float | tuple[float, float], parsed(one_or_range(parse_fraction)), A_SHARE]
 Size = Annotated[int | tuple[int, int], parsed(one_or_range(parse_memory)), A_SIZE]
-UNSET: Any = None  # the setting was not given: TenantSpec, AgentConfig or QuotaSettings has the default
+UNSET: Any = None  # stands for a setting that was not given; its default is in TenantSpec, AgentConfig or QuotaSettings
 
 
 def _gpus(given: Any) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_bytes, parse_fraction
 
-GRANULE = 2 << 20  # granularity of the driver's virtual memory
+GRANULE = 2 << 20  # the driver maps memory in multiples of this size
 LARGEST_PIECE = 16 << 30
 
 

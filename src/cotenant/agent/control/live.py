@@ -21,7 +21,7 @@ from cotenant.observability.http import LiveServer, is_loopback, parse_address
 
 LOG = logging.getLogger(__name__)
 
-MOST_TENANTS = 2000  # most tenants that have metrics of their own
+MOST_TENANTS = 2000  # largest number of tenants that have metrics of their own
 
 
 class LivePage:
@@ -80,7 +80,7 @@ class LivePage:
             row = self._rows.tenant(tenant)
             for share in row["gpus"]:
                 yield "shares", f"{row['name']} {share['uuid']}", _share(row, share)
-                # a row of its own, which changes once a minute; the row of the share changes at every reading
+                # these minutes change once a minute and the share at every reading, so they have a row of their own
                 if share["hour"]:
                     yield "hours", f"{row['name']} {share['uuid']}", {"minutes": share["hour"]}
             for number, text in enumerate(row["warnings"]):

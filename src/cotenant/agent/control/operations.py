@@ -115,7 +115,7 @@ class Operations:
                 )
             self._choose(caller, tenant, given)
             if not tenant.sessions and tenant.root is None:
-                tenant.warnings.clear()  # these were about an earlier run
+                tenant.warnings.clear()  # the warnings were about an earlier run
         elif existing is not None and order.get("join"):
             self._check_user(caller, existing)
             tenant = existing
@@ -125,10 +125,10 @@ class Operations:
                     f"a tenant named {spec.name} is running; choose another name, or --join to share its budget",
                     field="--name",
                 )
-            if order.get("join"):  # otherwise a misspelt name would become a new tenant without limits
+            if order.get("join"):  # without this check, a misspelt name would create a new tenant without limits
                 self._find({"name": spec.name})
             if (why := self._rows.in_force.left_out.get(spec.name)) is not None:
-                # admitted as a new tenant it would have none of the limits of its declaration
+                # if it were admitted as a new tenant, it would have none of the limits of its declaration
                 raise InputError(
                     f"{spec.name} is declared in the agent's configuration, which leaves it out: {why}", field="--name"
                 )
@@ -185,7 +185,7 @@ class Operations:
                 "run within that share",
                 field="--name",
             )
-        # keep the choice until this program has started, even if the tenant's previous program ends before
+        # the chosen share must stay until this program has started, even if the tenant's previous program ends before
         tenant.launching = True
         caller.registered.append(tenant.name)
 
@@ -208,10 +208,11 @@ class Operations:
         self._check_user(caller, tenant)
         pid = order.get("pid")
         key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
-        if tenant.name in caller.registered:  # not if the program has joined a tenant that another launcher registered
+        # the flag is not cleared if the program has joined a tenant that another launcher registered
+        if tenant.name in caller.registered:
             tenant.launching = False
         if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):
-            # `stop` signals this process and its descendants, so it must belong to the caller
+            # `stop` will signal this process and its descendants, so the process must belong to the caller
             self._lives.maybe_remove(tenant)
             return {"error": f"process {pid} was not started by process {caller.peer.pid}", "kind": "work"}
         if tenant.held is None and not tenant.held_not:
@@ -258,7 +259,7 @@ class Operations:
         patience = time.monotonic() + STARTING_S
         while tenant.launching and time.monotonic() < patience:  # the tenant's program is about to start
             await asyncio.sleep(0.02)
-        # this also finds daemons that the agent does not know, because they have not used the GPU yet
+        # this search also finds daemons that have not used the GPU yet and are therefore unknown to the agent
         found = await asyncio.to_thread(by_token, [tenant.token])
         keys = kill(tenant, grace_s, found.get(tenant.token, frozenset()))
         deadline = time.monotonic() + grace_s + 5.0
@@ -304,5 +305,8 @@ def _seconds(order: dict[str, Any], key: str, default: float) -> float:
     """A duration from an order in seconds: 0 s to one year. Raises InputError otherwise."""
     value = order.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= YEAR_S:
-        raise InputError(f"{key} is {str(value)[:40]!r}, which is not a time of 0 s to a year", field=key)
+        raise InputError(
+            f"{key} is {str(value)[:40]!r}, which is not a number of seconds from 0 to one year",
+            field=key,
+        )
     return float(value)

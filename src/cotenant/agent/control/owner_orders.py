@@ -63,7 +63,7 @@ class OwnerOrders:
         uid = order.get("uid", os.geteuid())
         if isinstance(uid, bool) or not isinstance(uid, int) or uid < 0:
             raise InputError(f"{uid!r} is not a numeric user id", field="uid")
-        # Slurm names GPUs by index; UUIDs can be compared with those of the existing tenant
+        # Slurm names GPUs by index; with UUIDs the GPUs can be compared with those of the existing tenant
         named = tuple(self._registry.gpu_named(gpu, "--gpus").uuid for gpu in spec.gpus)
         spec = dataclasses.replace(spec, gpus=named)
         tenant = self._registry.tenants.get(spec.name)
@@ -82,7 +82,7 @@ class OwnerOrders:
                 self._lives.change(tenant, wanted)
             if owner.container_id:
                 tenant.owner = owner
-        self._save_now()  # from here on the orchestrator relies on the tenant
+        self._save_now()  # from now on the orchestrator relies on the tenant, so it must survive a crash of the agent
         for session, hello in self._owners.arrived(owner.kind, owner.id):
             self._hear(session, hello)
         return self._row(tenant)
@@ -140,13 +140,16 @@ class OwnerOrders:
 
 def _trusted(caller: Caller) -> None:
     if not caller.trusted:
-        raise InputError(f"user {caller.peer.uid} may not hold tenants on this agent")
+        raise InputError(
+            f"user {caller.peer.uid} may not hold shares for jobs or pods on this agent; only root and the agent's "
+            "user may"
+        )
 
 
 def _kind(order: dict[str, Any]) -> str:
     kind = order.get("kind")
     if kind not in KINDS:
-        raise InputError(f"{kind!r} is not {' or '.join(KINDS)}", field="kind")
+        raise InputError(f"unknown kind of owner {kind!r}; known: {', '.join(KINDS)}", field="kind")
     return str(kind)
 
 

@@ -30,7 +30,7 @@ from cotenant.agent.tenants.tenant import Tenant, work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 
-NOT_ENFORCED = "ShareNotEnforced"  # state of a tenant while one of its processes is not limited to the tenant's share
+NOT_ENFORCED = "ShareNotEnforced"  # state of a tenant while the share of one of its processes is not enforced
 
 
 @dataclass(frozen=True)
@@ -197,5 +197,5 @@ class Rows:
             return "running"
         if tenant.owner and not tenant.root:
             return "held"
-        # if its program has ended but has left processes behind, a declared tenant counts as having no GPU yet
+        # a declared tenant whose program has ended is shown as "no GPU yet" while processes of it are left
         return "declared" if tenant.declared and not tenant.root else "no GPU yet"

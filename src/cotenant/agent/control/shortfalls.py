@@ -55,7 +55,8 @@ class Shortfalls:
         self._registry, self._broker, self._slices = registry, broker, slices
         self._since: dict[_Key, int] = {}
         self._hours: dict[_Key, Hour] = {}
-        self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}  # (time, held, waited) in ns, for one window
+        # (time, held, waited) in ns of the readings within one window
+        self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}
 
     async def run(self) -> None:
         """Check every second as long as the agent runs."""

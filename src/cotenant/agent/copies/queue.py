@@ -39,7 +39,7 @@ class CopyQueue:
         self._map = mmap.mmap(fd, COPY_PAGE_BYTES)
         self.layout = CopyPageLayout.from_buffer(self._map)
         if self.layout.magic == 0 or self.layout.page_bytes != COPY_PAGE_BYTES:
-            raise WorkError("not a copy page of this version")
+            raise WorkError("the agent's copy page has another version than this program: use the same release of both")
         self._page = ctypes.addressof(self.layout)
         self._rule = library()
 
@@ -129,7 +129,7 @@ def join(agent_socket: Path | str, token: str, gpu_uuid: bytes) -> tuple[CopyQue
         hello["shim_version"] = PROTOCOL_VERSION
         _, fds = exchange(MessageType.HELLO, hello)
         for fd in fds:
-            os.close(fd)  # the connection's shared page, which only processes with the shim use
+            os.close(fd)  # this descriptor is the connection's shared page, which only the shim needs
         reply, _ = exchange(MessageType.GPU_ATTACH, {"uuid": gpu_uuid, "name": b""})
         slot = wire.parse_head(reply).slot
         data, fds = exchange(MessageType.COPY_ATTACH, None, slot)

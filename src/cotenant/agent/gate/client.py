@@ -64,7 +64,7 @@ class NullFloor:
 
 
 class _Mapping:
-    """The shared memory of a GPU's LS gate (flags, and wait flags that the device reads), mapped for writing."""
+    """The shared memory of a GPU's LS gate (the gate page and the wait-flag page), mapped for writing."""
 
     def __init__(self, connection: socket.socket, fds: list[int], holder: int) -> None:
         self.connection = connection
@@ -75,11 +75,14 @@ class _Mapping:
                 os.close(fd)
         layout = FloorLayout.from_buffer(self.memory)
         if layout.magic != FLOOR_MAGIC:
-            raise WorkError("the agent's LS gate page is invalid")
+            raise WorkError(
+                "the gate page that the agent sent (shared memory of the LS gate) is invalid: agent and server must "
+                "be of the same release"
+            )
         self.holder = holder
         self.layout = layout
         self.raised, self.raised_ns, self.raises = layout.raised, layout.raised_ns, layout.raises
-        # if the agent has no wait flags for the device, the worker writes to a dummy
+        # if the agent offers no wait-flag page, the worker writes its wait flag to memory that is not shared
         self.words = FloorWordsLayout.from_buffer(words[0]) if words else FloorWordsLayout()
 
     def raise_(self, work_class: int) -> None:
@@ -87,7 +90,7 @@ class _Mapping:
         self.raises[self.holder] += 1
 
     def show(self, holder: int, work_class: int) -> None:
-        """Mark a worker as active: set first the time and class, then the wait flag that the device reads."""
+        """Mark a worker as active: set the time and class first, then the flag on the wait-flag page."""
         self.raised_ns[holder] = time.monotonic_ns()
         self.raised[holder] = work_class
         self.words.raised[holder] = 1
@@ -108,11 +111,13 @@ def _connect(path: Path, uuid: str) -> _Mapping:
             fds += more if floor_page.is_words(second) else []
     except OSError as error:
         connection.close()
-        raise WorkError(f"no LS gate at {path}: {error.strerror or error}") from None
+        raise WorkError(f"the agent's LS gate cannot be reached at {path}: {error.strerror or error}") from None
     holder = floor_page.holder_of(reply)
     if holder is None or not fds:
         connection.close()
-        raise WorkError(f"the agent at {path} refused this process at the LS gate of {uuid}")
+        raise WorkError(
+            f"the agent at {path} did not let this process join the LS gate of GPU {uuid}; see the agent's log"
+        )
     connection.settimeout(None)
     return _Mapping(connection, fds, holder)
 

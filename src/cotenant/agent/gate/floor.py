@@ -35,7 +35,8 @@ MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
 MEND_S = 1.0
 CLOCK_S = 0.05
-GRACE_S = 5.0  # time for LS processes to reconnect to a restarted agent; until then best-effort work stays limited
+# time that LS processes have to reconnect to a restarted agent; until then best-effort work stays limited
+GRACE_S = 5.0
 WORK_CLASSES = {
     "unknown": WorkClass.UNKNOWN,
     "memory": WorkClass.MEMORY,
@@ -52,7 +53,7 @@ class Member:
     gpu: str = ""
     role: int = 0
     holder: int | None = None
-    words: bool = False  # the process has mapped the page of wait flags, which the device reads
+    words: bool = False  # the process has mapped the wait-flag page, which the device reads
 
 
 class Floors:
@@ -70,7 +71,7 @@ class Floors:
         self.path = path
         self._in_container = in_container
         self.settings = settings
-        self._own = settings  # permanent settings, in effect while there are no temporary ones
+        self._own = settings  # the permanent settings, which apply unless a program has set temporary ones
         self._loans: list[ColocationSettings] = []
         self.pages = {uuid: FloorPage() for uuid in gpus}
         self.shares = {uuid: Shares() for uuid in self.pages}
@@ -157,14 +158,18 @@ class Floors:
         if gpu not in self._clocks:
             self._clocks[gpu] = self._clock_of(gpu)
             if self._clocks[gpu] is None:
-                LOG.warning(f"the clock of {gpu} cannot be read: best-effort work is not adapted to it")
+                LOG.warning(
+                    f"the SM clock of {gpu} cannot be read, so the duty cycle of best-effort work does not follow it"
+                )
         card = self._clocks[gpu]
         if card is None:
             return
         try:
             clock = card.part()
         except OSError as error:
-            LOG.warning(f"the clock of {gpu} can no longer be read: {error}")
+            LOG.warning(
+                f"the SM clock of {gpu} can no longer be read, so best-effort work has no duty cycle now: {error}"
+            )
             self._clocks[gpu], clock = None, 1.0
             self._duty[gpu] = 1.0
         self._duty[gpu] = next_duty(self._duty[gpu], clock, self.settings.clock, self.settings.duty_cycle)
@@ -177,7 +182,7 @@ class Floors:
             holders = {m.holder: m.peer.pid for m in self._members if m.gpu == gpu and m.holder is not None}
             if page.mend(self.settings, self._duty[gpu], holders):
                 LOG.warning(
-                    f"the LS gate page of {gpu} was overwritten by a process with write access; it was restored"
+                    f"a process overwrote settings on the gate page (LS gate) of {gpu}; the agent restored them"
                 )
             self._count(gpu)
 
@@ -291,7 +296,7 @@ class Floors:
     def _gpu(self, gpu: str) -> dict[str, Any]:
         layout = self.pages[gpu].layout
         holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
-        # only flags whose heartbeat is fresh, as best-effort processes evaluate them
+        # only flags whose heartbeat is fresh, because best-effort processes ignore the others
         up = self.pages[gpu].up(time.monotonic_ns())
         return {
             "best_effort_processes": layout.tenants,
@@ -316,7 +321,8 @@ class Floors:
         for member in list(self._members):
             self._drop(member)
         for gpu, page in self.pages.items():
-            page.layout.tenants = tenants[gpu]  # best-effort processes continue to share the in-flight budget
+            # best-effort processes keep using the page without an agent, and continue to share the in-flight budget
+            page.layout.tenants = tenants[gpu]
             page.close()
 
 

@@ -27,7 +27,7 @@ from cotenant.policy.colocation import ColocationSettings, scheme_named
 @dataclass(frozen=True)
 class Joining:
     """A process's request to join an LS gate (FLOOR_JOIN): the GPU's UUID, the role, and whether the process can use
-    the kernel table and the wait flags.
+    the kernel table and the wait-flag page.
     """
 
     uuid: bytes
@@ -61,7 +61,7 @@ def pack_page(
     holder: int, work_class: int, work_sms: int, in_flight_us: int, kernels: int = 0, *, words: bool = False
 ) -> bytes:
     """Pack a FLOOR_PAGE message, which is sent with the descriptor of the gate page. `kernels`: number of entries of
-    the kernel table that is sent next; `words`: whether the page of wait flags is sent, too.
+    the kernel table that is sent next; `words`: whether the wait-flag page is sent, too.
     """
     reply = {"work_class": work_class, "work_sms": work_sms, "in_flight_us": in_flight_us, "kernels": kernels}
     reply["words"] = int(words)
@@ -74,7 +74,7 @@ def pack_kernels() -> bytes:
 
 
 def pack_words() -> bytes:
-    """Pack a FLOOR_WORDS message, which is sent with the descriptor of the page of wait flags."""
+    """Pack a FLOOR_WORDS message, which is sent with the descriptor of the wait-flag page."""
     return wire.pack(MessageType.FLOOR_WORDS, sequence=1, slot=0)
 
 
@@ -106,7 +106,7 @@ def _sealed(name: str) -> int:
 
 class FloorPage:
     """The two shared pages of one GPU's LS gate: the gate page, which LS processes may write and best-effort processes
-    only read, and the page of wait flags, which the device reads.
+    only read, and the wait-flag page, on which streams wait on the device.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from cotenant.core.lines import encode, failure, order_of
 LOG = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10
-MAX_CALLERS = 4096  # most connections of a user; a launcher keeps one open while its program runs
+MAX_CALLERS = 4096  # largest number of connections of one user; a launcher keeps one open while its program runs
 
 Handler = Callable[["Caller", dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -35,8 +35,9 @@ class Caller:
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.registered: list[str] = []  # tenants registered by this launcher and not yet started
-        self.undo: list[Callable[[], None]] = []  # undo orders whose effect lasts only as long as the connection
+        # names of tenants that this launcher registered and whose programs it has not started yet
+        self.registered: list[str] = []
+        self.undo: list[Callable[[], None]] = []  # functions that undo orders whose effect ends with the connection
 
     @property
     def trusted(self) -> bool:
@@ -78,7 +79,7 @@ class ControlServer:
             order = order_of(line)
             operation = self._operations.get(order["op"])
             if operation is None:
-                raise InputError(f"unknown op {order['op']!r}")
+                raise InputError(f"unknown operation {order['op']!r}")
             return encode(await operation(caller, order))
         except Exception as error:
             return encode(failure(error, "agent"))

@@ -46,8 +46,12 @@ class Listener:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    # out of descriptors: serve existing connections, and retry when some may have closed
-                    LOG.warning("out of file descriptors: a connection has to wait; raise the limit (ulimit -n)")
+                    # without descriptors the agent can only serve the existing connections; it accepts new ones when
+                    # some may have closed
+                    LOG.warning(
+                        "the agent has no file descriptors left, so new connections wait; raise its limit (ulimit "
+                        "-n)"
+                    )
                     self._loop.remove_reader(self._socket)
                     self._loop.call_later(FULL_S, self._resume)
                 return

@@ -13,7 +13,7 @@ import os
 from cotenant.abi.protocol import PROTOCOL_MAGIC, PROTOCOL_VERSION
 from cotenant.abi.tenant_page import MAX_GPUS, PAGE_BYTES, PageLayout, SlotLayout
 
-# counters written by the shim, which `counters` copies
+# counters that the shim writes and that `counters` returns
 _COUNTERS = (
     "launches",
     "copies",

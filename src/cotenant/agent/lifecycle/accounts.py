@@ -16,7 +16,7 @@ from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.devices.base import uuid_bytes
 
-NO_TURN = 1 << 63  # turns are numbered; no turn has this number
+NO_TURN = 1 << 63  # a number that no turn has
 
 
 class Accounts:
@@ -83,7 +83,7 @@ class Accounts:
             session.page.slots[slot].uuid[:] = list(uuid_bytes(target))
         self._copies.move(tenant, home.uuid)
         for session in tenant.sessions:
-            # lets the process join the LS gate and the copy scheduling of the new GPU
+            # on this message the process joins the LS gate and the copy scheduling of its new GPU
             session.send(wire.pack(MessageType.PAGE_UPDATE))
         self.open(tenant)
 

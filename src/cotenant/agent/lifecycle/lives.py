@@ -76,7 +76,8 @@ class Lives:
         """Let the tenants of a GPU take turns, because its hardware time slices cannot be controlled."""
         for tenant in self._registry.refuse_slices(uuid, why):
             self._accounts.to_turns(tenant)
-            self._history.warned(tenant, f"the tenant takes turns instead of hardware time slices: {why}")
+            text = "the tenant takes turns that the agent grants, because its GPU's time slices cannot be controlled"
+            self._history.warned(tenant, f"{text}: {why}")
         self._save()
 
     def set_root(self, tenant: Tenant, key: ProcessKey) -> None:
@@ -128,7 +129,8 @@ class Lives:
         if tenant.owner is not None or not self.idle(tenant):
             return
         if tenant.declared:
-            if (spec := least(tenant.spec)) != tenant.spec:  # the launcher's choice was for the program that has ended
+            # what the launcher chose applied only to the program that has ended
+            if (spec := least(tenant.spec)) != tenant.spec:
                 self.change(tenant, spec)
             return
         if self._registry.tenants.get(tenant.name) is not tenant:

@@ -77,7 +77,8 @@ class Reconfigure:
         before = work_kind(tenant.spec)
         self._lives.change(tenant, dataclasses.replace(spec, gpus=tenant.spec.gpus))
         if tenant.sessions and work_kind(spec) != before:
-            # a process learns its class only once, when it starts to use a GPU
+            # a process learns its class (latency-sensitive, best-effort or neither) only once, when it starts to use a
+            # GPU
             tenant.warn(f"the tenant is {work_kind(spec)} from its next start on: its running processes stay {before}")
 
     def reload(self) -> None:

@@ -54,7 +54,7 @@ def take_over(
             lives.set_root(tenant, saved.root)
         elif not tenant.declared and saved.owner is None:
             lives.watch_orphans(tenant, saved.processes)
-        # a tenant whose program has ended is removed unless a process reconnects within this time
+        # a tenant whose program has ended is removed, unless a process of it reconnects within this time
         asyncio.get_running_loop().call_later(RETURN_WITHIN_S, lives.maybe_remove, tenant)
     limits.clean(saved.held for saved in all_saved if saved.held is not None)
     checkpoints.take_over(parked)

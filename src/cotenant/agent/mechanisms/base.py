@@ -18,9 +18,9 @@ class Use(enum.Enum):
     """Where a mechanism may be used."""
 
     TENANT = "tenant"  # tenants of a node's agent
-    SERVICE = "service"  # workers of a server
-    JOB = "job"  # fractions of a GPU for jobs of the fleet
-    PROFILE = "profile"  # `infer` and `profile service`
+    SERVICE = "service"  # a server's worker processes
+    JOB = "job"  # jobs of the fleet that use a fraction of a GPU
+    PROFILE = "profile"  # measurements by `infer` and `profile service`
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,19 @@ class Capabilities:
     time_by: Strength = Strength.NOTHING  # what enforces a tenant's share of GPU time
     sms_by: Strength = Strength.NOTHING  # what enforces a tenant's share of the SMs
     memory_by: Strength = Strength.NOTHING
-    faults_by: Strength = Strength.DRIVER  # what protects other tenants from a tenant's fault
+    # what protects other tenants from faults of a tenant, such as an illegal memory access
+    faults_by: Strength = Strength.DRIVER
     needs_gpu: bool = True
-    exclusive: bool = False  # no other tenant on the same GPU
+    exclusive: bool = False  # a tenant has its GPU for itself
     gated: bool = False  # tenants take turns that the agent grants
     sliced: bool = False  # the agent sets its tenants' hardware time slices
     concurrent: bool = False  # kernels of several tenants run at once
-    live_resize: bool = False  # a changed share applies to running programs
-    worker_parts: bool = True  # a server's worker may have a fraction of a GPU
-    worker_resizes: bool = False  # a server's worker limits its own process, and changes the limit between batches
-    instances: bool = False  # a share is a device with a UUID and a placement on the GPU
-    mixes_with: tuple[str, ...] = ()  # other mechanisms whose tenants may be on the same GPU
+    live_resize: bool = False  # a changed share also applies to programs that run already
+    worker_parts: bool = True  # a server's worker may use a fraction of a GPU
+    # a server's worker enforces the limit itself, in its own process, and can change it between two batches
+    worker_resizes: bool = False
+    instances: bool = False  # a share is a device of its own, with a UUID and a place on the GPU
+    mixes_with: tuple[str, ...] = ()  # other mechanisms whose tenants may use the same GPU at the same time
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:

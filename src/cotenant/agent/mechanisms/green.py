@@ -22,7 +22,7 @@ class Green(Mps):
         memory="not enforced",
         resize="between two batches, by the worker itself",
         isolation=Mps.capabilities.isolation,
-        sms_by=Strength.SHIM,  # as weak as the shim: the worker's own process creates the contexts
+        sms_by=Strength.SHIM,  # not stronger than the shim, because the worker's own process creates the contexts
         concurrent=True,
         live_resize=True,
         worker_resizes=True,

@@ -33,7 +33,8 @@ class Mps(Mechanism):
         isolation="address spaces are isolated, faults are not: a client killed inside a kernel or a fatal GPU "
         "error can end all clients of the server, except those of other SM partitions; without "
         "protocol 3 one server serves one user",
-        sms_by=Strength.SHIM,  # in the weakest case, protocol 2; mps_prospects tells what this machine's MPS enforces
+        # the weakest case, which is MPS protocol 2; mps_prospects determines what this machine's MPS enforces
+        sms_by=Strength.SHIM,
         memory_by=Strength.SHIM,
         faults_by=Strength.NOTHING,
         concurrent=True,
@@ -69,7 +70,8 @@ class Mps(Mechanism):
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """See Mechanism."""
         backend = self._backend(spec.name, gpus)
-        if backend is None:  # software GPU: processes run concurrently without a daemon; only the shim limits memory
+        # the software GPU without a daemon: processes run concurrently, and only the shim limits memory
+        if backend is None:
             if len(gpus) != 1:
                 raise WorkError("mps gives a tenant of the software GPU one GPU; start one tenant per GPU")
             return Enforcement({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}"}, SlotFlag.UNGATED)
@@ -87,7 +89,8 @@ class Mps(Mechanism):
 
     def worker_gone(self, name: str) -> None:
         """See Mechanism."""
-        if self._three is not None:  # with protocol 2, the GPU's daemon is kept for the next worker
+        # with protocol 2 nothing is revoked, because the GPU's daemon stays for the next worker
+        if self._three is not None:
             self._three.revoke(name)
 
     def taken_over(self) -> None:
@@ -112,7 +115,7 @@ class Mps(Mechanism):
 
     async def watch(self, lost: Callable[[str, str], None]) -> None:
         """Watch the servers: if one dies, its clients fail."""
-        # imported here: commands that only list mechanisms do not need it
+        # imported here, because commands that only list mechanisms do not need this module
         from cotenant.agent.mechanisms.mps_watch import MpsWatch
 
         def died(uuid: str) -> None:

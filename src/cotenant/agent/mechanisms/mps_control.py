@@ -11,7 +11,7 @@ from pathlib import Path
 from cotenant.core.errors import WorkError
 
 PATIENCE_S = 20
-CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # priority 0: normal, 1: lower; a hint without preemption
+CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # priority 0 is normal, 1 is lower; it is a hint, and nothing is preempted
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Abilities:
     protocol: int
     multiuser: bool = False  # the daemon can serve clients of several users
     shareable: bool = False  # SM partitions can lend and borrow
-    weights: bool = False  # time slices of the servers can have weights
+    weights: bool = False  # time slices of the MPS servers can have weights
 
 
 def abilities(command: str) -> Abilities:
@@ -74,7 +74,7 @@ class Control:
     def start(self, *options: str, visible: str | None = None) -> None:
         """Start the daemon and return when it runs. Raises WorkError if it fails. `visible`: the GPUs it may use."""
         for path in (self.pipe, self.log):
-            # with protocol 2 a daemon serves only one user; the mode keeps other users from its socket
+            # with protocol 2 a daemon serves only one user, and this mode keeps other users from its socket
             path.mkdir(parents=True, exist_ok=True, mode=0o700 if self.protocol == 2 else 0o755)
         added = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         code, _, error = self._run(["-d", *options], "", added)

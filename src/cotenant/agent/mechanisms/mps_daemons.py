@@ -28,7 +28,7 @@ class MpsDaemons:
     def __init__(self, folder: Path, command: str) -> None:
         self._folder, self._command = folder, command
         self._daemons: dict[str, _Daemon] = {}
-        self._ending: dict[str, threading.Thread] = {}  # GPU's UUID -> thread that quits its daemon
+        self._ending: dict[str, threading.Thread] = {}  # GPU's UUID -> thread that ends its daemon by the quit command
         self._starting = threading.Lock()
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
@@ -50,7 +50,8 @@ class MpsDaemons:
         daemon = self._daemon_of(gpus[0].uuid)
         daemon.tenants.add(spec.name)
         environment = daemon.control.folders() | {
-            # the daemon's only GPU has index 0; without the variable, frameworks that count GPUs by NVML find all GPUs
+            # the daemon offers only this GPU, as index 0; without the variable, frameworks that count GPUs by NVML
+            # would find all of them
             "CUDA_VISIBLE_DEVICES": "0",
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}",
             CLIENT_PRIORITY: "0" if spec.priority >= 0 else "1",
@@ -117,7 +118,7 @@ class MpsDaemons:
         return next((int(word) for word in words if word.isdigit()), None)
 
     def _control(self, uuid: str) -> Control:
-        # the path of a socket is limited to about 100 bytes, and the daemon appends its own names
+        # a short name: the path of a socket is limited to about 100 bytes, and the daemon appends names of its own
         folder = self._folder / f"mps-{uuid[-12:]}"
         return Control(self._command, folder / "pipe", folder / "log", 2)
 
@@ -133,7 +134,7 @@ class MpsDaemons:
         self.await_end(uuid)
         daemon = _Daemon(self._control(uuid))
         if self._answers(uuid):
-            # a daemon of an earlier agent still serves its tenants: use it
+            # a daemon that an earlier agent started still serves its tenants, so it is used again
             self._daemons[uuid] = daemon
             return daemon
         daemon.control.start(visible=uuid)
@@ -157,7 +158,7 @@ class MpsDaemons:
                 daemon.control.order(order)
                 return
             except WorkError:
-                continue  # if the second attempt fails, too, the daemon has already ended
+                continue  # the daemon is tried a second time; if that fails, too, it has already ended
 
     def await_end(self, uuid: str) -> None:
         """If a GPU's daemon was told to quit, wait until it has ended."""

@@ -29,11 +29,13 @@ from cotenant.devices.base import Gpu
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
-SERVER = "agent"  # the server of all tenants without a weight
+SERVER = "agent"  # name of the MPS server of all tenants that have no weight
 DEFAULT = "default"
-DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")  # of clients that name no namespace
+# limits of clients that name no namespace
+DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")
 STEP_MIB = 256  # granularity of the driver's memory limits
-# tenants' names that can be names of namespaces: they are part of a socket's path, which is limited to 107 bytes
+# names of tenants that can be used as names of namespaces: short, since they are part of a socket's path, which is
+# limited to 107 bytes
 SHORT = re.compile(r"[a-z0-9_]{1,16}")
 PARTITION = "CUDA_MPS_SM_PARTITION"
 
@@ -161,13 +163,14 @@ class MpsNamespaces:
     def _in_order(self, call: Callable[..., Answer], *arguments: object) -> Answer:
         try:
             return self._orders.submit(call, *arguments).result()
-        except (ValueError, IndexError, TypeError) as error:  # this driver release lists other columns
+        # the daemon of this driver release lists other columns than those that are parsed here
+        except (ValueError, IndexError, TypeError) as error:
             raise WorkError(f"mps: the control daemon's list cannot be parsed: {error}") from None
 
     def _make(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         uuids = tuple(gpu.uuid for gpu in gpus)
         space = short_name(spec.name)
-        before = self._granted.get(spec.name)  # the tenant's present namespace, if its share changes
+        before = self._granted.get(spec.name)  # the present namespace of a tenant whose share is changed
         weighted = before.weight > 0 if before else self._can.weights and spec.weight > 0
         place = Place(space, "tenant") if weighted else Place(SERVER, space)
         made = _Granted(
@@ -197,7 +200,8 @@ class MpsNamespaces:
             self._control.start("-p", "3", *multiuser)
         listed = {row[0]: row for row in self._control.rows("server", "list")}
         if name in listed and not all(uuid in ",".join(listed[name]) for uuid in uuids):
-            # an agent with other GPUs left this server; the daemon refuses to delete it while it has clients
+            # the server is left over from an agent with other GPUs; while it has clients, the daemon refuses to delete
+            # it
             self._control.order("server", "delete", name)
             del listed[name]
         if name not in listed:
@@ -207,7 +211,7 @@ class MpsNamespaces:
                     f"mps: the server for {', '.join(uuids) or 'all GPUs'} ended at once; the driver may not know "
                     f"these GPUs: see {self._control.log}/{name}/server.log"
                 )
-            # limits for clients that name no namespace; namespaces do not inherit them
+            # clients that name no namespace get these limits; namespaces do not inherit them
             self._control.order("server", "set", name, *DEFAULT_LIMITS)
 
     def _put_right(self, made: _Granted) -> str:
@@ -260,7 +264,8 @@ class MpsNamespaces:
         where = (f"--server={server}", f"--device={uuid}")
         rows = self._partitions(where)
         chunks, total = sum(row.chunks for row in rows), sum(row.sms for row in rows)
-        total += total // chunks - 1 if chunks else 0  # the daemon does not list SMs that fill no whole chunk
+        # SMs that do not fill a whole chunk are missing in the daemon's list
+        total += total // chunks - 1 if chunks else 0
         mine = next((row for row in rows if row.name == space), None)
         wanted = math.ceil(spec.request * chunks - 1e-6)
         if mine is not None and mine.chunks == wanted:
@@ -297,7 +302,7 @@ class MpsNamespaces:
         try:
             listed, spaces = self._control.rows("client", "list", "--all"), self._control.rows("namespace", "list")
         except WorkError:
-            listed, spaces = [], []  # the daemon has died; creating the missing namespaces restarts it
+            listed, spaces = [], []  # the daemon has died; it is started again when the missing namespaces are created
         clients = tuple({Client(int(row[0]), Place(row[1], row[3])) for row in listed if row[0].isdigit()})
         found = {Place(row[1], row[0]): row[3:6] for row in spaces}
         put_right = {}
@@ -342,7 +347,7 @@ class MpsNamespaces:
         try:
             rows = self._control.rows("sm-partition", "list", f"--server={server}")
         except WorkError:
-            return  # the server does not exist any more, nor do its partitions
+            return  # the server does not exist any more, so its partitions do not either
         for row in rows:
             if row[2] in names:
                 self._try("sm-partition", "delete", row[2], f"--server={server}", f"--device={row[1]}")
@@ -351,7 +356,7 @@ class MpsNamespaces:
         try:
             self._control.order(*order)
         except WorkError as error:
-            LOG.warning("%s", error)  # the agent started next tries again to delete it
+            LOG.warning("%s", error)  # the agent that is started next tries again to delete the partition
 
     def _quit(self) -> None:
         if self._control.answers():

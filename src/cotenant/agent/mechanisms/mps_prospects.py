@@ -20,7 +20,7 @@ class MpsHere:
     """What was found about MPS on this machine; nothing was started for that."""
 
     can: Abilities
-    compute_mode: str = ""  # compute mode of the GPU; empty: unknown
+    compute_mode: str = ""  # compute mode of the GPU, such as EXCLUSIVE_PROCESS; empty if it is unknown
     foreign: tuple[str, ...] = ()  # other MPS daemons, such as "process 12 with pipes in /run/nvidia-mps"
 
 
@@ -111,7 +111,7 @@ def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]
             found.append(f"process {entry} of another user")
             continue
         except OSError:
-            continue  # the process has just ended
+            continue  # the process has just ended, so its environment cannot be read
         named = (text.partition("=")[2] for text in variables if text.startswith("CUDA_MPS_PIPE_DIRECTORY="))
         pipe = next(named, "the daemon's default folder")
         if not Path(pipe).is_relative_to(folder):

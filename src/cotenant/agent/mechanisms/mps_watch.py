@@ -29,7 +29,7 @@ class MpsWatch:
     def __init__(self, mps: MpsDaemons, died: Callable[[str], None]) -> None:
         """`died` is called with a GPU's UUID when its server has died."""
         self._mps, self._died = mps, died
-        self._servers: dict[str, tuple[int, int]] = {}  # UUID -> (pid, pidfd)
+        self._servers: dict[str, tuple[int, int]] = {}  # GPU's UUID -> (pid, pidfd) of its MPS server
 
     async def run(self) -> None:
         """Check as long as the agent runs."""
@@ -52,10 +52,11 @@ class MpsWatch:
                 try:
                     self._servers[uuid] = (pid, os.pidfd_open(pid))
                 except OSError:
-                    continue  # the server has already ended; the next check looks for a new one
+                    continue  # the server has already ended, and the next check looks for a new one
         for uuid, (_, fd) in list(self._servers.items()):
             if select.select([fd], [], [], 0)[0]:
                 os.close(fd)
                 del self._servers[uuid]
-                if uuid in self._mps.watched():  # otherwise the server was quit because the GPU has no tenants left
+                # if the GPU is not watched any more, the agent itself ended the server, because no tenants are left
+                if uuid in self._mps.watched():
                     self._died(uuid)

@@ -31,7 +31,7 @@ class Look:
     """
 
     clients: tuple[Client, ...]
-    places: Mapping[str, Place]  # tenant -> the place of which its processes must be clients
+    places: Mapping[str, Place]  # tenant -> the MPS server and namespace of which its processes must be clients
     put_right: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -16,9 +16,9 @@ from cotenant.core.errors import InputError
 from cotenant.devices.base import Gpu
 
 MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Slices, Whole, Mps, Green, Mig, Cores)}
-DEFAULT = Time.name  # mechanism of a job that names none
-AUTO = "auto"  # stands for slices if the driver supports them, otherwise time
-EXCLUSIVE = Whole.name  # mechanism of a tenant that has GPUs for itself
+DEFAULT = Time.name  # the mechanism of a job that names none
+AUTO = "auto"  # stands for `slices` if the driver supports them, otherwise for `time`
+EXCLUSIVE = Whole.name  # the mechanism of a tenant that has its GPUs for itself
 
 
 def names(use: Use) -> tuple[str, ...]:

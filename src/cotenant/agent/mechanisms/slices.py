@@ -36,7 +36,7 @@ class Slices(Mechanism):
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
         """See Mechanism."""
         super().__init__(folder, gpus)
-        self.refused: dict[str, str] = {}  # GPU's UUID -> why its driver rejects control of time slices
+        self.refused: dict[str, str] = {}  # GPU's UUID -> why its driver does not let the agent control time slices
 
     def offers(self, gpu: Gpu) -> bool:
         """Whether a tenant whose mechanism is `auto` gets hardware time slices on this GPU."""

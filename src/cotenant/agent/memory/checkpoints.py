@@ -28,7 +28,8 @@ LOG = logging.getLogger(__name__)
 
 LOCK_S = 10.0
 WISH_S = 1.0
-# most memory by which the driver's measurement may raise a tenant's size: other tenants may free memory meanwhile
+# the driver may have freed more memory than the ledger counts, or another tenant may have freed it at the same time; at
+# most this much is added to a tenant's size
 MOST_UNKNOWN_BYTES = 2 << 30
 
 
@@ -88,7 +89,8 @@ class Checkpoints:
         self._parked.under_way[name] = parked
         began = time.monotonic()
         try:
-            if not self._state.save_now():  # a restarted agent must know which processes may be checkpointed
+            # saved before the checkpoint, so that a restarted agent knows which processes may be checkpointed
+            if not self._state.save_now():
                 raise CheckpointError("the agent cannot save its state: its folder is full or read-only")
             await self._whole.checkpoint(keys, size, timeout_s)
         except CheckpointError as error:
@@ -100,7 +102,7 @@ class Checkpoints:
             self._state.save()
         seconds = time.monotonic() - began
         freed = await self._whole.free_bytes(uuids) - free_before
-        # the ledger has no charges for programs that are not tenants, and not the real size of contexts
+        # the ledger does not have the charges of programs that are not tenants, nor the real size of contexts
         parked.size = max(size, min(freed, size + MOST_UNKNOWN_BYTES) if tenant is not None else freed)
         self._parked.rows[name] = parked
         if tenant is not None:
@@ -140,7 +142,8 @@ class Checkpoints:
             await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
-        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # its time counts as part of the switch
+        # the time of the restore counts as part of the switch, not of the move
+        self._residents.count(tenant.name).add_whole(parked.size, out=False)
         self._parked.rows.pop(tenant.name, None)
         self._state.save_now()
         return None

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from cotenant.abi.protocol import NO_LIMIT, MemoryFamily
 
-HOST = "host"  # key that stands for a GPU's UUID where pinned host memory is counted
-MAX_RESERVATIONS = 4096  # most outstanding reservations of a process
+HOST = "host"  # used as key instead of a GPU's UUID for pinned host memory
+MAX_RESERVATIONS = 4096  # largest number of outstanding reservations of one process
 
 
 @dataclass
@@ -28,9 +28,9 @@ class Ledger:
     """Counts GPU memory by tenant and process. A process that returns more than it holds returns all that it holds."""
 
     def __init__(self) -> None:
-        self._caps: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes
+        self._caps: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> memory limit in bytes
         self._used: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes committed or reserved
-        self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes kept for the tenant
+        self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes that are kept free for the tenant
         self._movable: set[str] = set()  # tenants whose contents can be swapped
         self._processes: dict[int, _Holding] = {}
         self._totals: dict[str, int] = {}
@@ -212,7 +212,7 @@ class Ledger:
     def _charge(self, tenant: str, gpu: str, change: int) -> None:
         key = (tenant, gpu)
         used = self._used.get(key, 0) + change
-        assert used >= 0, "memory ledger below zero"
+        assert used >= 0, "more memory was released than had been charged"
         if used:
             self._used[key] = used
         else:

@@ -20,13 +20,15 @@ class Parked:
     """A parked tenant or program (named `pid:N`), and what is needed to resume it."""
 
     name: str
-    method: str  # swap: the shim in its processes moved the memory; checkpoint: the driver did
+    # which part moved the memory off the GPU: swap: the shim in the tenant's processes; checkpoint: the driver
+    method: str
     gpus: tuple[str, ...]
-    size: int  # freed bytes
+    size: int  # number of bytes that parking freed
     keys: tuple[ProcessKey, ...] = ()
     since: float = field(default_factory=time.time)
     out_s: float = 0.0
-    by_order: bool = False  # parked by a user until resumed; otherwise evicted for others, until its next turn
+    # true: parked by a user until a user resumes it; false: evicted to make space, until its next turn
+    by_order: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The row in JSON types, for the state file and --json."""
@@ -56,7 +58,7 @@ class ParkedTable:
 
     def __init__(self) -> None:
         self.rows: dict[str, Parked] = {}
-        self.under_way: dict[str, Parked] = {}  # being checkpointed
+        self.under_way: dict[str, Parked] = {}  # tenants that are being checkpointed now
 
     def __contains__(self, name: object) -> bool:
         """Whether a tenant is parked until it is resumed. Until then no share of the GPU is reserved for it."""

@@ -56,7 +56,8 @@ class Parking:
                 raise NothingToDoError(f"{name} is already parked", field="NAME")
             parked = self._parked.rows.get(name)
             if parked is not None and tenant is not None:
-                # the tenant is already evicted and would return with its next turn: grant it no turns until resumed
+                # the tenant is evicted already and would return with its next turn, so it must get no turn until it is
+                # resumed
                 self._broker.suspend(tenant)
             else:
                 began = time.monotonic()
@@ -71,7 +72,8 @@ class Parking:
 
     async def _move_out(self, tenant: Tenant, timeout_s: float) -> Parked:
         gpu = tenant.gpus[0].uuid
-        started = bool(tenant.sessions)  # a tenant without processes can be parked, too: then they wait when they start
+        # a tenant without processes can be parked, too; processes that start later must wait
+        started = bool(tenant.sessions)
         await self._checkpoints.still(tenant, timeout_s)
         before = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
         if not await self._residency.evacuate(tenant, gpu):
@@ -79,7 +81,8 @@ class Parking:
             why = next(iter(reversed(tenant.warnings)), "the tenant cannot be evicted")
             raise WorkError(f"{tenant.name} could not be moved: {why}")
         if started and not tenant.sessions:
-            self._broker.unsuspend(tenant)  # another process of the tenant may connect
+            # nothing is parked any more, so processes of the tenant that connect later may get turns
+            self._broker.unsuspend(tenant)
             raise WorkError(f"{tenant.name} ended while it was being parked")
         return Parked(tenant.name, "swap", (gpu,), before)
 
@@ -125,7 +128,7 @@ class Parking:
         try:
             await self._return(tenant, target, timeout_s)
         except WorkError:
-            # if it was not restored, it stays on its old GPU
+            # a tenant that could not be restored on the new GPU still belongs to its old GPU
             if self._parked.checkpointed_bytes(tenant.name) is not None:
                 self._relocate(tenant, home)
                 if self._registry.gated(tenant):

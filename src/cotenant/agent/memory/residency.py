@@ -63,7 +63,7 @@ class Residency:
         self._locks = {gpu: asyncio.Lock() for gpu in residents.gpus}
         self._tasks: set[asyncio.Task[None]] = set()
         self.refusal = ""  # the driver's error for the last refused restore
-        self._short: set[str] = set()  # GPUs whose driver had less free memory than accounted
+        self._short: set[str] = set()  # GPUs whose driver reported less free memory than the accounts of the agent
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
@@ -79,10 +79,10 @@ class Residency:
             async with self._locks[gpu]:
                 turn = broker.turns.gpus[gpu].turn
                 if turn is None or (turn.account.name, turn.epoch) != (tenant.name, epoch):
-                    return  # the turn has been revoked meanwhile
-                residents.last_move_ns[gpu] = 0  # the time of earlier switches is not charged to this turn
+                    return  # the turn was revoked while this switch waited
+                residents.last_move_ns[gpu] = 0  # the time of earlier switches must not be charged to this turn
                 fault = await self._switch(tenant, gpu)
-        except Exception as error:  # an exception must not block the GPU
+        except Exception as error:  # if the agent fails here, the GPU must not stay blocked
             fault = f"the agent failed: {error!r}"
         if fault is None:
             residents.retry_s.pop(tenant.name, None)
@@ -139,10 +139,11 @@ class Residency:
             residency = residents.refresh(gpu)
             line = broker.turns.line(gpu, time.monotonic_ns())
             stay = [t.name for t in self._registry.on_gpu(gpu) if t is not tenant and broker.holds(t, gpu)]
-            # a tenant that allocates will allocate more: make more space at once than it needs now
+            # a tenant that has just allocated will allocate more, so more space is made than it needs now
             more = residency.occupants[tenant.name].movable_bytes // GROWTH if refused_bytes else 0
             plan = residency.switch(tenant.name, more_bytes=more, line=line, stay=stay)
-            # the driver refused although the accounts show space, or the accounts may count memory that is free again
+            # the driver refused although the accounts show space, or the accounts may still count memory that is free
+            # again
             doubtful = (refused_bytes and not plan.out) or (plan.short_bytes and residency.overhead_bytes)
             if attempt == 0 and doubtful:
                 await residents.learn(gpu, refused_bytes, refused=bool(refused_bytes) and not plan.out)
@@ -154,7 +155,7 @@ class Residency:
             if await self._carry_out(plan, tenant, gpu):
                 return None
             if self.refusal:
-                break  # the driver has refused the restore; another attempt would fail, too
+                break  # the driver has refused the restore, so another attempt would fail, too
         return self.refusal or (
             "other tenants could not be evicted to make space" if plan.out else residents.lack(gpu, plan, [])
         )
@@ -172,7 +173,7 @@ class Residency:
         began = time.monotonic()
         try:
             if self._parked.checkpointed_bytes(tenant.name) is not None:
-                # the driver restores everything at once, into space that is already free
+                # the driver restores all contents at once, so the space must be free before
                 went = await self._all_out(plan, gpu, flow)
                 came = went and await self._all_in(tenant, gpu, flow)
             else:
@@ -190,7 +191,7 @@ class Residency:
             residents.last_move_ns[gpu] += int(seconds * 1e9)
             residency.rates.observe(plan.out_bytes, plan.in_bytes, seconds)
             residents.count(tenant.name).seconds += seconds
-        self._save()  # a restarted agent continues the counters
+        self._save()  # saved so that a restarted agent continues the counters
         return went and came
 
     async def _all_out(self, plan: Switch, gpu: str, flow: Flow) -> bool:
@@ -198,7 +199,7 @@ class Residency:
         for victim in plan.out:
             other = self._registry.tenants.get(victim.tenant)
             if other is None:
-                flow.freed(victim.size)  # the victim has ended, which freed its memory
+                flow.freed(victim.size)  # the victim has ended, so its memory is free
             elif not await self._move_out(other, gpu, victim.size, flow.freed, flow.hand):
                 complete = False
                 break

@@ -17,7 +17,7 @@ from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
 from cotenant.devices.registry import device_of
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
-CONTEXT_BYTES = 256 << 20  # estimated size of a context for which nothing is charged
+CONTEXT_BYTES = 256 << 20  # estimated size of a context if no memory is charged for it
 MOVED_BY_PROCESS = ("swap", "managed")
 
 
@@ -33,10 +33,11 @@ class Residents:
         self.counts: dict[str, MoveCount] = {}
         self.switching: dict[str, Switch] = {}  # GPU -> the switch in progress
         self.last_move_ns = dict.fromkeys(self.gpus, 0)  # GPU -> duration of its last switch
-        # GPU -> tenants that are being evicted; a turn granted meanwhile would be returned and requested at once
+        # GPU -> how often each tenant is being evicted now; a turn that were granted meanwhile would be returned and
+        # requested again at once
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
-        self.mute: set[int] = set()  # numbers of connections whose process did not answer an order
-        self.retry_s: dict[str, float] = {}  # tenants that could not be restored -> time until the next attempt
+        self.mute: set[int] = set()  # connections (by number) whose process did not answer an order
+        self.retry_s: dict[str, float] = {}  # tenant that could not be restored -> time until the next attempt
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class Residents:
                 able = (state.backing > 0 or mode == "managed") and not state.fixed
                 can_leave = can_leave or (able and session.number not in self.mute)
             fixed = used - movable
-            if mode == "none":  # a tenant that cannot be swapped has all memory up to its limit reserved
+            if mode == "none":  # memory of a tenant that cannot be swapped is reserved up to the tenant's limit
                 fixed = max(fixed, tenant.spec.memory_bytes or 0)
             residency.resize(tenant.name, movable=movable, resident=movable - evicted, fixed=fixed, can_leave=can_leave)
         return residency
@@ -129,7 +130,7 @@ class Residents:
             residency.ran_short(wanted)
             return
         if refused and not device.free_is_usable and free >= wanted:
-            residency.need_margin()  # a GPU may refuse to allocate the last part of what it reports as free
+            residency.need_margin()  # some GPUs refuse to allocate the last part of the memory that they report as free
         residency.driver_says(free, not_taken)
 
     # -- space -----------------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class Residents:
         anybody = any(other.spec.oversubscribe != "none" for other in self._registry.on_gpu(gpu))
         at_once = (family == MemoryFamily.CONTEXT and anybody) or (tenant.spec.oversubscribe != "none" and not moves)
         if moves and tenant.name in self._parked:
-            return True  # a parked tenant must not take the memory that its parking has freed
+            return True  # the memory that parking has freed must not be taken by the parked tenant itself
         return (at_once or moves) and self.refresh(gpu).free_bytes < 0
 
     def could_fit(self, tenant: Tenant, gpu: str) -> bool:
@@ -156,7 +157,8 @@ class Residents:
             starting = not any(state for session in other.sessions for state in session.moves.values())
             leaves = occupant.can_leave or (starting and other.spec.oversubscribe != "none")
             staying += occupant.fixed_bytes + (0 if leaves else occupant.resident_bytes)
-            if leaves:  # memory that the other tenant has reserved but not allocated can wait
+            # memory that the other tenant has reserved but not allocated yet is not counted, since it can wait
+            if leaves:
                 staying -= self._ledger.asked(other.name, gpu, MemoryFamily.PLAIN)
         return staying <= residency.capacity_bytes - residency.overhead_bytes
 

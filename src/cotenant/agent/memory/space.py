@@ -45,7 +45,7 @@ class SpaceMaker:
             size = self._residents.context_reserve_bytes(gpu) or CONTEXT_BYTES
         status = Status.OK
         if not now and (tenant.name in self._parked or self._somebody_else_runs(tenant, gpu)):
-            status = Status.DENIED  # the memory becomes available with this tenant's next turn
+            status = Status.DENIED  # the process gets the memory when this tenant's next turn begins
         else:
             try:
                 fault = await self.until(
@@ -56,12 +56,12 @@ class SpaceMaker:
                     lambda: not session.closed and self._residents.could_fit(tenant, gpu),
                     hold_off=now,
                 )
-            except Exception as error:  # an exception must not leave the program waiting for ever
+            except Exception as error:  # if the agent fails here, the program must not wait for ever
                 fault = f"the agent failed: {error!r}"
             if fault is not None:
                 status = Status.OUT_OF_MEMORY
                 what = f"{size / 2**20:.0f} MiB more" if size else "a context"
-                tenant.warn(f"there was no room for {what}: {fault}")
+                tenant.warn(f"the GPU has no space for {what}: {fault}")
         session.send(wire.pack(MessageType.MOVE_ROOM_REPLY, sequence=sequence, slot=slot, status=status))
 
     def _somebody_else_runs(self, tenant: Tenant, gpu: str) -> bool:

@@ -16,7 +16,7 @@ from cotenant.agent.ipc import wire
 from cotenant.agent.tenants.tenant import Session, Tenant
 
 EVERYTHING = 1 << 62
-SLOWEST_BPS = 0.2e9  # a process that swaps more slowly counts as not answering
+SLOWEST_BPS = 0.2e9  # a process that swaps more slowly than this is treated as one that does not answer
 
 
 @dataclass
@@ -25,10 +25,10 @@ class MoveEnd:
 
     status: int | None
     moved_bytes: int = 0
-    elapsed_ns: int = 0  # time from the order to its end, measured in the process
-    mapping_ns: int = 0  # part of elapsed_ns: mapping and unmapping memory
-    copying_ns: int = 0  # part of elapsed_ns: waiting for copies
-    handed_bytes: int = 0  # part of moved_bytes: device memory passed to or from another process
+    elapsed_ns: int = 0  # time from the order to the end of the move, measured in the process
+    mapping_ns: int = 0  # part of elapsed_ns in which the process mapped and unmapped memory
+    copying_ns: int = 0  # part of elapsed_ns in which the process waited for copies
+    handed_bytes: int = 0  # part of moved_bytes that was passed to or from another process on the device
 
     @classmethod
     def told(cls, status: int, values: dict[str, Any]) -> MoveEnd:
@@ -48,7 +48,7 @@ class MoveCount:
     seconds: float = 0.0
     mapping_ns: int = 0  # time that the tenant's processes took to map and unmap memory
     copying_ns: int = 0  # time that the tenant's processes waited for copies
-    handed_bytes: int = 0  # device memory passed to or from another process
+    handed_bytes: int = 0  # bytes of device memory that were passed to or from another process
     elapsed_ns: int = 0  # time that the tenant's processes took for all orders
 
     def add_out(self, end: MoveEnd) -> None:
@@ -92,7 +92,8 @@ class SwapOrders:
     """Sends orders to processes, and keeps those that are not done yet."""
 
     def __init__(self, answer_s: Callable[[], float]) -> None:
-        self._answer_s = answer_s  # time without a message after which a process counts as not answering
+        # a process that has sent no message for this long is treated as one that does not answer
+        self._answer_s = answer_s
         self._numbers = itertools.count(1 << 40)  # outside the range of the shim's own sequence numbers
         self._open: dict[int, tuple[Session, asyncio.Future[MoveEnd], Callable[[int], None]]] = {}
 
@@ -203,9 +204,9 @@ class Flow:
     def __init__(self, free_bytes: int, hand: HandleTransfer | None = None) -> None:
         self.hand = hand
         self._room = max(0, free_bytes)
-        self._used = 0  # bytes of processes that have been restored
+        self._used = 0  # bytes that restored processes occupy
         self._now: tuple[Session, int] | None = None
-        self._over = False  # no more victims are evicted
+        self._over = False  # true: no more victims will be evicted
         self._failed = False
 
     def freed(self, size: int) -> None:

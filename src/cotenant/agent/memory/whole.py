@@ -22,7 +22,7 @@ from cotenant.devices.registry import device_of
 
 LOG = logging.getLogger(__name__)
 
-SLOWEST_BPS = 0.4e9  # a slower checkpoint or restore counts as stalled (measured: 1.8e9 and 4.3e9)
+SLOWEST_BPS = 0.4e9  # a slower checkpoint or restore is treated as stalled; 1.8e9 and 4.3e9 were measured
 FREE_WITHIN_S = 3.0
 SETTLE_WITHIN_S = 30.0
 
@@ -183,7 +183,10 @@ class WholeProcesses:
                     break
             else:
                 if number:
-                    LOG.warning(f"process {key.pid} was restored with a map of {kind}, after {'; '.join(faults)}")
+                    LOG.warning(
+                        f"process {key.pid} was restored with a GPU map that lists {kind}; the driver refused other "
+                        f"maps: {'; '.join(faults)}"
+                    )
                 return
         raise CheckpointError("; ".join(faults))
 
@@ -223,7 +226,7 @@ class WholeProcesses:
                 with contextlib.suppress(CheckpointError):
                     await self.checkpointer.order("unlock", key.pid)
             if time.monotonic() > deadline:
-                return True  # the order to resume tries again and reports the driver's error
+                return True  # the order to resume will try again and report the driver's error
             await asyncio.sleep(0.2)
 
     def close(self) -> None:

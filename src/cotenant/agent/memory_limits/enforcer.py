@@ -82,8 +82,9 @@ class MemoryLimits:
         self._mark, self._registry, self._warn = mark_of(folder), registry, warn
         self._detected: dict[str, Detected] = {}
         self._closing: list[_Closing] = []
-        self._in_force: dict[_Key, int] = {}  # (group, GPU) -> hard limit as read back from the driver
-        self._outside: set[tuple[str, int]] = set()  # (tenant, process) already reported
+        self._in_force: dict[_Key, int] = {}  # (group, GPU) -> hard limit that the driver has confirmed
+        # processes outside their tenant's group that were reported already, as (tenant, pid)
+        self._outside: set[tuple[str, int]] = set()
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
@@ -191,7 +192,8 @@ class MemoryLimits:
     def take_back(self, tenant: Tenant, group: ControlGroup) -> None:
         """Take over the control group that the previous agent used for this tenant."""
         tenant.held = group
-        with contextlib.suppress(InputError):  # the next check sets a limit that differs
+        # if a limit cannot be set now, the next check finds the difference and sets it
+        with contextlib.suppress(InputError):
             self.follow(tenant)
 
     def clean(self, left: Iterable[ControlGroup]) -> None:
@@ -215,7 +217,8 @@ class MemoryLimits:
         """Maintain all limits as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            wanted = self._wanted()  # the driver is queried in a thread, since the event loop also grants turns
+            # the driver is queried in a thread, so that the event loop can grant turns meanwhile
+            wanted = self._wanted()
             self._judge(wanted, await asyncio.to_thread(self._read, wanted))
 
     def look(self) -> None:
@@ -293,7 +296,7 @@ class MemoryLimits:
             if left:
                 return False
             for gpu in each.gpus:
-                # the limits first, because what a removed group still has is charged to its parent
+                # the limits are removed first, because memory that a removed group still has is charged to its parent
                 self._set(path, gpu, None)
         except OSError as error:
             LOG.warning(f"the control group {path} of {each.name} could not be cleared: {words(error)}")
@@ -341,7 +344,7 @@ class MemoryLimits:
         return {tenant.held.path: tenant for tenant in self._registry.tenants.values() if tenant.held is not None}
 
     def _say(self, tenant: Tenant, text: str) -> None:
-        if text not in tenant.warnings:  # report a persistent condition only once
+        if text not in tenant.warnings:  # a condition that persists is reported only once
             self._warn(tenant, text)
 
     def _let_go(self, tenant: Tenant) -> None:
@@ -351,13 +354,14 @@ class MemoryLimits:
         self._outside = {(name, pid) for name, pid in self._outside if name != tenant.name}
 
     def _set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
-        # the soft limit equals the hard limit, so that the driver lends the tenant's memory to no other group
+        # the soft limit equals the hard one, so that the driver does not lend the tenant's unused memory to other
+        # groups
         soft, hard = (0, NO_LIMIT) if limit_bytes is None else (limit_bytes, limit_bytes)
         card = self._card(gpu)
         card.set_memory_limits(group, soft, hard)
         self._in_force.pop((group, gpu.uuid), None)
         if limit_bytes is not None:
-            self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # the driver may round it
+            self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # the driver may round the limit
 
     def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:
         assert tenant.held is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cotenant.devices.cgroups import Hierarchy
 
-# names of the control groups of containers and jobs; processes may create subgroups there, but not leave
+# names of the control groups of containers and jobs; their processes may create subgroups but cannot leave the group
 _PLACE = re.compile(r"(?:^|[:-])[0-9a-f]{64}(?:\.scope)?$|^job_\d+$")
 BOUNDS = ("memory.max", "memory.high", "pids.max", "cpu.max")
 NAMESPACES = ("mnt", "pid", "cgroup")

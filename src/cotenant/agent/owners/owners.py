@@ -30,7 +30,8 @@ class Owners:
 
     def __init__(self, locate: Callable[[int], Place | None] = place_of) -> None:
         self.locate = locate
-        # kinds (pod, slurm) of which a pod or job was announced before: others may be announced later
+        # kinds of owner (pod, slurm) that were announced at least once, so that a process of one may be announced after
+        # it connects
         self.expected: set[str] = set()
         self._tenants: dict[tuple[str, str], list[Tenant]] = {}
         self._early: list[tuple[tuple[str, str], Session, bytes]] = []

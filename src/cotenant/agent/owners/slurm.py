@@ -29,7 +29,8 @@ from cotenant.core.units import parse_fraction, parse_memory
 MARK = "cotenant:"
 KEYS = ("request", "limit", "memory", "enforce-memory", "priority")
 FIELD = "--comment"
-LIKE = 0.75  # least similarity at which a word such as cotennat or requets counts as a misspelt key
+# a word that is at least this similar to a key, such as cotennat or requets, is taken for a misspelling of it
+LIKE = 0.75
 UNFINISHED = "the prolog of this job has not finished: no share is held for it"
 
 
@@ -135,7 +136,8 @@ def start(environment: Mapping[str, str], folder: Path) -> str:
     except InputError as error:
         refused = str(_as_written(error))
         said = f"{job_name(environment)} gets no share: {refused}"
-        _let_go(environment, folder)  # a requeued job may still have the share of its earlier run
+        # the share of the job's earlier run may still be held if Slurm has requeued the job
+        _let_go(environment, folder)
     _leave_word(path, refused)
     return said
 

@@ -19,9 +19,10 @@ from cotenant.agent.tenants.tenant import Tenant
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
-# a job without processes for this long has ended; it is long enough for processes to reconnect to a restarted agent
+# a job without processes for this long has ended; shorter would not leave its processes the time to reconnect to a
+# restarted agent
 PATIENCE_S = 30.0
-PROLOG_S = 1800.0  # a job that was not seen running for this long has ended; slow prologs may run before a job
+PROLOG_S = 1800.0  # a job that never ran within this time has ended; slow prologs may run before a job starts
 KIND = "slurm"
 
 

@@ -110,13 +110,13 @@ class Requests:
     def _gpu(self, session: Session, head: wire.Head) -> str:
         gpu = session.slots.get(head.slot)
         if gpu is None:
-            raise BadMessageError(Status.BAD_MESSAGE, f"slot {head.slot} was never attached")
+            raise BadMessageError(Status.BAD_MESSAGE, f"slot {head.slot} was used before GPU_ATTACH")
         return gpu
 
     def _request(self, session: Session, head: wire.Head, data: bytes) -> None:
         self._gpu(session, head)
         burst_ns = wire.body("token_request", data)[0]
-        # the flag in the shared page is not used for this, because the process can write there
+        # the tenant's own record is asked, because the process could change the flag on the shared page
         if session.tenant.enforcement.slot_flags & SlotFlag.UNGATED:
             session.send(wire.pack_grant(head.sequence, head.slot, 0, 1, NO_DEADLINE, 0))
             return
@@ -139,7 +139,7 @@ class Requests:
         ledger, tenant = self._ledger, session.tenant.name
         number, status = 0, Status.OK
         if family == MemoryFamily.CONTEXT and size == 0 and head.type != MessageType.MEMORY_QUERY:
-            # the process does not know the size of a context: charge or return the configured size
+            # the process does not know the size of a context, so the agent charges (or returns) the configured size
             size = self._residents.context_reserve_bytes(gpu)
         if head.type == MessageType.MEMORY_RESERVE:
             granted = ledger.reserve(session.number, gpu, family, size)
@@ -150,12 +150,13 @@ class Requests:
                 status = Status.DENIED
             number = granted or 0
         elif head.type == MessageType.MEMORY_COMMIT and reservation == 0:
-            # graphs, and pools that grow by themselves, allocate without a reservation
+            # graphs, and pools that the driver grows, allocate without a reservation
             ledger.take(session.number, gpu, family, size)
             if ledger.used(tenant, gpu) > ledger.limit(tenant, gpu):
                 self._pages.over(session.tenant, gpu)
         elif head.type == MessageType.MEMORY_COMMIT:
-            # a reservation from the previous agent is not known; the process's MEMORY_STATE messages correct the charge
+            # if a previous agent made the reservation, it is unknown here; the process's MEMORY_STATE messages then
+            # correct the charge
             ledger.commit(session.number, reservation, size)
         elif head.type == MessageType.MEMORY_RELEASE:
             ledger.release(session.number, gpu, family, size)
@@ -195,7 +196,7 @@ class Requests:
 
     def _attach_copies(self, session: Session, head: wire.Head, data: bytes) -> None:
         given = self._copies.attach(session, self._gpu(session, head))
-        if given is None:  # copies are not scheduled any more, or all queues are taken
+        if given is None:  # meanwhile copies are no longer scheduled, or all queues are taken
             session.send(
                 wire.pack(MessageType.COPY_REPLY, sequence=head.sequence, slot=head.slot, status=Status.DENIED)
             )

@@ -36,7 +36,7 @@ MAX_SESSIONS_PER_TENANT = 1024
 MESSAGES_PER_WAKE = 16
 MAX_STRANGERS = 32
 HELLO_WITHIN_S = 10.0
-MOST_DESCRIPTORS = 4  # per message
+MOST_DESCRIPTORS = 4  # largest number of descriptors that come with a message
 
 
 class ShimServer:
@@ -61,7 +61,7 @@ class ShimServer:
         self._registry, self._owners, self._requests, self._in_force = registry, owners, requests, in_force
         self._on_process, self._on_idle_tenant = on_process, on_idle_tenant
         self._loop = asyncio.get_running_loop()
-        self._strangers: Counter[int] = Counter()  # connections without HELLO, by process
+        self._strangers: Counter[int] = Counter()  # process -> number of its connections that have not sent HELLO
         self._numbers = time.monotonic_ns() // 1000
         self._listener: Listener | None = None
 
@@ -132,9 +132,11 @@ class ShimServer:
             self._loop.call_later(PATIENCE_S, self._too_early, session, early.place)
         except BadMessageError as error:
             self._refuse(session, error.status, str(error))
-        except InputError as error:  # its option is left out, which this program's user may not have written
+        # the message names an option of `cotenant run`, which this program's user may not have written, so the option
+        # is left out
+        except InputError as error:
             self._refuse(session, Status.DENIED, error.message)
-        except Exception as error:  # an exception ends this connection, not the agent
+        except Exception as error:  # if the agent fails on a message, only this connection ends
             session.fail(Status.INTERNAL, "the agent failed on this message")
             self.close(session, f"the agent failed on a message of the process: {error!r}")
 
@@ -187,7 +189,7 @@ class ShimServer:
             )
         tenant = self._owners.tenant_of(peer.pid, token)
         if tenant is not None:
-            pass  # the cgroup has identified the tenant; the token does not matter
+            pass  # the cgroup has identified the tenant, so the token is not needed
         elif token:
             tenant = self._registry.by_token(token)
             if tenant is None:
@@ -200,7 +202,8 @@ class ShimServer:
                 raise BadMessageError(
                     Status.UNKNOWN_TENANT, f"process {peer.pid} belongs to no tenant: start it with cotenant run"
                 )
-        in_pod = tenant.owner is not None and tenant.owner.kind == "pod"  # in a pod, any user may run the tenant
+        # any user inside a pod may run the pod's tenant
+        in_pod = tenant.owner is not None and tenant.owner.kind == "pod"
         if not in_pod and peer.uid not in (0, tenant.uid, os.geteuid()):
             raise BadMessageError(Status.DENIED, f"user {peer.uid} may not run as tenant {tenant.name}")
         if len(tenant.sessions) >= MAX_SESSIONS_PER_TENANT:

@@ -29,11 +29,13 @@ from cotenant.policy.shares.slices import GpuSlices
 
 LOG = logging.getLogger(__name__)
 POLL_S = SliceSettings().poll_ns / 1e9
-# a best-effort tenant without long kernels for this time has a longer time slice beside latency-sensitive work
+# a best-effort tenant that has launched no long kernel for this time has a longer time slice beside latency-sensitive
+# work
 LONG_KERNEL_AGO_NS = 1_000_000_000
-GUARD_S = 0.01  # interval between checks of time slices on which a latency-sensitive tenant relies
+GUARD_S = 0.01  # time between two checks of the time slices on which a latency-sensitive tenant relies
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines
-# a tenant is reported when a group's time slice differs from the value set for the third time: libcuda sets it once
+# a tenant is reported at the third difference between a group's time slice and the value that was set, because libcuda
+# itself sets the slice once
 OFFENCES = 3
 
 NOT_MEASURED = "GPU %s: time slices enforce shares from now on without a measurement of what tenants get: %s"
@@ -49,10 +51,11 @@ class _Gpu:
     controls: ChannelControls
     meter: Meter | None
     timer: asyncio.TimerHandle | None = None
-    seen: dict[int, Usage] = field(default_factory=dict)  # process -> previous reading of the meter
-    totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> GPU time since it joined
-    proven: bool = False  # a channel group could be controlled; if a later one cannot, the agent only warns
-    tiny: set[str] = field(default_factory=set)  # tenants whose copy channels have the shortest time slice, too
+    seen: dict[int, Usage] = field(default_factory=dict)  # process -> the previous reading of the meter of its GPU time
+    totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> GPU time since it joined the GPU
+    # a channel group could be controlled, so if a later one cannot, the agent warns instead of using turns
+    proven: bool = False
+    tiny: set[str] = field(default_factory=set)  # tenants whose copy channels also have the shortest time slice
 
 
 class SliceEnforcer:
@@ -72,7 +75,8 @@ class SliceEnforcer:
         self._numbers: dict[Key, int] = {}
         self._last_number = 0
         self._off = OffChannels()
-        self._offences: Counter[tuple[str, int, int]] = Counter()  # (tenant, client and handle of a group) -> count
+        # (tenant, client and handle of a channel group) -> number of differences found
+        self._offences: Counter[tuple[str, int, int]] = Counter()
 
     # -- tenants ---------------------------------------------------------------------------------------------------
 
@@ -171,8 +175,9 @@ class SliceEnforcer:
                     self._fall_back(gpu, why)
                 return
             machine.proven = True
-            # an earlier agent that was killed with its keeper may have left channels disabled; others stay as they are
-            with contextlib.suppress(WorkError):  # the process has probably ended
+            # an earlier agent that was killed together with its keeper may have left channels disabled; on others this
+            # has no effect
+            with contextlib.suppress(WorkError):  # if the driver refuses, the process has probably ended
                 machine.controls.enable(held.fd, [held.group])
         if key not in mine.gpu_of:
             mine.gpu_of[key] = self._gpu_of(machine, held, sliced)
@@ -254,7 +259,7 @@ class SliceEnforcer:
                     self._off.disable(machine.controls, each)
                 else:
                     self._off.enable(machine.controls, each)
-            except WorkError as error:  # the group's process has probably ended
+            except WorkError as error:  # the process of the group has probably ended
                 LOG.info("tenant %s: %s: %s", step.tenant, type(step).__name__, error)
 
     def _copies(self, machine: _Gpu, uuid: str, step: SetSlice) -> None:
@@ -333,7 +338,8 @@ class SliceEnforcer:
         for name, groups in held.items():
             for pid in {each.pid for each in groups}:
                 now = read.get(pid, Usage())
-                before = machine.seen.get(pid, now)  # GPU time under a previous agent does not count
+                # GPU time that the process used under a previous agent does not count
+                before = machine.seen.get(pid, now)
                 total = machine.totals.get(name, Usage())
                 more = (max(0, a - b) for a, b in zip(now, before, strict=True))
                 machine.totals[name] = Usage(*(a + b for a, b in zip(total, more, strict=True)))

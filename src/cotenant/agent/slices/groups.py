@@ -20,7 +20,7 @@ from cotenant.agent.tenants.tenant import Session
 from cotenant.devices.channel_groups import ChannelControls, ChannelGroup
 from cotenant.devices.meters import Held
 
-MOST_GROUPS = 256  # per process
+MOST_GROUPS = 256  # largest number of channel groups of a process
 MOST_CHANNELS = 50
 
 
@@ -29,7 +29,8 @@ class SessionGroups:
     """Channel groups of one process. `gpu_of`: UUID of each group's GPU."""
 
     pid: int
-    files: dict[int, int] = field(default_factory=dict)  # client -> file
+    # client -> descriptor of the driver's file on which it was created
+    files: dict[int, int] = field(default_factory=dict)
     groups: dict[tuple[int, int], ChannelGroup] = field(default_factory=dict)  # (client, handle)
     gpu_of: dict[tuple[int, int], str] = field(default_factory=dict)
 
@@ -77,7 +78,7 @@ class GroupTable:
                 os.close(mine.files.pop(key[0]))
             return key, None
         if fd >= 0 and key[0] in mine.files:
-            os.close(fd)  # a duplicate of a file that the agent already has
+            os.close(fd)  # the agent already has this file, so the new descriptor is not needed
         elif fd >= 0:
             mine.files[key[0]] = fd
         if key[0] not in mine.files:
@@ -106,7 +107,8 @@ class OffChannels:
     """
 
     def __init__(self) -> None:
-        self._off: dict[tuple[int, int, int], tuple[int, ...]] = {}  # process, client, group -> its channels
+        # (process, client, group) -> the channels of the group that are disabled
+        self._off: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
     def disable(self, controls: ChannelControls, held: Held) -> None:
         """Disable those channels of a group that are not. Raises WorkError if the driver refuses."""

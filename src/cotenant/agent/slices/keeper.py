@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from cotenant.core.errors import WorkError
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGroup
 
-SILENCE_S = 0.6  # after this time without a message from the agent, all tenants may run
+SILENCE_S = 0.6  # if the agent has sent no message for this long, the keeper lets all tenants run
 MESSAGE_BYTES = 4096
 
 
@@ -33,7 +33,7 @@ class Kept:
     fd: int
     pidfd: int
     group: ChannelGroup
-    slice_us: int  # the driver's default for the group
+    slice_us: int  # the time slice that the driver gives the group by default
 
 
 class Keeper:
@@ -43,7 +43,7 @@ class Keeper:
         self._agent = agent
         self._controls: ChannelControls | None = None
         self._kept: dict[int, Kept] = {}
-        self._enabled = True  # all groups have been enabled since the last message
+        self._enabled = True  # whether all groups have been enabled since the last message
 
     def run(self) -> None:
         """Run until the agent has ended; then enable all groups with the driver's default time slices."""

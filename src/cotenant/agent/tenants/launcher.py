@@ -87,7 +87,7 @@ def run(launch: Launch) -> int:
     with ControlClient(launch.folder) as client:
         answer = register(client, launch, launches=True)
         environment = program_environment(answer) | cache_hook(launch.empty_cache)
-        if answer.get("parked"):  # the user must learn why the program does not proceed
+        if answer.get("parked"):  # without this message the user could not know why the program does not proceed
             name = answer["name"]
             LOG.warning("%s is parked: its GPU work waits for `cotenant resume %s`", name, name)
         # On a terminal the program stays in this process's group, so that Ctrl-C, Ctrl-Z and fg work as usual.
@@ -98,7 +98,7 @@ def run(launch: Launch) -> int:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise InputError(f"{launch.command[0]}: cannot be started: {reason}") from None
-        with contextlib.suppress(WorkError):  # the program has already ended
+        with contextlib.suppress(WorkError):  # if the program has already ended, the agent need not know of its start
             client.call("started", name=answer["name"], pid=child.pid)
         code = _wait(child, launch.timeout_s, own_group=group == 0, name=answer["name"], folder=launch.folder)
     _report_warnings(launch.folder, answer["name"])
@@ -117,7 +117,8 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
         with contextlib.suppress(ProcessLookupError):
             if own_group:
                 os.killpg(child.pid, number)
-            elif number not in TERMINAL_SIGNALS:  # the terminal sends these to the program, too
+            # these signals come from the terminal, which sends them to the program itself, too
+            elif number not in TERMINAL_SIGNALS:
                 child.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in PASSED_SIGNALS}
@@ -127,7 +128,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
         except subprocess.TimeoutExpired:
             LOG.warning("timeout of %g s: stopping the program", timeout_s)
             _stop(child, name, folder)
-            return 124  # as timeout(1) does
+            return 124  # the exit code of timeout(1) in this case
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -76,7 +76,8 @@ class Orphans:
             if tenant.group is not None and not await asyncio.to_thread(in_group, tenant.group):
                 tenant.group = None
             if tenant.group is None and not any(alive(key) for key in tenant.orphans):
-                tenant.orphans = await self._look(tenant.token)  # the ended processes may have left children
+                # processes that have ended may have left child processes
+                tenant.orphans = await self._look(tenant.token)
                 if not tenant.orphans:
                     break
                 self._changed()

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-MAX_TOKEN = 63  # most characters of a token in the message HELLO
+MAX_TOKEN = 63  # longest token that fits into the message HELLO
 _HEX = "[0-9a-f]"
 _UID = f"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 # cgroupfs: kubepods/burstable/podUID/ID; systemd: kubepods-burstable-podUID_.slice/cri-containerd-ID.scope

@@ -244,7 +244,7 @@ class Registry:
             self._fits(tenant.spec, gpu)
 
     def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
-        # nothing is reserved for a parked tenant until it is resumed
+        # a parked tenant is not counted, because its memory is reserved only when it is resumed
         others = [other for other in self.on_gpu(gpu.uuid, without=spec.name) if other.name not in self._parked]
         where = f"GPU {gpu.index} ({gpu.name})"
         mine = self.mechanisms[spec.mechanism].capabilities
@@ -343,4 +343,4 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             in_flight_us=int(data.get("in_flight_us") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"not a tenant: {error}") from None
+        raise InputError(f"the description of the tenant cannot be read: {error}") from None

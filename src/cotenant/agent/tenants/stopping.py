@@ -19,7 +19,7 @@ def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = frozenset
         keys.add(tenant.root)
     keys |= tenant.orphans | more
     keys |= processes.descendants(keys)
-    # first the program: if its children ended first, it might exit by itself with code 0
+    # the program is signalled first, because it might exit with code 0 by itself if its children ended before it
     for key in sorted(keys, key=lambda key: key != tenant.root):
         _signal(key, signal.SIGTERM, group=key == tenant.root)
     if tenant.group is not None:

@@ -22,7 +22,7 @@ from cotenant.agent.tenants.places import Owner
 from cotenant.devices.base import Gpu
 from cotenant.policy.shares import Share
 
-MAX_UNSENT = 256  # most messages buffered for a process that does not read
+MAX_UNSENT = 256  # largest number of messages that are buffered for a process that does not read them
 
 
 class ControlGroup(NamedTuple):
@@ -44,21 +44,22 @@ class Tenant:
     declared: bool = False
     owner: Owner | None = None  # the pod or job for which the tenant is held
     root: ProcessKey | None = None
-    left_behind: bool = False  # the program has ended; processes of its group, or with the tenant's token, may run
+    # the program has ended, but processes of its group or with the tenant's token may still run
+    left_behind: bool = False
     group: int | None = None
     orphans: frozenset[ProcessKey] = frozenset()
-    launching: bool = False  # registered by a launcher that has not started the program yet
+    launching: bool = False  # a launcher has registered the tenant and has not started its program yet
     created_ns: int = 0
     timeout_s: float | None = None
     sessions: list[Session] = field(default_factory=list)
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     warning_count: int = 0
-    # sentence about a deviation from the tenant's share -> start time in ns
+    # deviation from the tenant's share, as a sentence -> time in ns at which it began
     not_enforced: dict[str, int] = field(default_factory=dict)
-    launches_gone: int = 0  # launches of processes that have ended
+    launches_gone: int = 0  # sum of the launches of processes that have ended
     waited_gone_ns: int = 0
-    held: ControlGroup | None = None  # the control group on which kernel or driver limits the tenant's memory
-    held_not: str = ""  # why the memory is not limited by control group, although kernel or driver could do that
+    held: ControlGroup | None = None  # the control group whose memory is limited by the kernel or the driver
+    held_not: str = ""  # why no control group limits the memory, although the kernel or the driver could do that
 
     @property
     def name(self) -> str:
@@ -110,10 +111,10 @@ class MoveState:
 
     resident: int = 0
     evicted: int = 0
-    staying: int = 0  # memory that other processes have opened, too, so that it is never evicted
-    backing: int = 0  # host memory available for eviction
+    staying: int = 0  # memory that is never evicted, because other processes have opened it
+    backing: int = 0  # host memory that is available for evicted contents
     pinned: int = 0
-    low: int = 0  # evicted memory is within [low, high) of the tenant's host memory
+    low: int = 0  # evicted contents are within the bytes [low, high) of the tenant's host memory
     high: int = 0
     fixed: bool = False
 
@@ -145,8 +146,8 @@ class Session:
         self.slots: dict[int, str] = {}  # slot -> GPU UUID
         self.sms: dict[int, int] = {}  # slot -> SMs that the process sees
         self.asking: set[int] = set()
-        self.moves: dict[int, MoveState] = {}  # slot -> where the process's swappable memory is
-        self.granted: dict[int, int] = {}  # slot -> number of the turn, as sent to the process
+        self.moves: dict[int, MoveState] = {}  # slot -> where the process's swappable memory is now
+        self.granted: dict[int, int] = {}  # slot -> number of the turn that was sent to the process last
         self.pidfd: int | None = None
         self.passed: list[int] = []  # descriptors received with the current message
         self._end = end
@@ -182,7 +183,7 @@ class Session:
                 raise BlockingIOError
             socket.send_fds(self.socket, [data], [fd])
         except BlockingIOError:
-            self._end_soon("the process requested a page but does not read its messages")
+            self._end_soon("the process requested shared memory but does not read its messages")
         except OSError:
             self._end_soon("")
 

@@ -19,9 +19,11 @@ from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
 from cotenant.policy.shares.turn import UNDRAINED
 
-_REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # all others count as "released"
+# every other reason is shown as "released"
+_REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}
 SAFETY_NS = 1_000_000_000
-LATE_REPORT_NS = 20_000_000  # a process may report that its work ended at most this long ago
+# a process's report of the end of its work is accepted if that end was at most this long ago
+LATE_REPORT_NS = 20_000_000
 
 
 class PausedTurn(NamedTuple):
@@ -49,7 +51,7 @@ class _Hold:
     tenant: Tenant
     epoch: int
     deadline_ns: int
-    members: dict[Session, int] = field(default_factory=dict)  # process -> slot of the GPU in its shared page
+    members: dict[Session, int] = field(default_factory=dict)  # process -> index of the GPU's slot on its shared page
     drained_ns: int = 0
     reason: str = "released"
     contended: bool | None = None
@@ -76,12 +78,12 @@ class Broker:
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
         self._holds: dict[str, _Hold] = {}  # gpu -> current turn
-        # (gpu, tenant) -> revoked turn whose work still runs
+        # (gpu, tenant) -> a revoked turn of which work still runs
         self._stuck: dict[tuple[str, str], _Hold] = {}
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         self._tenants: dict[str, Tenant] = {}
         self._suspended: set[str] = set()
-        # numbers of turns in messages always increase, also across a restart of the agent
+        # numbers of turns in messages only increase, even when the agent restarts
         self._wire_epoch = time.monotonic_ns() // 1000
 
     # -- membership ------------------------------------------------------------------------------------------------
@@ -136,7 +138,8 @@ class Broker:
                 self._obey(self.turns.withdraw(gpu.uuid, tenant.name, now_ns), gpu.uuid)
                 turn = machine.turn
                 if turn is not None and turn.account.name == tenant.name and turn.paused_ns is not None:
-                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)  # the turn has not begun, so nothing runs
+                    # the turn has not begun, so no work of it can run
+                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)
                 else:
                     self._obey(machine.stop_turn(tenant.name, now_ns, "suspended"), gpu.uuid)
 
@@ -187,7 +190,8 @@ class Broker:
         gpu = session.slots[slot]
         session.page.slots[slot].epoch = 0
         if not drained:
-            return  # the process launches no more, but its work still runs; the policy has a time limit for that
+            # the process launches no more, but its work still runs; after a time limit the policy treats it as stuck
+            return
         del session.granted[slot]
         if again:
             session.asking.add(slot)
@@ -251,7 +255,7 @@ class Broker:
                 if hold is not None and hold.tenant.name == step.tenant and hold.epoch == step.epoch:
                     del self._holds[step.gpu]
                 self._on_turn(step)
-                # the tenant still has work on the GPU but its processes may not launch, so they do not request a turn
+                # the tenant still has work on the GPU, but its processes may not launch and therefore request no turn
                 if step.reason == UNDRAINED:
                     self._loop.call_soon(self._wish_again, step.tenant)
         for touched_gpu in touched:
@@ -275,7 +279,7 @@ class Broker:
                 if gpu != step.gpu:
                     continue
                 if session in hold.members:
-                    # the process has this turn already but requests one: send the turn again
+                    # the process has this turn but requests one, so the grant is sent again
                     if slot in session.asking:
                         self._send_grant(session, slot, session.granted[slot], hold.deadline_ns)
                 elif slot in session.asking or gang:
@@ -285,7 +289,7 @@ class Broker:
                     self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
                 session.asking.discard(slot)
         if not hold.members:
-            # the process that requested the turn has ended, or a tenant of several GPUs does not use this GPU
+            # the process that requested the turn has ended, or the tenant has several GPUs and does not use this one
             self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
     def _give_back_unused(self, hold: _Hold, gpu: str) -> None:
@@ -354,7 +358,7 @@ class Broker:
             return
         machine = self.turns.gpus[gpu]
         contended = machine.contended or machine.claim is not None or hold.tenant.spec.limit < 1.0
-        # a tenant of several GPUs may be idle on one while it works on others, so its turn ends only at the deadline
+        # a tenant of several GPUs may be idle on one while it works on another, so its turn lasts until the deadline
         contended = contended and len(hold.tenant.gpus) == 1
         if contended == hold.contended:
             return
@@ -373,7 +377,7 @@ class Broker:
         wake_ns = self.turns.wake_ns(gpu)
         armed = self._timers.get(gpu)
         if wake_ns is None or (armed is not None and armed[0] <= wake_ns):
-            return  # the timer that is set wakes earlier, and then sets the next one
+            return  # the timer that is set already wakes earlier, and then sets the next one
         if armed is not None:
             armed[1].cancel()
         self._timers[gpu] = (wake_ns, self._loop.call_at(wake_ns / 1e9, self._wake, gpu))
@@ -381,7 +385,7 @@ class Broker:
     def _wake(self, gpu: str) -> None:
         del self._timers[gpu]
         now_ns = time.monotonic_ns()
-        # a new timer is set first, so that an exception in this decision does not prevent the next ones
+        # the new timer is set before the decision, so that an exception in the decision does not prevent later ones
         self._timers[gpu] = (now_ns + SAFETY_NS, self._loop.call_later(SAFETY_NS / 1e9, self._wake, gpu))
         wake_ns = self.turns.wake_ns(gpu)
         if wake_ns is not None and wake_ns <= now_ns:

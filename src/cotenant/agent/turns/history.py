@@ -28,7 +28,8 @@ class History:
         self.lengths = {gpu: Histogram(names.TURN_SECONDS.buckets) for gpu in gpus}
         self.waits = {gpu: Histogram(names.TURN_WAIT.buckets) for gpu in gpus}
         self.decisions: deque[tuple[int, float, str]] = deque(maxlen=MOST_DECISIONS)
-        self.departed: dict[str, list[str]] = {}  # name -> warnings, for its launcher
+        # name -> warnings of a tenant that has ended, for its launcher to show
+        self.departed: dict[str, list[str]] = {}
         self.trace = trace
         self._number = 0
 

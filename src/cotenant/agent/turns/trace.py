@@ -22,7 +22,8 @@ def _gap(path: Path) -> bytes:
     """A newline if the existing file ends with an incomplete line, otherwise empty."""
     if not path.is_file() or path.stat().st_size == 0:
         return b""
-    with contextlib.suppress(OSError), path.open("rb") as file:  # the file may be writable but not readable
+    # if the file is writable but not readable, its last byte cannot be checked
+    with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return b"" if file.read(1) == b"\n" else b"\n"
     return b""
@@ -43,7 +44,7 @@ class TurnTrace:
             raise InputError(f"the trace cannot be written: {error.strerror}", file=path) from None
         offset_ns = time.time_ns() - time.monotonic_ns()
         head = {"cotenant_turns": 1, "clock": "CLOCK_MONOTONIC", "unix_minus_clock_ns": offset_ns}
-        # the first line, which gives the times their meaning: it is kept until it could be written
+        # the first line relates the times to the date, so it is kept until it could be written
         self._head = _gap(path) + json.dumps(head).encode() + b"\n"
 
     def turn(self, ended: Ended) -> None:

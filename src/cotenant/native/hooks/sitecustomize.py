@@ -57,16 +57,17 @@ class _Steps:
             ends_soon = _turn_left_s() < 1.5 * step_s
             due, self._emptied = ends_soon and not self._emptied, ends_soon
         cuda = self._torch.cuda
-        if due and cuda.is_initialized() and not cuda.is_current_stream_capturing():  # not allowed in a capture
+        # freeing the cache is not allowed during a capture
+        if due and cuda.is_initialized() and not cuda.is_current_stream_capturing():
             cuda.empty_cache()
 
 
 def _torch_is_there(torch: Any) -> None:
     optimizer = None
-    with contextlib.suppress(ImportError):  # a module named torch that is not PyTorch
+    with contextlib.suppress(ImportError):  # the program may have a module named torch that is not PyTorch
         optimizer = importlib.import_module("torch.optim.optimizer")
     register = getattr(optimizer, "register_optimizer_step_post_hook", None)
-    if register is not None:  # PyTorch 2.1 and later
+    if register is not None:  # PyTorch has this function from version 2.1 on
         register(_Steps(torch))
     else:
         print("cotenant: --empty-cache needs PyTorch 2.1 or later: the cache is kept", file=sys.stderr)

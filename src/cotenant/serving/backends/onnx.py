@@ -39,7 +39,7 @@ class OnnxModel(Backend):
         if share.cores:
             options.intra_op_num_threads = len(share.cores)
             options.inter_op_num_threads = 1
-            # idle threads must not spin, since that would use CPU time of other workers
+            # idle threads of the runtime must not spin, since they would use the CPU time of other workers
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         elif "CUDAExecutionProvider" in ort.get_available_providers():
             providers.insert(0, "CUDAExecutionProvider")
@@ -71,7 +71,7 @@ class OnnxModel(Backend):
                 inputs.append(np.full(shape, fill, DTYPES[x.datatype]))
             try:
                 self.run(inputs, count)
-            except Exception:  # the model may refuse sizes that its input types allow: then there is no warm-up
+            except Exception:  # the model may refuse a size that its input types allow; then it is not warmed up
                 return
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cotenant.serving.worker import ModelSpec
 
 DEFAULT_INPUT = {"name": "INPUT", "datatype": "FP32", "shape": [-1]}
-SPIN_S = 0.0003  # a sleeping process may wake up this much too late
+SPIN_S = 0.0003  # a process that sleeps may wake up this much too late
 
 
 def offset(model: str) -> float:

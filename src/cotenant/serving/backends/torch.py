@@ -20,7 +20,7 @@ from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
 if TYPE_CHECKING:
     from cotenant.serving.worker import ModelSpec
 
-# batch sizes with a CUDA graph: close to each other, so that little padding is computed
+# batch sizes for which a CUDA graph is captured; they are close to each other, so that little padding is computed
 GRAPH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 WARM_RUNS = 3
 TORCH_NAMES = {
@@ -48,7 +48,7 @@ class TorchModel(Backend):
         self._torch, self._share = torch, share
         on_gpu = torch.cuda.is_available() and share.on_gpu
         self._device = torch.device("cuda" if on_gpu else "cpu")
-        # with a GPU, CPU threads only copy batches: starting several threads would take longer than the copy
+        # with a GPU, the CPU only copies batches, and starting several threads for that would take longer than the copy
         torch.set_num_threads(len(share.cores) if share.cores else 1)
         self._contexts: Any = None
         self._stream: Any = torch.cuda.Stream() if on_gpu else None
@@ -121,7 +121,7 @@ class TorchModel(Backend):
         elif fraction != self._share.fraction:
             return False
         if self._captured and self._sms not in self._graphs:
-            # capture the largest graph first: the smaller ones fit into its memory pool
+            # the largest graph is captured first, because the smaller ones then fit into its memory pool
             pool = self._torch.cuda.graph_pool_handle()
             self._graphs[self._sms] = {n: self._capture(n, pool) for n in sorted(self._sizes, reverse=True)}
         return True

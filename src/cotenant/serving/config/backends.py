@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cotenant.core.errors import InputError
 
-AUTO = "auto"  # if no backend is named, the first one for which the version's folder has a file is used
+AUTO = "auto"  # stands for the first backend for which the folder of the model's version has a file
 
 
 class BackendRow(NamedTuple):

@@ -27,7 +27,7 @@ MODEL_IDS = (
     *(f"lenet{i}" for i in range(1, 7)), "googlenet", "resnet50", "ssd-mobilenetv1", "vgg16", "mnasnet1_0",
     "mobilenet_v2", "densenet161", "bert",
 )  # fmt: skip
-TWINS = 2  # the public scheduler cuts a GPU into at most this many gpulets
+TWINS = 2  # largest number of gpulets into which the public scheduler cuts a GPU
 _PLANNERS = {(1, 0): "gpulet", (1, 1): "gpulet-interference"}
 
 

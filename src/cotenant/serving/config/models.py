@@ -21,7 +21,7 @@ from cotenant.policy.residency import ModelFacts
 from cotenant.serving.config.server import ListenEntry
 from cotenant.serving.config.services import MOST_PRIORITY
 
-CPU = "cpu"  # value of gpus.model for programs without a GPU, which are stopped instead of evicted
+CPU = "cpu"  # value of gpus.model for programs that use no GPU; they are stopped instead of being evicted
 MOST_MODELS = 10_000
 PORT = "{port}"
 

@@ -76,7 +76,7 @@ class Admission:
             deadline_ms = request.timeout_ms
         offer = self.pool.offer
         for row, tensors in enumerate(split(inputs, rows, loaded.info.batchable)):
-            if call.done:  # a request with a refused item fails, so its other items need not run
+            if call.done:  # if one item is refused, the whole request fails, so its other items need not run
                 break
             offer(call, tensors, row, deadline_ms)
         return partial(self.pool.withdraw, call)

@@ -18,7 +18,8 @@ from cotenant.serving.dispatch.calls import Kind, Outcome, Refusal, Reply, Withd
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor, TensorSpec
 
-Wiring = Mapping[str, Mapping[str, str]]  # stage -> its input -> "INPUT" of the request, or "STAGE.OUTPUT"
+# stage of the application -> name of its input -> the input's source: "INPUT" (the request) or "STAGE.OUTPUT"
+Wiring = Mapping[str, Mapping[str, str]]
 
 
 @dataclass
@@ -43,7 +44,7 @@ class _Run:
     left: int
     waits: dict[str, int]
     outputs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    withdraws: dict[str, Withdraw] = field(default_factory=dict)  # by stage
+    withdraws: dict[str, Withdraw] = field(default_factory=dict)  # stage -> function that cancels its items
     done: bool = False
 
     def withdraw(self) -> None:

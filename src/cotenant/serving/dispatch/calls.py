@@ -44,7 +44,8 @@ class Refusal(Exception):  # noqa: N818 - most of them are no errors of anybody
 
 
 Reply = Callable[["InferAnswer | Refusal"], None]
-Withdraw = Callable[[], None]  # called when the client has disconnected: cancels the items that do not run yet
+# function that cancels those items of a request that do not run yet; called when the client has disconnected
+Withdraw = Callable[[], None]
 
 
 def nothing() -> None:
@@ -76,7 +77,7 @@ class Call:
         self.queued_ms = self.executed_ms = 0.0
         self.batch = 0
         self.done = False
-        self.unstacked = False  # the model takes one item, without a batch dimension
+        self.unstacked = False  # the model has no batch dimension, so it gets one item at a time
 
     def answered(self, row: int, tensors: list[Tensor], queued_ms: float, executed_ms: float, batch: int) -> None:
         """Store the outputs of a unit. The last unit completes the call."""

@@ -22,9 +22,12 @@ from cotenant.serving.worker import Job, Result, Worker
 
 TICK_S = 0.02
 HUNG_FACTOR, HUNG_SLOS, HUNG_LEAST_MS = 10.0, 2.0, 1000.0
-HUNG_BEST_EFFORT_MS = 60_000.0  # time limit of a best-effort batch, which may have to wait for latency-sensitive work
-MOST_SPARE = 0.1  # largest reserve, as a fraction of the time to the deadline
-OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02  # weight of a sample of the overrun above and below its average
+# time limit of a best-effort batch; it is long, because the batch may have to wait for latency-sensitive work
+HUNG_BEST_EFFORT_MS = 60_000.0
+# the dispatcher plans for a deadline that is earlier by at most this fraction of the time that is left
+MOST_SPARE = 0.1
+# weights of a new sample of the overrun: if it is above the average, and if it is below
+OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02
 
 
 class Pool:
@@ -76,7 +79,8 @@ class Pool:
             deadline = now + deadline_ms
         unit = Unit(call, row, tensors, now, deadline)
         self.in_flight[name] += 1
-        # plan for an earlier deadline, since batches take longer than in the profile by the average overrun
+        # batches take longer than in the profile by the average overrun, so the dispatcher gets a deadline that is
+        # earlier by it
         spare = min(self._overrun_ms[name], MOST_SPARE * (deadline - now))
         number, instructions = self.desk.request(name, now, deadline - spare)
         if number < 0:
@@ -103,7 +107,7 @@ class Pool:
         waiting = self._waiting[start.service]
         units = [waiting.pop(number) for number in start.requests]
         if any(unit.alone for unit in units):
-            # an item marked `alone` may have killed a worker: it runs alone, so that no other item fails with it
+            # an item marked `alone` may have killed a worker, so it runs alone, and no other item can fail with it
             together = [unit for unit in units if not unit.alone]
             let.parts.extend([together] if together else [])
             let.parts.extend([unit] for unit in units if unit.alone)
@@ -226,7 +230,8 @@ class Pool:
             self._carry_out(drops, now)
         for let in [*self.lets, *self.leaving]:
             if late > 0:
-                let.hung_ms += late  # this event loop itself was delayed: the worker may have answered meanwhile
+                # this event loop itself was delayed, so the worker may have answered without the loop having noticed
+                let.hung_ms += late
             if now > let.hung_ms and let.worker is not None:
                 worker = let.worker
                 self.died(worker, f"hung for {now - let.started_ms:.0f} ms on a batch of {len(let.running)}")
@@ -257,7 +262,7 @@ class Pool:
         """
         let = self._of.pop(worker, None)
         if let is None:
-            self._early.add(worker)  # the worker was started, but is not attached to a gpulet yet
+            self._early.add(worker)  # the worker has been started, but is not attached to a gpulet yet
             return
         now = self.now_ms()
         let.worker, let.job, let.hung_ms = None, None, math.inf

@@ -17,7 +17,7 @@ LOG = logging.getLogger(__name__)
 
 REQUEST_COLUMNS = "service,received_s,queued_ms,batch,gpulet,executed_ms,outcome\n"
 GPU_COLUMNS = "time_s,gpus_in_use,gpus_held,gpulets,allocated\n"
-MOST_ROWS = 2000  # rows are written in groups of this size; a crash loses at most one group
+MOST_ROWS = 2000  # rows are written in groups of this many; a crash loses at most one group
 
 
 class CsvLog:

@@ -13,7 +13,7 @@ from cotenant.observability.metrics import SERVER_BATCH, SERVER_SECONDS
 from cotenant.serving.dispatch.calls import Outcome
 from cotenant.serving.dispatch.requestlog import CsvLog, quoted
 
-RECENT = 512  # latencies kept per service for percentiles in `top`
+RECENT = 512  # number of latest latencies of a service from which `top` computes percentiles
 PARTS = ("compute_input", "compute_infer", "compute_output")
 
 
@@ -64,7 +64,7 @@ class Requests:
 
     def shown(self) -> dict[str, object]:
         """Return these statistics as the protocol's statistics extension writes them."""
-        nothing = Duration().shown()  # there is no response cache
+        nothing = Duration().shown()  # the server has no response cache, so these durations are 0
         return {
             "last_inference": round(self.last_s * 1e3), "inference_count": self.items,
             "execution_count": self.executions,

@@ -38,13 +38,13 @@ def _take(host: str, port: int, taken: list[socket.socket]) -> None:
     for family, kind, protocol, _, where in dict.fromkeys(found):
         try:
             door = socket.socket(family, kind, protocol)
-        except OSError:  # if the kernel has no IPv6, only the name's IPv4 address is bound
+        except OSError:  # if the kernel has no IPv6, only the IPv4 address of the name is bound
             if len(found) > 1:
                 continue
             raise
         taken.append(door)
         door.setblocking(False)
-        # lets a new server bind the address while sockets of an ended server are in TIME_WAIT
+        # a new server can then bind the address while connections of a server that has ended are in TIME_WAIT
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -54,7 +54,7 @@ def _take(host: str, port: int, taken: list[socket.socket]) -> None:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL or len(found) == 1:
                 raise
-            taken.pop().close()  # a name may resolve to an address that is disabled on this machine
+            taken.pop().close()  # the name resolves to several addresses, and this one may be disabled on this machine
     if not taken:
         raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
 

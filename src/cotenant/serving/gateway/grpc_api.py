@@ -22,7 +22,7 @@ from cotenant.serving.protocol.oip import (
 )
 from cotenant.serving.protocol.tensors import DTYPES, Tensor, TensorError, check_size, packed
 
-# data type -> field of typed contents
+# data type of the protocol -> field of InferTensorContents that has its values
 _CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
@@ -31,7 +31,8 @@ _CONTENTS = {
 _NO_RAW = "input {!r} has no raw contents, but others have"
 _TOO_MANY_RAW = "there are more raw contents than inputs that need them"
 INVALID = 3
-MOST_HEADS, MOST_HEAD = 1024, 4096  # number of decoded headers that are cached, and largest size of one in bytes
+# number of parsed request heads that are cached, and size in bytes above which a head is not cached
+MOST_HEADS, MOST_HEAD = 1024, 4096
 
 
 class GrpcApi:
@@ -189,7 +190,7 @@ class GrpcApi:
             return self._parsed(data, None)
         end, spans = parts
         head = data[:end]
-        if b"shared_memory_region" in head:  # not cached: depends on the registered regions
+        if b"shared_memory_region" in head:  # not cached, because the result depends on which regions are registered
             return self._parsed(data, None)
         known = self._heads.get(head)
         if known is None:
@@ -274,7 +275,7 @@ class GrpcApi:
                 self._answers[key] = head
         parts: list[Any] = [head]
         for tensor in outputs:
-            parts += (b"\x32", _varint(len(tensor.data)), tensor.data)  # field 6, raw_output_contents
+            parts += (b"\x32", _varint(len(tensor.data)), tensor.data)  # number 6 is the field raw_output_contents
         return b"".join(parts)
 
     def _with_places(self, request: InferRequest, answer: InferAnswer) -> bytes:
@@ -290,7 +291,7 @@ class GrpcApi:
         return data
 
 
-RAW = 0x3A  # field 7, raw_input_contents
+RAW = 0x3A  # the tag of field 7, raw_input_contents
 
 
 def split_raw(data: bytes) -> tuple[int, list[tuple[int, int]]] | None:

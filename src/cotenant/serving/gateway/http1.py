@@ -149,7 +149,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are not of this class
+        # a cast instead of a check, because uvloop's transports are not of this class
+        self.transport = cast(asyncio.Transport, transport)
         if len(self.front.connections) >= self.front.limits.connections:
             self.front.refused += 1
             self._over = True

@@ -46,10 +46,10 @@ from cotenant.serving.gateway.http2_stream import Handler, Stream, header_frame
 NO_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 3, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 STREAMS, WINDOW, MOST_FRAME = 1024, 4 << 20, 1 << 20
-# number of decoded header blocks cached for each connection, and largest size of one
+# number of decoded header blocks that each connection caches, and size in bytes above which a block is not cached
 KNOWN_BLOCKS, KNOWN_BYTES = 64, 1024
 MOST_CONTROL = 10_000  # largest number of control frames without a request or data between them
-MOST_RESETS = 2 * STREAMS  # largest excess of cancelled calls over answered calls
+MOST_RESETS = 2 * STREAMS  # a connection is closed if more calls than this were cancelled in excess of those answered
 
 
 class _Table(HeaderTable):
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._greeted = False
         self._last = 0
-        self._credit = 0  # bytes received and not yet returned to the client's connection window
+        self._credit = 0  # bytes received for which the client's connection window has not been enlarged again
         self._block: tuple[int, int, bytearray] | None = None
         self._decoder = Decoder()
         self._table = self._decoder.header_table = _Table()
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
                 self.transport.write(frame(PING, ACK, 0, payload))
         elif kind == PUSH_PROMISE:
             raise ProtocolError(PROTOCOL_ERROR, "a client must not push")
-        else:  # frames of priority, and of unknown kinds, are ignored
+        else:  # frames of priority and of unknown types need no action
             self._controlled()
 
     def _reset(self, stream: Stream | None) -> None:
@@ -241,7 +241,7 @@ class Connection(asyncio.Protocol):
                 self._known.clear()
             elif len(self._known) < KNOWN_BLOCKS and len(block) <= KNOWN_BYTES:
                 self._known[block] = known
-        if number in self.streams:  # trailers from a client are not needed
+        if number in self.streams:  # these headers are trailers of a request, which are not needed
             self._controlled()
             self.streams[number].received(b"", True)
             return

@@ -23,7 +23,8 @@ def header_frame(stream: int, block: bytes, ends: bool) -> bytes:
     return frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, stream, block)
 
 
-START = b"\x88" + b"\x0f\x10\x10application/grpc"  # :status 200 (static table), content-type (static name)
+# :status 200 and content-type, by their indices in HPACK's static table
+START = b"\x88" + b"\x0f\x10\x10application/grpc"
 DONE = literal(b"grpc-status", b"0")
 
 
@@ -280,6 +281,6 @@ class Stream:
             block = START + block
         transport = self.connection.transport
         transport.write(header_frame(self.number, block, True))
-        if not self.complete:  # tells the client to stop sending the rest of the request
+        if not self.complete:  # asks the client not to send the rest of the request
             transport.write(frame(RST_STREAM, 0, self.number, struct.pack(">I", 0)))
         self.connection.forget(self)

@@ -13,7 +13,7 @@ from cotenant.serving.gateway.http1 import Exchange
 
 PAGE = f"content-type: text/html; charset=utf-8\r\n{SECURITY}".encode()
 EVENTS = f"content-type: text/event-stream\r\n{SECURITY}".encode()
-MOST_BEHIND = 4 << 20  # bytes that a viewer may leave unread
+MOST_BEHIND = 4 << 20  # a viewer that has not read this many bytes is disconnected
 
 
 class Pages:
@@ -32,7 +32,7 @@ class Pages:
         host = x.headers.get(b"host", b"localhost").decode("latin-1")
         try:
             return is_loopback(urlsplit("//" + host).hostname or "")
-        except ValueError:  # unbalanced bracket
+        except ValueError:  # the host has an unbalanced bracket
             return False
 
     def page(self, x: Exchange) -> None:

@@ -37,7 +37,7 @@ _REFLECTION = {
 }
 _CHOICES = ("file_by_filename", "file_containing_symbol", "file_containing_extension", "all_extension_numbers_of_type",
             "list_services")  # fmt: skip
-# methods whose messages are not named METHODRequest and METHODResponse
+# method -> its message types, for methods whose messages are not named METHODRequest and METHODResponse
 _SIGNATURES = {"ModelStreamInfer": ("ModelInferRequest", "ModelStreamInferResponse")}
 
 

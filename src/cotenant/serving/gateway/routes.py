@@ -22,12 +22,12 @@ from cotenant.serving.protocol.openapi import document
 TEXT = f"content-type: {CONTENT_TYPE}\r\n".encode()
 BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 TIMES = b"cotenant-queued-ms: %.3f\r\ncotenant-executed-ms: %.3f\r\ncotenant-batch: %d\r\n"
-OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # probes use these paths and have no token
+OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # probes use these paths, and send no token
 KNOWN_PATHS, KNOWN_BYTES = 2048, 512
 LOCAL_PAGES = frozenset({"/", "/state.json", "/events", "/metrics", "/cotenant/status", "/cotenant/plan"})
 
 Endpoint = Callable[[Exchange, str, str], None]
-# an endpoint: (handlers by HTTP method, model's name, model's version, whether a token is needed, whether it is a page)
+# what was found for a path: (handlers by HTTP method, model's name, model's version, needs a token, is a page)
 Found = tuple[dict[bytes, Endpoint], str, str, bool, bool]
 
 

@@ -26,8 +26,9 @@ from cotenant.serving.llm.tickets import Ticket
 
 LOG = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # seconds until a failed program is restarted
-# a failed program is restarted after a pause: requests wait if it is at most this long, else they are refused
+# seconds until a failed program is started again: after its first failure, and at most
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
+# a request for a model whose program will be restarted waits if the pause is at most this long; otherwise it is refused
 WAITED_FOR_S = 4.0
 MOVE_TRIES = 3
 DRAIN_POLL_S = 0.02
@@ -163,7 +164,7 @@ class Dispatch:
     async def _carry_out(self, work: Coroutine[Any, Any, None], model: Model) -> None:
         try:
             await work
-        except Exception as error:  # an exception must not leave the model in a transitional state
+        except Exception as error:  # if the task fails, the model must not stay in a transitional state
             LOG.error("%s: exception in a background task", model.entry.name, exc_info=error)
             self.policy.failed(model.entry.name, time.monotonic(), MOST_PAUSE_S)
         self.turn()
@@ -243,7 +244,7 @@ class Dispatch:
         self._programs.discard(program)
         self._ports.discard(program.upstream.port)
         model.stats.deaths += 1
-        pause_s = 0.0  # restart at once, unless the previous run also answered nothing
+        pause_s = 0.0  # the program is restarted at once, unless its previous run did not answer anything either
         if model.failures:
             pause_s = self._pause_s(model)
         else:
@@ -260,7 +261,7 @@ class Dispatch:
         try:
             await self._host.evict(name)
         except (InputError, WorkError) as error:
-            if model.row.place is Place.LEAVING:  # otherwise the model's program has ended meanwhile
+            if model.row.place is Place.LEAVING:  # otherwise the model's program has ended while it was being moved
                 self._tell(f"{name} cannot be moved to host memory, so it is stopped: {error}")
                 await self._stop(model, gpu)
             return

@@ -29,10 +29,10 @@ from cotenant.serving.llm.keeper import Keeper, kill_group
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-AGENT_WITHIN_S = 300.0  # in a checkout, an agent first compiles its parts in C
-AGENT_BACK_S = 30.0  # how long an order waits for an agent that has ended
+AGENT_WITHIN_S = 300.0  # long, because in a source checkout an agent first compiles the native libraries
+AGENT_BACK_S = 30.0  # how long an order waits for the restart of an agent that has ended
 PARK_WITHIN_S = 10.0
-NAME_FREE_S = 10.0  # how long a dead tenant's name may remain in use
+NAME_FREE_S = 10.0  # how long the name of a tenant that has ended may still be in use
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Host(Protocol):
     """
 
     gpus: list[GpuRoom]
-    moves: bool  # whether evicted programs are kept in host memory
+    moves: bool  # true: evicted programs are kept in host memory; false: they are stopped
 
     @property
     def agent(self) -> Path | None:
@@ -202,7 +202,8 @@ class AgentHost:
             environment = await self._in_thread(lambda: program_environment(answer))
             process = await spawn(command, log, environment)
             try:
-                with contextlib.suppress(WorkError):  # the process has already ended
+                # if the process has already ended, the agent need not know of its start
+                with contextlib.suppress(WorkError):
                     await self._in_thread(lambda: client.call("started", name=model.name, pid=process.pid))
             except BaseException:
                 kill_group(process.pid)

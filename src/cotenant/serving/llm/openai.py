@@ -15,7 +15,7 @@ from cotenant.serving.gateway.http1 import Exchange
 
 JSON = b"content-type: application/json\r\n"
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-# headers that are not forwarded: hop-by-hop ones, and those that the endpoint sets itself
+# headers of a request that are not forwarded: hop-by-hop headers, and those that the gateway sets itself
 NOT_ASKED = frozenset(
     b"host connection keep-alive proxy-connection transfer-encoding te trailer upgrade expect content-length"
     b" authorization accept-encoding x-request-id".split()
@@ -118,7 +118,7 @@ class Renamed:
         self._pairs = [
             (b'"model":%s%s' % (space, orjson.dumps(name)), b'"model":%s%s' % (space, orjson.dumps(ours)))
             for space in (b"", b" ")
-            for name in (theirs, f"{theirs}@main")  # with its revision, as transformers serve 5.17 answers
+            for name in (theirs, f"{theirs}@main")  # with its revision, as `transformers serve` 5.17 writes the name
         ]
         self._longest = max(len(old) for old, _ in self._pairs)
         self._rest = b""

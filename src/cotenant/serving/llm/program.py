@@ -25,7 +25,9 @@ ASK_EVERY_S = 0.05
 ASK_SELDOM_S = 0.5
 ANSWER_WITHIN_S = 5.0
 GRACE_S = 10.0
-NO_LIST = (404, 405, 500, 501)  # to /v1/models; 500: transformers serve on a machine without a cache of models
+# answers to /v1/models of programs without a list of models; 500 comes from `transformers serve` on a machine without a
+# cache of models
+NO_LIST = (404, 405, 500, 501)
 
 
 class Program:
@@ -42,7 +44,7 @@ class Program:
 
     async def _watch(self) -> None:
         await self.process.wait()
-        self._keeper.ended(self.process.pid)  # also kills processes that the program left running
+        self._keeper.ended(self.process.pid)  # processes that the program left running are killed, too
         self.ended.set()
         self.upstream.close()
 

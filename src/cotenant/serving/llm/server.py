@@ -131,7 +131,8 @@ class ModelServer:
             )
         for door in sockets:
             try:
-                door.listen(BACKLOG)  # uvloop would not notice that another server has bound the address meanwhile
+                # called here, because uvloop would not notice that another server has bound the address in the meantime
+                door.listen(BACKLOG)
                 listener = await loop.create_server(self.front.protocol, sock=door, ssl=self.tls, backlog=BACKLOG)
             except OSError as error:
                 why = (error.strerror or str(error)).lower()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cotenant.observability.exposition import Histogram
 from cotenant.observability.metrics_llm import MODEL_TPOT, MODEL_TTFT
 
-RECENT = 512  # number of recent streams per model that percentiles in `top` are taken from
+RECENT = 512  # number of latest streams of a model from which `top` computes percentiles
 OUTCOMES = ("ok", "error", "full", "unavailable", "failed", "cancelled")
 
 
@@ -19,8 +19,8 @@ class ModelStats:
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
-        self.switches: Counter[str] = Counter()  # numbers of starts, evictions, returns and stops
-        self.seconds: dict[str, float] = {}  # total durations of starts, evictions, returns and stops
+        self.switches: Counter[str] = Counter()  # numbers of starts, evictions, restores and stops of the program
+        self.seconds: dict[str, float] = {}  # total duration of each of these
         self.deaths = self.retries = 0
         self.ttft: Histogram | None = None
         self.tpot: Histogram | None = None

@@ -21,9 +21,9 @@ from cotenant.serving.llm.openai import (
 from cotenant.serving.llm.program import Program
 from cotenant.serving.llm.upstream import Link
 
-MOST_TRIES = 2  # a request that ran when a program died may have caused the death, so it is tried only this often
+MOST_TRIES = 2  # a request is tried only this often if programs die while it runs, since it may be the cause
 EVENT_END, DONE = b"\n\n", b"data: [DONE]\n\n"
-DEATH_WITHIN_S = 2.0  # a connection may break this long before the end of the program is noticed
+DEATH_WITHIN_S = 2.0  # a connection may break up to this long before the server notices that the program has ended
 
 
 class Ticket:
@@ -121,7 +121,8 @@ class Ticket:
         now_s = time.monotonic()
         if not self._first_s:
             self._first_s = now_s
-        events = data.count(EVENT_END) - data.endswith(DONE)  # the event DONE follows the last token at once
+        # a token per event; the event DONE is not counted, since it comes together with the last token
+        events = data.count(EVENT_END) - data.endswith(DONE)
         if events > 0:
             self._last_s = now_s
             self._events += events
@@ -157,7 +158,7 @@ class Ticket:
         """Report the fault to the client, or retry if nothing of an answer was forwarded yet."""
         program = self._program
         assert program is not None
-        # the program may have closed an idle connection: this does not count as an attempt
+        # a broken connection that had been idle does not count as an attempt, since the program may just have closed it
         if self._kept and not self.streamed:
             self._kept = False
             self.tries -= 1

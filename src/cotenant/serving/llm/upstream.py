@@ -42,7 +42,7 @@ class Link(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
         self._sized = False
-        self.kept = False  # whether the connection was used before: then the program may be closing it now
+        self.kept = False  # the connection was idle before this request, so the program may be closing it now
 
     def ask(self, request: bytes, receiver: Receiver) -> None:
         """Send a request."""
@@ -68,7 +68,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes. Everything received in one read is forwarded as one piece."""
-        if self._receiver is None:  # data that no request asked for, or after the end of an answer
+        if self._receiver is None:  # no request is waiting for these data, or they come after the end of an answer
             self.transport.abort()
             return
         try:
@@ -84,7 +84,7 @@ class Link(asyncio.Protocol):
         self._upstream.lost(self)
         if self._receiver is not None and self._headers and not self._sized:
             self._hand_on()
-            self._end()  # an answer without a length ends with the connection
+            self._end()  # an answer without a length ends when the connection closes
         self._fault("the program closed the connection" if exc is None else f"the connection broke: {exc}")
 
     def _fault(self, why: str) -> None:
@@ -129,7 +129,8 @@ class Link(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """See httptools."""
-        if self._parser.get_status_code() < 200:  # 100 Continue: the answer follows
+        # an informational status such as 100 Continue, after which the real answer comes
+        if self._parser.get_status_code() < 200:
             return
         self._hand_on()
         keep = self._parser.should_keep_alive() and self._sized
@@ -167,7 +168,7 @@ class Upstream:
 
         def connected(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if task.cancelled():  # `close` cancelled the task, possibly before it started
+            if task.cancelled():  # `close` has cancelled the task, possibly before the task started
                 receiver.got_fault("the program has ended")
 
         task.add_done_callback(connected)

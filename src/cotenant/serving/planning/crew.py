@@ -25,7 +25,7 @@ from cotenant.serving.protocol.tensors import ModelInfo
 from cotenant.serving.worker import LoadError, ModelSpec, UnavailableError, Worker, WorkerFactory, WorkerSpec
 from cotenant.serving.workers.repository import Found, find
 
-RESTARTS = 3  # a service counts as failed after this many consecutive attempts to start its worker
+RESTARTS = 3  # after this many successive failures to start its worker, a service counts as failed
 BACKOFF_S = (0.0, 0.5, 2.0)
 UNAVAILABLE_S = 0.5
 DRAIN_S = 60.0
@@ -85,7 +85,7 @@ class Crew:
         self._keys: dict[Worker, frozenset[tuple[str, int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.closing = False
-        # services that no plan can include, because they could not be measured -> reason
+        # service that could not be measured, so that no plan can include it -> reason
         self.unmeasured: dict[str, str] = {}
         self._count = self._generations = 0
         self._best_effort = {s.name for s in config.deployment.services if not s.latency_sensitive}
@@ -167,7 +167,7 @@ class Crew:
                 self._loaded(new)
             await self._resized(plan, lets)
             self.stats.switches += 1
-            # building its tables takes milliseconds, during which requests would wait
+            # building the dispatcher's tables takes milliseconds, so it is done in a thread, and requests need not wait
             desk = await asyncio.to_thread(
                 Dispatcher, plan, self.pool.services, self.profiles, self.pool.hold
             )  # fmt: skip
@@ -204,7 +204,7 @@ class Crew:
 
     def _match(self, plan: ServingPlan) -> tuple[list[Let], list[_New]]:
         """For each gpulet of the plan, find an existing gpulet that matches, or create a new worker."""
-        # a worker with an unloaded or outdated model is not reused, since it would hold its memory
+        # a worker that has unloaded or outdated models is not reused, since their memory would not be freed
         ready = {(name, self.models[name].generation) for name in self.ready_services()}
         free = [let for let in self.pool.lets if let.worker is not None and self._keys[let.worker] <= ready]
         lets: list[Let] = []
@@ -254,7 +254,8 @@ class Crew:
         for seat in let.seats:
             found = self.models[seat.service].found
             assert found is not None
-            # the worker loads the model for the largest batch of any later plan, so that it need not be replaced
+            # the worker prepares the model for the largest batch of any later plan, so that a new plan needs no new
+            # worker
             most = max(seat.batch, profile.max_batch(seat.model, let.partition))
             sensitive = seat.service not in self._best_effort
             spec = (seat.service, seat.model, found.backend, found.path, found.version, most, found.config, sensitive)
@@ -311,7 +312,8 @@ class Crew:
             self._keys[worker] = self._key(let.spec)
             try:
                 infos = await worker.start()
-            except (UnavailableError, InputError) as error:  # retry without limit, since the models did not cause this
+            # retried without a limit on attempts, since the models did not cause this failure
+            except (UnavailableError, InputError) as error:
                 self._keys.pop(worker, None)
                 if not said:
                     self.say(f"{let.spec.name} waits for its worker: {error}", logging.WARNING)
@@ -325,7 +327,7 @@ class Crew:
                 pause_s = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
                 continue
             if let.index < 0 or self.closing or self._keys[worker] != self._key(let.spec):
-                # a newer plan removed this gpulet or changed its services while the worker loaded
+                # while the worker loaded its models, a newer plan removed this gpulet or changed its services
                 self._keys.pop(worker, None)
                 await worker.stop(1.0)
                 if let.index >= 0 and not self.closing:

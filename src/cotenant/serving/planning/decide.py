@@ -22,7 +22,7 @@ class Decision:
 
     plan: ServingPlan
     verified: Verified | None
-    target: float | None  #: SLO attainment that a verified plan must reach
+    target: float | None  # fraction of requests within their SLO that a verified plan must reach
     decision_ms: float
 
     @property
@@ -60,14 +60,14 @@ def decide(
     """
     services, gpus = problem.services, problem.gpus
     rates = [s.rate_rps * headroom for s in services]
-    Packer(spec, gpus, services)  # this line reports wrong input before anything is compiled
+    Packer(spec, gpus, services)  # wrong input is reported by this line, before the slow compilation below
     if on_ready is not None:
         on_ready()
     if min_gpus:
         least = fewest_gpus(spec, gpus, services, rates, time_limit_s)
         gpus = gpus.first(least.gpus_used) if least.feasible else gpus
     packer = Packer(spec, gpus, services, time_limit_s=time_limit_s)
-    # the first call builds tables and compiles code, which is not part of the reported time
+    # the first call builds tables and compiles code, so its time is not counted
     packer.plan(rates, start=start)
     began = time.perf_counter()
     plan = packer.plan(rates, start=start)

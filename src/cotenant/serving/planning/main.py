@@ -17,13 +17,14 @@ from cotenant.serving.planning.planner import Ask, Planner
 
 def main() -> int:
     """Answer until the gateway ends."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    # 1 is PR_SET_PDEATHSIG: the kernel kills this process when its parent ends
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     source, write = pickles.take_streams()
     problem, name = pickles.read(source)
     planner = Planner(problem, name)
-    os.nice(5)  # a lower CPU priority than the gateway, which serves requests
+    os.nice(5)  # a lower CPU priority than that of the gateway, which serves requests
     while True:
         try:
             ask: Ask = pickles.read(source)

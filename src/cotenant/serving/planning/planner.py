@@ -63,7 +63,8 @@ class Planner:
             known = {s.name for s in services}
             apps = [(app, x) for app, x in self.problem.applications if all(y.service.name in known for y in x)]
             true = [replace(s, rate_rps=rate) for s, rate in zip(services, rates, strict=True)]
-            rated = Packer.__new__(Packer)  # the same tables with other rates
+            # a copy without a new construction, so that it has the same tables and other rates
+            rated = Packer.__new__(Packer)
             rated.__dict__.update(packer.__dict__)
             rated.services = true
             apps = [(replace(app, rate_rps=ask.rates_rps[x[0].service.name]), x) for app, x in apps]

@@ -27,11 +27,12 @@ from cotenant.serving.planning.planner import Ask
 from cotenant.serving.worker import UnavailableError, WorkerFactory
 
 SAMPLE_S = 0.5
-LEAST_RATE = 0.01  # an idle service is planned for at least this rate, so that it stays reachable
+LEAST_RATE = 0.01  # lowest rate for which a service is planned, so that even an idle one stays reachable
 PLAN_LIMIT_S = 120.0
-# timeout of the first plan, before which the planner process may compile for half a minute or longer
+# time limit of the first plan; it is long, because the planner process may have to compile for half a minute or more
 FIRST_PLAN_LIMIT_S = 900.0
-# largest number of attempts to apply plans; each leaves out a service that cannot be loaded, or a lost GPU
+# largest number of attempts to apply plans; each further attempt leaves out a service that cannot be loaded, or a lost
+# GPU
 ATTEMPTS = 100
 
 
@@ -70,8 +71,8 @@ class PlannerProcess:
     async def _begin(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         with theirs:
-            # the kernel kills this process when the thread that started it ends (PR_SET_PDEATHSIG): here, the loop's
-            # thread
+            # the kernel kills the process when the thread that started it ends (PR_SET_PDEATHSIG); here that is the
+            # loop's thread
             command = [sys.executable, "-P", "-m", "cotenant.serving.planning.main"]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self._streams = await asyncio.open_unix_connection(sock=ours)
@@ -195,7 +196,8 @@ class Replanner:
             self.note = note
             served = {seat.service for let in self.pool.lets for seat in let.spec.seats}
             if not first and set(rates) <= served and all(let.spec.gpu in gpus for let in self.pool.lets):
-                return None  # moving models would not improve anything
+                # the served services and the GPUs would stay the same, so moving models would not improve anything
+                return None
         else:
             self.note = ""
         return plan
@@ -234,7 +236,7 @@ class Replanner:
                 if str(error) != self.note:
                     self.say(f"no new plan: {error}", logging.WARNING)
                 self.note = str(error)
-                if isinstance(error, UnavailableError):  # not caused by the plan: try again later
+                if isinstance(error, UnavailableError):  # the plan is not the cause, so it is tried again later
                     loop.call_later(SAMPLE_S, self.wanted.set)
 
 

@@ -93,7 +93,8 @@ _MESSAGES = {
     "CudaSharedMemoryRegisterResponse": "",
     "CudaSharedMemoryUnregisterRequest": "string name 1",
     "CudaSharedMemoryUnregisterResponse": "",
-    # messages of config.pbtxt for models that can run here; those for ensembles, sequences and operators are refused
+    # The messages of config.pbtxt, with the fields that matter for models that can run here. Fields of ensembles,
+    # sequences and operators are left out, so such models are refused.
     "ModelConfig": (
         "string name 1, string platform 2, ModelVersionPolicy version_policy 3, int32? max_batch_size 4, "
         "[ModelInput] input 5, [ModelOutput] output 6, [ModelInstanceGroup] instance_group 7, "

@@ -26,7 +26,8 @@ class Region:
     key: str
     offset: int
     byte_size: int
-    file: FileIO = field(repr=False, compare=False)  # the file is closed when no request uses it any more
+    # a file object, so that the file is closed when no request uses it any more
+    file: FileIO = field(repr=False, compare=False)
 
     def status(self) -> dict[str, Any]:
         """The region as the protocol's status request describes it."""

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-# data type of the protocol -> numpy; BF16 is sent as raw 16-bit words, BYTES as length-prefixed strings
+# data type of the protocol -> numpy type; BF16 is sent as 16-bit words, and BYTES as strings with their lengths before
+# them
 DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"),
@@ -144,7 +145,7 @@ def from_array(name: str, array: np.ndarray, datatype: str | None = None) -> Ten
     return Tensor(name, kind, array.shape, array.tobytes())
 
 
-# Python types of elements of a JSON list, for data types that are not integers
+# data type that is not an integer -> Python types that the elements of a JSON list may have
 _ELEMENTS: dict[str, set[type]] = {
     "BOOL": {bool}, "BYTES": {str}, "FP16": {int, float}, "FP32": {int, float}, "FP64": {int, float},
 }  # fmt: skip
@@ -179,7 +180,7 @@ def packed(name: str, datatype: str, values: Sequence[Any]) -> bytes:
             raise TensorError(f"input {name!r} has a string that is not Unicode text") from None
     dtype = DTYPES[datatype]
     try:
-        # the type is explicit, since numpy would convert a list of 1 and 2**64 - 1 to float64
+        # without an explicit type, numpy would convert a list of 1 and 2**64 - 1 to float64
         array = np.array(values, np.float64 if dtype.kind == "f" else dtype)
     except OverflowError:
         raise TensorError(f"input {name!r} has elements outside {datatype}") from None

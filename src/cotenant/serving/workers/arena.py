@@ -31,7 +31,7 @@ class Arena:
         return cls(fd)
 
     def _map(self) -> None:
-        # the old mapping is freed with its last view
+        # the old mapping stays valid until its last view is gone
         self.size = os.fstat(self.fd).st_size
         self.map = mmap.mmap(self.fd, self.size)
         self.view = memoryview(self.map)

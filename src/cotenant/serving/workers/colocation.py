@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 VARIABLE = "COTENANT_WORKER_FLOOR"
 LOOK_S = 0.00005
-SIGN_S = 0.1  # heartbeat interval while a batch runs: a fifth of the usual heartbeat timeout
+SIGN_S = 0.1  # interval of the heartbeat while a batch runs: a fifth of the usual heartbeat timeout
 KEEP_S = 1.0
-# numbers for tenants' names, never used twice: a tenant of the previous server in this process may still exist
+# numbers in tenants' names; none is used twice, because a tenant of the previous server in this process may still exist
 NUMBERS = itertools.count(1)
 
 
@@ -80,7 +80,7 @@ class Colocation:
         self._names: dict[str, str] = {}
         self._sensitive: dict[str, tuple[str, int]] = {}  # name of each LS worker -> its GPU and pid
         self._floors: dict[str, Floor] = {}
-        self._keeper = ControlClient(folder)  # the scheme is in effect while this connection is open
+        self._keeper = ControlClient(folder)  # the agent uses this scheme as long as the connection is open
         self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["overlap"])
         self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
         on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
@@ -101,7 +101,8 @@ class Colocation:
         if not best_effort and not all(model.latency_sensitive for model in spec.models):
             names = " and ".join(model.service for model in spec.models if not model.latency_sensitive)
             LOG.warning(f"{names} shares a process with a latency-sensitive service: it waits only between batches")
-        # workers on green contexts change their SMs between batches; others are gated by the shim for each kernel
+        # workers on green contexts change their SMs between two batches; for other workers, the shim holds back each
+        # kernel
         elastic = mechanisms.find(spec.mechanism).capabilities.worker_resizes
         if elastic and best_effort:
             names = " and ".join(model.service for model in spec.models)
@@ -150,7 +151,7 @@ class Colocation:
             latency_sensitive=not best_effort,
             work_class=claims[0].work_class if len({claim.work_class for claim in claims}) == 1 else "unknown",
         )
-        client = ControlClient(self.folder)  # the tenant exists while this connection is open
+        client = ControlClient(self.folder)  # the tenant exists as long as this connection is open
         self._clients[spec.name], self._names[spec.name] = client, tenant.name
         try:
             return register(client, Launch(self.folder, tenant, [spec.name]))
@@ -173,10 +174,11 @@ class Colocation:
     def _join(self, gpu: str) -> None:
         from cotenant.agent.gate.client import join_floor
 
-        with contextlib.suppress(WorkError):  # without this, workers set the flag themselves a little later
+        with contextlib.suppress(WorkError):  # if joining fails here, workers set the flag themselves, a little later
             if gpu not in self._floors:
                 floor = join_floor(self.folder, gpu)
-                if self._floors.setdefault(gpu, floor) is not floor:  # workers are started concurrently
+                # another thread may have joined the same gate, since workers are started concurrently
+                if self._floors.setdefault(gpu, floor) is not floor:
                     floor.close()
 
     def coming(self, spec: WorkerSpec, service: str) -> None:
@@ -257,7 +259,7 @@ class Turnstile:
         self._floor, self._best_effort, self._gated = floor, best_effort, gated
         self._beside, self._whole, self._resize = beside, whole, resize
         self._now = whole
-        self._runs: WorkClass | None = None  # work class of the LS batch that runs now
+        self._runs: WorkClass | None = None  # work class of the latency-sensitive batch that runs now; None: none runs
         self._lock = threading.Lock()
         threading.Thread(target=self._show_signs, name="signs", daemon=True).start()
 

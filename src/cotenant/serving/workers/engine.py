@@ -16,7 +16,7 @@ from cotenant.serving.protocol.tensors import ModelInfo, Tensor, from_array, to_
 from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, WorkerSpec
 
 MOST_ITEMS = 1 << 30
-MOST_SAID = 500  # at most this many characters of a model's error are sent to the client
+MOST_SAID = 500  # a model's error is cut to this many characters before it is sent to the client
 
 
 class Engine:
@@ -27,7 +27,7 @@ class Engine:
         capabilities = mechanisms.find(spec.mechanism).capabilities
         self.share = Share(spec.fraction, cores, spec.start, capabilities.needs_gpu, capabilities.worker_resizes)
         self._models: dict[str, Backend] = {}
-        self._most: dict[str, int] = {}  # largest batch of a model, by service
+        self._most: dict[str, int] = {}  # service -> largest batch of its model
 
     def load(self, loading: Callable[[str], None] = lambda service: None) -> dict[str, ModelInfo]:
         """Load every model, calling `loading` before each; LoadError says which one failed and why."""
@@ -56,8 +56,7 @@ class Engine:
     def _run(self, service: str, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
         model, most = self._models[service], self._most[service]
         if model.info.batchable:
-            # a plan may use a larger batch than the configuration allows, since plans are based on
-            # profiles
+            # a plan may use a larger batch than the model's configuration allows, because plans are based on profiles
             if count > most:
                 parts = [
                     self._run(service, [x[at : at + most] for x in inputs], min(most, count - at))
@@ -130,7 +129,7 @@ def labels(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     found = {}
     for entry in entries(model.config, "output"):
         file = entry.get("label_filename")
-        # the configuration may come over the network, so it must not name files elsewhere
+        # the configuration may come from the network, so it must not name files outside the folder
         if file and Path(file).name != file:
             raise ValueError(f"label_filename {file!r} is not the name of a file in the model's folder")
         if file and model.path is not None:

@@ -40,7 +40,7 @@ class LocalWorker:
     ) -> None:  # fmt: skip
         self.spec, self.cores = spec, cores
         self.pid: int | None = None
-        # computes further environment variables; may be slow
+        # computes further environment variables for the worker; called in a thread, since it may be slow
         self.prepare: Callable[[], Mapping[str, str]] | None = None
         self.on_start: Callable[[int], None] | None = None  # called in a thread, since it may be slow
         self.on_submit: Callable[[str], None] = lambda service: None
@@ -79,8 +79,9 @@ class LocalWorker:
         self._arena = Arena.create("worker")
         numbers = (theirs.fileno(), self._arena.fd)
         with theirs:
-            # start the worker from the loop's own thread, since the worker dies with that thread (see main.settle); its
-            # output goes to standard error, so as not to mix with the gateway's standard output
+            # The worker is started from the loop's own thread, because it dies together with the thread that started it
+            # (see main.settle). Its output goes to standard error, so that it does not mix with the gateway's standard
+            # output.
             prints = sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "cotenant.serving.workers.main", *map(str, numbers)],
@@ -92,7 +93,7 @@ class LocalWorker:
         try:
             if self.on_start is not None:
                 await _elsewhere(self.on_start, self.pid)
-            with contextlib.suppress(OSError):  # the process has ended, which the reading thread notices
+            with contextlib.suppress(OSError):  # if the process has ended, the reading thread notices that
                 ours.send(pickle.dumps((self.spec, self.cores)))
             return await asyncio.wait_for(self._ready, self._limit_s)
         except (UnavailableError, InputError):
@@ -144,7 +145,7 @@ class LocalWorker:
         what = ("run", job.number, job.service, count, stacked, layout, at, job.submitted_s, job.expected_ms)
         message = marshal.dumps(what)
         self.on_submit(job.service)
-        with contextlib.suppress(OSError):  # the process has ended, which the reading thread notices
+        with contextlib.suppress(OSError):  # if the process has ended, the reading thread notices that
             self._channel.send(message)
 
     def _readable(self) -> None:

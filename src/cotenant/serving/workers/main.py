@@ -31,7 +31,7 @@ LOG = logging.getLogger("cotenant.serving.workers.main")  # under -m, __name__ i
 
 MOST_MESSAGE = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
-DEVICE_LOST = 75  # exit code
+DEVICE_LOST = 75  # exit code of a worker whose GPU is lost
 
 
 def settle(cores: tuple[int, ...]) -> None:
@@ -42,7 +42,8 @@ def settle(cores: tuple[int, ...]) -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    # ignore these signals: they are often sent to the whole process group, but batches must be finished
+    # these signals are often sent to the whole process group, but a batch that runs must be finished, so they are
+    # ignored
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if cores:
@@ -82,7 +83,7 @@ class Loop:
         try:
             why = "" if self.engine.resize(fraction) else "its backend needs a new process for another share"
             self.channel.send(marshal.dumps(("resized", fraction, why)))
-        except Exception as error:  # the old share stays in effect
+        except Exception as error:  # the worker keeps its old share
             self.channel.send(marshal.dumps(("resized", fraction, said(error))))
 
     def _run(
@@ -104,12 +105,12 @@ class Loop:
                 written, size = self._write(self.infos[service], outputs, end)
                 return ("done", number, (time.monotonic() - began) * 1e3, True, written, size)
             except Exception:
-                pass  # a single item may have caused this: running the items one by one finds out which
+                pass  # one of the items may have caused this, so they are run one by one below
         units = self._units(service, count, stacked, layout)
         result = self.engine.run(Job(number, service, units, expected_ms, submitted_s))
         if any(isinstance(answer, str) for answer in result.answers) and self.engine.lost():
             LOG.error("the device is lost: %s", result.answers[0])
-            os._exit(DEVICE_LOST)  # the gateway sends the batch to another worker, and starts a new one
+            os._exit(DEVICE_LOST)  # the gateway then sends the batch to another worker, and starts a new one
         return self._answer(number, result, end)
 
     def _write(self, info: ModelInfo, outputs: list[np.ndarray], end: int) -> tuple[list[Any], int]:
@@ -188,4 +189,4 @@ def void(sent: int) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # skip the interpreter's shutdown, since everything has been answered
+    os._exit(code)  # everything has been answered, so the slow shutdown of the interpreter is skipped

@@ -56,7 +56,7 @@ class RayWorker:
         self._spawn(self._run(job, replace(job, units=units)))
 
     async def _run(self, job: Job, sent: Job) -> None:
-        # the node sets the time of submission, because clocks of machines differ
+        # the time of submission is set on the node, because clocks of machines differ
         result = await self._owner.ask(self.spec.gpu, "run", self.spec.name, sent)
         if self._dead:
             return
@@ -114,7 +114,7 @@ class RayWorkers:
         self._address, self._gpus = address, gpus
         self._host = (mechanism, timed, load_limit_s)
         self._per_node = 0
-        self._nodes: RayNodes | None = None  # None: no connection
+        self._nodes: RayNodes | None = None  # None: there is no connection to a Ray cluster
         self._thread = threading.Thread(target=self._keeping.run_forever, name="cotenant-ray", daemon=True)
         self._thread.start()
         try:
@@ -214,7 +214,7 @@ class RayWorkers:
     def _tell(self, function: Callable[[], None]) -> None:
         """Run a function on the server's event loop, because it changes the server's objects."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended, so the message is not needed
+            with contextlib.suppress(RuntimeError):  # if the event loop has ended, the message is not needed any more
                 self._loop.call_soon_threadsafe(function)
 
 

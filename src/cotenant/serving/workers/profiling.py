@@ -80,7 +80,7 @@ class Partial:
             if kept["key"] == key:
                 self.rows = kept["rows"]
         except (OSError, ValueError, KeyError, TypeError):
-            return  # no partial file, or one of other settings: measure everything
+            return  # there is no partial file, or it is of other settings, so everything is measured
 
     def put(self, name: str, row: Any) -> None:
         """Store a measurement in the partial file."""

@@ -32,8 +32,8 @@ class NodeHost:
         self._life = life
         workers, self._workers = list(self._workers.values()), {}
         answers, self._answers, self._dead = list(self._answers.values()), {}, {}
-        # answer these calls although nothing waits for the answers: an actor runs a limited number of calls
-        # at a time
+        # these calls are answered although their callers are gone, since an actor can run only a limited number of
+        # calls at a time
         for answer in answers:
             if not answer.done():
                 answer.set_result(GONE)
@@ -57,7 +57,7 @@ class NodeHost:
         except (LoadError, InputError, WorkError) as error:
             self._forget(worker)
             return None, (error.service, error.why) if isinstance(error, LoadError) else ("", str(error))
-        if life != self._life:  # the node was lost meanwhile: no later call would end the worker
+        if life != self._life:  # the node was lost in the meantime, so no later call would end this worker
             await worker.stop(0.0)
             return None, ("", "the node was lost")
         return worker.pid, found

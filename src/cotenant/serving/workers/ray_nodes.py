@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 PING_S, SILENT_S, AGAIN_S = 0.5, 5.0, 2.0
 CONNECT_S, CLOSE_S = 60.0, 5.0
-CALLS = 1000  # concurrent calls of an actor; each worker has at most one batch in flight
+CALLS = 1000  # largest number of concurrent calls of an actor; each worker has at most one batch in flight
 
 
 class LostNodeError(Exception):
@@ -41,7 +41,7 @@ class Slot:
     id: str = ""
     actor: str = ""
     alive: bool = False
-    why: str = ""  # reason why the slot has no node
+    why: str = ""  # why the slot has no node
     lost: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -96,7 +96,7 @@ class RayNodes:
             return await self._call(slot, method, *local)
         except LostNodeError:
             return None
-        except FailedCallError as error:  # an error in the actor's code: the node is alive
+        except FailedCallError as error:  # the error comes from the actor's code, so the node is alive
             LOG.error("node %s: %s failed: %s", slot.id[:8], method, error)
             return None
 
@@ -170,7 +170,7 @@ class RayNodes:
                 asyncio.wrap_future(self._cluster.call(slot.actor, "begin", slot.life)), within_s
             )
         except (LostNodeError, LostCallError, FailedCallError, TimeoutError) as error:
-            # or Ray's head is down: running workers continue
+            # it is also possible that Ray's head is down; running workers continue then
             if isinstance(error, LostCallError) and error.dead:
                 slot.actor = ""  # the old actor has ended
             why = str(error) or "it does not answer"
