@@ -41,7 +41,7 @@ def parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
-# JSON Schema of quantities in a configuration file, which editors use
+# the JSON schemas of quantities in a configuration file; editors use them to check and complete it
 TIME = WithJsonSchema({"type": ["number", "string"], "title": "time", "examples": ["2h", "500ms", "10s"]})
 SIZE = WithJsonSchema({"type": ["integer", "string"], "title": "size", "examples": ["256MiB", "62.5GB", "8GiB"]})
 PART = WithJsonSchema({"type": ["number", "string"], "title": "part", "examples": [0.3, "30%"]})
@@ -100,7 +100,7 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
     elif first["type"] == "value_error":
         inner = cause.args[0] if cause is not None and cause.args else first["msg"]
         text = inner.message if isinstance(inner, InputError) else str(inner)
-        # the error's field is the outer field followed by the inner error's field
+        # the field in the message is the outer field, followed by that of the inner error
         if isinstance(inner, InputError) and inner.field:
             where[-1:] = [inner.field] if inner.field.split(".")[0] == where[-1:][0] else [*where[-1:], inner.field]
     elif first["type"] == "missing":

@@ -49,7 +49,7 @@ class Cluster:
                 )
             if group.memory_bytes > MAX_MEMORY_BYTES:
                 raise InputError("a node has at most 1e9 GB of memory", file=self.source or None, field="memory")
-            # amounts per GPU are counted in thousandths of a core and 10^6 bytes
+            # below one thousandth of a core or 10^6 bytes per GPU, a GPU's part of the node would be rounded to 0
             if group.cpus * 1000 < group.gpus or group.memory_bytes < 10**6 * group.gpus:
                 raise InputError(
                     "a node needs at least 0.001 CPU cores and 1 MB of memory for each GPU", file=self.source or None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _REPORT = ("numpy", "polars", "orjson")
 _SIM = (*_REPORT, "numba", "highspy")
-# extra -> names of the modules that it installs; a test compares with pyproject.toml
+# extra of the package -> modules that it installs; a test compares the table with pyproject.toml
 EXTRAS: dict[str, tuple[str, ...]] = {
     "report": _REPORT,
     "sim": _SIM,
@@ -66,7 +66,7 @@ def _within(module: str, other: str) -> bool:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the parent package is missing
+    except ModuleNotFoundError:  # the package that contains the module is missing
         return False
 
 

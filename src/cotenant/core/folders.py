@@ -16,18 +16,20 @@ from pathlib import Path
 
 from cotenant.core.errors import WorkError
 
-MACHINE_AGENT = Path("/run/cotenant")  # only root can create folders below /run, so every user may trust this agent
+# every user may trust an agent with this folder, since only root can create folders below /run
+MACHINE_AGENT = Path("/run/cotenant")
 CONTROL_SOCKET = "control.sock"
-STORE_URL = "store"  # file in a fleet's folder with the URL of the fleet's database, if the store is not in the folder
+# a file in the fleet's folder; if the fleet's store is a database server, it contains the server's URL
+STORE_URL = "store"
 
 
 def agent_folder() -> Path:
     """Folder of the agent that this user's commands contact: the user's own agent if it runs, else the machine's."""
-    # the result is also False if this user may not read the folder
+    # this is also False if the user may not read the folder
     has_machine_agent = os.path.exists(MACHINE_AGENT / CONTROL_SOCKET)
     try:
         own = own_agent_folder()
-    except WorkError:  # another user created the folder
+    except WorkError:  # the folder belongs to another user
         if has_machine_agent:
             return MACHINE_AGENT
         raise

@@ -9,7 +9,7 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDO
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 PROTOCOL_ERROR = 1
 FIRST_WINDOW, MOST_WINDOW = 65_535, (1 << 31) - 1
-FRAME_HEAD = struct.Struct(">HBBBI")  # the fields: length (16 and 8 bits), type, flags, stream
+FRAME_HEAD = struct.Struct(">HBBBI")  # the parts of the head: length (16 and 8 bits), type, flags, stream
 
 
 class ProtocolError(ValueError):

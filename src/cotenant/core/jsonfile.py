@@ -23,7 +23,7 @@ def read_json(path: str | Path) -> Any:
         raise InputError("is not JSON: nested too deeply", file=path) from None
     except InputError as error:
         raise InputError(error.message, file=path, field=error.field) from None
-    except ValueError:  # Python's limit on integers
+    except ValueError:  # Python refuses to read integers of thousands of digits
         raise InputError("has a number of thousands of digits", file=path) from None
 
 

@@ -14,7 +14,8 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.lines import encode, failure
 
 C = TypeVar("C")
-REFUSED_S = 1.0  # time limit for the order of a refused client, which reads the answer only after it sent an order
+# a refused client reads its answer only after it has sent an order, which is awaited for at most this long
+REFUSED_S = 1.0
 CHUNK = 1 << 16
 
 
@@ -60,7 +61,7 @@ class LineServer(Generic[C]):
         self._most, self._idle_s = most_bytes, idle_s
         self._servers: list[asyncio.AbstractServer] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle: set[asyncio.Task[None]] = set()  # connections that wait for an order
+        self._idle: set[asyncio.Task[None]] = set()  # tasks of connections that wait for an order
         self._closed = False
 
     async def listen(self, path: Path, mode: int) -> None:
@@ -69,7 +70,7 @@ class LineServer(Generic[C]):
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             made.bind(str(path))
-            os.chmod(path, mode)  # set the mode before any client can connect
+            os.chmod(path, mode)  # set before clients can connect, that is, before the server listens
             self._servers.append(await asyncio.start_unix_server(self._serve, sock=made, limit=CHUNK, backlog=1024))
         except OSError as error:
             made.close()
@@ -108,7 +109,7 @@ class LineServer(Generic[C]):
                     await writer.drain()
             finally:
                 self._gone(caller)
-        # the line is too long: end the connection, since the start of the next line is unknown
+        # the line is too long; the connection is closed, since the beginning of the next line cannot be found
         except InputError as error:
             writer.write(encode(failure(error)))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):

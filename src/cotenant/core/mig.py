@@ -37,7 +37,7 @@ class SliceProfile:
     starts: tuple[int, ...]
     most: int = 8
     engines: tuple[int, int] = (0, 0)
-    also: str = ""  # name of the profile with other driver versions
+    also: str = ""  # the name that other driver versions use for the profile
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,8 +60,8 @@ def parse_placement(text: str) -> Placement:
     return Placement(int(start), kind)
 
 
-Layout = tuple[Placement, ...]  # sorted by start
-Multiset = tuple[str, ...]  # kinds, largest first
+Layout = tuple[Placement, ...]  # ordered by start
+Multiset = tuple[str, ...]  # the kinds of instances, largest first
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def place(geo: Geometry, kinds: Sequence[str], keep: Iterable[Placement] = ()) -
         if not left:
             matches.add(tuple(sorted(layout)))
             return
-        # instances of one kind are interchangeable: consider only one order
+        # instances of one kind are interchangeable, so only one order of them is enumerated
         after = layout[-1].start if layout and layout[-1].kind == left[0] else -1
         for start in geo.every[left[0]].starts:
             wider = (*layout, Placement(start, left[0]))

@@ -70,7 +70,8 @@ FOUR = {
     "2g+me": Shape(2, 2, (0, 2), 6, 1, (0, 1)),
     "1g+me": Shape(1, 1, (0, 1, 2, 3), 21, 1, (0, 1)),
 }
-# shapes of an RTX PRO 6000: at most one instance takes all media engines; graphics (`+gfx`) costs nothing extra
+# shapes of the instances of an RTX PRO 6000; at most one instance takes all media engines, and graphics (`+gfx`) takes
+# no resources
 TWELVE = {
     "4g": Shape(4, 12, (0,), 0, 1, (4, 1)),
     "2g": Shape(2, 6, (0, 6), 5, 2, (2, 0)),
@@ -108,7 +109,7 @@ TABLES: dict[str, Table] = {
         "-lgip listing of an A30 24GB",
     ),
     "A100-40GB": _seven(
-        # 1g.10gb needs driver R525 or newer, so it is offered only on request
+        # 1g.10gb needs driver release 525 or newer, so it is offered only on request
         "7g.40gb:39.38:98 4g.20gb:19.62:56 3g.20gb:19.62:42 2g.10gb:9.75:28 1g.10gb:9.75:14 1g.5gb:4.75:14",
         double_memory=False,
         source="-lgip listing of an A100 40GB",

@@ -10,7 +10,7 @@ trace/summary_power_v100.csv).
 from __future__ import annotations
 
 MEASURED_W: dict[str, tuple[float, float]] = {
-    "K80": (17.5, 153.0),  # half of the power of the board, which holds two GPUs
+    "K80": (17.5, 153.0),  # half of the measured power of the board, which has two GPUs
     "P4": (9.0, 76.5),
     "P100": (36.0, 306.0),
     "V100-16GB": (35.0, 306.0),
@@ -26,7 +26,7 @@ BOARD_W: dict[str, float] = {
 }  # fmt: skip
 IDLE_PART, MOST_PART = 0.117, 1.02
 
-# mean power on a V100 as the fraction of the range between idle (35 W) and its limit (250 W)
+# Mean power of training a model on a V100, as a fraction of the range from idle (35 W) to the power limit (250 W).
 ACTIVITY: dict[str, float] = {
     "resnet-50": 0.87,  # 222 W
     "resnet50": 0.87,

@@ -24,7 +24,8 @@ from cotenant.core import logs
 
 BEAT_S = 0.5
 NAMESPACE = "cotenant"
-OK, FAILED, DEAD, AWAY = "ok", "failed", "dead", "away"  # outcomes; FAILED: the actor's code raised an error
+# outcomes of a call; FAILED: the code of the actor raised an error
+OK, FAILED, DEAD, AWAY = "ok", "failed", "dead", "away"
 
 
 class Bridge:
@@ -34,7 +35,7 @@ class Bridge:
         self.ray, self.connection = ray, connection
         self._actors: dict[str, Any] = {}
         self._sending = threading.Lock()
-        self._slow = ThreadPoolExecutor(8)  # for calls that wait for Ray's head, which may be down
+        self._slow = ThreadPoolExecutor(8)  # threads for calls that wait for Ray's head, which may be down
 
     def serve(self) -> None:
         """Execute calls until the caller closes the socket."""
@@ -50,14 +51,14 @@ class Bridge:
                 if message is None:
                     break
                 number, op, *arguments = message
-                if op == "call":  # in order
+                if op == "call":  # calls are made in this thread, one after the other, so that they keep their order
                     self._call(number, *arguments)
                 else:
                     self._slow.submit(getattr(self, f"_{op}"), *arguments).add_done_callback(self._answerer(number))
         self._slow.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, message: Any) -> None:
-        # OSError: the caller has closed the socket, which `serve` notices
+        # OSError: the caller has closed the socket; `serve` ends then
         with self._sending, contextlib.suppress(OSError):
             self.connection.send(message)
 
@@ -119,7 +120,7 @@ def main() -> None:
     except Exception as error:
         connection.send(f"cannot reach Ray at {address}: {first_line(error)}")
         return
-    # signals often go to the whole process group, but the caller must end its work before it closes the socket
+    # these signals often go to the whole process group, but this process must stay until the caller has ended its work
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection.send("")

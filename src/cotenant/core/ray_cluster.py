@@ -22,7 +22,7 @@ from cotenant.core.ray_bridge import BEAT_S, DEAD, FAILED, OK
 LOG = logging.getLogger(__name__)
 BRIDGE = "cotenant.core.ray_bridge"
 CONNECT_S = 120.0
-SILENT_S = 20.0  # longer than any pause between heartbeats
+SILENT_S = 20.0  # a bridge that is silent for longer has failed; this is more than any pause between two heartbeats
 
 
 class FailedCallError(Exception):
@@ -109,7 +109,8 @@ class RayCluster:
 
     def _order(self, *order: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # it always ends by an answer or by the end of the connection
+        # cannot be cancelled: it always ends by an answer, or by the end of the connection
+        future.set_running_or_notify_cancel()
         with self._lock:
             number = next(self._numbers)
             if not self.lost.is_set():

@@ -14,7 +14,7 @@ MAX_GPUS = 1_000_000
 
 
 MOST_MODELS = 128  # largest number of models in one gpulet
-MOST_NAMED = 10  # largest number of services that one sentence names
+MOST_NAMED = 10  # a sentence names at most this many services
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ class Application:
         return done
 
 
-# the applications of the gpulet paper: recognition of digits and an image in a game; detection of objects in traffic,
-# then their classification
+# the applications of the gpulet paper: `game` recognizes digits and an image; `traffic` detects objects and then
+# classifies them
 APPLICATIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "game": {**{f"lenet{i}": () for i in range(1, 7)}, "resnet50": ()},
     "traffic": {"ssd-mobilenetv1": ("googlenet", "vgg16")},

@@ -17,7 +17,7 @@ class Promise(enum.StrEnum):
     SMS = "sms"
     MEMORY = "memory"
     BANDWIDTH = "bandwidth"
-    FAULTS = "faults"  # a fault of one tenant does not end other tenants
+    FAULTS = "faults"  # a fault of one tenant does not end the others
 
 
 class Strength(enum.StrEnum):
@@ -54,6 +54,7 @@ class Prospect:
 
     promise: Promise
     by: Strength
-    how: str  # what enforces the property, in a few words: "dmem.max of the tenant's cgroup"
-    why: str  # one sentence: why no stronger enforcement is possible
-    obstacles: tuple[str, ...] = ()  # what prevents a stronger enforcement, one sentence each
+    how: str  # what enforces the property, in a few words, such as "dmem.max of the tenant's cgroup"
+    why: str  # why it is not enforced more strongly, as a sentence
+    # what would have to change for a stronger enforcement, one sentence for each obstacle
+    obstacles: tuple[str, ...] = ()

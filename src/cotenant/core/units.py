@@ -11,7 +11,7 @@ _BYTES = {
     "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-    # Kubernetes writes binary units without the B
+    # Kubernetes writes binary units without the letter B
     "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40,
 }  # fmt: skip
 _SECONDS = {
@@ -23,7 +23,8 @@ _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-
 
 
 def _split(text: str | float, field: str | None, example: str) -> tuple[float, str]:
-    if isinstance(text, bool) or not isinstance(text, int | float | str):  # a value from a file may have any type
+    # the value may come from a file, so it may have any type
+    if isinstance(text, bool) or not isinstance(text, int | float | str):
         raise InputError(f"{str(text)[:80]} is not a quantity; write it like {example}", field=field)
     if isinstance(text, int | float):
         try:

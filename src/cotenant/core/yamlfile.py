@@ -76,7 +76,7 @@ def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]
         raise InputError(f"not valid YAML: {error.problem or error.context}", file=file, line=line) from None
     except RecursionError:
         raise InputError("not valid YAML: nested too deeply", file=file) from None
-    # PyYAML raises other errors for characters and dates that do not exist, Python for very long numbers
+    # PyYAML raises other errors for characters and dates that do not exist, and Python raises one for very long numbers
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         said = "a number has thousands of digits" if "digits" in str(error) else str(error).splitlines()[0]
         raise InputError(f"not valid YAML: {said}", file=file) from None
@@ -103,7 +103,7 @@ def _refuse_traps(tree: Any, file: str | None) -> None:
     pending, seen = [tree], set()
     while pending:
         node = pending.pop()
-        if id(node) in seen:  # an alias
+        if id(node) in seen:  # an alias stands for a node that was visited already
             continue
         seen.add(id(node))
         if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and ":" in node.value:
@@ -113,7 +113,7 @@ def _refuse_traps(tree: Any, file: str | None) -> None:
         elif isinstance(node, yaml.MappingNode):
             lines: dict[str, int] = {}
             for key, _ in node.value:
-                # `<<` may appear several times, and the mappings that it merges may repeat keys
+                # the merge key `<<` may occur several times, and the mappings that it merges may have the same keys
                 if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                     continue
                 name, line = str(key.value), key.start_mark.line + 1

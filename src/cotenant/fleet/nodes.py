@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PRETEND = "pretend"  # kind of a pretended GPU: jobs only get its number
+PRETEND = "pretend"  # the kind of a pretended GPU: it is only a number, which jobs get, and no device
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ with needs("fleet"):
     import numpy as np
     from numpy.typing import NDArray
 
-PATIENCE = 5.0  # a run that takes this many times as long as simulated has failed
-OFF = 0.03  # a pretended job whose measured speed deviates more than this from its target is measured again
+PATIENCE = 5.0  # a run that takes this many times its simulated time has failed
+OFF = 0.03  # if the measured speed of a pretended job differs from its target by more than this, it is measured again
 TRIES = 3
 
 
@@ -314,7 +314,7 @@ def timed_command(options: ReplayOptions, model: str, iterations: float, *, torc
 
 
 def _options(options: ReplayOptions, folder: Path, profiles: Profiles) -> FleetOptions:
-    # a restart costs a job time here, unlike in a simulation without a restart cost
+    # here a restart costs the job time, unlike in a simulation without a restart cost
     chosen = TrainingConfig(sticky=options.sticky, restart_cost=1.0)
     return FleetOptions(
         folder=folder,

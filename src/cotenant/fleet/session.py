@@ -32,7 +32,8 @@ from cotenant.profiles.training.tables import Profiles, load_profiles
 
 LOG = logging.getLogger(__name__)
 
-if TYPE_CHECKING:  # these modules are imported only when needed: a fleet on GPU machines runs without them
+# imported only where they are needed, because a fleet on GPU machines runs without the packages behind them
+if TYPE_CHECKING:
     from cotenant.core.record.record import Record
     from cotenant.fleet.controller.live import LivePort
 
@@ -129,7 +130,7 @@ class Fleet:
         settings = ControllerOptions(options.folder, options.lease_s, options.keep_s, options.grace_s, options.early)
         if options.store is not None:
             keep_store_url(options.folder, options.store)
-        lock = take_lock(options.folder, waiting)  # take the lock before anything is started on the nodes
+        lock = take_lock(options.folder, waiting)  # the lock is taken before anything is started on the nodes
         try:
             made = executor or make_executor(options)
         except BaseException:

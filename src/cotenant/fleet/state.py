@@ -10,11 +10,11 @@ from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.events import Reason
 from cotenant.fleet.jobs import JobSpec
 
-# states of a job; those after RUNNING are final
+# states of a job; those after RUNNING do not change any more
 WAITING, RUNNING, FINISHED, FAILED, CANCELLED = "waiting", "running", "finished", "failed", "cancelled"
 OVER = (FINISHED, FAILED, CANCELLED)
 
-# phases of an attempt; each is stored before it is acted on
+# phases of an attempt to run a job; each is stored before the controller acts on it
 STARTING, UP, STOPPING, PARKED, ENDED = "starting", "running", "stopping", "parked", "ended"
 
 
@@ -112,13 +112,13 @@ class Attempt:
     started_s: float | None = None
     stop_s: float | None = None  #: when a stop was requested
     stop_why: str = ""  #: preempt, move, cancel, gang, lost, shutdown
-    counted_s: float = 0.0  #: end of the run time included in the job's attained_s
-    ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: node -> exit
+    counted_s: float = 0.0  # end of that part of the attempt's run time which is included in the job's attained_s
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)  # node -> exit of the attempt's processes there
     ended_s: float | None = None
-    up: set[str] = field(default_factory=set)  #: nodes whose processes have started
+    up: set[str] = field(default_factory=set)  # nodes on which the attempt's processes have started
     progress: dict[str, Any] | None = None
     port: int = 0
-    off: bool = False  #: whether the attempt holds no GPU, because it is parked, or was parked and is stopping
+    off: bool = False  # true: the attempt holds no GPU, because it is parked or was parked when it was asked to stop
     off_on: set[str] = field(default_factory=set)  #: nodes on which the attempt is parked
 
     @property
@@ -146,10 +146,10 @@ class Job:
     finished_s: float | None = None
     arrived: bool = False
     cancel: bool = False
-    told: int = -1  #: the last recorded reason for waiting; -1: none since it last ran
+    told: int = -1  # the reason for waiting that was recorded last; -1: none since the job last ran
     exit: dict[str, Any] | None = None
     attempt: Attempt | None = None
-    target: Assignment | None = None  #: the last plan's assignment
+    target: Assignment | None = None  # where the last plan wants the job to run
     target_reason: int = int(Reason.IN_ORDER)
 
     @property

@@ -34,7 +34,7 @@ class KubeApi:
         try:
             parts = urllib.parse.urlsplit(url)
             port = parts.port
-        except ValueError:  # an IPv6 address without its bracket, or a port that is no number
+        except ValueError:  # an IPv6 address without its bracket, or a port that is not a number
             parts, port = urllib.parse.urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"{url!r} is not an address such as https://10.0.0.1:443", field="--api-server")

@@ -38,16 +38,17 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
             try:
                 fresh.rename(folder)
             except OSError:
-                if not folder.exists():  # if the folder exists now, another process has installed the build
+                if not folder.exists():  # if the folder exists now, another process has installed the same build
                     raise
                 shutil.rmtree(fresh)
-        # after a loss of power, a file may have its name but not its contents: copy it again
+        # after a power failure a file may have its name without its contents, so the contents are compared
         for name, path in libraries.items():
             if not (folder / name).is_file() or (folder / name).read_bytes() != path.read_bytes():
                 _copy(path, folder / name)
         link = target / f".{names.CURRENT}.{os.getpid()}"
         link.unlink(missing_ok=True)
-        link.symlink_to(folder.name)  # a relative link also works in a container that mounts the folder elsewhere
+        # a relative link also works in a container where the folder is mounted at another path
+        link.symlink_to(folder.name)
         link.rename(target / names.CURRENT)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", file=target) from None

@@ -15,7 +15,8 @@ from cotenant.kube import names
 from cotenant.kube.units import MigSlice, NodeGpu, devices
 
 Faults = Mapping[str, str]  # UUID -> why the GPU cannot be used
-GPU_NAME = re.compile(r"[0-9]{1,3}|GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)  # index or UUID
+# a GPU's index or UUID
+GPU_NAME = re.compile(r"[0-9]{1,3}|GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 class Inventory:

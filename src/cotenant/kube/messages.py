@@ -73,7 +73,8 @@ _DRA = {
 _HEALTH = {
     "NodeWatchResourcesRequest": "",
     "DeviceIdentifier": "string pool_name 1, string device_name 2",
-    "DeviceHealth": "DeviceIdentifier device 1, int32 health 2, int64 last_updated_time 3",  # health: an enum
+    # health is an enum in the kubelet's definition
+    "DeviceHealth": "DeviceIdentifier device 1, int32 health 2, int64 last_updated_time 3",
     "NodeWatchResourcesResponse": "[DeviceHealth] devices 1",
 }
 

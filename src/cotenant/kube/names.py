@@ -12,18 +12,19 @@ DOMAIN = "cotenant.dev"
 REQUEST = f"{DOMAIN}/request"
 LIMIT = f"{DOMAIN}/limit"
 MEMORY = f"{DOMAIN}/memory"
-# weakest enforcement of the memory limit that the pod accepts, such as driver
+# the least strength with which the pod's memory limit must be enforced, such as `driver`
 ENFORCE_MEMORY = f"{DOMAIN}/enforce-memory"
 CONTAINERS = f"{DOMAIN}/containers"
 INJECT = f"{DOMAIN}/inject"
-# how pods are placed: by units (resources that the scheduler counts) or by claims (dynamic resource allocation)
+# how a pod is placed: by units (extended resources that the scheduler counts) or by claims (dynamic resource
+# allocation)
 PLACED_BY = f"{DOMAIN}/placed-by"
 ANNOTATIONS = (REQUEST, LIMIT, MEMORY, ENFORCE_MEMORY, CONTAINERS, INJECT, PLACED_BY)
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
-SHARE_RESOURCE = f"{DOMAIN}/share"  # 1 unit: 1 % of one GPU's time
-MEMORY_RESOURCE = f"{DOMAIN}/memory"  # 1 unit: 1 GiB of one GPU's memory
-GPU_RESOURCE = f"{DOMAIN}/gpu"  # whole GPUs
+SHARE_RESOURCE = f"{DOMAIN}/share"  # one unit is 1 % of the time of one GPU
+MEMORY_RESOURCE = f"{DOMAIN}/memory"  # one unit is 1 GiB of the memory of one GPU
+GPU_RESOURCE = f"{DOMAIN}/gpu"  # one unit is one whole GPU
 MIG_PREFIX = f"{DOMAIN}/mig-"  # cotenant.dev/mig-1g.10gb
 RESOURCES = (SHARE_RESOURCE, MEMORY_RESOURCE, GPU_RESOURCE)
 MIG_RESOURCE = re.compile(rf"^{re.escape(MIG_PREFIX)}[1-7]g\.[0-9]+gb(?:\.me)?\Z")
@@ -40,7 +41,7 @@ DEVICE_PLUGINS = PurePosixPath("/var/lib/kubelet/device-plugins")
 POD_RESOURCES = PurePosixPath("/var/lib/kubelet/pod-resources")
 KUBELET_PLUGINS = PurePosixPath("/var/lib/kubelet/plugins")
 PLUGINS_REGISTRY = PurePosixPath("/var/lib/kubelet/plugins_registry")
-# paths in a container
+# paths inside a container
 LIBRARIES = PurePosixPath("/opt/cotenant/lib")
 SOCKETS = PurePosixPath("/opt/cotenant/run")
 SOCKET_FILE = "agent.sock"
@@ -49,7 +50,7 @@ LIBRARY_PLACES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/
 DRIVER_FILE = nvidia.DRIVER
 NVML_REAL_FILE = nvidia.NVML
 
-# names in the cluster
+# names of objects in the cluster
 NAMESPACE = "cotenant-system"
 NAME = "cotenant"
 

@@ -57,7 +57,7 @@ class NodeSettings:
     faults: FaultSource = nvml_faults
     slices: Callable[[Iterable[MigSlice]], Iterable[MigSlice]] = mig_slices
     list_every_s: float = LIST_EVERY_S
-    claims: ClaimSettings | None = None  # place pods by claims instead of units
+    claims: ClaimSettings | None = None  # settings for placing pods by claims; None: pods are placed by units
     grant: Grant = field(default_factory=Grant)
     one_gpu: bool = True
 
@@ -110,7 +110,7 @@ class NodePlugin:
                     ready = lambda: None  # noqa: E731 said once
                 if self.state.kick.wait(ROUND_S):
                     self.state.kick.clear()
-                    # the kubelet lists an allocation only after the plugin has answered
+                    # the kubelet lists an allocation only some time after the plugin has answered
                     self._stop.wait(AFTER_ALLOCATE_S)
         finally:
             if self._claims is not None:
@@ -158,7 +158,8 @@ class NodePlugin:
             escaped = [row for row in status["unseen"] if row["holder"] and row["holder"]["kind"] == "pod"]
             self.state.metrics.escaped = len(escaped)
             self._binder.escaped(escaped)
-        if missing:  # the GPU is broken or belongs to another node, since all nodes of a chart have the same settings
+        # all nodes of a chart have the same settings, so the GPU may belong to another node; or it is broken
+        if missing:
             raise WorkError(f"the agent has no GPU {', '.join(missing)} to offer as a whole")
 
     def _offer(self) -> None:

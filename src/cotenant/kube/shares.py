@@ -18,7 +18,7 @@ from cotenant.kube.quantity import parse_count, parse_memory, parse_quantity, pa
 Pod = Mapping[str, Any]
 YES, NO = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
 MOST_GPUS = 16
-PLAIN_BYTES = 1 << 20  # a number of memory units from this on was probably written in bytes with a suffix: 8Gi
+PLAIN_BYTES = 1 << 20  # a number of memory units of at least this was probably meant in bytes, such as 8Gi
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ContainerShare:
     units: int = 0
     memory_units: int = 0
     gpus: int = 0
-    ends: bool = False  # an init container that ends before the others start
+    ends: bool = False  # an init container, which ends before the other containers start
     claimed: bool = False  # the container is placed by a claim, so it takes no units
     enforce_memory: Strength = Strength.NOTHING
 
@@ -206,7 +206,8 @@ def _asking(pod: Pod, annotations: Mapping[str, Any], resources: Mapping[str, An
     return asking
 
 
-_Terms = tuple[float | None, float, int | None, Strength]  # request, limit, memory, enforcement required
+# request, limit, memory in bytes, required strength of the memory limit
+_Terms = tuple[float | None, float, int | None, Strength]
 
 
 def _terms(annotations: Mapping[str, Any]) -> _Terms:

@@ -49,7 +49,7 @@ def job_metrics(record: Record, timeline: Timeline, energy_j: Floats) -> JobMetr
         rejected=rejected,
         running_s=running,
         jct_s=jct,
-        # the difference may be slightly negative, since the sum of many intervals has rounding errors
+        # rounding errors in a sum of many intervals can make the difference slightly negative
         queueing_s=np.where(np.isnan(jct), np.nan, np.maximum(jct - running, 0.0)),
         response_s=np.where(np.isnan(jct), np.nan, first_start - record.job("arrival_s")),
         slowdown=slowdown,
@@ -69,7 +69,7 @@ def _time_of(record: Record, kind: Kind) -> Floats:
 
 def _first_share(record: Record, timeline: Timeline) -> Floats:
     times = np.full(record.jobs.height, np.nan)
-    # in reverse order, so that a job's earliest event is assigned last and wins
+    # assigned in reverse order, so that the earliest event of a job is assigned last and stays
     rows = np.flatnonzero(timeline.holding)[::-1]
     times[record.events.job[rows]] = record.events.time_s[rows]
     return times

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Resource = Literal["gpu", "cpu", "memory"]
 
-# kinds of events after which a job holds a share; after events of all other kinds it holds none
+# after an event of one of these kinds a job holds a share; after all others it holds none
 HOLDING = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE, Kind.PROFILE, Kind.REPARTITION)
 
 
@@ -50,7 +50,7 @@ class Timeline:
         held = held * self.holding
         if useful and what != "gpu":
             ideal = record.job("ideal_cpus" if what == "cpu" else "ideal_memory_bytes")
-            # fmin ignores NaN: if the ideal is unknown, everything held counts as useful
+            # fmin ignores NaN: if a job's ideal amount is unknown, all that it holds counts as useful
             held = np.fmin(held, ideal[events.job])
         return np.asarray(held)
 
@@ -63,7 +63,7 @@ class Timeline:
 
     def integral(self, held: Floats) -> float:
         """Integral over time of the cluster's sum of `held`, in the unit of `held` x seconds."""
-        # np.dot is not used, since its result depends on the number of threads
+        # np.dot is not used, because its result depends on the number of threads
         return float((held * self.length_s).sum())
 
 
@@ -116,7 +116,8 @@ def mean_in_bins(times_s: NDArray[Any], change: Floats, edges_s: Floats) -> Floa
     value = np.cumsum(change)
     area = np.concatenate(([0.0], np.cumsum(value[:-1] * np.diff(times_s))))
     at_edges = np.interp(edges_s, times_s, area)
-    # after the last time the value is constant, but np.interp keeps the integral constant there
+    # np.interp keeps the integral constant after the last time, but the value itself stays constant there, so the
+    # integral grows
     at_edges = at_edges + np.maximum(edges_s - times_s[-1], 0.0) * value[-1]
     widths = np.diff(edges_s)
     return np.asarray(np.divide(np.diff(at_edges), widths, out=np.zeros_like(widths), where=widths > 0))

@@ -77,7 +77,7 @@ def read_info(path: str | Path) -> RunInfo:
     if not folder.is_dir():
         raise InputError("no such folder" if not folder.exists() else "is a file; a run is a folder", file=path)
     if not file.is_file():
-        # the runs of a sweep are two levels below the folder
+        # the runs of a sweep are up to two levels below its folder
         below = (*folder.glob(f"*/{RUN_FILE}"), *folder.glob(f"*/*/{RUN_FILE}"))
         within = min(below, default=None)
         hint = (
@@ -127,7 +127,7 @@ def _table(file: Path, schema: dict[str, pl.DataType], columns: list[str] | None
             if found.get(name) != dtype:
                 have = f"is {found[name]}" if name in found else "is missing"
                 raise InputError(f"column {have}, expected {dtype}", file=file, field=name)
-        # memory_map would keep the file open in a folder that the next run replaces
+        # memory_map would keep the file open, although the next run may replace its folder
         return pl.read_parquet(file, columns=columns or list(schema), memory_map=False)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(f"is not a complete Parquet file: {str(error).splitlines()[0]}", file=file) from error

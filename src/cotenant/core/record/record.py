@@ -37,8 +37,8 @@ class Placements:
     def gpus_held(self) -> Floats:
         """GPUs held after each event, over all nodes."""
         sums = np.concatenate(([0.0], np.cumsum(self.gpus, dtype=np.float64)))
-        # differences of a long cumulative sum carry rounding errors; recorded shares are multiples of a millionth of a
-        # GPU
+        # Differences of a long cumulative sum have rounding errors. Recorded shares are multiples of a millionth of a
+        # GPU, so rounding removes the errors.
         return np.asarray(np.round(sums[self.offset[1:]] - sums[self.offset[:-1]], 6))
 
 

@@ -30,9 +30,10 @@ JOBS: dict[str, pl.DataType] = {
     "model": pl.String(),
     "tenant": pl.String(),
     "priority": pl.Int64(),
-    "isolated_s": pl.Float64(),  # run time alone at the GPU-proportional share on the reference GPU
-    "ideal_s": pl.Float64(),  # run time alone with ideal CPU and memory
-    "ideal_cpus": pl.Float64(),  # total cores that the job can use
+    # run time if the job ran alone, with its GPU-proportional share of CPU and memory, on the reference GPU
+    "isolated_s": pl.Float64(),
+    "ideal_s": pl.Float64(),  # run time if the job ran alone, with as much CPU and memory as it can use
+    "ideal_cpus": pl.Float64(),  # number of cores that the whole job can use
     "ideal_memory_bytes": pl.Float64(),
     "deadline_s": pl.Float64(),
 }
@@ -40,20 +41,22 @@ JOBS: dict[str, pl.DataType] = {
 EVENTS: dict[str, pl.DataType] = {
     "time_s": pl.Float64(),
     "job": pl.Int32(),  # row of jobs.parquet
-    "kind": pl.Int8(),  # model.events.Kind
-    "reason": pl.Int8(),  # model.events.Reason
-    "cpu_milli": pl.Int64(),  # thousandths of a core held from now on, over all nodes; 0 when not running
-    "memory_mb": pl.Int64(),  # 10^6 bytes held from now on, over all nodes
-    "speed": pl.Float64(),  # speed relative to the proportional share on the reference GPU; 0 when not running
+    "kind": pl.Int8(),  # value of core.events.Kind
+    "reason": pl.Int8(),  # value of core.events.Reason
+    # thousandths of a core that the job holds from now on, over all nodes; 0 if it does not run
+    "cpu_milli": pl.Int64(),
+    # memory that the job holds from now on, in 10^6 bytes, over all nodes; 0 if it does not run
+    "memory_mb": pl.Int64(),
+    "speed": pl.Float64(),  # speed relative to the proportional share on the reference GPU; 0 if the job does not run
     # nodes on which the job runs from now on; null if the record has no placements, empty when not running
     "nodes": pl.List(pl.Int32()),
-    "node_gpus": pl.List(pl.Float32()),  # GPUs held on each of those nodes
+    "node_gpus": pl.List(pl.Float32()),  # number of GPUs that the job holds on each of those nodes
 }
 
 ROUNDS: dict[str, pl.DataType] = {
     "time_s": pl.Float64(),
-    "running": pl.Int32(),  # jobs
-    "waiting": pl.Int32(),  # jobs
+    "running": pl.Int32(),  # number of running jobs
+    "waiting": pl.Int32(),  # number of waiting jobs
     "gpus_held": pl.Float64(),
     "gpus_wanted": pl.Float64(),  # GPUs that running and waiting jobs want
     "gpus_free_whole_nodes": pl.Float64(),  # free GPUs on nodes without jobs

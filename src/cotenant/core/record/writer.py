@@ -28,7 +28,7 @@ from cotenant.core.record.schema import (
 )
 
 ROW_GROUP = 1 << 18
-_SPILL_ROWS = 1 << 19  # events buffered in memory before they are written to disk: some 40 MB
+_SPILL_ROWS = 1 << 19  # number of events that are kept in memory before they are written to disk; they take about 40 MB
 _NUMPY: dict[str, Any] = {
     "time_s": np.float64, "job": np.int32, "kind": np.int8, "reason": np.int8,
     "cpu_milli": np.int64, "memory_mb": np.int64, "speed": np.float64,

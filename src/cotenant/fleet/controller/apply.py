@@ -19,7 +19,7 @@ from cotenant.fleet.state import PARKED, RUNNING, STARTING, STOPPING, UP, Assign
 from cotenant.training.contract import BATCH_ENV
 
 EPSILON = 1e-6
-MOST_STARTS = 64  # largest number of starts per step: hundreds at once would delay everything else
+MOST_STARTS = 64  # largest number of jobs started in one step; starting hundreds at once would delay everything else
 
 
 class Applier:
@@ -61,7 +61,7 @@ class Applier:
             reason = int(plan.reasons.get(job.id, Reason.REPLACED))
             ask_stop(self.table, job, "move", now_s, job.grace_s(self.grace_s), reason)
         elif attempt.phase == PARKED:
-            job.target = target  # a parked job resumes when its GPUs are free
+            job.target = target  # a parked job resumes on its target when its GPUs are free
         elif _amounts(target) != _amounts(attempt.assignment):
             self._resize(job, attempt, target, now_s)
 
@@ -74,7 +74,7 @@ class Applier:
         if not can:
             ask_stop(self.table, job, "preempt", now_s, job.grace_s(self.grace_s), int(reason))
             return
-        # the job holds its GPUs until the agent has evicted its memory
+        # the job keeps its GPUs until the agent has evicted its memory
         attempt.phase, attempt.stop_why, attempt.stop_s = STOPPING, "park", now_s
         job.target_reason = int(reason)
         self.table.touch(job)
@@ -122,8 +122,8 @@ class Applier:
                 gang = _processes(job, target) > 1
                 port = port_of(target.places[0].node) if gang else 0
                 if gang and not port:
-                    # no start now: the first node, whose port the ranks need to find each other,
-                    # does not answer
+                    # The job is not started now, because its first node does not answer. The ranks find each other
+                    # through a port of that node.
                     continue
                 self._start(job, target, nodes, clocks_ns, leases, now_s, port)
 

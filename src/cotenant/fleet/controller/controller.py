@@ -39,8 +39,8 @@ from cotenant.fleet.store.jobs import Lock, Store, take_lock
 LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-POLL_S = 0.05  # interval between polls with few attempts
-POLL_MANY_S = 0.2  # interval between polls from MANY attempts on
+POLL_S = 0.05  # interval between two polls of the nodes while there are few attempts to run jobs
+POLL_MANY_S = 0.2  # interval between two polls from MANY attempts on
 POLL_IDLE_S = 1.0
 MANY = 64
 FAULT_PAUSE_S = 1.0
@@ -90,8 +90,8 @@ class Controller:
         self.can_park = can_park
         self.applier = Applier(self.table, options.grace_s, options.folder, self.parks)
         self.nodes: dict[str, NodeSpec] = {}
-        self.known: dict[str, NodeSpec] = {}  # all nodes that this controller has seen
-        self.node_ns: dict[str, int] = {}  # node -> its monotonic clock, as last reported
+        self.known: dict[str, NodeSpec] = {}  # all nodes that this controller has ever seen
+        self.node_ns: dict[str, int] = {}  # node -> the time that its monotonic clock had in its latest report
         self.leases = Leases(options.lease_s, options.keep_s)
         self.fault, self.planner_fault = "", ""
         self._next_tick = 0
@@ -232,7 +232,7 @@ class Controller:
         """One iteration of the loop. If the store cannot be written, running jobs continue and leases are extended."""
         try:
             self._observe()
-            if self.fault:  # test whether the disk accepts writes again
+            if self.fault:  # a disk was full: test whether it accepts writes again
                 self.clock.save()
                 self.store.commit()
             if self.clock.runs:
@@ -282,7 +282,7 @@ class Controller:
         for name, jobs in here.items():
             if name not in self.nodes:
                 self._unreachable(name, jobs, now_s)
-        # a crashed job starts a decision at once, even if other jobs wait for the next round
+        # after a crash the job is placed again at once, even if other jobs wait for the next round
         if self.ingest.failed or (self.ingest.freed and self.options.early):
             self._fill = True
         self.ingest.failed = self.ingest.freed = False
@@ -350,7 +350,7 @@ class Controller:
         try:
             plan = self.planner.plan(view)
             self.planner_fault = ""
-        except Exception as error:  # an exception in a policy must not affect running jobs
+        except Exception as error:  # an exception in a policy must not affect jobs that run already
             text = f"planner failed: {str(error) or repr(error)}; allocations unchanged"
             if text != self.planner_fault:
                 LOG.error(text)

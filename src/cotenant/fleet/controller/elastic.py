@@ -73,10 +73,10 @@ class ElasticPlanner:
         self.policy = self.entry.make(SOLVER_LIMIT_S)
         self.book = ElasticBook(load_elastic(profiles or self.entry.profiles), default)
         self._most: dict[str, int] = {}
-        self._received_s: dict[str, dict[str, float]] = {}  # job -> seconds run, by GPU model
+        self._received_s: dict[str, dict[str, float]] = {}  # job -> GPU model -> seconds that the job has run on it
         self._counted_s: dict[str, float] = {}
-        self._lost: dict[str, str] = {}  # job -> what is wrong with its profile
-        self._models: list[str] = []  # GPU models of the last view
+        self._lost: dict[str, str] = {}  # job -> what is wrong with its profile, so that it cannot be planned
+        self._models: list[str] = []  # the GPU models of the cluster when it was last planned
 
     # ---- Planner
 
@@ -98,7 +98,7 @@ class ElasticPlanner:
             raise InputError(f"policy {self.name} gives whole GPUs", field="gpus" if spec.slice is None else "slice")
         model, room = self.book.model(spec), _room(tuple(nodes))
         if not room:
-            return  # no node answers yet
+            return  # no node has answered yet, so there is no GPU to plan for
         can = [
             (gpu, n) for gpu, most in room.items() for n in model.rate.get(gpu, ())
             if n <= most and (n == spec.gpus or not self.entry.rigid)
@@ -141,7 +141,7 @@ class ElasticPlanner:
                 plan.waiting[job.id] = Reason.GPUS_FULL
         return plan
 
-    # ---- what the policy sees
+    # ---- input of the policy
 
     def _known(self, job: Job) -> bool:
         try:
@@ -235,7 +235,7 @@ class ElasticPlanner:
         rate = float(by[max(below) if below else min(by)].mean())
         return rate * (UNKNOWN_LENGTH_S if spec.duration_s is None else spec.duration_s)
 
-    # ---- from configurations to GPUs
+    # ---- the policy's configurations as GPUs
 
     def _place(
         self, chosen: list[tuple[Job, int]], options: Configurations, nodes: Sequence[NodeSpec],

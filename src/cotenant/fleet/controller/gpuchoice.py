@@ -20,7 +20,7 @@ class GpuChooser:
         given = tuple(nodes)
         self._gpus = {node.name: node.gpus for node in given}
         self._plain = {node.name: [gpu.uuid for gpu in node.plain_gpus] for node in given}
-        self._taken: dict[str, float] = {}  # uuid of a GPU or instance -> assigned fraction
+        self._taken: dict[str, float] = {}  # UUID of a GPU or MIG instance -> fraction of it that is assigned
         self._mechanism: dict[str, str] = {}
 
     def free(self, share: GpuShare) -> bool:
@@ -59,7 +59,8 @@ class GpuChooser:
         """
         plain = self._plain.get(node, [])
         if gpus < 1:
-            for uuid in sorted(plain, key=lambda u: u not in self._taken):  # shared GPUs first; sorting is stable
+            # GPUs that have jobs already come first; among those the order stays, because sorting is stable
+            for uuid in sorted(plain, key=lambda u: u not in self._taken):
                 share = GpuShare(uuid, gpus, mechanism)
                 if self.free(share):
                     self._take(share)

@@ -31,7 +31,7 @@ class Inbox:
         try:
             return future.result(timeout_s)
         except TimeoutError:
-            if not future.cancel():  # the controller is executing the order
+            if not future.cancel():  # the controller is executing the order already, so its result must be awaited
                 return future.result()
             raise WorkError("the controller is busy and did not answer: nothing was done") from None
 
@@ -46,7 +46,7 @@ class Inbox:
                 work, future = self._orders.get(timeout=max(0.0, patience_s))
                 patience_s = 0.0
                 if not future.set_running_or_notify_cancel():
-                    continue  # the order's caller has given up
+                    continue  # the caller of the order has given up waiting, so the order is not executed
                 try:
                     future.set_result(work())
                 except BaseException as error:

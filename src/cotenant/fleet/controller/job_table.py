@@ -154,7 +154,8 @@ def ask_stop(
     if attempt.phase == STOPPING and why not in ("cancel", "lost"):
         return
     if attempt.phase == PARKED:
-        grace_s = min(grace_s, 1.0)  # no process of the attempt runs, so nothing has to be saved
+        # no process of the attempt runs while it is parked, so a long grace time would save nothing
+        grace_s = min(grace_s, 1.0)
     attempt.phase, attempt.stop_why = STOPPING, why
     attempt.stop_s = now_s if attempt.stop_s is None else attempt.stop_s
     job.target_reason = reason

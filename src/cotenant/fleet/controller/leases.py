@@ -19,9 +19,10 @@ class Leases:
     def __init__(self, lease_s: float, keep_s: float) -> None:
         self.keep_s = keep_s
         self.every_s = min(lease_s, keep_s / 4)
-        # node -> time of the last extension. A node that reconnects is not listed, so its leases are extended at once.
+        # node -> time at which its leases were last extended. A node that reconnects is removed, so its leases are
+        # extended at once.
         self._extended_s: dict[str, float] = {}
-        self._ends_s: dict[str, float] = {}  # node -> fleet time by which all leases granted there have ended
+        self._ends_s: dict[str, float] = {}  # node -> time (in fleet time) by which all leases on that node have ended
 
     def extend(
         self, orders: Mapping[str, list[dict[str, Any]]], here: Mapping[str, list[Job]], clocks_ns: Mapping[str, int],

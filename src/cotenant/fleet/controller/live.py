@@ -20,7 +20,7 @@ from cotenant.observability.feed import Feed, Row
 from cotenant.observability.http import LiveServer, parse_address
 
 T = TypeVar("T")
-MOST_JOBS = 500  # largest number of jobs on the page: running jobs, then those that have waited longest
+MOST_JOBS = 500  # largest number of jobs on the live page: first the running ones, then those that have waited longest
 MOST_DECISIONS = 40
 START_WITHIN_S = 10.0
 WORDS = {
@@ -139,12 +139,12 @@ def rows(fleet: answers.Fleet) -> list[Row]:
 def _share(job: Any, share: Any) -> dict[str, Any]:
     return {
         "gpu": share.uuid,
-        "tenant": job.id,  # several jobs may have one name, but not one id
+        "tenant": job.id,  # ids are unique, whereas several jobs may have the same name
         "kind": "job",
         "mechanism": f"mig {share.slice}" if share.slice else share.mechanism,
         "granted": share.fraction,
         "limit": share.fraction if share.limit is None else share.limit,
-        "got": None,  # not known here: the node's agent measures it
+        "got": None,  # the controller does not know how much the job got; the node's agent measures it
         "state": job.attempt.phase,
     }
 

@@ -27,7 +27,7 @@ from cotenant.fleet.state import Assignment, GpuShare, Job, Place
 from cotenant.policy.mig.decide import PartitionRules, Tenancy, choose_gpu, cost_table, fit_mask, replan, warm_up
 from cotenant.profiles.mig.mps_mig import MpsMigModel
 
-STANDS_IN = "A100-40GB"  # slice sizes for GPUs without MIG: those of the GPU that the predictor was trained on
+STANDS_IN = "A100-40GB"  # a GPU without MIG gets the slice sizes of this model, for which the predictor was trained
 
 
 class MisoPlanner:
@@ -48,7 +48,7 @@ class MisoPlanner:
         self.mechanism, self.measure_s, self.restart_s = mechanism, measure_s, restart_s
         self._model = model
         self.gpus: dict[str, MisoGpu] = {}  # by UUID
-        self._speeds: dict[str, np.ndarray] = {}  # job -> measured speeds by kind
+        self._speeds: dict[str, np.ndarray] = {}  # job -> its measured speed on each kind of slice
         self._gangs: dict[str, tuple[str, ...]] = {}  # job -> UUIDs of its whole GPUs
         self.measurements = self.repartitions = 0
 
@@ -98,7 +98,7 @@ class MisoPlanner:
         self._assign(jobs, nodes, plan)
         return plan
 
-    # ---- knowledge
+    # ---- the state of GPUs and jobs
 
     def _adopt(self, view: View, nodes: dict[str, NodeSpec]) -> None:
         """Adopt new GPUs, and jobs started by an earlier controller."""
@@ -270,7 +270,7 @@ class MisoPlanner:
         if gpu.measurement is None and gpu.place:
             self._layout(gpu, jobs, keep=True)
 
-    # ---- output
+    # ---- the plan
 
     def _gpu_of(self, job: str) -> str | None:
         return next((uuid for uuid, gpu in self.gpus.items() if job in gpu.place), None)
@@ -294,7 +294,8 @@ class MisoPlanner:
 
     def _place(self, node: NodeSpec, uuid: str, wish: Wish) -> Place:
         if mechanisms.find(self.mechanism).capabilities.instances:
-            # a job alone has the instance of the whole GPU; so do jobs being measured, which share it under MPS
+            # A job that is alone has the instance of the whole GPU. Jobs that are being measured have it, too, and
+            # share it under MPS.
             whole = str(self.gpus[uuid].geo.whole[0])
             limit = wish.limit if wish.measuring else None
             share = GpuShare(uuid, wish.share, self.mechanism, wish.slice or whole, None, limit)
@@ -303,7 +304,8 @@ class MisoPlanner:
         else:
             share = GpuShare(uuid, wish.share, self.mechanism, wish.slice, None, wish.limit)
         part = wish.share / len(node.gpus)
-        cpus = math.floor(node.cpus * part * 1000) / 1000  # rounded down: the sum over jobs must not exceed the node
+        # rounded down, because the sum over the jobs must not exceed the node
+        cpus = math.floor(node.cpus * part * 1000) / 1000
         return Place(node.name, (share,), cpus, int(node.memory_bytes * part))
 
     def _speed(self, gpu: MisoGpu, name: str, jobs: dict[str, Job]) -> float:

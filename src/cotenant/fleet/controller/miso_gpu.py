@@ -16,7 +16,8 @@ from cotenant.core.mig import Geometry, Placement
 from cotenant.profiles.mig.mps_columns import LEVELS, predictor_input
 from cotenant.profiles.mig.speeds import compute_fraction
 
-# maps (3, 7) step times (percentages, jobs) to (7, kinds) speeds on each kind of slice relative to the whole GPU
+# Maps step times, (3, 7): (percentages, jobs), to speeds, (7, kinds): the speed of each job on each kind of slice,
+# relative to the whole GPU.
 Predict = Callable[[np.ndarray], np.ndarray]
 LEAST_STEPS = 3
 
@@ -101,7 +102,7 @@ class MisoGpu:
 
     def _next_level(self, attempts: Mapping[str, int]) -> None:
         assert self.measurement is not None
-        # every job is restarted with another percentage: only reports of its next start count
+        # every job is restarted with another percentage, so only reports from its next attempt on count
         self.measurement.seen = {job: Steps(attempts.get(job, -1) + 1) for job in self.place}
 
     def see(self, job: str, attempt: int, step: int, at_s: float) -> None:
@@ -125,7 +126,7 @@ class MisoGpu:
             for level in self.measurement.found:
                 level.pop(job, None)
             if len(self.place) < 2:
-                self.measurement = None  # a single remaining job has the GPU for itself
+                self.measurement = None  # only one job is left, so it has the GPU for itself and nothing is measured
 
     def advance(self, attempts: Mapping[str, int], now_s: float, predict: Predict) -> dict[str, np.ndarray] | None:
         """Continue the measurement; once it is complete, returns the predicted speeds by kind of every job.
@@ -140,7 +141,7 @@ class MisoGpu:
         known = [value for value in latencies.values() if value is not None]
         if len(known) < len(latencies) and (not known or now_s - m.began_s < self.patience_s):
             if not known and now_s - m.began_s >= 3 * self.patience_s:
-                self.measurement = None  # no job reports steps
+                self.measurement = None  # no job has reported a step, so the measurement is given up
                 return {}
             return None
         m.found.append({job: max(known) if value is None else value for job, value in latencies.items()})

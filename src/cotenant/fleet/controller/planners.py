@@ -27,7 +27,7 @@ from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.policy.jobs.demand import runnable_jobs
 from cotenant.policy.jobs.plan import plan_jobs
 
-ABOVE_ALL = 2 * 10**9 + 1  # a priority above those of users, which are between -10^9 and 10^9
+ABOVE_ALL = 2 * 10**9 + 1  # above all priorities that users can set, which are between -10^9 and 10^9
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class JobPlanner:
             return plan
         cluster, base = _cluster(nodes), reference_share(nodes)
         jobs = jobs_of(whole, self.profiles)
-        if view.pinned:  # pinned jobs come before all others, so that a sticky policy lets them keep their GPUs
+        if view.pinned:  # pinned jobs must keep their GPUs, so they come before all others in the order
             jobs.priority[[job.id in view.pinned for job in whole]] += ABOVE_ALL
         fits = runnable_jobs(jobs, cluster)
         for row in np.flatnonzero(~fits).tolist():
@@ -177,7 +177,7 @@ class JobPlanner:
             job = by_id[grant.job]
             current = _current(job)
             wanted = {nodes[n].name: g for n, g in zip(grant.nodes, grant.node_gpus, strict=True)}
-            # a parked job can only continue where it is, even if the policy named another, equal node
+            # a parked job can continue only where it is, even if the policy has named another node like it
             stays = current is not None and (_parked(job) or dict(current.gpus_by_node()) == _rounded(wanted))
             if current is not None and stays and chooser.keep(current):
                 plan.assign[grant.job] = _with(grant, current)
@@ -312,7 +312,7 @@ def cluster_of(nodes: Iterable[NodeSpec]) -> Cluster:
 def _catalogued(model: str, memory_bytes: int) -> Gpu:
     try:
         return find_gpu(model)
-    except InputError:  # a model unknown to the catalog has relative speed 1
+    except InputError:  # a model that the catalog does not have gets the relative speed 1
         return Gpu(model, 1, memory_bytes, 1555, 312)
 
 

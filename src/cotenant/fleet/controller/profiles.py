@@ -17,7 +17,7 @@ from cotenant.fleet.jobs import JobSpec
 from cotenant.profiles.training.tables import ModelProfile, Profiles, load_profiles
 
 PLAIN = "(no profile)"
-UNKNOWN_LENGTH_S = 3600.0  # duration assumed by orderings for a job that states none
+UNKNOWN_LENGTH_S = 3600.0  # orderings assume this duration for a job that states none
 
 
 class ProfileBook:

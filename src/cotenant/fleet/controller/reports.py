@@ -34,7 +34,7 @@ class ReportIngest:
     def __init__(self, table: JobTable, grace_s: float, counts: Counts) -> None:
         self.table, self.grace_s, self.counts = table, grace_s, counts
         self.freed = self.failed = False
-        self.held_until_s: dict[str, float] = {}  # lost jobs are not restarted before this time
+        self.held_until_s: dict[str, float] = {}  # job -> time before which a lost job is not restarted
 
     def answer(
         self, node: str, sent: list[dict[str, Any]], answer: dict[str, Any], here: list[Job], now_s: float
@@ -59,7 +59,8 @@ class ReportIngest:
         for job in here:
             attempt = job.attempt
             if attempt is not None and node in attempt.nodes and job.id not in seen and node not in attempt.ended:
-                # the job's orders were sent before this answer, so it does not exist on the node
+                # the orders for the job were sent before this answer, so a job that the answer lacks does not exist on
+                # the node
                 error = "the node does not know the attempt" if node in attempt.up else "the attempt was never started"
                 self._part_ended(node, job, attempt, pages.lost_exit(error), now_s)
 
@@ -80,15 +81,15 @@ class ReportIngest:
         if order["do"] == "start":
             self._part_ended(node, job, job.attempt, pages.lost_exit(error), now_s)
         elif order["do"] in ("park", "resume"):
-            # a job that cannot be parked is stopped; a job that cannot be resumed is restarted
+            # the order failed: a job that cannot be parked is stopped, and a job that cannot be resumed is restarted
             job.attempt.phase, job.attempt.stop_why = UP, ""
             ask_stop(self.table, job, "preempt", now_s, job.grace_s(self.grace_s), job.target_reason)
 
     def _report(
         self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], node_ns: int, now_s: float
     ) -> None:
-        # node times are converted to fleet time, which stands still without a controller; no time of an attempt may
-        # precede a known one
+        # Times of a node are converted to fleet time, which stands still while there is no controller. No time of an
+        # attempt may precede one that is known already.
         known_s = max(attempt.created_s, attempt.counted_s, attempt.started_s or 0.0)
 
         def fleet_s(at_ns: int) -> float:
@@ -106,7 +107,7 @@ class ReportIngest:
         if report["phase"] == pages.ENDED and node not in attempt.ended:
             self._part_ended(node, job, attempt, report["exit"] or {}, fleet_s(report["ended_ns"]))
         elif report["phase"] == pages.STOPPING and attempt.phase in (STARTING, UP, PARKED):
-            attempt.phase, attempt.stop_s = STOPPING, now_s  # the job's lease ended before it was extended
+            attempt.phase, attempt.stop_s = STOPPING, now_s  # the job's lease ended before the controller extended it
             attempt.stop_why = "lease"
             self.table.touch(job)
         else:
@@ -134,7 +135,7 @@ class ReportIngest:
                 )  # fmt: skip
 
     def _parking(self, node: str, job: Job, attempt: Attempt, parked: bool, now_s: float) -> None:
-        if not parked:  # the controller was killed between committing this and sending the order
+        if not parked:  # the controller was killed after it had committed this change and before it sent the order
             self.table.orders[node].append({"do": "park", "attempt": job.attempt_id()})
             return
         attempt.off_on.add(node)
@@ -148,7 +149,8 @@ class ReportIngest:
     def _started(self, job: Job, attempt: Attempt, at_s: float) -> None:
         if attempt.phase == STARTING:
             attempt.phase = UP
-        attempt.started_s, attempt.counted_s = at_s, attempt.created_s  # an attempt holds its GPUs from its creation on
+        # an attempt holds its GPUs from its creation on, so its time counts from there
+        attempt.started_s, attempt.counted_s = at_s, attempt.created_s
         kind = Kind.START if job.first_start_s is None else Kind.RESUME
         if job.first_start_s is None:
             job.first_start_s = at_s

@@ -23,7 +23,7 @@ from cotenant.fleet.jobs import spec_from_dict
 SOCKET_FILE = "fleet.sock"
 TOKEN_FILE = "token"
 PORT_FILE = "port"
-MAX_LINE = 32 << 20  # longest line: enough for ten thousand jobs
+MAX_LINE = 32 << 20  # longest line that is accepted; a list of ten thousand jobs fits
 MOST_CALLERS = 256
 IDLE_S = 3600.0
 TOKEN_S, MAX_TOKEN = 10.0, 4096
@@ -51,7 +51,7 @@ class Listener:
             if port is not None:
                 self.port = self._do(self._listen(self._bearer, lambda server: server.listen_loopback(port)))
                 self._write_port()
-            # listen here last: clients of this socket learn the port, and expect its files to exist
+            # this socket is opened last: its clients read the port and the token from files, which must exist by then
             self._do(self._listen(self._owner, lambda server: server.listen(self.folder / SOCKET_FILE, 0o600)))
             self._inode = (self.folder / SOCKET_FILE).stat().st_ino
         except WorkError:
@@ -68,7 +68,7 @@ class Listener:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _listen(self, known: Known, opened: Callable[[LineServer[Any]], Awaitable[T]]) -> T:
-        # one limit per listener, so that clients of the port cannot lock out the owner
+        # each listener has a limit of its own, so that clients of the port cannot lock out the owner's socket
         slots = asyncio.Semaphore(MOST_CALLERS)
 
         async def admit(connection: socket.socket, lines: Lines) -> None:
@@ -122,7 +122,7 @@ class Listener:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(LAST_ANSWERS_S)
         with contextlib.suppress(OSError):
             if (self.folder / SOCKET_FILE).stat().st_ino != self._inode:
-                return  # the socket belongs to the controller that took over
+                return  # the socket belongs to a controller that took over in the meantime
         for name in (SOCKET_FILE, TOKEN_FILE, PORT_FILE):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -214,7 +214,7 @@ def _whole_characters(raw: bytes) -> int:
     """Length of `raw` without an incomplete UTF-8 character at its end."""
     for back in range(1, min(4, len(raw)) + 1):
         byte = raw[-back]
-        if byte & 0xC0 != 0x80:  # the first byte of a character gives its length
+        if byte & 0xC0 != 0x80:  # in UTF-8, the first byte of a character gives the length of the character
             length = {0b110: 2, 0b1110: 3, 0b1111: 4}.get(byte >> 5 if byte < 0xE0 else byte >> 4, 1)
             return len(raw) - back if length > back else len(raw)
     return len(raw)

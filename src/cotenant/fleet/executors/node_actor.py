@@ -21,7 +21,7 @@ class NodeActor:
         else:
             try:
                 found = this_machine(name, address)
-            except WorkError:  # a node without GPUs is not a member
+            except WorkError:  # a machine without GPUs can be no node of the fleet
                 found = NodeSpec(name, 0.0, 0, ())
         self.jobs = NodeJobs(Path(folder), found, patience_s=10.0)
 

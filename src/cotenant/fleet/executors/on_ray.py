@@ -59,12 +59,13 @@ class RayExecutor(Executor):
         folder.mkdir(parents=True, exist_ok=True)
         self._tag = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:12]
         self._assigned: dict[str, str] = {}  # pretended node -> Ray's id of its machine
-        self._machines = 0  # most machines seen so far
+        self._machines = 0  # largest number of machines that the cluster has had
         self._cluster: RayCluster | None = None
         self._members: dict[str, NodeSpec] = {}
         self._homes: dict[str, str] = {}  # member -> Ray's id of its machine
         self._coming: dict[str, Coming] = {}
-        self._late: dict[str, Future[Any]] = {}  # answers that were not there in time
+        # calls that had not returned when the controller stopped waiting for them
+        self._late: dict[str, Future[Any]] = {}
         self._looked_s = -1e9
         self._lock = threading.Lock()
         self._fault = ""
@@ -104,7 +105,8 @@ class RayExecutor(Executor):
             if cluster is None:
                 return answers
             calls = {}
-            # a node ignores orders with an old number; a monotonic clock gives the next controller higher ones
+            # a node ignores orders with a number that is not new; a monotonic clock gives higher numbers to the next
+            # controller, too
             number = time.monotonic_ns()
             for name, wanted in orders.items():
                 if (late := self._late.get(name)) is not None and not late.done():
@@ -168,7 +170,7 @@ class RayExecutor(Executor):
                 self._disconnect()
         busy = self._closing.is_set() or (self._connecting is not None and self._connecting.is_alive())
         if self._cluster is None and not busy:
-            # in the background: connecting takes seconds, and jobs need the controller meanwhile
+            # done in the background, since connecting takes seconds and jobs need the controller in that time
             self._connecting = threading.Thread(target=self._reconnect, name="ray", daemon=True)
             self._connecting.start()
         return self._cluster
@@ -220,7 +222,7 @@ class RayExecutor(Executor):
         for i, spec in enumerate(pretend):
             known = self._assigned.get(spec.name)
             if known is not None and known not in alive and len(alive) < self._machines:
-                continue  # the actor's machine has gone: the node is lost
+                continue  # the machine of the actor has gone, so the node is lost
             home = known if known in alive else alive[i % len(alive)] if alive else None
             if home is not None:
                 found[spec.name] = (home, spec)

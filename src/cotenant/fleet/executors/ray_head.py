@@ -24,7 +24,7 @@ TOKEN_FILE = "ray-token"
 READY_S = 90.0
 WATCH_S = 1.0
 UNUSED_S = 120.0
-OBJECT_STORE_BYTES = 80 << 20  # size of Ray's object store: nothing large passes through Ray here
+OBJECT_STORE_BYTES = 80 << 20  # size of Ray's object store; it is small, because nothing large passes through Ray here
 
 
 def environment(folder: Path | None = None) -> dict[str, str]:
@@ -42,7 +42,7 @@ def environment(folder: Path | None = None) -> dict[str, str]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_METRICS_COLLECTION": "0",
             "RAY_DEDUP_LOGS": "0",
-            # jobs run in sessions of their own and must outlive the actor that started them
+            # jobs run in sessions of their own and must not end with the actor that started them
             "RAY_kill_child_processes_on_worker_exit": "0",
             "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
             "RAY_process_group_cleanup_enabled": "0",

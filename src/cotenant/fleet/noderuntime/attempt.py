@@ -22,7 +22,7 @@ ORDER_FILE = "order.json"
 LIMITS_FILE = "limits.json"
 PAGE_FILE = "page"
 
-# phases of an attempt, written by the runner; a node that finds the runner dead writes ENDED
+# phases of an attempt, which the runner writes; a node that finds the runner dead writes ENDED
 NEW, RUNNING, STOPPING, ENDED = 0, 1, 2, 3
 
 _FIELD = struct.Struct("<q")
@@ -30,12 +30,13 @@ _FIELDS = {
     name: 8 + 8 * i
     for i, name in enumerate(
         (
-            "created_ns",  # node
-            "until_ns",  # written by the node: end of the lease on this machine's monotonic clock; 0: no lease
+            "created_ns",  # written by the node: time at which the page was created
+            # written by the node: end of the lease, by this machine's monotonic clock; 0: there is no lease
+            "until_ns",
             "stop",  # written by the node: 1 if a stop was requested
             "grace_ns",  # written by the node: time from the stop request to SIGKILL
             "phase",
-            "runner_pid",  # written by the runner, like the fields below
+            "runner_pid",  # this field and those below are written by the runner
             "started_ns",  # time at which the attempt's processes started
             "stopping_ns",
             "ended_ns",
@@ -45,7 +46,8 @@ _FIELDS = {
     )
 }
 _EXIT_AT = 1024
-_GROUPS_AT = 128  # offset of the ranks' process groups, by which a node can kill processes that a dead runner left
+# offset of the ranks' process groups; by them a node can kill processes that a dead runner has left behind
+_GROUPS_AT = 128
 MOST_GROUPS = 100
 
 

@@ -12,7 +12,7 @@ from cotenant.devices.nvidia import Nvidia
 from cotenant.devices.registry import device, device_of, discover
 from cotenant.fleet.nodes import MigInstance, NodeGpu, NodeSpec
 
-SPARE_MEMORY = 0.05  # fraction of the machine's memory left to the system
+SPARE_MEMORY = 0.05  # this fraction of the machine's memory is left to the system
 
 
 def cores_here() -> tuple[int, ...]:

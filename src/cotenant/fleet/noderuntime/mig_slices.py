@@ -41,7 +41,8 @@ class MigSlices:
 
     def __init__(self, folder: Path, nvml: Callable[[], Nvml] = Nvml, command: str = "nvidia-cuda-mps-control") -> None:
         self._nvml, self._mps = nvml, MpsDaemons(folder, command)
-        self._book = folder / "slices.json"  # stored on disk, since jobs outlive this process
+        # file with the instance of each attempt; it is on disk, since jobs outlive this process
+        self._book = folder / "slices.json"
         self._under_mps: dict[str, Gpu] = {}
         for attempt, uuid in (read_json(self._book) or {}).items():
             self._enter(attempt, str(uuid), 1.0)
@@ -65,7 +66,8 @@ class MigSlices:
         instance = self._under_mps.pop(attempt, None)
         if instance is not None:
             self._mps.revoke(attempt)
-            self._mps.await_end(instance.uuid)  # while the daemon runs, the instance is in use and cannot be replaced
+            # the instance is in use, and cannot be replaced, until the daemon has ended
+            self._mps.await_end(instance.uuid)
             self._write()
 
     def _enter(self, attempt: str, uuid: str, limit: float) -> dict[str, str]:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 FENCE_FILE = "fence.json"
-RUNNER_PATIENCE_NS = 10_000_000_000  # a runner takes its lock within this time after its start
+# a runner takes its lock within this time after its start; later, a page without a lock means that it is dead
+RUNNER_PATIENCE_NS = 10_000_000_000
 LOG_CHUNK = 1 << 18
 
 
@@ -67,7 +68,7 @@ class NodeJobs:
         fence = read_json(folder / FENCE_FILE) or {}
         self.epoch, self.number = int(fence.get("epoch", 0)), int(fence.get("number", 0))
         self.attempts: dict[str, _Attempt] = {}
-        self.slices: MigSlices | None = None  # created with the first job whose MIG slice has to be created
+        self.slices: MigSlices | None = None  # created for the first job that needs a MIG slice
         for path in sorted((folder / "attempts").iterdir()):
             self._adopt(path)
 
@@ -75,7 +76,7 @@ class NodeJobs:
         try:
             self.attempts[path.name] = _Attempt(path)
         except (OSError, ValueError):
-            # left by a start that was interrupted before its runner: nothing runs there
+            # the start of this attempt was interrupted before its runner began, so nothing of it runs
             shutil.rmtree(path, ignore_errors=True)
 
     # -- the one entry ---------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class NodeJobs:
         if (epoch, number) <= (self.epoch, self.number):
             return {"refused": self.epoch, "now_ns": time.monotonic_ns(), "results": [], "reports": []}
         if orders or epoch != self.epoch:
-            # stored before the orders are executed, so that earlier orders that arrive later are refused
+            # stored before the orders are executed, so that an older order which arrives later is refused
             self.epoch, self.number = epoch, number
             with contextlib.suppress(OSError):
                 write_json(self.folder / FENCE_FILE, {"epoch": epoch, "number": number})
@@ -102,7 +103,7 @@ class NodeJobs:
             return getattr(self, f"_do_{order['do']}")(order) or {}
         except OSError as error:
             return {"error": f"{error.filename or self.folder}: {(error.strerror or str(error)).lower()}"}
-        except Exception as error:  # one failing order must not affect the others
+        except Exception as error:  # an order that fails must not affect the other orders
             return {"error": str(error) or repr(error)}
 
     # -- orders ----------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class NodeJobs:
         attempt = self.attempts.get(order["attempt"])
         if attempt is None or attempt.page.get("phase") == ENDED:
             return
-        attempt.limits = {}  # the attempt's own cores may be chosen again
+        attempt.limits = {}  # so that the attempt's own cores count as free when its new cores are chosen
         attempt.limits = self._limits(order["cpus"], order["memory_bytes"])
         write_json(attempt.folder / LIMITS_FILE, attempt.limits)
         self._lease(attempt, attempt.limits, stop=bool(attempt.page.get("stop")))
@@ -222,7 +223,7 @@ class NodeJobs:
 
     def _environment(self, order: dict[str, Any]) -> dict[str, str]:
         gpus, kinds = order["gpus"], {gpu.uuid: gpu.kind for gpu in self.spec.gpus}
-        kind = kinds.get(gpus[0]["uuid"], PRETEND) if gpus else PRETEND  # all GPUs of a node are of one kind
+        kind = kinds.get(gpus[0]["uuid"], PRETEND) if gpus else PRETEND  # all GPUs of a node are of the same kind
         visible = {"CUDA_VISIBLE_DEVICES": ""}
         if kind != PRETEND:
             visible = device(kind).environment(g["instance"] or g["uuid"] for g in gpus)
@@ -247,7 +248,7 @@ class NodeJobs:
         from cotenant.fleet.noderuntime.mig_slices import MigSlices
 
         self.slices = self.slices or MigSlices(self.folder / "mps")
-        for name, attempt in self.attempts.items():  # ended attempts release their instances
+        for name, attempt in self.attempts.items():  # attempts that have ended release their instances first
             if attempt.page.get("phase") == ENDED:
                 self.slices.leave(name)
         return self.slices.environment(order["attempt"], share)
@@ -258,7 +259,7 @@ class NodeJobs:
         if self.spec.cores:
             taken = {core for attempt in self.attempts.values() for core in attempt.limits.get("cores", ())}
             free = [core for core in self.spec.cores if core not in taken]
-            # a job with a fraction of a core may share a core with another job
+            # a job with less than one core may share a core with other jobs
             limits["cores"] = (free or list(self.spec.cores))[: max(1, int(cpus + 1e-6))]
         if self.spec.enforce_memory and memory_bytes > 0:
             limits["memory_bytes"] = memory_bytes
@@ -307,7 +308,7 @@ class NodeJobs:
             if attempt.starter.poll() is None:
                 return False
         elif page.get("runner_pid") == 0 and 0 <= time.monotonic_ns() - page.get("created_ns") < RUNNER_PATIENCE_NS:
-            return False  # the runner may be about to start; a creation time in the future was before a reboot
+            return False  # the runner may be about to start; a creation time in the future dates from before a reboot
         if not page.lock(wait=False):
             return False
         try:
@@ -376,7 +377,7 @@ def read_log(path: str, offset: int) -> tuple[bytes, int]:
 def _wake(attempt: _Attempt) -> None:
     """Wake the runner to read its page."""
     pid = attempt.page.get("runner_pid")
-    # the runner of this pid holds the lock, so the pid cannot have been reused
+    # the runner with this pid holds the lock, so the pid cannot belong to another process by now
     if pid > 0 and attempt.page.runner_lives():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)

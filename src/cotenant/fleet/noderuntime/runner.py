@@ -15,7 +15,8 @@ import signal
 import sys
 import time
 
-if __name__ == "__main__":  # the runner is started as a file, so the package must be added to the path
+# the runner is started as a file, so the folder of the package must be added to the module path
+if __name__ == "__main__":
     sys.path[0:0] = [os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))]
 
 from pathlib import Path
@@ -25,7 +26,7 @@ from cotenant.fleet.noderuntime import limits
 from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, ORDER_FILE, RUNNING, STOPPING, Page
 
 WATCH_S = 1.0
-BESIDE_A_FAILED_S = 2.0  # how long other ranks may continue after one has failed
+BESIDE_A_FAILED_S = 2.0  # after a rank has failed, the other ranks may continue for this long
 SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -38,12 +39,14 @@ class Runner:
         self.order: dict[str, Any] = json.loads((folder / ORDER_FILE).read_text())
         self.page = Page(folder)
         self.libc = ctypes.CDLL(None, use_errno=True)
-        self.ranks: dict[int, int] = {}  # pid -> rank; a rank has several pids if a wrapper ended before its program
+        # pid -> rank; a rank has several pids if a wrapper script ended before its program
+        self.ranks: dict[int, int] = {}
         self.sessions: dict[int, int] = {}  # rank -> session of its processes
         self.codes: dict[int, int] = {}  # rank -> exit code, 128 + N for signal N
         self.first_failed: int | None = None
-        self.asked = ""  # why the attempt has to stop: "stop" (requested) or "lease" (ended)
-        self.deadline_ns = 0  # when all remaining processes get SIGKILL
+        # why the attempt must stop: "stop" (requested) or "lease" (the lease has ended); empty: it need not stop
+        self.asked = ""
+        self.deadline_ns = 0  # time at which all remaining processes get SIGKILL
         self.oom = self.killed = False
         self.error, self.lost = "", False
         self.cpu_s, self.max_rss_bytes = 0.0, 0
@@ -54,9 +57,9 @@ class Runner:
     def run(self) -> None:
         """Run from start to end. Every error here is recorded as the attempt's end."""
         if not self.page.lock(wait=True) or self.page.get("phase") == ENDED:
-            return  # the node already counts this attempt as lost
+            return  # the node has already counted this attempt as lost
         if os.fork():
-            os._exit(0)  # children of a Ray actor die with it; the child inherits the lock
+            os._exit(0)  # the actor that started this process ends its children, but not its child, which has the lock
         self.page.set("runner_pid", os.getpid())
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -81,7 +84,7 @@ class Runner:
             try:
                 self.agent, environment = enter(self.order, environment)
             except Exception as error:
-                # not caused by the job: the agent is down, or its GPUs still belong to a job that is about to end
+                # The job is not the cause: the agent is down, or the GPUs still belong to a job that is about to end.
                 self.lost, self.error = True, f"the GPU agent: {error}"
                 raise
         self.limits = json.loads((self.folder / LIMITS_FILE).read_text())
@@ -149,7 +152,7 @@ class Runner:
 
     def serve(self) -> None:
         """Monitor the ranks until every rank has ended."""
-        # signals are blocked here: a signal that arrives during the checks ends the wait below at once
+        # signals are blocked during the checks: one that arrives then ends the wait below at once
         while self.ranks:
             now_ns = time.monotonic_ns()
             if self.page.get("stop"):
@@ -218,11 +221,12 @@ class Runner:
             code = os.waitstatus_to_exitcode(status)
             code = code if code >= 0 else 128 - code
             if self.asked and code == 128 + signal.SIGTERM and self._pass_on(rank):
-                continue  # only a shell around the program has ended: its exit status is irrelevant
-            # a rank of several processes has the exit status of one that did not end by SIGTERM, if there is one
+                continue  # only a shell around the program has ended, whose exit status does not matter
+            # if a rank has several processes, its exit status is that of one that did not end by SIGTERM, if there is
+            # one
             if rank not in self.codes or code != 128 + signal.SIGTERM:
                 self.codes[rank] = code
-            _kill(-pid, signal.SIGTERM)  # processes that the rank left in its group are useless without the rank
+            _kill(-pid, signal.SIGTERM)  # processes that the rank left in its group are of no use without it
             if self.codes[rank] != 0 and self.first_failed is None:
                 self.first_failed = rank
                 if self.ranks and not self.asked:
@@ -257,7 +261,8 @@ class Runner:
         for pid in self.ranks:
             _kill(-pid, signal.SIGKILL)
             _kill(pid, signal.SIGKILL)
-        self.deadline_ns = time.monotonic_ns() + 1_000_000_000  # repeat SIGKILL: a process may be inside a system call
+        # SIGKILL is sent again, because a process may have been inside a system call
+        self.deadline_ns = time.monotonic_ns() + 1_000_000_000
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class Tenancy:
 
     def started(self, pid: int) -> None:
         """Report that the job's first process has started."""
-        with contextlib.suppress(WorkError):  # the tenant has already ended
+        with contextlib.suppress(WorkError):  # if the tenant has already ended, the agent need not know of the start
             self.client.call("started", name=self.name, pid=pid)
 
     def wake(self) -> None:
@@ -70,7 +70,7 @@ def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, 
     except BaseException:
         client.close()
         raise
-    # the agent's values, such as visible GPUs and driver, take precedence over the job's
+    # the agent's variables, such as those for visible GPUs and the driver, replace the job's
     return Tenancy(client, answer["name"], folder), os.environ | environment | changes
 
 

@@ -61,7 +61,7 @@ Event = tuple[float, int, int, int, int, int, float, list[tuple[str, float]]]
 class FleetLock:
     """The lock of a fleet's folder, which the running controller holds. There is one controller per folder."""
 
-    database: Database | None = None  # None: the store is in the folder
+    database: Database | None = None  # None: the store is a file in the fleet's folder
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -75,7 +75,7 @@ class FleetLock:
             holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "pid unknown"
             os.close(self._fd)
             raise WorkError(f"a controller ({holder}) already runs in {folder}") from None
-        with suppress(OSError):  # on a full disk, the lock is held, but its file does not say by which controller
+        with suppress(OSError):  # on a full disk the lock is held, but the file cannot say by which controller
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"pid {os.getpid()}".encode(), 0)
 
@@ -115,7 +115,7 @@ def store_url(folder: Path) -> str | None:
         return None
     except OSError as error:
         raise WorkError(f"{folder / STORE_URL}: cannot be read: {(error.strerror or str(error)).lower()}") from None
-    if not url:  # with an empty URL, PostgreSQL's client would use the database that its environment variables name
+    if not url:  # PostgreSQL's client would take an empty URL as the database that its environment variables name
         raise WorkError(f"{folder / STORE_URL} is empty: it must contain the URL of the fleet's store")
     return url
 
@@ -129,7 +129,7 @@ def keep_store_url(folder: Path, url: str) -> None:
     kept, before = folder / STORE_URL, None
     if kept.is_file() and kept.stat().st_size > 1:  # an empty file names no store
         before = store_url(folder)
-    # URLs that differ only in the password name the same store
+    # two URLs that differ only in the password name the same store
     if before is not None and _shown(before) != _shown(url):
         raise InputError(
             f"{_shown(url)} is not the store of the fleet in {folder}, which is {_shown(before)}: use another folder, "
@@ -143,7 +143,7 @@ def keep_store_url(folder: Path, url: str) -> None:
             file.write(url + "\n")
             file.flush()
             os.fsync(file.fileno())
-        part.replace(folder / STORE_URL)  # replace the file in one step, since other controllers may read it meanwhile
+        part.replace(folder / STORE_URL)  # renamed in one step, since another controller may be reading the file
     except OSError as error:
         part.unlink(missing_ok=True)
         raise WorkError(f"{folder / STORE_URL}: cannot be written: {(error.strerror or str(error)).lower()}") from None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import psycopg
 
 SILENT_S, BEAT_S, TRY_EVERY_S = 10, 2.0, 1.0
-# the client gives up on an unresponsive server, so that a controller without its store ends
+# a client that waited for a silent server for ever would keep a controller alive that has no store
 CONNECTION = {
     "connect_timeout": 5, "keepalives_idle": 3, "keepalives_interval": 2, "keepalives_count": 3,
     "tcp_user_timeout": 9000, "application_name": "cotenant fleet",
@@ -72,8 +72,8 @@ class Postgres:
         """Try to become the controller of this fleet. Raises InputError if there is no place for its tables."""
         query = "SELECT current_schema(), pg_try_advisory_lock(hashtext('cotenant fleet in ' || current_schema()))"
         schema, leads = self.read(query)[0]
-        # the lock's name contains the schema's: without a schema nothing is locked, and the controller would
-        # wait for ever
+        # The lock's name contains the schema's name. Without a schema nothing would be locked, and the controller would
+        # wait for ever.
         if schema is None:
             raise InputError(f"{self.name}: no schema of the search path exists", field="store")
         return leads is True
@@ -85,7 +85,7 @@ class Postgres:
         return StoreError(f"{self.name}: cannot be written: {_first(error)}")
 
     def _in_transaction(self) -> bool:
-        return bool(self.connection.info.transaction_status != 0)  # IDLE
+        return bool(self.connection.info.transaction_status != 0)  # 0 is the transaction status IDLE
 
     def create(self, schema: str) -> None:
         """See Database."""
@@ -141,7 +141,7 @@ class PostgresLock:
     holds the lock."""
 
     def __init__(self, url: str, waiting: Callable[[], None] = lambda: None) -> None:
-        self.database = Postgres(url)  # raises an error at once if the URL is wrong
+        self.database = Postgres(url)  # a wrong URL raises an error here, before the loop that waits
         said = False
         while True:
             try:

@@ -14,7 +14,7 @@ from cotenant.kube.admission.certificates import Certificates
 from cotenant.kube.client import ApiError, KubeApi
 
 MOST_TRIES = 20
-RENEW_S = 60.0  # interval between checks of the Secret and the configuration
+RENEW_S = 60.0  # interval between two checks of the Secret and of the webhook configuration
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
@@ -53,7 +53,7 @@ def ensure(api: KubeApi, where: Bootstrap) -> Certificates:
                 _store(api, where, found, held)
             trust(api, where, held.ca, before)
         except ApiError as error:
-            if error.status == 409:  # another replica has created the Secret
+            if error.status == 409:  # another replica has created the Secret in the meantime
                 continue
             raise
         return held
@@ -88,7 +88,7 @@ def _store(api: KubeApi, where: Bootstrap, found: dict[str, object] | None, held
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": data}
         api.create(where.secret_path.rpartition("/")[0], secret)
     else:
-        # the object includes its resourceVersion, so that a concurrent change gives status 409
+        # the object contains its resourceVersion, so a concurrent change makes this fail with status 409
         api.replace(where.secret_path, found | {"data": data})
 
 

@@ -15,7 +15,7 @@ from cotenant.core.errors import InputError
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 RENEW_BEFORE_DAYS = 30
-# certificates are valid from this long before now, since the clocks of a cluster differ
+# certificates are valid from this long before now, since the clocks of a cluster's machines differ
 SKEW = datetime.timedelta(minutes=5)
 
 
@@ -102,7 +102,7 @@ def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | No
     except (ValueError, TypeError, InvalidSignature):
         return "the certificate is not signed by the CA that is stored with it"
     begins = max(certificate.not_valid_before_utc, ca.not_valid_before_utc)
-    # a replica whose clock was ahead made these certificates: the API server would refuse them until then
+    # these certificates were made by a replica whose clock is ahead; the API server refuses them until then
     if begins > now:
         return f"the certificates are not valid before {begins:%Y-%m-%d %H:%M} UTC"
     ends = min(certificate.not_valid_after_utc, ca.not_valid_after_utc)

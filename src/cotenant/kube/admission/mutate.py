@@ -17,7 +17,7 @@ from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 Operation = dict[str, Any]
 MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
-# name of the variable that keeps an LD_PRELOAD which the pod sets by reference (valueFrom)
+# If a pod sets LD_PRELOAD by reference (valueFrom), its value is kept in this variable.
 USER_PRELOAD = "COTENANT_USER_PRELOAD"
 LIBRARY_VOLUME, SOCKET_VOLUME = "cotenant-lib", "cotenant-run"
 
@@ -29,8 +29,9 @@ class Injection:
     host_libraries: str = str(names.HOST_LIBRARIES)
     host_sockets: str = str(names.HOST_SOCKETS)
     mounts: bool = True
-    runtime_class: str | None = None  # runtime class for pods that set none
-    memory_hook: bool = False  # nodes have NVIDIA's hook, which sets the driver's memory limits from two variables
+    runtime_class: str | None = None  # the runtime class that is set for pods without one; None: pods are left without
+    # the nodes have NVIDIA's hook, which sets the driver's memory limits by the two variables above
+    memory_hook: bool = False
 
 
 class Patch:
@@ -194,7 +195,8 @@ def _environment(patch: Patch, here: tuple[str | int, ...], share: ContainerShar
     container = share.container
     wanted = environment(container) | (memory_variables(share) if injection.memory_hook else {})
     entries = [e for e in patch.at(*here, "env") or [] if isinstance(e, dict)]
-    known = {entry.get("name"): entry for entry in entries}  # the last entry of a name counts, as for the kubelet
+    # if a name occurs several times the last entry counts, as for the kubelet
+    known = {entry.get("name"): entry for entry in entries}
     for name, value in wanted.items():
         entry = known.get(name)
         if entry is None:

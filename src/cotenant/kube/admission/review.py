@@ -17,7 +17,7 @@ from cotenant.kube.shares import annotations_of, containers_of, shares_of
 LOG = logging.getLogger(__name__)
 
 API_VERSION = "admission.k8s.io/v1"
-MAX_BODY_BYTES = 8 << 20  # the API server's own objects are smaller than 3 MiB
+MAX_BODY_BYTES = 8 << 20  # larger bodies are refused; the API server limits its own objects to less than 3 MiB
 MOST_SAID = 1000
 
 
@@ -58,7 +58,7 @@ def answer(body: bytes, settings: WebhookSettings) -> Answer:
         return _decide(uid, request, settings)
     except InputError as error:
         return _response(uid, "denied", message=str(error))
-    except Exception as error:  # an error in Cotenant, not in the request: the server continues
+    except Exception as error:  # the cause is an error in Cotenant, not in the request, so the server continues
         LOG.exception("review %s failed", uid)
         return _unhandled(uid, f"cotenant failed on this pod ({type(error).__name__})", settings)
 
@@ -77,7 +77,8 @@ def _decide(uid: str, request: dict[str, Any], settings: WebhookSettings) -> Ans
     pod = request.get("object")
     if not isinstance(pod, dict):
         raise InputError("the review contains no pod", field="request.object")
-    if request["operation"] == "UPDATE":  # a running pod keeps its share, but changed annotations must be valid
+    # a running pod keeps its share, but its annotations must stay valid if they are changed
+    if request["operation"] == "UPDATE":
         if _own_annotations(pod) != _own_annotations(request.get("oldObject")):
             shares_of(pod)
         return _response(uid, "unchanged")

@@ -188,7 +188,7 @@ async def keep_fresh(refresh: Refresh, context: LiveContext, every_s: float) -> 
             if await asyncio.to_thread(refresh, context):
                 LOG.info("new certificates are in use")
             said = ""
-        # a full disk raises OSError, for example: the next attempt may succeed
+        # OSError can mean a full disk, for example, so the next attempt may succeed
         except (InputError, WorkError, OSError, ValueError) as error:
             if str(error) != said:
                 LOG.warning("the certificates were not replaced: %s", error)
@@ -238,7 +238,7 @@ def _bind(config: Any) -> Any:
     import socket
 
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # with this protocol number the event loop sets TCP_NODELAY, which avoids delays between header and body
+    # with this protocol number the event loop sets TCP_NODELAY, without which header and body are sent with a delay
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -32,9 +32,9 @@ from cotenant.kube.plugin.state import PluginState
 
 LOG = logging.getLogger(__name__)
 
-# a pod counts as ended after it was missing in this many rounds, if the API server cannot be asked
+# If the API server cannot be asked, a pod counts as ended after it was missing in this many rounds.
 MISSED_BEFORE_GONE = 10
-Held = dict[tuple[str, str], dict[str, Any]]  # (pod's UID, container) -> tenant held by the agent
+Held = dict[tuple[str, str], dict[str, Any]]  # (pod's UID, container) -> the tenant that the agent holds for it
 
 
 class Agent(Protocol):
@@ -227,7 +227,7 @@ class Binder:
         except TakenNameError:
             if before is not None:
                 raise
-            # a previous pod of that name still has running processes, so use another tenant's name
+            # a previous pod of the same name still has running processes, so the tenant gets another name
             self._agent.call("hold", tenant=tenant | {"name": other_name(tenant["name"], order.uid)}, **place)
         where = " and ".join(self._state.inventory.index_of(uuid) for uuid in tenant["gpus"])
         text = described(tenant, f"{where} of {self._pods.node}")
@@ -246,6 +246,6 @@ class Binder:
 def changed(row: dict[str, Any], order: Order) -> bool:
     """Whether the tenant in the agent differs from the intended one."""
     same = all(row[key] == order.tenant[key] for key in ("request", "limit", "memory_bytes", "enforce_memory"))
-    # GPUs may differ: at first, only those of an earlier pod with the same name, or of an earlier claim, were known
+    # the GPUs may differ, if only those of an earlier pod with the same name or of an earlier claim were known at first
     same = same and set(row["gpus"]) == set(order.tenant["gpus"])
     return not same or (bool(order.container_id) and row["container_id"] != order.container_id)

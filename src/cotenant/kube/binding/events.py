@@ -36,9 +36,9 @@ class PodEvents:
             event = pod_event(pod, self._node, reason, message, warning=warning)
             self._api.create(f"/api/v1/namespaces/{namespace}/events", event)
         except ApiError as error:
-            if error.status != 409:  # a previous plugin has already written the event
+            if error.status != 409:  # status 409: a previous plugin has already written this event
                 LOG.warning(f"pod {metadata['namespace']}/{metadata['name']}: {reason}: {message} (no event: {error})")
-            # other errors are not retried: for example, the namespace is being deleted
+            # errors of the 4xx kind, such as a namespace that is being deleted, would occur again
             if not 400 <= error.status < 429:
                 return
         self._said[key] = None

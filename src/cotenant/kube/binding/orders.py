@@ -15,8 +15,8 @@ from cotenant.kube.admission.mutate import preload
 from cotenant.kube.shares import ContainerShare, containers_of, percent, present, shares_of
 from cotenant.kube.units import gpu_of
 
-MOST_NAME = 63  # longest name of a tenant
-Devices = Mapping[str, Mapping[str, list[str]]]  # container -> resource -> ids
+MOST_NAME = 63  # longest name that a tenant can have
+Devices = Mapping[str, Mapping[str, list[str]]]  # container -> resource -> ids of its devices
 PodKey = tuple[str, str]  # namespace, name
 
 
@@ -68,7 +68,8 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
         asked = shares_of(pod)
         shares = {share.container: share for share in present(asked, _finished_inits(pod))}
     except InputError as error:
-        # The annotations of a running pod can be edited. The pod keeps its share, and an event reports the error.
+        # A user can edit the annotations of a running pod. The pod then keeps its share, and an event reports the
+        # error.
         found.remarks.append(Remark("ShareUnclear", str(error)))
         return found
     for container, resources in sorted(devices.items()):

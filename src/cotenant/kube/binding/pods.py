@@ -14,7 +14,8 @@ from cotenant.kube.client import ApiError, KubeApi
 from cotenant.kube.shares import shares_of
 
 LOG = logging.getLogger(__name__)
-LIST_EVERY_S = 5.0  # longest interval between listings of pods: a process waits 8 s until its pod is announced
+# longest time between two listings of the pods; it is below the 8 s that a process waits until its pod is announced
+LIST_EVERY_S = 5.0
 
 
 class NodePods:
@@ -23,7 +24,7 @@ class NodePods:
     def __init__(self, api: KubeApi, node: str, list_every_s: float = LIST_EVERY_S) -> None:
         self.by_key: dict[PodKey, dict[str, Any]] = {}
         self.with_devices: Set[PodKey] = frozenset()
-        self.fault = ""  # why the last listing failed
+        self.fault = ""  # why the last listing failed; empty if it did not
         self.node, self._api, self._list_every_s = node, api, list_every_s
         self._listed_s = self._failed_s = -1e9
 
@@ -42,7 +43,7 @@ class NodePods:
             return False
         try:
             mine = {"fieldSelector": f"spec.nodeName={self.node}"}
-            # from the API server's cache, unless a pod that has just arrived must be included
+            # resourceVersion 0 reads from the API server's cache, which may lack a pod that has just arrived
             answer = self._api.get("/api/v1/pods", **mine, **({} if force else {"resourceVersion": "0"}))
         except ApiError as error:
             self._failed_s = time.monotonic()
@@ -61,7 +62,7 @@ class NodePods:
     def waiting(self, fresh: bool) -> list[tuple[int, int]]:
         """(share units, memory units) of containers that wait for devices. `fresh`: list the pods first. Called by the
         kubelet's threads."""
-        # skipped soon after a failure, since the kubelet waits for the answer
+        # not listed again soon after a failure, since the kubelet waits for the answer
         if fresh and time.monotonic() - self._failed_s > LIST_EVERY_S:
             self.refresh((), force=True)
         found = []

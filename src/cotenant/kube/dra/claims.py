@@ -14,7 +14,7 @@ from cotenant.kube.quantity import parse_quantity
 from cotenant.kube.shares import ContainerShare, Pod, percent, shares_of
 
 Thing = dict[str, Any]
-MOST_NAME = 253  # longest name of an object
+MOST_NAME = 253  # longest name of a Kubernetes object
 SHARE_CLASS, GPU_CLASS = f"share.{names.DOMAIN}", f"gpu.{names.DOMAIN}"
 
 

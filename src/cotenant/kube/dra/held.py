@@ -22,8 +22,8 @@ class NodeClaims:
 
     def __init__(self, api: KubeApi, slices: NodeSlices, node: str, cdi_kind: str) -> None:
         self._api, self._slices, self._node, self._cdi_kind = api, slices, node, cdi_kind
-        self._known: dict[tuple[str, str], dict[str, Any]] = {}  # (namespace, name) -> allocated claim
-        self._lock = threading.Lock()  # protects `_claims`
+        self._known: dict[tuple[str, str], dict[str, Any]] = {}  # (namespace, name) -> the claim with its allocation
+        self._lock = threading.Lock()  # protects `_known`
 
     def prepare(self, namespace: str, name: str, uid: str) -> list[dict[str, Any]]:
         """Devices of an allocated claim for the kubelet. InputError or WorkError say why there are none."""
@@ -75,7 +75,7 @@ class NodeClaims:
                 results = claims.allocated(claim, self._node) if claims.reserved(claim, pod) else []
                 for result in results:
                     uuid = self._slices.uuid_of(result["device"])
-                    if uuid in instances:  # the hardware isolates a MIG instance, so the agent has no tenant for it
+                    if uuid in instances:  # the hardware isolates a MIG instance, so the agent needs no tenant for it
                         continue
                     ids = [f"{uuid}::claim{n:04d}" for n in range(claims.units_of_result(result))]
                     found.setdefault(share.container, {}).setdefault(names.SHARE_RESOURCE, []).extend(ids)
@@ -88,6 +88,6 @@ class NodeClaims:
 
     def held(self) -> frozenset[str]:
         """Devices of this node that claims hold."""
-        with self._lock:  # the kubelet's calls change the claims in other threads
+        with self._lock:  # calls of the kubelet change the claims in other threads
             known = list(self._known.values())
         return frozenset(result["device"] for claim in known for result in claims.allocated(claim, self._node))

@@ -22,10 +22,10 @@ Version = tuple[int, int]
 DRIVER = f"gpu.{names.DOMAIN}"
 VERSIONS = {(1, 32): "v1beta1", (1, 33): "v1beta2", (1, 34): "v1"}
 CONSUMABLE_SINCE, COUNTERS_SINCE = (1, 34), (1, 36)
-# limits per slice: devices, devices that consume counters, counter sets
+# limits of Kubernetes for one ResourceSlice: devices, devices that consume counters, and counter sets
 MOST_DEVICES, MOST_COUNTING, MOST_SETS = 128, 64, 8
-COMPUTE_SLICES = 7  # number of slices into which MIG divides a GPU
-# values of the attribute `type`; each but the last has a device class
+COMPUTE_SLICES = 7  # number of compute slices of a GPU under MIG
+# values of a device's attribute `type`; there is a device class for each of them but the last
 SHARE, WHOLE, MIG, GONE = "share", "gpu", "mig", "gone"
 
 

@@ -22,7 +22,7 @@ class NodeSlices:
     def __init__(self, api: KubeApi, inventory: Inventory, node: str) -> None:
         self._api, self._inventory, self._node = api, inventory, node
         self._offered: tuple[int, frozenset[str]] | None = None
-        self._counters: bool | None = None  # whether the API server supports shared counters
+        self._counters: bool | None = None  # whether the API server supports shared counters; None: not known yet
         self._version: tuple[int, int] | None = None
 
     def known(self) -> list[tuple[str, str, str]]:

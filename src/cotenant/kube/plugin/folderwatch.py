@@ -21,7 +21,7 @@ class FolderWatch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._libc = ctypes.CDLL(None, use_errno=True)
-        # -1: inotify's limit is reached, or inotify is not permitted
+        # -1 means that the limit on inotify instances is reached, or that inotify is not permitted
         self._inotify: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._watching = False
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

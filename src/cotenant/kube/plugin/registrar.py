@@ -16,8 +16,10 @@ from cotenant.kube.plugin.resource import KUBELET_SOCKET, ResourcePlugin
 from cotenant.kube.plugin.state import PluginState
 
 LOG = logging.getLogger(__name__)
-LOOK_EVERY_S = 1.0  # poll interval in addition to the watch
-RETRY_S = 0.2  # the socket exists before the kubelet listens on it, and no further event follows
+LOOK_EVERY_S = 1.0  # the folder is checked this often even without an event of the watch
+# the kubelet's socket file exists before the kubelet listens on it, and no event tells when it does, so registering is
+# tried again after this time
+RETRY_S = 0.2
 
 
 class Registrar:
@@ -30,7 +32,7 @@ class Registrar:
         self.met: list[str] | None = None
         self._folder, self._state, self._by_claims, self._every_s = folder, state, by_claims, every_s
         self._plugins: dict[str, ResourcePlugin] = {}
-        # identity of the kubelet's socket at which the resources are registered
+        # device, inode and change time of the kubelet's socket with which the resources were registered
         self._kubelet: tuple[int, int, int] | None = None
         self._watch = FolderWatch(folder)
         self._stop = threading.Event()
@@ -59,7 +61,7 @@ class Registrar:
             try:
                 self._meet()
                 self.fault = ""
-            # any error leads to a new attempt: without this thread no pod could start
+            # after any error the loop tries again, since no pod could start without this thread
             except (WorkError, OSError) as error:
                 self.fault = str(error)
             self._watch.wait(min(self._every_s, RETRY_S) if self.fault else self._every_s)
@@ -81,7 +83,8 @@ class Registrar:
             self._plugins.clear()
             self._kubelet = self.met = None
         resources = self._state.inventory.resources()
-        for resource in () if self._by_claims else resources:  # a GPU must not be offered in two ways
+        # if claims are used nothing is registered, since a GPU must not be offered in two ways
+        for resource in () if self._by_claims else resources:
             plugin = self._plugins.get(resource)
             if plugin is not None and plugin.path.exists():
                 continue

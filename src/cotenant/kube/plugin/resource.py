@@ -54,7 +54,7 @@ class ResourcePlugin:
         try:
             if self._server.add_insecure_port(f"unix://{self.path}") == 0:
                 raise RuntimeError("no port")
-            os.chmod(self.path, 0o600)  # may raise OSError, if a starting kubelet has just emptied the folder
+            os.chmod(self.path, 0o600)  # raises OSError if a kubelet that is starting has just emptied the folder
         except (RuntimeError, OSError):
             raise WorkError(f"{self.path}: cannot listen") from None
         self._server.start()
@@ -146,7 +146,7 @@ class ResourcePlugin:
     def _grant(self, gpus: list[str]) -> Any:
         answer = device_plugin.ContainerAllocateResponse()
         if self.resource == names.MEMORY_RESOURCE:
-            return answer  # the container gets the GPU itself with its share, not with its memory units
+            return answer  # the GPU itself comes with the container's share, not with its memory units
         grant = self.state.grant
         if grant.cdi_kind:
             answer.cdi_devices.extend(device_plugin.CDIDevice(name=f"{grant.cdi_kind}={uuid}") for uuid in gpus)

@@ -14,8 +14,8 @@ from cotenant.kube import names, units
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.metrics import PluginMetrics
 
-TOGETHER_S = 2.0  # time within which the kubelet asks for a container's other resource
-LISTED_WITHIN_S = 5.0  # time after which PodResources lists an allocation
+TOGETHER_S = 2.0  # the kubelet asks for a container's other resource within this time
+LISTED_WITHIN_S = 5.0  # PodResources lists an allocation after this time at the latest
 # The kubelet learns of another GPU's units by one message per resource, and a pod that it admits between the two fails.
 # So the GPU changes only when no allocation was made for this long.
 SETTLED_S = 1.0
@@ -27,7 +27,8 @@ class Grant:
     """Settings for what a container gets together with its devices."""
 
     mounts: bool = False  # True: the plugin mounts the libraries and the socket; False: the webhook does
-    # CDI kind by which devices are named, such as nvidia.com/gpu; empty: a variable names them
+    # the CDI kind under which devices are passed to containers, such as nvidia.com/gpu; empty: by an environment
+    # variable
     cdi_kind: str | None = None
     host_libraries: str = str(names.HOST_LIBRARIES)
     host_sockets: str = str(names.HOST_SOCKETS)
@@ -48,15 +49,15 @@ class PluginState:
 
     inventory: Inventory
     grant: Grant = field(default_factory=Grant)
-    one_gpu: bool = True  # advertise at most the free units of one GPU
+    one_gpu: bool = True  # whether to advertise at most the free units of one GPU
     metrics: PluginMetrics = field(default_factory=PluginMetrics)
-    taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> allocated ids, by PodResources
+    taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> ids that PodResources lists as allocated
     log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
     kick: threading.Event = field(default_factory=threading.Event)
-    # returns (share units, memory units) of containers on this node that have no devices yet; argument True: ask the
-    # API server again
+    # Returns the (share units, memory units) of the containers on this node that have no devices yet. With the argument
+    # True it asks the API server again.
     waiting: Callable[[bool], list[tuple[int, int]]] = lambda fresh: []
-    _half: Allocation | None = None  # the last allocation, if its container's other resource is still to come
+    _half: Allocation | None = None  # the last allocation, as long as its container has not got the other resource
     _shown: str | None = None  # GPU whose free units are advertised; None: not chosen yet
 
     def note(self, resource: str, ids: list[str]) -> None:
@@ -94,8 +95,8 @@ class PluginState:
             return None
         half = self._half
         if half is not None and time.monotonic() - half.at_s <= TOGETHER_S:
-            # A container has one of the two resources on this GPU and is about to get the other, whose units the
-            # kubelet must still see as free.
+            # A container has one of the two resources on this GPU and is about to get the other one, so the kubelet
+            # must still see units of that resource as free there.
             return units.gpu_of(next(iter(half.ids)))
         if not self._shown:
             self._shown = self._roomiest()
@@ -128,7 +129,8 @@ class PluginState:
         PodResources); empty if there is none.
         """
         claimed = {one for pod in listed.values() for mine in pod.values() for ids in mine.values() for one in ids}
-        # the newest allocation need not be the right one: the kubelet may have asked for others meanwhile
+        # the newest allocation need not be the one that is meant, since the kubelet may have made others in the
+        # meantime
         for allocation in reversed(list(self.log)):
             if allocation.resource == resource and len(allocation.ids) == count and not allocation.ids & claimed:
                 return sorted({units.gpu_of(one) for one in allocation.ids})
