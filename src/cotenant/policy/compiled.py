@@ -20,9 +20,9 @@ from cotenant.core.extras import needs
 with needs("sim"):
     import numba
 
-# in addition to the files that contain "njit" or "policy.compiled", since numba compiles their constants into code
+# hashed in addition to the files that contain "njit" or "policy.compiled": numba compiles their constants into code
 _CONSTANTS = ("policy/jobs/arrays.py", "sim/jobs/state.py")
-FORGET_AFTER_S = 30 * 86400  # delete code of versions unused for a month
+FORGET_AFTER_S = 30 * 86400  # compiled code of a version that was not used for a month is deleted
 
 
 def source_hash() -> str:
@@ -49,7 +49,7 @@ def _use_cache() -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".used").touch()
     except (OSError, WorkError):
-        return False  # there is no writable home folder, so kernels are compiled in memory by each process
+        return False  # there is no writable home folder, so each process compiles the kernels in memory
     for old in folder.parent.iterdir():
         used = old / ".used"
         if used.exists() and time.time() - used.stat().st_mtime > FORGET_AFTER_S:
@@ -66,17 +66,17 @@ def is_compiled() -> bool:
     return CACHED and any(cache_folder().rglob("kernel.advance*.nbc"))
 
 
-# ordinary compiled functions
+# for ordinary compiled functions
 jit: Any = numba.njit(cache=CACHED, nogil=True)
 
-# The training kernels allocate nothing, so they are compiled without reference counting (_nrt), which took four fifths
-# of the time of a decision: each array taken out of a tuple was counted up and down.
+# The kernels of training simulation allocate nothing, so they are compiled without reference counting (_nrt). Counting
+# took four fifths of the time of a decision, because each array that was taken out of a tuple was counted up and down.
 _BARE: Any = {"cache": CACHED, "nogil": True, "no_cfunc_wrapper": True, "_nrt": False}
-# functions that Python calls
+# for functions that Python calls
 bare: Any = numba.njit(**_BARE)
 # Functions that only other kernels call. They are compiled without the wrapper that unpacks Python's arguments, which
 # is most of a small function's code. Calling one from Python crashes, so tests call them through a function under
 # `bare`.
 inner: Any = numba.njit(**_BARE, no_cpython_wrapper=True)
-# small functions that run often: passing the arrays of their tuples would take longer than their work
+# for small functions that run often, for which passing the arrays in tuples would take longer than their work
 inlined: Any = numba.njit(**_BARE, no_cpython_wrapper=True, inline="always")

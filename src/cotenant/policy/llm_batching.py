@@ -21,7 +21,7 @@ class Sequence:
 
     id: int
     total: int
-    left: int  # tokens still to produce
+    left: int  # number of tokens that are still to be produced
     computed: int = 0
 
     @property
@@ -45,7 +45,7 @@ class Batcher:
         self._limits = profile
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.held = 0  # tokens of all running requests, for which the cache needs space
+        self.held = 0  # number of tokens of all running requests, each of which needs space in the cache
         self.preempted = 0
         self._chunks: list[tuple[Sequence, int]] = []
         self._gone: set[int] = set()

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from cotenant.core.strength import Promise, Prospect, Strength
 
-FIRST_RELEASE = 615  # first driver release with memory limits
-FIRST_KERNEL = "6.14"  # first Linux release with the dmem controller
+FIRST_RELEASE = 615  # the first driver release with memory limits
+FIRST_KERNEL = "6.14"  # the first Linux release with the dmem controller
 
 
 @dataclass(frozen=True)
 class Detected:
     """What a machine offers for memory limits on one GPU, as far as this can be found without lasting changes."""
 
-    release: str = ""  # release of the driver; empty: not known
-    call: bool = False  # NVML has calls that set memory limits
-    cgroup: int = 0  # version of the control groups; 0: there are none
-    dmem: bool = False  # the kernel accounts this GPU's memory
-    root: bool = False  # this process may set limits
+    release: str = ""  # release of the driver; empty if it is not known
+    call: bool = False  # whether NVML has the calls that set memory limits
+    cgroup: int = 0  # version of the control groups; 0 if there are none
+    dmem: bool = False  # whether the kernel accounts for this GPU's memory
+    root: bool = False  # whether this process may set limits
     mig: bool = False
-    trial: str = ""  # why a limit that was tried on a control group could not be set and read back; empty: it worked
-    # control groups to which another program gives less than the GPU's memory: "PATH: 4.0 GiB"
+    trial: str = ""  # why a trial limit on a control group could not be set and read back; empty if that worked
+    # control groups whose limit, set by another program, is below the GPU's memory, such as "PATH: 4.0 GiB"
     foreign: tuple[str, ...] = ()
 
 

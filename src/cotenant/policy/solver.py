@@ -123,7 +123,7 @@ def _read(model: object, mixed_integer: bool) -> Solution:
         highspy.HighsModelStatus.kUnbounded: "unbounded",
         highspy.HighsModelStatus.kUnboundedOrInfeasible: "infeasible",
     }
-    found = info.primal_solution_status == 2  # 2: the solver has found a feasible point
+    found = info.primal_solution_status == 2  # 2 means that the solver has found a feasible point
     name = names.get(status, "feasible" if found else "unknown")
     if not found:
         return Solution(None, name, np.nan, np.nan, np.inf)

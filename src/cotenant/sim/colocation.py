@@ -22,7 +22,7 @@ from cotenant.policy.colocation import ColocationSettings, Scheme
 from cotenant.profiles.kernels.contention import Contention, rates, read_table
 from cotenant.profiles.kernels.profile import KernelWork
 
-QUEUE_AHEAD = 64  # number of kernels that a BE program keeps queued if no rule limits it
+QUEUE_AHEAD = 64  # a best-effort program keeps this many kernels queued if no rule limits it
 EPSILON_NS = 0.5
 LS, BE = 0, 1
 
@@ -59,7 +59,7 @@ class _Running:
     work: KernelWork
     need: float
     left_ns: float
-    alone: float  # ratio of its duration alone on the whole GPU to its duration here
+    alone: float  # duration of the kernel alone on the whole GPU, divided by its duration here
 
     def delay(self, by_ns: int) -> None:
         """Extend the kernel by `by_ns`."""
@@ -79,17 +79,17 @@ class ColocationEngine:
         self.now = 0.0
         self._caps = (scheme.ls_sms, scheme.be_sms)
         self._queues: tuple[deque[_Running], deque[_Running]] = (deque(), deque())
-        self._running: list[_Running] = []  # the kernel that started first is first
+        self._running: list[_Running] = []  # running kernels, in the order of their starts
         self._speeds: list[float] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
-        self._waiting: deque[int] = deque()  # arrivals of requests that have not been answered
+        self._waiting: deque[int] = deque()  # arrival times of requests that have not been answered
         self._left_in_request = 0
         self._active_since: float | None = None
-        self._holder = LS  # owner of the current time slice, if kernels do not run concurrently
+        self._holder = LS  # whose time slice it is, if kernels do not run concurrently
         self._slice_end = 0.0
         self._be_next = 0
-        self._be_submitted = 0  # number of kernels that were launched, but are not yet in the queue
+        self._be_submitted = 0  # number of kernels that were launched and are not in the queue yet
         self._event_interval_ns = EVENT_INTERVAL_NS if self.scheme.rule is RuleKind.TIDAL else 0
         self._unchecked_ns = 0
         self._look_at = math.inf
@@ -144,7 +144,7 @@ class ColocationEngine:
         """Queue a kernel. `event_ns`: GPU time of an event that is recorded after it."""
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
-        # on fewer SMs than it would fill, a kernel takes proportionally longer
+        # on fewer SMs than it would fill, a kernel takes longer in proportion
         takes_ns = work.duration_ns * max(1.0, min(fill, self.table.reach[work.work_class]) / need) + event_ns
         self._queues[owner].append(_Running(owner, work, need, takes_ns, work.duration_ns / takes_ns))
         self._dispatch()
@@ -191,7 +191,8 @@ class ColocationEngine:
             return
         self._left_in_request -= 1
         if self.scheme.rule is RuleKind.ORION:
-            self._be_host()  # the next kernel of the request may have another work class
+            # the scheme orion is asked again, because the next kernel of the request may have another work class
+            self._be_host()
         if self._left_in_request == 0:
             self._at(notice, self._answer)
 
@@ -200,7 +201,7 @@ class ColocationEngine:
     def _arrive(self, at: int) -> None:
         self._waiting.append(at)
         if self._active_since is None:
-            self._active_since = self.now  # latency-sensitive work begins
+            self._active_since = self.now  # from now on latency-sensitive work is active
             self._at(self.now + self.table.launch_ns, self._begin)
 
     def _begin(self) -> None:
@@ -215,7 +216,7 @@ class ColocationEngine:
             return
         assert self._active_since is not None
         self.result.active_ns += self.now - self._active_since
-        self._active_since = None  # latency-sensitive work has ended
+        self._active_since = None  # latency-sensitive work is no longer active
         self._be_host()
 
     def _ls_class(self) -> WorkClass:

@@ -9,7 +9,7 @@ from typing import Any
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_seconds
 
-SHARED = ("placement", "default_profile")  # options of job policies that partition policies have, too
+SHARED = ("placement", "default_profile")  # options of ordinary job policies that partition policies have, too
 MOST_MPS_JOBS = 48  # largest number of processes that MPS serves on one GPU
 
 

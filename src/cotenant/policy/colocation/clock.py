@@ -4,7 +4,7 @@ also slows down latency-sensitive work that follows BE work.
 
 from __future__ import annotations
 
-GAIN = 0.3  # change of the duty cycle per unit of the clock's deviation, at each update
+GAIN = 0.3  # how much the duty cycle changes per unit of the clock's deviation from its target, at each update
 
 
 def next_duty(duty: float, clock: float, wanted: float, least: float) -> float:

@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 from typing import TypeVar
 
-QUIET_NS = 50_000_000  # a process without a launch for this long is idle
-LOOK_NS = 10_000_000  # time between two updates; work that was launched under the previous division has ended by then
-APART = 0xFFFFFFFF  # stands for a process that gets no part of the budget: it may only launch one kernel at a time
+QUIET_NS = 50_000_000  # a process that has launched nothing for this long is idle
+# time between two updates of the division; work that was launched under the previous one has ended by then
+LOOK_NS = 10_000_000
+# value for a process that gets no part of the budget, so that it may launch only one kernel at a time
+APART = 0xFFFFFFFF
 
 Key = TypeVar("Key")
 

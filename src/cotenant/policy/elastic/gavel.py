@@ -16,10 +16,11 @@ import numpy as np
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 from cotenant.policy.solver import compressed, solve_milp
 
-# weight of the mean over jobs in the objective; without it, GPUs that do not help the worst job could stay idle
+# weight in the objective of the mean over all jobs; without this term, GPUs that do not help the worst job could stay
+# idle
 SECOND = 1e-3
-UNSERVED = 1e9  # factor on X in the priority of a job that has not run on the model
-RESET_S = 1000.0  # least time between two resets of the time that jobs have spent on models, as in the public code
+UNSERVED = 1e9  # factor on a job's priority for GPU models on which the job has not run yet
+RESET_S = 1000.0  # the times that jobs have spent on models are reset at most this often, as in the public code
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Gavel:
 
     goal: str = "fairness"
     known: dict[bytes, Floats] = field(default_factory=dict, repr=False)
-    # job -> (age of the job, time received on each model) at the last reset
+    # job -> (age of the job, time that it had run on each model) when these times were last reset
     since: dict[int, tuple[float, Floats]] = field(default_factory=dict, repr=False)
     solves: int = 0
 
@@ -60,7 +61,7 @@ class Gavel:
     def _shares(self, view: View, choices: Ints) -> Floats:
         """Return X[J, G], the fraction of its time that each job should spend on each GPU model."""
         key_of = np.column_stack([view.kind, view.priority])
-        # remaining work changes for all jobs all the time, so the solution is kept until jobs arrive or leave
+        # the remaining work of all jobs changes all the time, so the solution is kept until a job arrives or leaves
         if self.goal == "makespan":
             key_of = np.column_stack([key_of, view.job])
         _, first, group, size = np.unique(key_of, axis=0, return_index=True, return_inverse=True, return_counts=True)

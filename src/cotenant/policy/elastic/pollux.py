@@ -17,7 +17,7 @@ from cotenant.policy.elastic.sia import allowed, restart_factor
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
 
 POWER = -1.0  # exponent p of the paper's fitness function
-WAITING = 1e4  # cost of a waiting job in the sum of speedup^p; more than all running jobs together
+WAITING = 1e4  # cost of a waiting job in the sum of speedup^p; it exceeds the sum over all running jobs
 
 
 @dataclass

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
 from cotenant.policy.solver import solve_milp
 
-POWER = -0.5  # exponent p of the paper; below 0, so the slowest jobs count most
+POWER = -0.5  # exponent p of the paper; it is below 0, so the slowest jobs count most
 WAITING = 1.1  #: lambda: cost of a waiting job; a job in its slowest configuration costs 1
 GROWTH = 2  #: factor by which a job's largest GPU count may grow
 STEPS = 48  # number of steps in which prices are adjusted
-LOOKS = 8  # number of these steps between two attempts to build a feasible choice
+LOOKS = 8  # the solver tries to build a feasible choice once in this many steps
 
 
 def values(view: View) -> Floats:
@@ -198,7 +198,7 @@ def _fill(value: Floats, gpu: Ints, count: Ints, config: Ints, capacity: Ints) -
         if not open_.any():
             break
         ratio = np.where(open_, gain / np.maximum(more, 0.5), -np.inf)
-        # all jobs that want this step take it at once, as far as they fit, since one pass for each job would take
+        # all jobs that want this step take it in one pass, as far as they fit; one pass for each job would take
         # quadratic time
         column = np.argmax(ratio, axis=1)
         rows = np.flatnonzero(open_[np.arange(len(config)), column])

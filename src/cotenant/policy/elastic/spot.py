@@ -15,8 +15,8 @@ import numpy as np
 
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 
-HORIZON = 12  # number of rounds that are predicted
-MEMORY = 2016  # number of past rounds whose demand is stored: a week at 5 minutes
+HORIZON = 12  # number of rounds for which demand is predicted
+MEMORY = 2016  # number of past rounds whose demand is stored; with rounds of 5 minutes, this is a week
 QUANTILE = 0.9
 
 
@@ -41,8 +41,8 @@ class Spot:
         place(view, choices, np.flatnonzero(guaranteed), config, free, np.zeros(len(free)))
         self.demand.append(capacity - free)
         reserve = predicted_rise(np.array(self.demand)) if self.predicts else np.zeros(len(free))
-        # a running spot job is preempted only for guaranteed jobs that exist; the reserve keeps only new spot jobs from
-        # starting
+        # a running spot job is preempted only for guaranteed jobs that have arrived; the reserve for predicted ones
+        # only keeps new spot jobs from starting
         spot = np.flatnonzero(~guaranteed)
         runs = spot[view.held[spot] != NONE]
         oldest = runs[np.argsort(-view.received_s[runs].sum(axis=1), kind="stable")]
@@ -78,6 +78,7 @@ def predicted_rise(demand: Floats) -> Floats:
     known = rounds - HORIZON
     if known < HORIZON:
         return np.zeros(models)
-    windows = np.lib.stride_tricks.sliding_window_view(demand[1:], HORIZON, axis=0)  # [known, G, HORIZON]
+    # array of shape [known, G, HORIZON]: known rounds, GPU models, rounds after each
+    windows = np.lib.stride_tricks.sliding_window_view(demand[1:], HORIZON, axis=0)
     rise = np.maximum(windows.max(axis=2) - demand[:known], 0.0)
     return np.asarray(np.ceil(np.quantile(rise, QUANTILE, axis=0)))

@@ -14,7 +14,7 @@ import numpy as np
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 from cotenant.policy.solver import compressed, solve_milp
 
-QUEUE_GPU_S = 3600.0  # attained GPU-seconds at which a job moves to the second queue (Tiresias, NSDI'19)
+QUEUE_GPU_S = 3600.0  # a job moves to the second queue when it has attained this many GPU-seconds (Tiresias, NSDI'19)
 
 
 @dataclass

@@ -22,7 +22,7 @@ ALLOTMENTS: dict[str, tuple[int, str]] = {
     "optimal": (3, "CPU and memory by a mixed-integer program that maximises total throughput each round"),
 }
 A_PROPORTIONAL, A_GREEDY, A_TUNE, A_OPTIMAL = 0, 1, 2, 3
-A_ELASTIC = 4  # elastic policies choose demand type and level of every job themselves
+A_ELASTIC = 4  # elastic policies choose the demand type and the level of every job themselves
 
 
 @inner

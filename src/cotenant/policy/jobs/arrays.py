@@ -17,69 +17,70 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Constants used in kernels have numpy types: numba would compile a function again for every plain number.
+# Constants that kernels use have numpy types, because numba would compile a function again for every plain number.
 ONE: Any = np.int64(1)
 NONE: Any = np.int64(-1)
 
-# the levels of allotment; levels from GRID on are the points among which the optimal allotment chooses
+# Levels of allotment: how much CPU and memory a job gets. The optimal allotment chooses among the levels from GRID on.
 PROPORTIONAL: Any = np.int64(0)
 IDEAL: Any = np.int64(1)
 DOWN: Any = np.int64(2)
 GRID: Any = np.int64(3)
 
-# a job's level while it does not run
+# the level of a job that does not run
 NOT_RUNNING: Any = np.int64(-1)
 
-# what a job of a demand type needs, apart from CPU and memory
+# what jobs of one demand type need, apart from CPU and memory
 TYPE = np.dtype([
-    ("gpus", "i8"),  # number of whole GPUs; 1 for a job on a fraction of a GPU
-    ("part_milli", "i8"),  # thousandths of one GPU; 0: the job needs whole GPUs
+    ("gpus", "i8"),  # number of whole GPUs that the job needs; 1 for a job on a fraction of a GPU
+    ("part_milli", "i8"),  # thousandths of one GPU that the job needs; 0: it needs whole GPUs
     ("multi_node_factor", "f8"),  # fraction of its speed that a job keeps when it runs on several nodes
     ("key_s", "f8"),  # seconds per iteration that the ordering assumes
-    # seconds per iteration if the job runs alone with its proportional share, on the reference GPU
+    # seconds per iteration of a job that runs alone, with its proportional share, on the reference GPU
     ("isolated_s", "f8"),
-    ("dominant", "f8"),  # largest share of the cluster's GPUs, CPU or memory that the ideal demand takes
-    ("size", "f8"),  # sum of the shares of GPUs, CPU and memory
-    ("can_shrink", "?"),  # the ideal demand exceeds level DOWN in CPU or memory on some kind of node
+    ("dominant", "f8"),  # the largest of the shares of the cluster's GPUs, CPU and memory that the ideal demand takes
+    ("size", "f8"),  # the sum of these three shares
+    ("can_shrink", "?"),  # on some kind of node, the ideal demand needs more CPU or memory than level DOWN
 ])  # fmt: skip
 
-# amounts at one level on one kind of node; per GPU, or in total for a job on a fraction of a GPU
+# CPU, memory and time per iteration at one level on one kind of node; amounts are per GPU, or in total for a job on a
+# fraction of a GPU
 AMOUNT = np.dtype([("cpu", "i8"), ("memory", "i8"), ("iteration_s", "f8")])
 
 NODE = np.dtype([("gpus", "i8"), ("cpu", "i8"), ("memory", "i8"), ("kind", "i8")])
 
-# what orderings read and decisions write, for each job
+# what orderings read and decisions write for each job
 JOB = np.dtype([
     ("type", "i8"),
     ("priority", "i8"),
     ("arrival_s", "f8"),
-    ("total", "f8"),  # iterations of the whole job
-    ("done", "f8"),  # iterations done
+    ("total", "f8"),  # number of iterations of the whole job
+    ("done", "f8"),  # number of iterations that are done
     ("attained_s", "f8"),  # seconds for which the job has run
-    ("last_run_s", "f8"),  # end of its last lease, or its arrival if it has not run
-    ("rank", "i8"),  # rank of the job when the jobs were last ordered
+    ("last_run_s", "f8"),  # end of the job's last lease; its arrival if it has not run
+    ("rank", "i8"),  # position of the job when the jobs were last ordered
     ("key", "f8"),
-    ("dirty", "?"),  # the key may have changed since the jobs were last ordered
+    ("dirty", "?"),  # the key may have changed since the jobs were last ordered, so it must be computed again
     ("reserved", "?"),  # the job started by a reservation, and keeps its GPUs until it ends
     ("wanted", "i8"),  # level that the optimal allotment chose
     ("reason", "i8"),  # why the job got no GPUs in the last decision (core.events.Reason)
 ])  # fmt: skip
 
-# where a job runs: `count` entries in a row, from `first` on
+# where a job runs: `count` consecutive entries, beginning at `first`
 GRANT = np.dtype([("first", "i8"), ("count", "i8"), ("level", "i8")])
 
 FREE = np.dtype([
     ("free_gpus", "i8"),  # number of GPUs of which no job holds any part
     ("free_cpu", "i8"),
     ("free_memory", "i8"),
-    ("head", "i8"),  # newest entry of the node; -1: none
+    ("head", "i8"),  # index of the node's newest entry; -1: the node has none
 ])  # fmt: skip
 
 ENTRY = np.dtype([
     ("node", "i8"),
     ("gpus", "i8"),
     ("job", "i8"),
-    ("next", "i8"),  # the next older entry of the node
+    ("next", "i8"),  # index of the node's next older entry
     ("slot", "i8"),  # index of the GPU, for a job on a fraction of one; -1 for whole GPUs
 ])  # fmt: skip
 
@@ -88,7 +89,7 @@ class Demand(NamedTuple):
     """What each demand type needs, and how fast it runs at each level."""
 
     type: Array  #: TYPE[T]
-    allowed: Array  # bool[T, K]: the type accepts the GPUs of this kind of node
+    allowed: Array  # bool[T, K]: whether the type accepts the GPUs of this kind of node
     amount: Array  #: AMOUNT[L, T, K]
 
 
@@ -98,11 +99,11 @@ class Allocation(NamedTuple):
     node: Array  #: FREE[N]
     entry: Array  #: ENTRY[E]
     job: Array  #: GRANT[J]
-    slots: Array  # i8[N, S]: free thousandths of GPUs that are used in fractions; -1: slot not in use
-    used: Array  # i8[2]: number of entries in use; number of free GPUs on all nodes
+    slots: Array  # i8[N, S]: free thousandths of each GPU that is used in fractions; -1: the slot is not in use
+    used: Array  # i8[2]: number of entries in use, and number of free GPUs on all nodes
     free_kind: Array  # i8[K]: number of free GPUs on each kind of node
-    pointer: Array  # i8[L, T]: no node before this one fits (level, type); valid while no job releases anything
-    bucket: Array  # u8[max GPUs + 1, words]: for each number of free GPUs, the nodes that have it, as bits
+    pointer: Array  # i8[L, T]: no node before this one fits (level, type); valid as long as no job releases anything
+    bucket: Array  # u8[max GPUs + 1, words]: for each number of free GPUs, a bit set of the nodes with that number
 
 
 def make_allocation(demand: Demand, nodes: Array, jobs: int) -> Allocation:

@@ -14,8 +14,9 @@ from cotenant.policy.jobs.ordering import ORDERINGS, Context, gittins_table
 from cotenant.policy.jobs.placement import PLACEMENTS
 from cotenant.policy.jobs.rounds import Choice
 
-# GPU-seconds at which a job moves to the next queue. Tiresias (NSDI'19) uses two queues, separated at one GPU-hour, for
-# its testbed. Three queues, separated at one and ten hours, suit traces with jobs of days.
+# A job moves to the next queue at each of these numbers of GPU-seconds. Tiresias (NSDI'19) uses two queues on its
+# testbed, with the limit at one GPU-hour. Three queues, with limits at one and ten hours, suit traces with jobs of
+# days.
 DEFAULT_QUEUES_GPU_S = (3600.0, 36000.0)
 
 
@@ -28,11 +29,11 @@ class JobPolicy:
     ordering: str = "fifo"
     allotment: str = "tune"
     placement: str = "first-fit"
-    sticky: bool = False  # running jobs that continue keep their GPUs
-    reserve_after_s: float = math.inf  # a job that has waited longer than this goes first, and runs to its end
+    sticky: bool = False  # whether running jobs that continue keep their GPUs
+    reserve_after_s: float = math.inf  # a job that has waited longer than this comes first, and then runs to its end
     solver_limit_s: float = 1.0  # time limit for each decision of the allotment `optimal`
     queue_limits_gpu_s: tuple[float, ...] = DEFAULT_QUEUES_GPU_S
-    # empty: the jobs of the trace itself are the sample
+    # if it is empty, the jobs of the trace are the sample
     gittins_sample_gpu_s: tuple[float, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:

@@ -132,7 +132,7 @@ def _needs(
         np.unique(np.nan_to_num(c, nan=-1.0), return_inverse=True) for c in (jobs.gpus, jobs.cpus, jobs.memory_bytes)
     ]
     columns = [(np.arange(len(models)), model_of), *known, (np.arange(len(accepts)), accepts_of)]
-    # each combination gets a number; combinations are ordered by these numbers as by their columns from the first on
+    # each combination gets a number, by which combinations have the same order as by their columns
     code = np.zeros(len(jobs), np.int64)
     for values, which in columns:
         if int(code.max(initial=0)) >= 2**62 // max(len(values), 1):
@@ -274,7 +274,8 @@ class _Tables:
         share = share_cpu * gpus if not part else share_cpu * part // 1000
         full = profile_cpu * 1000 * need.gpus
         if not clipped and share < full and clipped_cpu < full:
-            # Synergy estimates the speed after limiting as linear in CPU between the proportional and the ideal point
+            # Synergy estimates the speed after limiting by a linear function of CPU between the proportional and the
+            # ideal amount
             fraction = max(0.0, (clipped_cpu - share) / (full - share))
         return clipped_cpu // gpus, clipped_memory // gpus, fraction
 

@@ -45,7 +45,7 @@ class LevelChooser:
             if not any(cpu[y] <= cpu[x] and memory[y] <= memory[x] for y in kept):
                 kept.append(x)
         if DOWN not in kept and not any(cpu[y] <= cpu[DOWN] and memory[y] <= memory[DOWN] for y in kept):
-            kept.append(DOWN)  # always feasible, since the proportional shares of all jobs fit together
+            kept.append(DOWN)  # this level is always feasible, since the proportional shares of all jobs fit together
         return np.array(kept)
 
     def choose(self, selected: Array, jobs: Array) -> None:
@@ -86,7 +86,8 @@ class LevelChooser:
         self.solves += 1
         levels: list[Array] = [np.zeros(0, np.int16) for _ in range(len(counts))]
         if solution.x is None:
-            self.timeouts += 1  # no solution was found within the time limit, so all jobs get proportional shares
+            # the solver found no solution within its time limit, so all jobs get proportional shares
+            self.timeouts += 1
             for t in present:
                 levels[t] = np.full(counts[t], DOWN, np.int16)
             return levels

@@ -36,7 +36,8 @@ ORDERINGS: dict[str, Ordering] = {
     "smallest-gang": Ordering(11, "fewest GPUs first; needs no run times"),
 }
 FIFO, SJF, SRTF, SRSF, LAS, LAS_QUEUES, GITTINS, FTF, FTF_PUBLIC, DRF, TETRIS, SMALLEST_GANG = range(12)
-HELD_PRIORITY = np.iinfo(np.int64).max  # rank of a job that runs by a reservation and keeps its GPUs
+# priority of a job that runs by a reservation and keeps its GPUs; it is above all others
+HELD_PRIORITY = np.iinfo(np.int64).max
 RESERVED_PRIORITY = HELD_PRIORITY - 1  #: rank of a job that waits with a reservation
 
 
@@ -44,9 +45,9 @@ class Context(NamedTuple):
     """What the keys need besides the jobs: limits of queues, the Gittins table, and the number of GPUs in the cluster.
     """
 
-    queue_limits_gpu_s: Array  # f8[Q], increasing: attained GPU-seconds at which a job moves to the next queue
-    gittins_gpu_s: Array  # f8[S], increasing: attained GPU-seconds from which an index applies
-    gittins_index: Array  # f8[S]: Gittins index from that attained service on
+    queue_limits_gpu_s: Array  # f8[Q], increasing: at these attained GPU-seconds, a job moves to the next queue
+    gittins_gpu_s: Array  # f8[S], increasing: attained GPU-seconds from which the index of the same position applies
+    gittins_index: Array  # f8[S]: Gittins index of jobs with at least that attained service
     cluster_gpus: float
     reserve_after_s: float  #: a job that has not run for longer than this gets a reservation; infinity: never
 
@@ -110,7 +111,7 @@ def _goes_first(a: int, b: int, jobs: Array) -> bool:
         return bool(jobs[a].rank > jobs[b].rank)
     if jobs[a].key != jobs[b].key:
         return bool(jobs[a].key < jobs[b].key)
-    return a < b  # jobs are numbered by arrival
+    return a < b  # the job that arrived first, since jobs are numbered by arrival
 
 
 @inner
@@ -180,7 +181,7 @@ def order_jobs(
     fresh = scratch[half : half + moved]
     sort_jobs(fresh, moved, jobs, scratch[:half])
     i, k, out = still - 1, moved - 1, n - 1
-    while k >= 0:  # merged from the back, into the places that changed jobs have left
+    while k >= 0:  # merged from the back, so that places which changed jobs have left are filled
         if i >= 0 and _goes_first(fresh[k], order[i], jobs):
             order[out] = order[i]
             i -= 1
@@ -198,7 +199,7 @@ def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
     over the sample `gpu_seconds` and D over the sample's later values.
     """
     sample = np.sort(np.asarray(gpu_seconds, dtype=np.float64))
-    # only values of the sample are used: just before one, the index would be a quotient of two rounding errors
+    # only values of the sample are used: just before such a value, the index would be a quotient of two rounding errors
     ends = np.unique(np.quantile(sample, np.linspace(0, 1, points), method="lower"))
     attained = np.unique(np.concatenate([[0.0], ends]))
     index = np.zeros(len(attained))
@@ -207,7 +208,7 @@ def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
     for i, a in enumerate(attained):
         first = int(np.searchsorted(sample, a, side="right"))
         alive = len(sample) - first
-        if alive == 0:  # no job of the sample ran for so long, so the job goes last
+        if alive == 0:  # no job of the sample ran for this long, so a job that does comes last
             continue
         later = ends > a
         served = below_end[later] - first

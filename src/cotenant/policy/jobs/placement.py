@@ -18,7 +18,7 @@ PLACEMENTS: dict[str, tuple[int, str]] = {
     "spread": (2, "one GPU at a time on the emptiest node that fits"),
 }
 FIRST_FIT, CONSOLIDATE, SPREAD = 0, 1, 2
-# used by elastic policies: like consolidate, but a gang that fits on no single node takes whole nodes
+# placement of elastic policies: like `consolidate`, but a gang that fits on no single node takes whole nodes
 FEWEST_NODES: Any = np.int64(3)
 
 
@@ -36,8 +36,8 @@ def clear(alloc: Allocation, nodes: Array) -> None:
         alloc.free_kind[nodes[i].kind] += nodes[i].gpus
         alloc.bucket[nodes[i].gpus, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     for i in range(n, 64 * alloc.bucket.shape[1]):
-        # the bit set has space for more nodes than exist; a bit here excludes a node that does not exist from every
-        # search
+        # the bit set has space for more nodes than exist; with this bit set, a node that does not exist is not found by
+        # any search
         alloc.bucket[0, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     alloc.slots[:] = -1
     alloc.used[0] = 0
@@ -147,7 +147,8 @@ def _take(
     slot = NONE
     part = demand.type[typ].part_milli
     if part > 0:
-        best = 2000  # the GPU already in use by fractions with the least sufficient space, otherwise a free GPU
+        # the GPU that fractions already use and that has the least sufficient space; if there is none, a free GPU
+        best = 2000
         unused = NONE
         for s in range(alloc.slots.shape[1]):
             room = alloc.slots[node, s]
@@ -251,10 +252,12 @@ def _first_fit_part(alloc: Allocation, demand: Demand, nodes: Array, job: int, t
 @inlined
 def _first_fit(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
     left = demand.type[typ].gpus
-    leading = True  # no node before this one has a GPU for this type, so the next job of this type starts here
+    # whether all nodes before this one lack GPUs for this type; then the search for the next job of the type can start
+    # here
+    leading = True
     start = alloc.pointer[level, typ]
     w = start >> 6
-    # 64 nodes at a time are skipped if none has a free GPU: bucket 0 is the bit set of nodes without one
+    # 64 nodes are skipped at once if none of them has a free GPU; bucket 0 is the bit set of the nodes without one
     word = ~alloc.bucket[0, w] & (~np.uint64(0) << np.uint64(start & 63))
     while left > 0:
         while word == np.uint64(0):
@@ -293,7 +296,7 @@ def _nth_bucket(
             word &= ~np.uint64(0) << np.uint64(start & 63)
         while word != np.uint64(0):
             node = (w << 6) + lowest_bit(word)
-            # bits after the last node stand for no node
+            # bits after the last node do not stand for any node
             if node < len(nodes) and fits(alloc, demand, nodes, node, typ, level) >= need:
                 return node
             word &= word - np.uint64(1)
@@ -344,7 +347,7 @@ def _spread(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int,
             break
         merged = False
         for e in range(alloc.job[job].first, alloc.used[0]):
-            if alloc.entry[e].node == found:  # the job already has a GPU on this node
+            if alloc.entry[e].node == found:  # the job already has GPUs on this node, so its entry is extended
                 kind = nodes[found].kind
                 alloc.entry[e].gpus += 1
                 alloc.node[found].free_cpu -= demand.amount[level, typ, kind].cpu

@@ -30,8 +30,9 @@ class Choice(NamedTuple):
     ordering: int
     allotment: int
     placement: int
-    sticky: bool  # running jobs that continue keep their GPUs
-    # a decision first needs Python code: for the levels of the optimal allotment, or for all of an elastic policy
+    sticky: bool  # whether running jobs that continue keep their GPUs
+    # whether Python code must run before a decision: for the levels of the optimal allotment, or for all of an elastic
+    # policy
     asks: bool
 
 
@@ -40,10 +41,11 @@ class Scratch(NamedTuple):
 
     servers: Array  #: i8[N]
     shares: Array  #: i8[N]
-    failed: Array  # bool[T]: no place was found for the type in this round
+    failed: Array  # bool[T]: in this round, no place was found for a job of the type
     kept: Array  #: ENTRY[E]
     selected: Array  #: i8[J]
-    host: Array  # i8[J]: the job whose GPU this one shares as the second one, -1: none; used by elastic policies
+    # i8[J]: the other job if this one is the second job on a GPU, -1 if it is not; used by elastic policies
+    host: Array
 
 
 def make_scratch(alloc: Allocation) -> Scratch:
@@ -65,7 +67,7 @@ def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
     cannot.
     """
     if demand.type[typ].part_milli > 0:
-        return 0  # a fraction may fit on a GPU that is already in use by fractions
+        return 0  # a fraction of a GPU may fit on a GPU that fractions already use
     g = demand.type[typ].gpus
     if alloc.used[1] < g:
         return GPUS_FULL if alloc.used[1] == 0 else GANG_TOO_LARGE
@@ -117,7 +119,7 @@ def _keep(
         for e in range(begin, begin + entries):
             had = scratch.kept[e]
             retake(alloc, demand, nodes, job, jobs[job].type, level, had.node, had.gpus, had.slot)
-        jobs[job].reason = -1  # marks the job as kept, until the jobs are placed
+        jobs[job].reason = -1  # marks a job that keeps its GPUs, until all jobs are placed
     for i in range(n):
         job = order[i]
         if jobs[job].reason != -1:
@@ -227,7 +229,8 @@ def _place(
     if choice.sticky:
         selected = _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
         running = _walk(order, n, jobs, alloc, demand, nodes, choice, scratch)
-        # kept jobs may occupy the only GPUs that a job with a reservation can use, and would never free them for it
+        # jobs that keep their GPUs may occupy the only ones that a job with a reservation can use, and would never free
+        # them
         again = _reserved_waits(alloc, jobs, scratch.selected, selected)
         if choice.allotment == A_ELASTIC:
             again = _chosen_waits(alloc, jobs, order, n)
@@ -257,8 +260,7 @@ def decide(
     return int(running)
 
 
-# These are the two steps of `decide`, for callers in Python, which may set the levels of the optimal allotment in
-# between.
+# The two steps of `decide`, for callers in Python, which may set the levels of the optimal allotment between them.
 
 
 @bare

@@ -14,7 +14,8 @@ from cotenant.policy.mig.kernel import assign, charge_moves, lattice
 
 Objective = Literal["throughput", "slowdown"]
 OBJECTIVES: tuple[str, ...] = ("throughput", "slowdown")
-TIE = 1e-9  # cost per memory slot: among equally good answers, the one that leaves most of the GPU free is chosen
+# a small cost per memory slot, so that of equally good answers the one that leaves most of the GPU free is chosen
+TIE = 1e-9
 
 
 @dataclass(frozen=True)

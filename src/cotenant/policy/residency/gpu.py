@@ -47,7 +47,7 @@ class Occupant:
     resident_bytes: int = 0
     fixed_bytes: int = 0
     can_leave: bool = True
-    used_ns: int = 0  # time of its last turn
+    used_ns: int = 0  # time at which the tenant last had a turn
 
     @property
     def missing_bytes(self) -> int:
@@ -94,9 +94,9 @@ class GpuResidency:
     settings: ResidencySettings = field(default_factory=ResidencySettings)
     rates: MoveRates = field(default_factory=MoveRates)
     occupants: dict[str, Occupant] = field(default_factory=dict)
-    # learned: number of bytes that were missing although by the accounts enough memory was free
+    # bytes that were missing in an attempt although the accounts showed enough free memory; learned from such attempts
     overhead_bytes: int = 0
-    # learned, part of overhead_bytes: number of bytes that the driver reports as free but does not allocate
+    # part of overhead_bytes that the driver reports as free but does not allocate; learned in the same way
     margin_bytes: int = 0
 
     # -- sizes -----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from cotenant.policy.residency.rates import MoveRates
 
-BLEND = 0.3  # weight of a new measurement
+BLEND = 0.3  # weight of a new measurement in the running average
 
 
 class Place(enum.Enum):
@@ -100,12 +100,12 @@ class ModelRow:
     gpu: int = -1
     waiting: int = 0
     open: int = 0
-    first_s: float = math.inf  # arrival of the first waiting request
+    first_s: float = math.inf  # arrival of the oldest waiting request
     used_s: float = -math.inf
     since_s: float = -math.inf
-    not_before_s: float = -math.inf  # after a failed action, no other is started before this time
+    not_before_s: float = -math.inf  # time before which no action is started, after one has failed
     draining: bool = False
-    stopping: bool = False  # the program will be stopped, not evicted
+    stopping: bool = False  # when its requests have ended, the program will be stopped instead of evicted
     start_s: float = 0.0
     starts: int = 0
 
@@ -131,7 +131,7 @@ class _Plan:
     out: list[ModelRow] = field(default_factory=list)
     drain: list[ModelRow] = field(default_factory=list)
     cost: float = 0.0
-    later: bool = False  # memory becomes free later without further action
+    later: bool = False  # memory will become free without further action
 
     @property
     def order(self) -> tuple[int, float]:
@@ -154,8 +154,8 @@ class ModelResidency:
         self.gpu_bytes, self.host_bytes = list(gpu_bytes), host_bytes
         self.settings, self.rates = settings or ModelSettings(), rates or MoveRates()
         self.rows = {facts.name: ModelRow(facts, start_s=facts.start_s) for facts in models}
-        self.wake_s = math.inf  # time at which `decide` must be called even without an event
-        # names of models that should be on a GPU, or may have to be
+        self.wake_s = math.inf  # time at which `decide` must be called even if no event occurs
+        # names of the models that should be on a GPU now, or that may have to be
         self._away = {name for name, row in self.rows.items() if row.facts.kept}
         self._on: list[dict[str, ModelRow]] = [{} for _ in self.gpu_bytes]
         self._host_used = 0
@@ -347,7 +347,8 @@ class ModelResidency:
         if lacking > 0:
             return _Plan(gpu, False, later=True) if lacking <= soon else None
         for chosen in (plan.drain, plan.out):
-            for other in reversed(list(chosen)):  # a model chosen later may have made an earlier one unnecessary
+            # a model that was chosen later may have made an earlier choice unnecessary
+            for other in reversed(list(chosen)):
                 if lacking + other.facts.memory_bytes <= 0:
                     chosen.remove(other)
                     lacking += other.facts.memory_bytes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-BLEND = 0.3  # weight of a new measurement
-LEAST_BYTES = 64 << 20  # the time of smaller moves is mostly their fixed cost, so it says nothing about the link
+BLEND = 0.3  # weight of a new measurement in the running average
+LEAST_BYTES = 64 << 20  # smaller moves are not used to measure the rate, because most of their time is a fixed cost
 
 
 @dataclass

@@ -64,7 +64,7 @@ class Trend:
         if self.level is None:
             return 0.0
         expected = self.level + max(0.0, self.trend) * ahead
-        # a plan is used for many intervals, so errors of single intervals average out over `ahead`
+        # a plan is used for many intervals, so the errors of single intervals partly cancel over `ahead`
         scatter = self.cover * self.error / math.sqrt(max(1, ahead))
         return max(0.0, expected + scatter)
 

@@ -15,17 +15,18 @@ import numpy as np
 
 from cotenant.policy.compiled import bare
 
-# the place of a service on a gpulet (a seat); batch: the planned, largest size; a smaller batch waits until `hold` ms
-# have passed
+# A seat is the place of a service on a gpulet. batch: planned size of a batch, the largest; hold: a smaller batch waits
+# until this many ms have passed.
 SEAT = np.dtype([("svc", "i8"), ("let", "i8"), ("batch", "i8"), ("hold", "f8")], align=True)
-# a gpulet: its seats are first..first+count; the next fields say what runs on it; `due`: when a batch that was held
-# back must be checked again
+# A gpulet. Its seats are first..first+count; the fields from turn to n say what runs on it; due: time at which a batch
+# that was held back must be checked again.
 LET = np.dtype(
     [("first", "i8"), ("count", "i8"), ("gpu", "i8"), ("turn", "i8"), ("busy", "i8"), ("seat", "i8"), ("n", "i8"),
      ("seq", "i8"), ("started", "f8"), ("due", "f8")],
     align=True,
 )  # fmt: skip
-# the queue of a service: requests head..tail, whose numbers are never reused; `most`: the largest number of them
+# The queue of a service. Its requests are head..tail, and these numbers are never reused; most: largest number of
+# requests in it.
 QUEUE = np.dtype([("head", "i8"), ("tail", "i8"), ("most", "i8"), ("first", "i8"), ("count", "i8")], align=True)
 WAIT = np.dtype([("arrived", "f8"), ("deadline", "f8"), ("tag", "i8")], align=True)
 DROP = np.dtype([("svc", "i8"), ("seq", "i8"), ("tag", "i8")], align=True)

@@ -36,7 +36,8 @@ class Share:
             raise ValueError(f"weight {self.weight} is negative")
 
 
-HELD, FREE, IDLE = 0, 1, 2  # kinds of spans
+# kinds of time spans: the tenant held the GPU, held it while no other tenant waited, or was idle
+HELD, FREE, IDLE = 0, 1, 2
 
 
 class Window:
@@ -112,7 +113,7 @@ class Crowd:
     def enter(self, now_ns: int) -> None:
         """Another tenant holds the GPU or waits for it."""
         self.active += 1
-        # nothing is known about the time before the first tenant, so it does not count as time alone
+        # the time before the first tenant came is unknown, so it does not count as time alone
         if self.active > 1 or self._shared_ns is None:
             self._shared_ns = now_ns
 
@@ -140,11 +141,13 @@ class Account:
     ticket: int = 0
     burst_ns: int = 0
     quota_ns: int = 0
-    served: float = 0.0  # used time while others waited, divided by weight; weighted round robin ranks by it
+    # time used while other tenants waited, divided by the tenant's weight; weighted round robin ranks tenants by it
+    served: float = 0.0
     idle_since_ns: int | None = None
     gap_ns: int = 0  # duration of the tenant's last idle time
     turn_start_ns: int | None = None  # start of the current turn; None: the tenant does not hold the GPU
-    contended_ns: int | None = None  # time since which others have been waiting for the end of the current turn
+    # time since which other tenants have waited for the end of the current turn; None: none waits
+    contended_ns: int | None = None
     turns: int = 0
     held_ns: int = 0
     waited_ns: int = 0

@@ -26,12 +26,12 @@ class QuotaSettings:
     min_quota_ns: int = 20 * MS_NS
     max_quota_ns: int = 100 * MS_NS
     window_ns: int = 10 * SECOND_NS
-    idle_credit_ns: int = 250 * MS_NS  # how much idle time a tenant may make up for later
-    alone_ns: int = 2 * SECOND_NS  # after this time without other tenants a turn becomes unbounded
+    idle_credit_ns: int = 250 * MS_NS  # a tenant may make up later for at most this much idle time
+    alone_ns: int = 2 * SECOND_NS  # after this time without other tenants, a turn has no deadline any more
     grace_ns: int = 20 * MS_NS  # time from the deadline of a turn until it is revoked
-    # further time until the GPU is granted to others although the holder's work has not ended
+    # further time after which the GPU is granted to other tenants, although the work of the holder has not ended
     stuck_ns: int = 5 * SECOND_NS
-    exclusive_ns: int = 30 * SECOND_NS  # length of a turn under exclusive-turns
+    exclusive_ns: int = 30 * SECOND_NS  # length of a turn under the discipline exclusive-turns
 
     def __post_init__(self) -> None:
         if not 0 < self.min_quota_ns <= self.quota_ns <= self.max_quota_ns:

@@ -19,7 +19,7 @@ class Line:
     def __init__(self, rule: Discipline) -> None:
         self._rule = rule
         self._ready: list[tuple[tuple[float, float], int, Account]] = []
-        # (time from which the limit lets the tenant run, ticket, account)
+        # tenants that their limit holds back: (time from which they may run, ticket, account)
         self._blocked: list[tuple[int, int, Account]] = []
         self._ranked_ns = -1
         self._tickets = 0

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MARGIN = 0.02  # fraction of the GPU; a smaller shortfall is normal, since turns do not end together with the window
+# a smaller shortfall, as a fraction of the GPU, is normal, since turns do not end exactly when the window ends
+MARGIN = 0.02
 
 
 class Wanted(NamedTuple):

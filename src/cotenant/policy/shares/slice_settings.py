@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from cotenant.policy.shares.account import MS_NS, SECOND_NS
 
-TINY_US = 1  # slice of best-effort tenants, which must yield at once to a latency-sensitive one
-# slice of best-effort tenants that hold back launches and have only short kernels in flight: these end within it, so
-# the GPU has nothing to return to between two requests; whatever is longer is preempted
+TINY_US = 1  # time slice of best-effort tenants, which must give way at once to a latency-sensitive tenant
+# Time slice of best-effort tenants that hold back launches and have only short kernels in flight. The kernels end
+# within this slice, so between two requests the GPU need not return to them; anything longer is preempted.
 BRIEF_US = 300
 
 
@@ -17,17 +17,23 @@ class SliceSettings:
     """Properties of the hardware, and limits of overheads. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
 
     switch_ns: int = 220_000
-    longest_ns: int = 100 * MS_NS  # slices up to this length are exact
+    longest_ns: int = 100 * MS_NS  # up to this length, the hardware keeps time slices exactly
     shortest_ns: int = 200_000
-    switching: float = 0.01  # largest fraction of the time lost to switches between tenants that always have work
-    window_ns: int = 2 * SECOND_NS  # length of the window in which a tenant gets its share
-    poll_ns: int = 50 * MS_NS  # time between two readings of what tenants have had
-    # largest fraction of its share that a tenant may lose because the window ends within a period of the timetable
+    # largest fraction of the time that may be lost by switches between tenants that always have work
+    switching: float = 0.01
+    window_ns: int = 2 * SECOND_NS  # a tenant gets its share within a window of this length
+    poll_ns: int = 50 * MS_NS  # time between two readings of the GPU time that tenants have had
+    # largest fraction of its share that a tenant may lose because the window ends in the middle of a period of the
+    # timetable
     edge: float = 0.006
-    step_ns: int = 200 * MS_NS  # time between two corrections
-    first_step_ns: int = 50 * MS_NS  # time from when a tenant has begun to work to the first correction
-    first_period_ns: int = 12 * MS_NS  # sum of all slices until then, with enough runs to see whether queues run empty
-    # length of a timetable's period; beside a latency-sensitive tenant, of each other tenant's part of it
+    step_ns: int = 200 * MS_NS  # time between two corrections of the slices
+    first_step_ns: int = 50 * MS_NS  # time from when a tenant begins to work until the first correction
+    # sum of all slices until the first correction; short enough for many runs, which show whether queues run empty
+    first_period_ns: int = 12 * MS_NS
+    # length of a period of the timetable; beside a latency-sensitive tenant, the period is this long for each other
+    # tenant
     period_ns: int = 100 * MS_NS
-    turn_ns: int = 5 * MS_NS  # shortest turn of a timetable; a tenant with less has a turn in some periods only
-    yields_per_s: float = 5.0  # with more runs per second that end for lack of work, slices do not give the share
+    # shortest turn in a timetable; a tenant whose share is shorter has a turn only in some periods
+    turn_ns: int = 5 * MS_NS
+    # if more runs per second end for lack of work, time slices alone do not give tenants their shares
+    yields_per_s: float = 5.0

@@ -21,7 +21,7 @@ class Usage(NamedTuple):
     yields: int = 0
 
 
-IDLE_STEPS = 5  # after this many steps without GPU time a tenant counts as idle
+IDLE_STEPS = 5  # a tenant is idle after this many steps in which it used no GPU time
 
 
 class Had(NamedTuple):
@@ -47,17 +47,18 @@ class SliceTenant:
     share: Share
     work_class: str
     groups: int = 0  # number of the tenant's compute channel groups on this GPU
-    slice_us: int = 0  # the time slice that was set; 0: none yet
+    slice_us: int = 0  # the time slice that was set in us; 0: none was set yet
     on: bool = True
-    correction: float = 1.0  # factor on the time slice that corrects measured deviations from the share
-    duty: float = 1.0  # fraction of a period in which the tenant may run
-    density: float = 1.0  # fraction of the time reserved for the tenant alone in which it uses the GPU
-    brief: bool = False  # the tenant has little work in flight while a latency-sensitive tenant works
-    needs_turns: bool = False  # time slices alone did not give it its share, since its queue ran empty too often
-    idle_steps: int = 0  # number of steps in a row without GPU time
-    debt_ns: float = 0.0  # GPU time above the limit that the tenant must still make up for
+    # factor on the tenant's time slice, by which measured deviations from its share are corrected
+    correction: float = 1.0
+    duty: float = 1.0  # fraction of each period in which the tenant may run
+    density: float = 1.0  # fraction of the time in which only this tenant may run for which it really uses the GPU
+    brief: bool = False  # the tenant has only a little work in flight while a latency-sensitive tenant works
+    needs_turns: bool = False  # its queue ran empty too often, so time slices alone did not give it its share
+    idle_steps: int = 0  # number of successive steps in which the tenant used no GPU time
+    debt_ns: float = 0.0  # GPU time above its limit that the tenant still owes
     total: Usage = field(default_factory=Usage)
-    # (time, time with enabled channels so far, usage so far)
+    # (time, sum of the time with enabled channels, sum of the usage) at earlier steps
     history: deque[tuple[int, int, Usage]] = field(default_factory=deque)
     _on_ns: int = 0
     _since_ns: int = 0

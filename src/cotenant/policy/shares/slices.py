@@ -23,7 +23,7 @@ from cotenant.policy.shares.timetable import divide, turn_lengths
 
 CLASSES = ("normal", "latency-sensitive", "best-effort")
 TURNS_AGAIN_STEPS = 40
-NO_REQUEST = 0.005  # share of each tenant without a request, if requests take the whole GPU
+NO_REQUEST = 0.005  # share of each tenant without a request if the requests of others take the whole GPU
 
 
 class GpuSlices:
@@ -33,12 +33,13 @@ class GpuSlices:
         self.gpu = gpu
         self.settings = settings or SliceSettings()
         self.tenants: dict[str, SliceTenant] = {}
-        self.one_at_a_time = False  # tenants run one at a time because the queue of one of them runs empty
-        self._probing = False  # a tenant has begun to work, and it is not known whether its queue runs empty
-        self.hogged = False  # a latency-sensitive tenant uses the shares of others, so it has no precedence now
-        self._turns_again = 0  # number of steps for which tenants are not run one at a time
+        self.one_at_a_time = False  # tenants run one at a time, because the queue of one of them runs empty too often
+        self._probing = False  # a tenant has just begun to work, so it is not known yet whether its queue runs empty
+        # a latency-sensitive tenant uses time that belongs to other tenants, so it has no precedence now
+        self.hogged = False
+        self._turns_again = 0  # number of further steps in which tenants are not run one at a time
         self._next_step_ns = 0
-        self._alike_ns = 0  # time since which the same tenants have had work, with the same behaviour
+        self._alike_ns = 0  # time since which the same tenants have had work and have behaved in the same way
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -64,7 +65,8 @@ class GpuSlices:
         tenant = self.tenants[name]
         came = tenant.groups == 0 and count > 0
         tenant.groups, tenant.slice_us = count, 0
-        off: list[SliceInstruction] = [] if tenant.on or not count else [Stop(self.gpu, name)]  # the new group, too
+        # the new channel group is stopped, too
+        off: list[SliceInstruction] = [] if tenant.on or not count else [Stop(self.gpu, name)]
         return off + (self._changed(now_ns) if came or not count else self._apply(now_ns))
 
     def brief(self, names: Collection[str], now_ns: int) -> list[SliceInstruction]:
@@ -86,17 +88,17 @@ class GpuSlices:
             return self._apply(now_ns)
         if now_ns < self._next_step_ns:
             return self._switch(now_ns)
-        # steps begin where periods do: a limit is judged by whole ones
+        # steps begin together with periods, because a limit is judged over whole periods
         step_ns = self.settings.step_ns
         self._next_step_ns = ((now_ns + step_ns // 2) // step_ns + 1) * step_ns
         self._probing = False
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
         for name, step in had.items():
             tenant = self.tenants[name]
-            # tenants with the shortest slices that wait for each other have runs, but too little GPU time to be
+            # tenants with the shortest slices that wait for each other do run, but for too little GPU time to be
             # measured
             works = bool(step.usage.busy_ns or step.usage.runs) or not step.on_ns
-            # a tenant that was idle gets no compensation for the time that others used meanwhile
+            # a tenant that was idle is not compensated for the time that others used
             if works and tenant.idle_steps:
                 self._begin(now_ns)
             tenant.idle_steps = 0 if works else tenant.idle_steps + 1
@@ -192,10 +194,11 @@ class GpuSlices:
         if not self._takes_turns(background, guarded):
             limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
             return limited, period_ns
-        # tenants that do not compete may run at any time: they run when the GPU is free
+        # tenants that do not compete for the GPU are not in the timetable: they run whenever it is free
         parts = self._turns(sorted((t for t in background if t.competes), key=lambda t: t.name))
         wanted_ns = period_ns * len(parts) if guarded else max(period_ns, settings.turn_ns * len(parts))
-        period_ns = settings.window_ns // max(1, settings.window_ns // wanted_ns)  # a window has whole periods
+        # shortened so that a window has a whole number of periods
+        period_ns = settings.window_ns // max(1, settings.window_ns // wanted_ns)
         plan, begin = dict[str, tuple[int, int]](), 0
         for name, turn_ns in turn_lengths(parts, period_ns, settings.turn_ns, now_ns // period_ns).items():
             plan[name] = (begin, begin + round(turn_ns * self.tenants[name].duty))
@@ -349,7 +352,8 @@ class GpuSlices:
         """
         together = sum(step.part for step in steps.values())
         switching = sum(step.usage.runs * self.settings.switch_ns / step.span_ns for step in steps.values())
-        together = min(1.0, together + (switching if switching > 0.1 else 0.0))  # what they would have without
+        # the time that the switches took is added, since the tenants would have it if there were no switches
+        together = min(1.0, together + (switching if switching > 0.1 else 0.0))
         lacking = list[SliceTenant]()
         for name, step in steps.items():
             usage = step.usage

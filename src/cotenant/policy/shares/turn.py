@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from cotenant.policy.shares.account import Account
 
-LONG_WINDOW = 10  # number of turns over which moving memory must pay: shares then hold over a window of as many turns
-MARGIN_NS = 20_000_000  # the decision whether to extend a turn is taken this long before its deadline
-ENDLESS_NS = 2**64 - 1  # the deadline of an unbounded turn, which lasts until another tenant arrives
-GANG_DRAIN_NS = 50_000_000  # after this time, unfinished work of a gang is assumed to wait for the gang's other GPUs
-UNDRAINED = "undrained"  # reason for the end of a turn whose work, of a gang, has not ended
+# a move of memory must pay off within this many turns; shares then hold over a window of as many turns
+LONG_WINDOW = 10
+MARGIN_NS = 20_000_000  # whether a turn is extended is decided this long before its deadline
+ENDLESS_NS = 2**64 - 1  # deadline of a turn without an end, which lasts until another tenant arrives
+# if the work of a tenant with several GPUs (a gang) has not ended after this time, it is taken to wait for its other
+# GPUs
+GANG_DRAIN_NS = 50_000_000
+UNDRAINED = "undrained"  # reason for the end of a gang's turn whose work has not ended
 
 
 @dataclass(eq=False)
@@ -27,10 +30,11 @@ class Turn:
     waited_ns: int
     revoked_ns: int | None = None
     reason: str = ""
-    final: bool = False  # it was decided that this deadline is not extended
+    final: bool = False  # whether it has been decided that this deadline is not extended
     paused_ns: int | None = None  # time at which the turn began to wait for the tenant's memory; None: it does not wait
     moved_ns: int = 0  # duration of the wait for the tenant's memory
-    # minimum length after memory was moved, also if others wait, since otherwise it would soon be moved again
+    # shortest length of a turn for which memory was moved, even if other tenants wait; otherwise the memory would soon
+    # be moved back
     floor_ns: int = 0
 
     @property
@@ -69,8 +73,8 @@ class Turn:
         deadline_ns = now_ns + int(min(float(self.quota_ns), self.account.budget_ns(now_ns)))
         if self.endless:
             return deadline_ns
-        # while a limited tenant uses its budget, each extension would be shorter than the one before, and the agent
-        # would send messages all the time
+        # a tenant that is using up its limit would get shorter and shorter extensions, and the agent would send
+        # messages all the time
         worth_it = deadline_ns >= self.deadline_ns + self.margin_ns
         return deadline_ns if worth_it and not self.account.share.gang else None
 

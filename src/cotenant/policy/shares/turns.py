@@ -17,7 +17,7 @@ from cotenant.policy.shares.instructions import Claim, Ended, Grant, Instruction
 from cotenant.policy.shares.line import Line
 from cotenant.policy.shares.turn import LONG_WINDOW, UNDRAINED, Turn
 
-PAUSE_SEEN_NS = 2_000_000  # a pause is detected up to this much after it began
+PAUSE_SEEN_NS = 2_000_000  # a pause of a tenant is noticed at most this long after it began
 
 
 class GpuTurns:
@@ -261,7 +261,7 @@ class GpuTurns:
         challenger = self._line.best(now_ns, self.overrun)
         waited_for = challenger is not None or self.claim is not None
         if waited_for and turn.account.contended_ns is None:
-            # short pauses of other tenants do not make the holder's time free of charge; only a longer time alone does
+            # short pauses of other tenants do not make the holder's time free; only a longer time alone does
             alone = now_ns - turn.start_ns > self.settings.idle_credit_ns
             turn.account.contended_ns = now_ns if alone else turn.start_ns
         given_up_ns = turn.given_up_ns(self.settings.stuck_ns)
@@ -280,12 +280,12 @@ class GpuTurns:
         keeps_ns = turn.quota_ns
         if challenger is not None:
             keeps_ns = self._rule.keeps(turn.account, challenger, turn.quota_ns, self.settings, now_ns)
-        # 0: a tenant of higher priority does not wait, even if the holder's memory was moved for this turn
+        # 0: a tenant of higher priority need not wait, even if memory was moved for this turn
         if keeps_ns:
             keeps_ns = max(keeps_ns, turn.floor_ns)
         due_ns = turn.start_ns + turn.moved_ns + keeps_ns
         if yields and turn.deadline_ns > max(due_ns, now_ns):
-            # a tenant that precedes the holder waits, or the deadline was extended while no tenant waited
+            # a tenant that comes before the holder waits, or the deadline was extended while no tenant waited
             if due_ns <= now_ns:
                 self._revoke(turn, now_ns, "contended" if keeps_ns else "preempted", out)
             else:
@@ -294,7 +294,8 @@ class GpuTurns:
         elif turn.endless and not turn.may_be_endless(now_ns, self.settings.alone_ns):
             self._end_or_extend(turn, yields, now_ns, out)
         elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
-            # done also if this call comes late: a holder for which no tenant waits must not be charged for the delay
+            # done even if this call comes late, because a holder for whose turn no tenant waits must not be charged for
+            # the delay
             self._end_or_extend(turn, yields, now_ns, out)
         elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
             self._revoke(turn, now_ns, "expired", out)
@@ -361,8 +362,8 @@ class GpuTurns:
         account = turn.account
         held_ns = end_ns - turn.start_ns
         contended_ns = end_ns if account.contended_ns is None else min(account.contended_ns, end_ns)
-        # time in which no other tenant waited is not counted, since otherwise a tenant that arrives minutes later would
-        # be compensated for it
+        # Time in which no other tenant waited is not counted. Otherwise a tenant that arrives minutes later would be
+        # compensated for it.
         account.served += (end_ns - contended_ns) / account.weight
         account.window.add(turn.start_ns, contended_ns, FREE)
         account.window.add(contended_ns, end_ns, HELD)
@@ -382,8 +383,8 @@ class GpuTurns:
         account.waiting = True
         account.requested_ns = now_ns
         if account.idle_since_ns is not None:
-            # idle time beyond the credit counts as used, so that a tenant cannot collect a claim by sleeping and then
-            # delay the others
+            # Idle time beyond the credit counts as used. Otherwise a tenant could sleep, collect a claim, and then
+            # delay the others.
             account.window.add(account.idle_since_ns, now_ns - self.settings.idle_credit_ns, IDLE)
             account.gap_ns = now_ns - account.idle_since_ns
             account.idle_since_ns = None

@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-# options of job policies that elastic policies have, too
+# the options of ordinary job policies that elastic policies have, too
 TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile", "trace_gpu")
 
 
@@ -238,7 +238,7 @@ class Chooser:
         shared = host != NONE
         shared[host[shared]] = True
         stays = keeps_gpu((config == view.held) & runs, view.host, host)
-        # if a pair separates, the allocation of the first job is not kept
+        # if two jobs stop sharing a GPU, the first one does not keep its allocation
         world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING
         self.restarts[rows[runs & ~stays & run.job["started"][rows]]] += 1
         self.config[rows] = config
@@ -275,7 +275,7 @@ def placing_order(runs: NDArray[np.bool_], count: Ints, host: Ints, stays: NDArr
     Pairs go before all others, beginning with those whose host shared its GPU before: such a host takes the same entry
     of its node's list of shared GPUs again, and a host whose GPU becomes shared must find another entry."""
     rows = np.arange(len(runs))
-    place = np.where(host == NONE, rows, host)  # the position of the second job on a GPU follows that of the first
+    place = np.where(host == NONE, rows, host)  # the second job on a GPU is ordered directly after the first
     slot = before != NONE
     slot[before[slot]] = True
     hosts = np.zeros(len(runs), np.bool_)

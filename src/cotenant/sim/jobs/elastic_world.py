@@ -23,7 +23,7 @@ from cotenant.profiles.training.elastic import ElasticModel, ElasticProfiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-LEAST_LEVELS = 3  # the levels proportional, ideal and down, which every table has; a record reads the first two
+LEAST_LEVELS = 3  # the levels proportional, ideal and down, which every table must have; a record uses the first two
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class ElasticTables:
     rate: Floats  #: [B, P, C] work per second
     base: Ints  #: [J]
     total: Floats  #: [J] work
-    restart_s: Floats  #: array [J]; NaN if the profile states none
-    # array [B, B, G]: fraction of its speed that a job of the first base keeps on one GPU shared with a job of the
-    # second base; empty: GPUs are not shared
+    restart_s: Floats  # [J]: time of a restart in s; NaN if the profile states none
+    # [B, B, G]: fraction of its speed that a job of the first base keeps if it shares a GPU with a job of the second
+    # base; empty if GPUs are not shared
     beside: Floats
 
     def type_of(self, base: Ints, config: Ints, shared: NDArray[np.bool_]) -> Ints:
@@ -81,7 +81,7 @@ def build_tables(
     rate = np.stack([_rates(b, profiles.phases, options, models) for b in bases])
     _check(trace, bases, base, rate, options, rigid)
     reference = np.array([_reference(b, rate[i, 0], options, models, trace_gpu) for i, b in enumerate(bases)])
-    # seconds per unit of work, as the mean over all phases
+    # mean over all phases of the seconds per unit of work
     pace = (1.0 / rate[np.arange(len(bases)), :, reference]).mean(axis=1)
     jobs = trace.jobs
     whole = np.array([b.model.work for b in bases])[base]
@@ -213,7 +213,7 @@ def _demand(
     amount = np.zeros((levels, rows, len(kinds)), AMOUNT)
     phase = np.minimum(np.arange(levels), phases - 1)
     with np.errstate(divide="ignore"):
-        seconds = (1.0 / rate)[:, phase, :]  # [B, L, C]
+        seconds = (1.0 / rate)[:, phase, :]  # array of shape [B, L, C]
     for k, group in enumerate(kinds):
         amount["cpu"][:, :, k] = int(group.cpus * 1000) // group.gpus
         amount["memory"][:, :, k] = group.memory_bytes // 10**6 // group.gpus
@@ -253,7 +253,7 @@ def _with_halves(demand: Demand, rate: Floats, options: Configurations, beside: 
     amount[:levels, rows:] = half
     amount[levels:, rows:] = half[-1]
     for other in range(b):
-        keeps = beside[:, other][:, options.gpu].reshape(-1)  # [B x C]
+        keeps = beside[:, other][:, options.gpu].reshape(-1)  # array of shape [B x C]
         with np.errstate(divide="ignore"):
             slower = half["iteration_s"][:phases] / keeps[None, :, None]
         amount["iteration_s"][phases * (1 + other) : phases * (2 + other), rows:] = slower

@@ -41,9 +41,9 @@ from cotenant.sim.jobs.state import (
 )
 from cotenant.sim.jobs.window import JOBS_AT_ONCE, Window
 
-IDLE_ROUNDS = 10_000  # a run is aborted after this many rounds in which restarts take all the time
+IDLE_ROUNDS = 10_000  # a run is aborted after this many successive rounds in which restarts take all the time
 MAX_LEASES_OF_A_JOB = 50_000_000
-MOVES_RECORDED_UP_TO = 20_000  # number of jobs; in runs with more, placements are recorded only on request
+MOVES_RECORDED_UP_TO = 20_000  # in runs with more jobs than this, placements are recorded only on request
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,12 @@ class EngineOptions:
     speeds: str = "matrix"  #: matrix | two-speed
     restart_cost_s: float = 0.0
     checkpoint_cost_s: float = 0.0
-    launch_s: NDArray[np.float64] | None = None  # for each job, the time of its first start, before any work; None: 0
+    # for each job, how long its first start takes before any work is done; None: 0
+    launch_s: NDArray[np.float64] | None = None
     default_profile: str | None = None
-    trace_gpu: str | None = None  # GPU model to which the trace's times refer; None: the cluster's first
-    record_placements: bool | None = None  # None: only in runs of up to MOVES_RECORDED_UP_TO jobs
+    trace_gpu: str | None = None  # GPU model to which the trace's run times refer; None: the cluster's first model
+    # None: placements are recorded only in runs of up to MOVES_RECORDED_UP_TO jobs
+    record_placements: bool | None = None
     # number of arrivals that are loaded together; it changes the memory used, not the result
     jobs_at_once: int = JOBS_AT_ONCE
 
@@ -73,7 +75,7 @@ class EngineOptions:
 class Outcome:
     """Results of a run that are not in its record, such as real durations."""
 
-    engine_s: float  # real duration of the event loop, without reading, compiling and summarising
+    engine_s: float  # real duration of the event loop, without reading, compiling and summarizing
     solver: dict[str, Any] = field(default_factory=dict)
 
 

@@ -45,9 +45,9 @@ from cotenant.sim.jobs.telling import (
     tell_round,
 )
 
-# why `advance` returned
+# reasons for which `advance` returns
 DONE, FLUSH, NEED_CHOICE, NOWHERE = 0, 1, 2, 3
-# the steps of a tick, at which the loop continues after an interruption
+# the steps of a tick; after an interruption, the loop continues with the same step
 P_TICK, P_DECIDE, P_TELL, P_SERVE = 0, 1, 2, 3
 
 
@@ -85,7 +85,7 @@ def _admit(w: World, now: float) -> bool:
                 run.order[kept] = job
                 kept += 1
         c[C_ACTIVE] = kept
-        c[C_FRESH] += c[C_FINISHED]  # the unfinished jobs differ from those of the previous round
+        c[C_FRESH] += c[C_FINISHED]  # this marks that the unfinished jobs differ from those of the previous round
         c[C_FINISHED] = 0
         c[C_TOLD] = 0
     return True
@@ -97,7 +97,7 @@ def _order(w: World, now: float) -> bool:
     run, c = w.run, w.run.counters
     n = c[C_ACTIVE]
     code = w.choice.ordering
-    if code in (FTF, FTF_PUBLIC):  # the keys of these orderings change with time alone
+    if code in (FTF, FTF_PUBLIC):  # the keys of these orderings change even if only time passes
         for i in range(n):
             w.jobs[run.order[i]].dirty = True
     order_jobs(code, now, run.order, n, w.jobs, w.demand, w.context, run.sort_scratch)
@@ -110,7 +110,7 @@ def _order(w: World, now: float) -> bool:
     for i in range(n):
         run.previous_order[i] = run.order[i]
     c[C_FRESH] = 0
-    # jobs that have waited long enough for a reservation keep their GPUs from now on
+    # with a reservation, a job comes first and keeps its GPUs, so the decision must be made again in every round
     return same and w.jobs[run.order[0]].rank < RESERVED_PRIORITY
 
 
@@ -147,7 +147,7 @@ def _serve(w: World, now: float) -> None:
     run, c = w.run, w.run.counters
     ends = 0
     anybody = False
-    owing = True  # restarts take the whole lease of all running jobs
+    owing = True  # whether restarts take the whole lease of all running jobs
     grants = w.alloc.job
     for i in range(c[C_ACTIVE]):
         job = run.order[i]
@@ -164,7 +164,7 @@ def _serve(w: World, now: float) -> None:
     if not anybody:
         c[C_STALLED] = 1
     if w.options.exact_finish:
-        for i in range(1, ends):  # an insertion sort suffices, because few jobs end in one lease
+        for i in range(1, ends):  # an insertion sort is fast enough, because few jobs end in one lease
             job = run.ended[i]
             k = i - 1
             while k >= 0 and run.job[run.ended[k]].finish_s > run.job[job].finish_s:
@@ -209,7 +209,7 @@ def advance(w: World) -> int:
             tell_round(w, now)
             _serve(w, now)
             if c[C_STALLED] == 1 and c[C_NEXT] >= len(w.jobs):
-                return DONE  # no job runs and none will arrive, so the waiting jobs can never run here
+                return DONE  # no job runs and none will arrive, so the waiting jobs can never run on this cluster
             c[C_STALLED] = 0
             if c[C_IDLE] > w.options.idle_limit:
                 return NOWHERE

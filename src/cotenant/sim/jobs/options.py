@@ -34,7 +34,7 @@ class TrainingConfig(BaseModel):
     restart_cost: float = Field(default=0.0, ge=0)
     checkpoint_cost: float = Field(default=0.0, ge=0)
     reserve_after: float = Field(default=math.inf, gt=0)
-    sticky: bool | None = None  # None: true only if moving a job takes time
+    sticky: bool | None = None  # None: true if moving a job takes time, false if it does not
     solver_limit: float = Field(default=1.0, gt=0, le=3600)
     queues: tuple[float, ...] = (3600.0, 36000.0)
     gittins_sample: str | None = None
@@ -43,7 +43,7 @@ class TrainingConfig(BaseModel):
     trace_gpu: str | None = None
     record: Recorded = "auto"
     skip_too_large: bool = False
-    # jobs FROM to TO, by arrival and without TO, to which figures about jobs refer
+    # range of jobs, by arrival and without the last, to which figures about jobs refer
     measure: tuple[int, int] | None = None
 
     @field_validator("lease", "restart_cost", "checkpoint_cost", "reserve_after", "solver_limit", mode="before")

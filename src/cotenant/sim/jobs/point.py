@@ -43,7 +43,7 @@ class PolicyRun:
     config: TrainingConfig | None = None
     elastic: ElasticOptions | None = None
     partition: PartitionOptions | None = None
-    shared: Mapping[str, Any] | None = None  # options of job policies that partition policies have, too
+    shared: Mapping[str, Any] | None = None  # options of ordinary job policies that partition policies have, too
 
     @classmethod
     def of(cls, point: Mapping[str, Any]) -> PolicyRun:

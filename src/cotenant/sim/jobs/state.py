@@ -13,24 +13,24 @@ from cotenant.policy.jobs.rounds import Choice, Scratch, make_scratch
 EVENT_ROOM = 1 << 16
 ROUND_ROOM = 1 << 14
 
-# the indices of the counters
+# the indices of the counters in the array `counters`
 (C_PHASE, C_TICK, C_ACTIVE, C_NEXT, C_EMIT, C_FINISHED, C_TOLD, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_FRESH,
  C_SAME, C_DECISIONS, C_STALLED, C_IDLE, C_MORE) = range(17)  # fmt: skip
 
-# the simulator's state of a job, in addition to what policies read
+# the simulator's state of a job; policies do not read it
 PROGRESS = np.dtype([
     ("iteration_s", "f8"),  # seconds per iteration with its current resources
-    ("finish_s", "f8"),  # NaN until the job has ended
-    ("debt_s", "f8"),  # restart and checkpoint time that the job must still spend
-    ("resume_s", "f8"),  # time lost when a job that ran before starts again or moves (checkpoint + restart)
-    ("started", "?"),  # the job has run before
+    ("finish_s", "f8"),  # time at which the job ended; NaN while it has not
+    ("debt_s", "f8"),  # time for restarts and checkpoints that the job must still spend before it does work
+    ("resume_s", "f8"),  # time that is lost when a job which ran before starts again or moves (checkpoint and restart)
+    ("started", "?"),  # whether the job has run before
     ("told_waiting", "?"),
-    ("old_first", "i8"),  # what the previous decision granted to the job
+    ("old_first", "i8"),  # first entry, number of entries, and level that the previous decision granted
     ("old_count", "i8"),
     ("old_level", "i8"),
 ])  # fmt: skip
 
-# columns of the record's table of events; node_end: end of the event's nodes in the buffer of nodes
+# the columns of the record's table of events; node_end: end of the event's nodes in the buffer of nodes
 EVENT = np.dtype([
     ("time_s", "f8"), ("job", "i8"), ("kind", "i8"), ("reason", "i8"), ("cpu_milli", "i8"), ("memory_mb", "i8"),
     ("speed", "f8"), ("node_end", "i8"),
@@ -50,7 +50,7 @@ class Options(NamedTuple):
     whole_iterations: bool  #: a lease credits whole iterations only, as the public Synergy simulator does
     record_moves: bool
     idle_limit: int  #: a run is aborted after this many rounds without any work except restarts
-    moves_matter: bool  # moves matter, because they are recorded, cost time or may change the speed
+    moves_matter: bool  # whether moves are recorded, cost time or may change the speed
 
 
 class Run(NamedTuple):
@@ -60,8 +60,8 @@ class Run(NamedTuple):
     order: Array  # i8[J]: unfinished jobs, in the order of the last decision
     previous_order: Array  #: i8[J]
     sort_scratch: Array  #: i8[2J]
-    old_entry: Array  # ENTRY[E]: entries of the last decision
-    ended: Array  # i8[J]: jobs that finished in the last lease, ordered by finish time
+    old_entry: Array  # ENTRY[E]: the entries of the previous decision
+    ended: Array  # i8[J]: jobs that finished in the last lease, in the order of their finish times
     counters: Array  #: i8[17]
     wanted_gpus: Array  # f8[1]: number of GPUs that unfinished jobs request
 

@@ -38,14 +38,14 @@ PARTITION = tuple(name for name in PartitionOptions.__dataclass_fields__ if name
 POLICY = (*TrainingConfig.model_fields, *PARTITION)
 CLUSTER = ("cluster", "gpu", "cpus_per_node", "memory_per_node", "storage_mbps")
 TEXTS = ("arrivals", "durations", "gpu_mix", "split", "split_mode")
-DRAWN = ("jobs", "like", "load")  # options of a generated trace
+DRAWN = ("jobs", "like", "load")  # options of a trace that is generated
 # options of a trace that is read from a file
 READ = (
     "trace", "rate_scale", "gpu_counts", "max_jobs", "from", "to", "tenant", "only_gpus", "min_duration",
     "max_duration",
 )  # fmt: skip
 TRACE = (*READ, *DRAWN, "rate", *TEXTS, "seed")
-# options by which a record describes its trace and cluster, so that reports can distinguish runs
+# options that a record stores to describe its trace and cluster, so that reports can tell runs apart
 SHOWN = (
     "load", "rate", "split", "gpu_mix", "arrivals", "durations", "rate_scale", "from", "to", "tenant", "only_gpus",
     "cpus_per_node",
@@ -207,7 +207,7 @@ def digest_of(path: Path) -> str:
         status = path.stat()
         return _digest(path, status.st_mtime_ns, status.st_size)
     except OSError:
-        return ""  # the reader of the file reports the error
+        return ""  # the reader that opens the file later reports the error
 
 
 @functools.lru_cache(maxsize=256)

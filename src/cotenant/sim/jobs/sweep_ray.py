@@ -20,8 +20,8 @@ from cotenant.core.record.schema import RUN_FILE
 from cotenant.sim.jobs.sweep_file import Point, digest_of, paths_of, run_point
 
 CONNECT_S = 10.0
-RETRIES = 3  # how often a run is repeated if its worker dies
-AHEAD = 2  # number of runs submitted to Ray for each running one, so that no machine waits for work
+RETRIES = 3  # a run is repeated this often if its worker dies
+AHEAD = 2  # number of runs that are submitted to Ray for each running one, so that no machine waits for work
 
 Files = dict[str, bytes]
 
@@ -48,7 +48,7 @@ def run_on_ray(
     try:
         at_once = workers or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         remote = ray.remote(run_packed).options(num_cpus=1, max_retries=RETRIES)
-        stored: dict[str, Any] = {}  # hash of a file -> its contents in Ray's object store
+        stored: dict[str, Any] = {}  # hash of a file -> reference to its contents in Ray's object store
         rest = list(reversed(todo))
         while rest or running:
             while rest and len(running) < at_once:
@@ -64,7 +64,7 @@ def run_on_ray(
                 folder = running.pop(reference)
                 try:
                     found = ray.get(reference)
-                except Exception as error:  # this is an error of Ray; errors of a run are returned as results
+                except Exception as error:  # the error comes from Ray, because errors of a run are returned as results
                     why = f"run {folder.name} cannot run on the cluster, or {RETRIES + 1} workers died during it"
                     raise WorkError(f"{why}: {_first_line(error)}") from None
                 if isinstance(found, Exception):
@@ -103,7 +103,8 @@ def run_packed(point: Point, base: str, program: str, digests: dict[str, str], *
         return WorkError(f"{os.uname().nodename} has cotenant {version('cotenant')}; the sweep runs with {program}")
     with tempfile.TemporaryDirectory(prefix="cotenant-sweep-") as name:
         folder = Path(name)
-        copies: dict[Path, Path] = {}  # contents of files that this machine lacks, or has in another version
+        # copy -> original path, for files that this machine lacks or has in another version
+        copies: dict[Path, Path] = {}
         read = dict(point)
         for (option, digest), content in zip(digests.items(), contents, strict=True):
             path = paths_of(point, Path(base))[option]
@@ -119,7 +120,7 @@ def run_packed(point: Point, base: str, program: str, digests: dict[str, str], *
         except (InputError, WorkError) as error:
             return error
         files = {file.name: file.read_bytes() for file in (folder / "run").iterdir()}
-    for copy, path in copies.items():  # the record gets the original paths, not those of the copies
+    for copy, path in copies.items():  # the record must name the original paths, not those of the copies
         files[RUN_FILE] = files[RUN_FILE].replace(_in_json(copy), _in_json(path))
     return files
 

@@ -15,8 +15,7 @@ from cotenant.policy.jobs.arrays import IDEAL, NOT_RUNNING, Allocation, Array
 from cotenant.policy.jobs.ordering import RESERVED_PRIORITY
 from cotenant.sim.jobs.state import C_ACTIVE, C_EMIT, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_SAME, World
 
-# these are numpy scalars, because plain numbers would be compiled as constants, with a copy of the function for each
-# (see policy.jobs.arrays)
+# numpy scalars, because numba would compile a copy of a function for each plain number (see policy.jobs.arrays)
 ARRIVE, START, RESUME, MOVE, RESIZE, PREEMPT, FINISH, WAIT = (np.int64(k) for k in list(Kind)[:8])
 (R_NONE, R_GPUS_FULL, R_IN_ORDER, R_RESERVED, R_GAVE_WAY, R_GOT_IDEAL, R_REPLACED, R_OUTRANKED, R_DONE,
  R_OTHER_SPEED) = (

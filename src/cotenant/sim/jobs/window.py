@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cotenant.policy.jobs.arrays import GRANT, NONE, NOT_RUNNING, Array
 from cotenant.sim.jobs.state import C_ACTIVE, C_MORE, C_NEXT, World, make_run
 
-JOBS_AT_ONCE = 1 << 18  # number of arrivals that are loaded together
+JOBS_AT_ONCE = 1 << 18  # this many arrivals are loaded together
 
 
 class Window:
@@ -28,7 +28,7 @@ class Window:
         at_once: int = JOBS_AT_ONCE,
     ) -> None:
         self.world = world
-        self.jobs = jobs  # number of jobs in the whole trace
+        self.jobs = jobs  # number of jobs of the whole trace
         self._load, self._at_once = load, at_once
         self._loaded = len(world.jobs)
         self.rows: NDArray[np.int64] = np.arange(self._loaded)
@@ -57,7 +57,8 @@ class Window:
         fresh_jobs, fresh_progress = self._load(self._loaded, last)
         active = int(run.counters[C_ACTIVE])
         kept = np.sort(run.order[:active])
-        place = np.full(len(self.rows) + 1, NONE)  # new index of each job; the last element maps NONE to itself
+        # new index of each job; the last element is for NONE, which stays NONE
+        place = np.full(len(self.rows) + 1, NONE)
         place[kept] = np.arange(active)
         jobs = np.concatenate([world.jobs[kept], fresh_jobs])
         moved = make_run(len(jobs), len(run.old_entry))
@@ -70,7 +71,7 @@ class Window:
         grants = np.zeros(len(jobs), GRANT)
         grants["level"] = NOT_RUNNING
         grants[:active] = world.alloc.job[kept]
-        # entries of allocations keep the old job numbers, which are used only in the same decision
+        # entries of allocations still have the old job numbers, which are used only within one decision
         self.world = world._replace(
             jobs=jobs,
             run=moved,

@@ -23,7 +23,7 @@ from cotenant.workloads.llm.trace import TokenTrace
 GROWTH = 1.12
 ROUNDS = 16
 TIME_LIMIT_S = 30.0
-LONG_PROMPT = 99  # percentile of prompts for which TTFT is planned
+LONG_PROMPT = 99  # the time to the first token is planned for this percentile of the prompts' lengths
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def traffic_of(trace: TokenTrace, model: int, span_s: float) -> Traffic:
     """The requests to one model of a trace, over `span_s` seconds. The model must have some."""
     mine = trace.model == model
     prompt, decodes = trace.prompt[mine].astype(float), np.maximum(1.0, trace.output[mine] - 1.0)
-    # a request's decodes read its prompt, the first token, and what was decoded before
+    # each decoding step of a request reads its prompt, the first token, and the tokens that were decoded before
     context = (decodes * (prompt + (decodes + 1.0) / 2.0)).sum() / decodes.sum()
     pairs = [pairs_of(int(x)) for x in prompt]
     longest, rate_rps = math.ceil(np.percentile(prompt, LONG_PROMPT)), len(prompt) / span_s

@@ -24,7 +24,7 @@ from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.sim.llm.gpu import SharedGpu
 from cotenant.workloads.llm.trace import TokenTrace
 
-STOP_S = 1.0  # time that a program takes to end
+STOP_S = 1.0  # a program takes this long to end
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LlmResult:
     trace: TokenTrace
     setup: LlmSetup
     times: TokenTimes
-    refused: np.ndarray  # refused because the queue was full
+    refused: np.ndarray  # requests that were refused because the queue was full
     switches: tuple[Switch, ...]
     busy_s: tuple[float, ...]
     preempted: tuple[int, ...]
@@ -113,7 +113,7 @@ class _Model:
         self.batcher = Batcher(model.profile)
         self.queue: deque[int] = deque()
         self.gpu = -1
-        self.busy = False  # a step of the model runs
+        self.busy = False  # whether a step of the model is running
 
 
 class _Run:
@@ -130,12 +130,12 @@ class _Run:
         self.last = np.full(len(trace), np.nan)
         self.refused = np.zeros(len(trace), bool)
         self.switches: list[Switch] = []
-        # (time, order, kind, and two values that depend on the kind)
+        # events: (time, order, kind, and two values that depend on the kind)
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._order = 0
         self._wake_s = math.inf
-        self._waiting: set[int] = set()  # models with requests that no program has got yet
-        self._ready: set[int] = set()  # models whose next step may begin now
+        self._waiting: set[int] = set()  # models with requests that no program has received yet
+        self._ready: set[int] = set()  # models whose next step may begin
         self.now_s = 0.0
 
     STEP, MOVED, WAKE = 0, 1, 2
@@ -154,7 +154,8 @@ class _Run:
         while True:
             due_s = times[at] if at < count else math.inf
             next_s = min(due_s, self._heap[0][0] if self._heap else math.inf)
-            if self._ready and next_s > self.now_s:  # all events of one time are processed before the next steps begin
+            # the next steps begin only when all events of the present time are processed
+            if self._ready and next_s > self.now_s:
                 ready, self._ready = sorted(self._ready), set()
                 for index in ready:
                     self._step(self.models[index])

@@ -33,7 +33,7 @@ class SharedGpu:
         self.running: dict[int, Running] = {}
         self._at_s = 0.0
         self.busy_s = 0.0
-        self.version = 0  # changes whenever an earlier prediction of an end becomes invalid
+        self.version = 0  # changes whenever a step's predicted end is no longer valid
 
     def begin(self, key: int, seconds: float, weight: float, best_effort: bool, now_s: float) -> None:
         """Begin a step that takes this many seconds on the whole GPU."""

@@ -68,7 +68,8 @@ def pack(
             break
     if per_gpu == whole:
         return Packing(target, per_gpu, 1, tuple(rows))
-    for gpus in range(2, min(most_gpus, whole) + 1):  # more GPUs than models would have no effect
+    # the loop ends at the number of models, because more GPUs would not be used
+    for gpus in range(2, min(most_gpus, whole) + 1):
         if attempt(whole, gpus).least >= target:
             return Packing(target, per_gpu, gpus, tuple(rows))
     return Packing(target, per_gpu, None, tuple(rows))

@@ -16,7 +16,7 @@ from cotenant.policy.mig.optimizer import PartitionPlan
 from cotenant.profiles.mig.speeds import mps_speed
 from cotenant.sim.mig.state import Clock, Entry, GpuState, Mode, Work, share_of
 
-# (job, number of jobs measured together with it) -> predicted speeds by kind of instance
+# returns the predicted speeds of a job by kind of instance, from (job, number of jobs that were measured together)
 Predict = Callable[[int, int], np.ndarray]
 
 
@@ -52,11 +52,11 @@ class Enforcer:
         first = set(rules.layout) if rules.policy == "static" and rules.layout else set(self.geo.whole)
         mode = Mode.SHARED if rules.policy == "mps" else Mode.MIG
         self.gpus = [GpuState(i, node, set(first), mode=mode) for i, node in enumerate(data.nodes)]
-        # under the policy static: the free instances, ordered by size with the largest last; among equal ones that on
-        # the lowest GPU is last
+        # Under the policy static: the free instances in ascending order of size. Among equal ones, those on a lower GPU
+        # come later, because instances are taken from the end.
         self.free = sorted((self.slice_size(p), -g.index, p) for g in self.gpus for p in g.instances)
         self.queue: deque[int] = deque()
-        # GPUs that a waiting gang reserves, so that jobs behind it in the queue may not use them
+        # GPUs that a waiting gang reserves, which jobs behind the gang in the queue may not use
         self.claimed: list[GpuState] = []
         self.known = np.full(len(data.arrival_s), not rules.profiles)
         believed = _prior(self.geo, data.speeds) if rules.profiles else data.speeds
@@ -239,7 +239,7 @@ class Enforcer:
             if self.data.predict is not None:
                 speeds = np.where(speeds > 0, self.data.predict(job, len(gpu.jobs)), 0.0)
             believed = np.where(speeds >= self.data.qos_floor[job], speeds, 0.0)
-            if believed[0] <= 0:  # no prediction may exclude the whole GPU, or the job would wait for ever
+            if believed[0] <= 0:  # predictions must not exclude the whole GPU, since the job would then wait for ever
                 believed[0] = self.data.speeds[job, 0]
             self.believed[job] = believed
             self.known[job] = True

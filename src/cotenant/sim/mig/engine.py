@@ -80,7 +80,7 @@ class PartitionEngine(Enforcer):
             if plan is not None and plan.moved:
                 self.apply(gpu, gpu.jobs, plan)
         elif self.rules.repartitions:
-            gpu.revisit = True  # the GPU's layout is changing, so this is checked again when that is done
+            gpu.revisit = True  # the GPU's layout is changing, so whether to repartition is decided when that is done
 
     # ---- admission
 

@@ -52,7 +52,7 @@ class PartitionOutcome:
     profilings: int
     restarts: int
     layout: str | None
-    solver: dict[str, Any] = field(default_factory=dict)  # empty, because these policies solve no integer program
+    solver: dict[str, Any] = field(default_factory=dict)  # empty, since these policies solve no integer program
 
     def extra(self) -> dict[str, Any]:
         """Return the result keys that only partition policies have."""

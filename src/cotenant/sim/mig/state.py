@@ -15,10 +15,10 @@ from cotenant.core.mig import Geometry, Placement
 class Mode(IntEnum):
     """What a GPU is used for."""
 
-    MIG = 0  # instances with one job each
-    PROFILE = 1  # one whole instance, whose jobs are measured under MPS
-    SHARED = 2  #: several jobs under MPS without partitions (policy mps)
-    GANG = 3  # a job of several GPUs has the whole GPU
+    MIG = 0  # the GPU is divided into instances with one job each
+    PROFILE = 1  # the GPU is one instance, whose jobs are measured under MPS
+    SHARED = 2  # several jobs share the GPU under MPS without partitions (policy mps)
+    GANG = 3  # a job of several GPUs has this GPU for itself
 
 
 @dataclass

@@ -84,7 +84,7 @@ class ServingResult:
 
     def table(self) -> pl.DataFrame:
         """Return the requests with the columns of a server's request log."""
-        import polars as pl  # imported here, because servers import this module without the libraries for tables
+        import polars as pl  # imported here, because servers import this module, and may lack the libraries for tables
 
         names = [s.name for s in self.scenario.all_services()]
         lets = [g.name for g in self.plan.gpulets]
@@ -137,7 +137,7 @@ def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingPro
     state = _assemble(plan, scenario, profiles, desk, times, what, clients, count)
     end = kernel.run(state)
     if end < 0:
-        raise AssertionError("the record was sized too small")  # an error of this module, not of the input
+        raise AssertionError("the record was sized too small")  # this is an error of this module, not of the input
     return ServingResult(plan, scenario, state.rec[: state.cursor[0]], state.instances[: state.cursor[2]], end)
 
 

@@ -16,15 +16,15 @@ from cotenant.policy.serving.dispatch_kernel import Desk, finish, idle_let, offe
 
 PENDING, OK, LATE, DROPPED, FULL = 0, 1, 2, 3, 4
 
-# the row of a request to a service; app: the application's request to which it belongs, or -1; client: its closed-loop
-# client, or -1
+# A request to a service. app: number of the application's request to which it belongs, or -1; client: number of the
+# closed-loop client that sent it, or -1.
 RECORD = np.dtype(
     [("svc", "i4"), ("app", "i4"), ("client", "i4"), ("let", "i4"), ("batch", "i4"), ("outcome", "i4"),
      ("arrived", "f8"), ("started", "f8"), ("finished", "f8"), ("deadline", "f8")],
     align=True,
 )  # fmt: skip
-# the role of a service in an application: the application or -1, ms from the application's arrival to the deadline of
-# this stage, number of stages that it waits for, and its children
+# The role of a service in an application. app: the application, or -1; budget: ms from the application's arrival to the
+# deadline of this stage; parents: number of stages for which it waits; child, children: the stages that wait for it.
 STAGE = np.dtype(
     [("app", "i8"), ("budget", "f8"), ("parents", "i8"), ("local", "i8"), ("child", "i8"), ("children", "i8")],
     align=True,
@@ -32,7 +32,7 @@ STAGE = np.dtype(
 INSTANCE = np.dtype(
     [("app", "i8"), ("left", "i8"), ("outcome", "i8"), ("arrived", "f8"), ("finished", "f8")], align=True
 )
-# what a seat's batch takes beside the batches that run now
+# What a batch of a seat costs if it runs at the same time as the batches that run now.
 COST = np.dtype([("lat", "f8"), ("over", "f8"), ("own", "f8"), ("press", "f8")], align=True)
 
 
@@ -199,7 +199,7 @@ def complete(R: Run, i: int, now: float) -> None:
     s = D.seats[k].svc
     mask = D.ring.shape[1] - 1
     finish(D, i)
-    # the gpulet is freed first and starts its next batch, since requests that this batch causes arrive after that
+    # the gpulet is freed first, and starts its next batch, because requests that this batch causes arrive later
     for x in range(n):
         R.rows[x] = D.ring[s, (first + x) & mask].tag
     started = D.lets[i].started

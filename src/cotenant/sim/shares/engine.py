@@ -78,7 +78,8 @@ class _Tenant:
         self.left_ns = load.busy_ns
         self.epoch = 0
         self.deadline_ns = 0
-        self.working_ns: int | None = None  # when the current unbroken run of kernels began
+        # time at which the current sequence of kernels without a pause began; None: no kernel runs
+        self.working_ns: int | None = None
         self.wants = False
         self.alive = False
         self.stamp = 0
@@ -144,7 +145,7 @@ class TokenEngine:
         tenant.alive = True
         load = tenant.load
         self._obey(self.broker.join(tenant.gpu, load.name, load.share, self.now_ns))
-        self._at(self.now_ns, self._want, tenant)  # later, so that all GPUs of a gang join first
+        self._at(self.now_ns, self._want, tenant)  # not done at once, so that the tenant joins all GPUs of a gang first
 
     def _die(self, tenant: _Tenant) -> None:
         tenant.alive = False

@@ -21,7 +21,7 @@ class Card:
     """The memory of every simulated GPU, and settings of moves. Sizes are in bytes."""
 
     capacity_bytes: int
-    memory: Mapping[str, int]  # tenant -> bytes that it holds, all of which can be moved
+    memory: Mapping[str, int]  # tenant -> bytes that it holds; all of them can be moved
     settings: ResidencySettings = field(default_factory=ResidencySettings)
 
 

@@ -20,7 +20,7 @@ from cotenant.policy.shares.slices import GpuSlices
 from cotenant.sim.shares.engine import Load
 
 NEVER_NS = 2**63
-DRIVER_SLICE_NS = 2_048_000  # time slice of a new group
+DRIVER_SLICE_NS = 2_048_000  # the time slice that the driver gives a new group
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Hardware:
     bias_ns: int = 0
     longest_ns: int = 50_000_000
     set_ns: int = 340_000
-    stop_ns: int = 440_000  # time from the order to stop a group until none of its kernels runs
+    stop_ns: int = 440_000  # time from the order to stop a group until none of its kernels runs any more
     go_ns: int = 350_000
 
 
@@ -95,7 +95,7 @@ class SliceEngine:
         self._groups = {load.name: _Group(load, (classes or {}).get(load.name, "normal")) for load in loads}
         self._order = list(self._groups.values())
         self._current: _Group | None = None
-        self._switched_ns = 0  # time at which the current switch ends
+        self._switched_ns = 0  # time at which the present switch between groups ends
         self._slice_end_ns = 0
         self._span_ns: int | None = None  # time at which the current group began to run; None: no group runs
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -144,7 +144,7 @@ class SliceEngine:
             end_ns = min(until_ns, self.now_ns + current.left_ns)
             if len(runnable) > 1:
                 end_ns = min(end_ns, self._slice_end_ns)
-            elif self.now_ns >= self._slice_end_ns:  # no other tenant has work, so the slice is renewed
+            elif self.now_ns >= self._slice_end_ns:  # no other tenant has work, so the current group gets another slice
                 length_ns = self._run_ns(current)
                 self._slice_end_ns += -(-(self.now_ns + 1 - self._slice_end_ns) // length_ns) * length_ns
             used_ns = end_ns - self.now_ns

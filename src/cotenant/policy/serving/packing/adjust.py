@@ -20,7 +20,7 @@ from cotenant.policy.serving.packing.kernel import (
     settle,
 )
 
-STEPS = np.int64(7)  # number of bisections for a rate: the error is 1 % of it
+STEPS = np.int64(7)  # number of bisection steps in a search for a rate; they leave an error of 1 %
 
 
 @bare

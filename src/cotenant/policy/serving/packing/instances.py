@@ -26,12 +26,14 @@ from cotenant.policy.serving.packing.search import empty_all
 from cotenant.policy.serving.packing.shared import undominated
 from cotenant.policy.solver import Solution, compressed, solve_milp
 
-PAIRED = 16  # up to this many services, every two may take turns
-POINTS = 8  # number of points on the trade-off between two services that take turns, per instance
-CYCLES = 32  # number of lengths of a cycle that are tried for sets of services
-SMALLEST = 12  # this many services of least demand are combined in sets of three or more on one instance
+PAIRED = 16  # with up to this many services, sharing an instance by turns is considered for every pair of services
+# for each instance and pair of services that take turns, this many trade-offs between their rates are considered
+POINTS = 8
+CYCLES = 32  # for larger sets of services, this many lengths of a cycle of turns are tried
+SMALLEST = 12  # this many services with the least demand are combined in sets of three or more on one instance
 
-Content = tuple[tuple[int, tuple[int, ...], tuple[float, ...]], ...]  # (partition, services, requests/s) per gpulet
+# for each gpulet: (partition, services, requests/s)
+Content = tuple[tuple[int, tuple[int, ...], tuple[float, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Column:
     gpulets."""
 
     kind: int
-    caps: np.ndarray  # (S,) requests/s
+    caps: np.ndarray  # (S,): rate of each service in requests/s
     content: Content
 
 
@@ -83,7 +85,7 @@ class InstanceTable:
 
     def _alone(self, i: int) -> list[Column]:
         caps, what = patterns(self.T, self.kinds[i][0], self.parts(i))
-        # a column can be worse than another only if both have the same services
+        # only a column with the same services can replace another one
         alike: dict[tuple[int, ...], list[int]] = {}
         for c in range(len(caps)):
             if caps[c].any() and self._holds(i, what[c]):
@@ -155,7 +157,7 @@ class InstanceTable:
             for i in sorted(range(len(self.kinds)), key=self._fraction):
                 for p, services in self._sets(i, wanted):
                     if (self.kinds[i][0], services) in done:
-                        continue  # a smaller instance can run these services
+                        continue  # these services already have a column with a smaller instance of this kind
                     done.add((self.kinds[i][0], services))
                     caps = np.zeros(len(rates))
                     caps[list(services)] = wanted[list(services)]

@@ -23,7 +23,7 @@ from cotenant.policy.compiled import inner
 
 INF = np.inf
 EPS = 1e-9
-# numba compiles a function again for every literal integer with which it is called, so these are numpy integers
+# numba compiles a function again for every plain integer argument, so these are numpy integers
 SLOT0: Any = np.int64(0)
 SLOT1: Any = np.int64(1)
 SLOT2: Any = np.int64(2)
@@ -32,26 +32,26 @@ NOWHERE: Any = np.int64(-1)
 
 FEW_SEATS = 4
 
-# one row for each (GPU type, model, batch): ms to build a batch, factors of interference on the model itself and on a
-# neighbour
+# One row for each (GPU type, model, batch). over: ms to build a batch; own, other: factors of the interference on the
+# model itself and on a neighbour.
 CELL = np.dtype([("over", "f8"), ("own", "f8"), ("other", "f8")], align=True)
-# one row for each GPU type; lets: number of gpulets that a GPU may hold; slots and compute: what all its MIG instances
-# together may take
+# One row for each GPU type. lets: largest number of gpulets on a GPU; slots, compute: memory slots and compute slices
+# that all its MIG instances together may take.
 GPU = np.dtype(
     [("alpha0", "f8"), ("margin", "f8"), ("mem_gpu", "f8"), ("mem_let", "f8"), ("net", "f8"), ("slots", "i8"),
      ("compute", "i8"), ("lets", "i8")],
     align=True,
 )  # fmt: skip
-# one row for each (GPU type, partition); kind: that of the MIG instance of which the partition is a `share`; whole:
-# part of the GPU's SMs that the instance takes, as well as `slots` and `compute`; frac: part of the GPU's SMs that the
-# partition takes with all its `procs` processes
+# One row for each (GPU type, partition). kind: kind of the MIG instance of which the partition is a `share`; whole,
+# slots, compute: part of the GPU's SMs, memory slots and compute slices that the instance takes; frac: part of the
+# GPU's SMs that the partition takes with all its `procs` processes.
 SIZE = np.dtype(
     [("frac", "f8"), ("share", "f8"), ("whole", "f8"), ("slots", "i8"), ("compute", "i8"), ("kind", "i8"),
      ("procs", "i8"), ("allowed", "i8")],
     align=True,
 )  # fmt: skip
-# one row for each service; cost: least fraction of a GPU per request/s; bits: per request; group: only services of
-# equal groups may share a gpulet
+# One row for each service. cost: least fraction of a GPU per request/s; bits: size of a request; group: services may
+# share a gpulet only if their groups are equal.
 SVC = np.dtype(
     [("slo", "f8"), ("mem", "f8"), ("bits", "f8"), ("cost", "f8"), ("model", "i8"), ("group", "i8")], align=True
 )
@@ -88,7 +88,7 @@ class Tables(NamedTuple):
     rising: bool
 
 
-State = np.ndarray  # (N, J) of let_rows
+State = np.ndarray  # (N, J): an array of let_rows
 
 
 @inner
@@ -159,8 +159,8 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
         for b in range(1, T.cell.shape[2]):
             cycle = b / rate
             if found and T.rising:
-                break  # larger batches cause more pressure
-            if n == 1:  # the common case, without a call
+                break  # larger batches cause more pressure, so they cannot fit either
+            if n == 1:  # the common case of one service is computed here without a call
                 t, p, m = T.gpu_type[g], A[g, j].part, T.svc[A[g, j].svc[0]].model
                 work = batch_ms(T, t, m, p, b, x)
                 if work > cycle or 2.0 * work > slo:

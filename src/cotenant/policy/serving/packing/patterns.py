@@ -20,7 +20,7 @@ import numpy as np
 
 from cotenant.policy.serving.packing.kernel import Tables
 
-Pattern = tuple[tuple[int, int, int], ...]  # (partition, service, batch) per gpulet
+Pattern = tuple[tuple[int, int, int], ...]  # for each gpulet: (partition, service, batch)
 
 
 class Options:
@@ -29,11 +29,11 @@ class Options:
     def __init__(self, T: Tables, t: int, p: int) -> None:
         m = T.svc["model"]
         batches = np.arange(T.cell.shape[2])
-        lat = T.lat[t, m, p]  # (S, B+1)
+        lat = T.lat[t, m, p]  # latencies, of shape (S, B+1)
         alone = (lat + T.cell["over"][t, m]) * T.gpu["margin"][t]
         ok = (2.0 * alone <= T.svc["slo"][:, None]) & (batches > 0) & np.isfinite(alone)
         if T.gpu["alpha0"][t] <= 1 and not T.cell["own"][t, m].any() and not T.cell["other"][t, m].any():
-            # without interference only a service's fastest batch counts
+            # without interference, a service needs no other batch size than its fastest
             rps = np.where(ok, batches * 1000.0 / np.where(ok, alone, 1.0), 0.0)
             ok &= batches == np.argmax(rps, axis=1)[:, None]
         self.service, self.batch = np.nonzero(ok)
@@ -82,7 +82,7 @@ def patterns(T: Tables, t: int, parts: Sequence[int]) -> tuple[np.ndarray, list[
         if p > q or T.size["share"][t, p] + T.size["share"][t, q] > 1 + 1e-9:
             continue
         a, b = options[p], options[q]
-        # both arrays have a row for each option of p and a column for each option of q
+        # both arrays have one row for each option of p and one column for each option of q
         rate_a, rate_b = a.beside(b.press), b.beside(a.press).T
         for sa, sb in product(range(S), range(S)):
             ia, ib = np.nonzero(a.service == sa)[0], np.nonzero(b.service == sb)[0]

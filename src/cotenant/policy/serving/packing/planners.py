@@ -22,16 +22,16 @@ from cotenant.policy.serving.packing.specs import KEPT_APART, PLANNERS, Spec
 from cotenant.policy.serving.packing.tables import Gpus, build_tables, most_rows, new_state
 
 SEED = 0x9E3779B97F4A7C15
-SMALL = 64  # up to this many services and GPUs a plan is searched for; with more it is built in one pass
-MANY = 300  # up to this many services an integer program assigns MIG instances
-COVERED = 12  # up to this many services all patterns are enumerated
-LOOKS = 400  # number of places tried for one service; the GPUs used last are tried first
-GRID = math.log(1.01)  # feasibility is decided for rates rounded up to a geometric grid, see _covers
+SMALL = 64  # up to this many services and GPUs, plans are searched for; beyond it, one is built in a single pass
+MANY = 300  # up to this many services, an integer program assigns MIG instances
+COVERED = 12  # up to this many services, all patterns are enumerated
+LOOKS = 400  # number of places that are tried for one service, beginning with the GPUs that were used last
+GRID = math.log(1.01)  # feasibility is decided for rates that are rounded up to a geometric grid, see _covers
 TRIES, QUICK_TRIES, EXACT_TRIES = 600, 150, 60_000
 WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
-GUARDS = (1.1, 1.25, 1.4)  # factors by which a planner that ignores interference raises the rates to make up for it
-CROWDED = 1000  # up to this many GPUs many models may share a gpulet, because the record of such a gpulet is large
-SPARE = 1 + 3e-6  # rates are exceeded by this factor, so that rounding never leaves one too low
+GUARDS = (1.1, 1.25, 1.4)  # factors on the rates by which a planner that ignores interference makes up for it
+CROWDED = 1000  # only with up to this many GPUs may many models share a gpulet, because its record is then large
+SPARE = 1 + 3e-6  # rates are planned higher by this factor, so that rounding leaves none too low
 
 
 class Packer:
@@ -152,7 +152,7 @@ class Packer:
         spec = replace(PLANNERS["temporal"], name=self.spec.name, rules=replace(rules, whole_only=True))
         try:
             return Packer(spec, self.gpus, self.services)
-        except InputError:  # an SLO that no whole GPU keeps, or a profile without whole GPUs
+        except InputError:  # no whole GPU keeps an SLO, or the profile has no whole GPUs
             return None
 
     def _decide(self, services: Sequence[Service], start: ServingPlan | None) -> ServingPlan:
@@ -240,7 +240,7 @@ class Packer:
         k = math.ceil(math.log(need) / GRID - 1e-9)
         size = need if self.spec.exact else math.exp(k * GRID)
         while size <= bound:
-            # the effort depends only on the place in the grid, never on the requested rates
+            # the effort depends only on the position in the grid, so that equal rounded rates get equal answers
             tries = EXACT_TRIES if self.spec.exact else TRIES if k % 3 == 0 else QUICK_TRIES
             answer = cover.cover(
                 table.caps, table.kind, table.group, table.limits, table.prices, table.worth, table.solo, table.frac,
@@ -294,8 +294,8 @@ class Packer:
         demand = rates * self.tables.svc["cost"]
         order = np.array(sorted(range(len(rates)), key=lambda s: (-services[s].priority, demand[s])))
         search.fill(self.tables, A, self._scratch, rates, order, LOOKS, 0.0, self._rng, left)
-        # only for rates that are proven infeasible: otherwise this step could place rates that the search failed to
-        # place
+        # done only for rates that are proven infeasible, because this step could also place rates for which the search
+        # failed
         if self.bound(rates) < 1:
             adjust.grow(self.tables, A, self._scratch, order, left)
         return A

@@ -76,7 +76,7 @@ def moves(old: ServingPlan, new: ServingPlan) -> list[Move]:
     out = []
     for gpu in sorted(before.keys() | after.keys()):
         was, now = list(before.get(gpu, ())), list(after.get(gpu, ()))
-        # gpulets on equal partitions count as the same gpulet; those with most services in common are matched first
+        # gpulets on equal partitions count as the same one; pairs with the most services in common are matched first
         pairs = sorted(
             ((len(_services(a) & _services(b)), -i, -j) for i, a in enumerate(was) for j, b in enumerate(now)
              if a.partition == b.partition), reverse=True,

@@ -27,11 +27,12 @@ from cotenant.policy.serving.packing.kernel import (
     spare,
 )
 
-# options for functions that create arrays, or call functions that do
+# compiler options of functions that create arrays, or that call functions which do
 counted = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-STEPS = np.int64(7)  # bisection steps for the largest rate that fits: an error of 1 %
-COARSE = np.int64(4)  # number of bisections when places are compared
-JUST = 1.0 - 1e-6  # an SLO would be missed by rounding if a gpulet got exactly its capacity
+# number of bisection steps in the search for the largest rate that fits; they leave an error of 1 %
+STEPS = np.int64(7)
+COARSE = np.int64(4)  # number of bisection steps when places are only compared
+JUST = 1.0 - 1e-6  # the capacity of a gpulet is multiplied by this; at its exact capacity, rounding could break an SLO
 GALLOP = np.array([0.4, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87, 0.91, 0.94, 0.97, 1.0])
 ORDERS = 5
 
@@ -168,7 +169,7 @@ def part_fit(
             if lets > 0 and value > best and can_share(T, A, g, j, s):
                 q = min(r, spare(T, A, g, j, s))
                 if q * T.svc[s].cost < 0.05:
-                    continue  # a rate this small does not justify a seat
+                    continue  # for a rate this small, a further seat is not worth while
                 tests += 1
                 copy_gpu(A, g, B, SLOT2)
                 q = most(T, A, B, g, j, A[g, j].part, s, q, COARSE)
@@ -343,7 +344,7 @@ def climb(
         if reached >= need:
             return reached
     copy_all(best, C)
-    now = INF  # what the packing in C lacks at the rates being tried
+    now = INF  # what the packing in C lacks for the rates that are tried now
     for _ in range(budget):
         rates = direction * (reached * 1.01 if reached > 0.0 else 0.2 * bound)
         copy_all(C, A)

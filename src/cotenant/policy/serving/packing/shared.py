@@ -24,9 +24,9 @@ import numpy as np
 from cotenant.policy.serving.packing.kernel import Tables
 from cotenant.policy.solver import compressed, solve_milp
 
-VECTORS = 4000  # if one partition has more batch vectors than this, nothing is listed
-PAIRS = 4_000_000  # largest number of pairs of batch vectors of two partitions that are listed
-PRICES = 16  # number of recent price vectors that a node tries before a new one is computed
+VECTORS = 4000  # if a partition has more batch vectors than this, none are listed
+PAIRS = 4_000_000  # largest number of pairs of batch vectors, for two partitions of a GPU, that are listed
+PRICES = 16  # number of recent price vectors that a node of the search tries before it computes a new one
 TINY = 1e-9
 
 
@@ -95,7 +95,7 @@ def _vectors(T: Tables, t: int, p: int) -> np.ndarray:
             out.append(rows)
             count += len(rows)
         if count == before:
-            break  # no set of this size keeps the SLOs, so no larger set does
+            break  # no set of this size keeps its SLOs, so no larger set does
     return np.concatenate(out)
 
 
@@ -195,10 +195,11 @@ class _Search:
             np.zeros(services + types, bool), maximise=True, time_limit_s=60.0,
         )  # fmt: skip
         price = np.zeros(services) if found.x is None else np.maximum(found.x[:services], 0.0)
-        # weak duality holds for any prices, if the worth of each GPU type is what its best pattern earns
+        # weak duality holds for any prices, if each GPU type is worth what its best pattern earns
         earned = caps @ price
         worth = np.array([earned[kind == t].max(initial=0.0) for t in range(types)])
-        total = float(counts @ worth) or float(price @ rates) / 2 or 1.0  # nothing earns at these prices
+        # the last operand avoids a division by 0 if no pattern earns anything
+        total = float(counts @ worth) or float(price @ rates) / 2 or 1.0
         return np.concatenate([price, worth]) / total
 
     def cover(self, rows: np.ndarray, caps: np.ndarray, rates: np.ndarray, counts: np.ndarray) -> list[int] | None:

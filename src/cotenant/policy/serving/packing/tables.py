@@ -14,7 +14,8 @@ from cotenant.profiles.serving.latency import BLIND, ServingProfile, interpolate
 from cotenant.profiles.serving.mig_layout import mig_geometry
 
 MAX_BATCH = 256
-FULL_SPEED = 1.05  # a batch that is slower than on the whole GPU by less can use no more SMs
+# if a partition is slower than the whole GPU by less than this factor, more SMs would not help the batch
+FULL_SPEED = 1.05
 
 
 @dataclass(frozen=True)
