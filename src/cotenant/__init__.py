@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# name -> its module, imported on first use: a command line that trains nothing does not pay for it
+# name -> its module, which is imported at the first use, so that commands which do not train need not wait for it
 _HOMES = {
     "loop": "cotenant.training.loop",
     **dict.fromkeys(("draw_trace", "simulate", "read_record", "compare"), "cotenant.api.jobs"),

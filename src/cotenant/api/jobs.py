@@ -30,8 +30,8 @@ from cotenant.workloads.trace_options import TraceOptions
 if TYPE_CHECKING:
     import polars as pl
 
-MOST_SIDE_BY_SIDE = 3  # up to this many runs are shown as columns of text
-FRAME_HEIGHT = 720  # pixels of a report inside a notebook
+MOST_SIDE_BY_SIDE = 3  # up to this many runs are displayed as columns of text
+FRAME_HEIGHT = 720  # height of a report inside a notebook, in pixels
 
 
 @dataclass(frozen=True)

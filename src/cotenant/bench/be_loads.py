@@ -27,12 +27,13 @@ from cotenant.bench.workload import LAUNCH_CORE, in_a_sentence, keep_to
 from cotenant.core.errors import InputError
 
 KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|(train-resnet50|train-transformer)(?::([1-9]\d{0,3}))?)$")
-UNIT_S = 0.001  # length of a unit, which may be several launches
-DEPTH = 4  # units in flight
+UNIT_S = 0.001  # duration of one unit of work, which may be several launches
+DEPTH = 4  # number of units that are kept in flight
 MARK_NS = 10_000_000
 
-# The software GPU's kernels have the length that they have on an H100 80GB HBM3: mm by 2 N^3 / 690 TFLOP/s with a lower
-# bound for small ones, add and copy by 3.0 TB/s read and written, training by measurement: (kernels per step, ns each).
+# The durations of the software GPU's kernels are those of an H100 80GB HBM3. mm: 2 N^3 / 690 TFLOP/s, with a lower
+# bound for small ones; add and copy: 3.0 TB/s, read and written; training: as measured, as (kernels per step, ns of
+# each).
 TRAINING_KERNELS_NS = {"train-resnet50": (700, 18_000), "train-transformer": (260, 55_000)}
 HOST_GAP_NS = {"train-resnet50": 26_000, "train-transformer": 14_000}
 TRAINING_BATCH = {"train-resnet50": 32, "train-transformer": 16}
@@ -204,7 +205,7 @@ def main(arguments: list[str]) -> int:
             raise InputError(f"no load is called {' '.join(words[1:])!r}: see --be of cotenant bench colocation")
         if words[:1] == ["load"]:
             os.sched_setaffinity(0, everywhere)
-            load = None  # frees the memory of this load before the next one allocates
+            load = None  # frees the memory of the previous load before the next one allocates
             load = torch_load(words[1]) if cuda is None else driver_load(words[1], cuda)
             one_ms = calibrated(load, words[1].startswith("train-"))
             if core:

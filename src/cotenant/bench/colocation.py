@@ -21,12 +21,12 @@ from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named
 from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelRow
 
-LEAD_S = 0.15  # time that BE runs before the first arrival and after the last
-BETWEEN_S = 0.33  # estimated overhead of a block in seconds
+LEAD_S = 0.15  # best-effort work runs this long before the first arrival and after the last one
+BETWEEN_S = 0.33  # estimated overhead of one block
 RESAMPLES = 200
 SLO_QUANTILE = 0.995
-LATE_MS = 0.5  # a request that begins later than this after it could begin shows that the host paused
-FILLS_SMS = 1024  # SMs that mmN, addN and copyN fill: their grids have several waves on any GPU
+LATE_MS = 0.5  # a request that begins this much later than it could have begun shows that the host paused
+FILLS_SMS = 1024  # number of SMs that the loads mmN, addN and copyN fill; their grids have several waves on any GPU
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,14 @@ class Series:
 
     alone_ms: list[float] = field(default_factory=list)
     beside_ms: list[float] = field(default_factory=list)
-    alone_active: list[float] = field(default_factory=list)  # fraction of the time that LS was active
-    alone_rate: list[float] = field(default_factory=list)  # BE units per second
+    # fraction of the time for which the service was active, when it ran alone
+    alone_active: list[float] = field(default_factory=list)
+    alone_rate: list[float] = field(default_factory=list)  # units of best-effort work per second without the service
     beside_rate: list[float] = field(default_factory=list)
     kernel_ms: float = 0.0
-    # ranges of requests of the blocks in which the host never paused
+    # ranges of requests, one for each block in which the host never paused
     calm: list[tuple[int, int]] = field(default_factory=list)
-    # numbers of requests that began late because the host paused, alone and beside
+    # number of requests that began late because the host paused: without and with best-effort work
     late: list[int] = field(default_factory=lambda: [0, 0])
 
     def add(
@@ -196,9 +197,9 @@ class Plan:
     rounds: int = 5
     block_s: float = 2.0
     copy: bool = False
-    changes: dict[str, Any] = field(default_factory=dict)  # co-location settings that override the scheme's
-    ls_class: str = "unknown"  # work class that the service reports
-    be_kernels: str = ""  # compiled profile of the loads' kernels; "": the defaults of `known_work`
+    changes: dict[str, Any] = field(default_factory=dict)  # co-location settings that replace those of the scheme
+    ls_class: str = "unknown"  # the work class that the service states
+    be_kernels: str = ""  # compiled profile of the loads' kernels; empty: the defaults of `known_work`
     progress: Callable[[str], None] = lambda text: None
 
 
@@ -236,7 +237,7 @@ class _Cast:
     ls_alone: Program
     native: Program
     ls: dict[str, Program]
-    be: dict[tuple[str, bool], Program]  # (scheme, whether the load's kernels fill the GPU) -> program
+    be: dict[tuple[str, bool], Program]  # (scheme, whether the load's kernels fill the GPU) -> best-effort program
 
 
 def known_work(simulated: bool, fills: bool) -> dict[str, Any]:
@@ -260,11 +261,11 @@ def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
         if scheme.ls_sms not in ls_by_sms:
             ls_by_sms[scheme.ls_sms] = rig.ls(f"ls-{scheme.name}", sms=scheme.ls_sms)
         for fills in (True, False):
-            # only orion uses facts about kernels; it lets kernels without facts run at once
+            # only orion needs to know the SMs of kernels; kernels about which it knows nothing may run at once
             asks = scheme.rule is RuleKind.ORION
             key = (scheme.be_sms, scheme.be_below, fills if asks else None)
             if key not in be_by_kind:
-                # apply the scheme, which sets the priority with which best-effort programs start
+                # the scheme must be active now, because it sets the priority with which best-effort programs start
                 rig.scheme(scheme.name)
                 name = f"be-{scheme.name}{'-wide' if asks and fills else ''}"
                 simulated = rig.bench.device.simulated
@@ -289,7 +290,7 @@ def _measure_group(rig: Rig, plan: Plan, schemes: Sequence[Scheme], result: dict
     result["gpu"] = cast.native.gpu
     result["backend"] = rig.bench.backend
     for kind in plan.kinds:
-        rig.scheme("mps-plus")  # best-effort work is not held back while loads are set up
+        rig.scheme("mps-plus")  # under this scheme best-effort work is not held back while loads are set up
         kernel_ms = cast.native.ask(f"load {kind}", 60.0)["unit_ms"]
         fills = not kind.startswith("train-")
         for program in dict.fromkeys(cast.be[(scheme.name, fills)] for scheme in schemes):

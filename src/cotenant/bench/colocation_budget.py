@@ -20,7 +20,7 @@ from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.core.errors import InputError
 from cotenant.policy.colocation import CurvePoint, choose_budget
 
-SEED = 7  # the seed: every block has the same arrivals
+SEED = 7  # the same for all blocks, so that all have the same arrivals
 ALIVE_S = 0.05
 PARTS = (0.1, 0.25, 1.0)
 OVERLAPS = (0.05, 0.1, 0.2, 0.4, 1.0)
@@ -80,7 +80,7 @@ def _curve(
 ) -> Iterator[dict[str, Any]]:
     """Rows for one fraction of the SMs: LS alone, then together with BE work for a growing fraction of the time."""
     plan = Plan(wanted.ls, [], parse_schemes("tidal"), block_s=wanted.block_s)
-    rig.scheme("mps-plus")  # best-effort work is not held back while the load is set up
+    rig.scheme("mps-plus")  # under this scheme best-effort work is not held back while the load is set up
     be.ask(f"load {wanted.load}", 60)
     alone_ms = quantile(ls_block(ls, plan, SEED, raises=False)["service_ms"], 0.5)
     for overlap in wanted.overlap:

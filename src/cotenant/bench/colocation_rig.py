@@ -28,7 +28,7 @@ from cotenant.bench.workload import LAUNCH_CORE
 from cotenant.core.errors import WorkError
 
 START_S = 120.0
-SLACK_S = 30.0  # timeout beyond the length of a block
+SLACK_S = 30.0  # an answer may take this much longer than a block
 TAIL_BYTES = 3000
 
 
@@ -100,7 +100,7 @@ class Program:
     def close(self) -> None:
         """End the program."""
         if self.process.stdin is not None:
-            with contextlib.suppress(OSError):  # the program ended before it read the line
+            with contextlib.suppress(OSError):  # the program has ended before it read the line
                 self.process.stdin.close()
         try:
             self.process.wait(10)

@@ -16,7 +16,7 @@ from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelWork, read_kernels
 from cotenant.sim.colocation import ColocationEngine, Job, alone
 
-ORION_SMS = 80  # Orion's profiles are of a V100
+ORION_SMS = 80  # number of SMs of a V100, on which Orion's profiles were measured
 CLASSES = {"compute": WorkClass.COMPUTE, "memory": WorkClass.MEMORY, "mixed": WorkClass.UNKNOWN}
 
 
@@ -81,7 +81,7 @@ def measure(
                 [1.0],
                 [found.be_work_ns / end_ns],
                 sum(k.duration_ns for k in job.be) / len(job.be) / 1e6,
-                [(0, len(arrivals))],  # the simulated host never pauses
+                [(0, len(arrivals))],  # one range with all requests, since the simulated host never pauses
             )
             row = rows[scheme.name][name] = summary(series)
             progress(said(scheme.name, name, row))

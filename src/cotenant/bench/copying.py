@@ -78,7 +78,7 @@ def host_memory(cuda: Driver, memory: str, size: int) -> ctypes.c_void_p:
     return ctypes.cast(buffer, ctypes.c_void_p)
 
 
-held: list[Any] = []  # keeps pageable buffers alive, of which only the address is used
+held: list[Any] = []  # keeps the buffers of pageable memory alive, since only their addresses are used below
 
 
 def now_and_then(copy: Callable[[], tuple[int, int]], period_s: float, seconds: float) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def now_and_then(copy: Callable[[], tuple[int, int]], period_s: float, seconds: 
     begin_ns = time.monotonic_ns()
     number = 0
     while time.monotonic_ns() - begin_ns < seconds * 1e9:
-        # jitter, so that copies do not fall into step with periodic work of other processes
+        # the times are varied, so that copies do not coincide with periodic work of other processes
         due_ns = begin_ns + (number + (number * 0.618) % 1.0 * 0.5) * period_s * 1e9
         number += 1
         pause_s = (due_ns - time.monotonic_ns()) / 1e9
@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
             step()
         copier.finish()
     except WorkError as error:
-        # the parent reads this line in place of `ready`
+        # the parent process reads this line instead of `ready`
         print(f"{size} bytes {direction}, {memory}: {error}", flush=True)
         return 1
     print(f"ready {cuda.name}", flush=True)

@@ -15,7 +15,8 @@ timed_memory param 132 memory
 timed_mixed param 132 mixed
 timed_service param 60 mixed
 \0"""
-# one thread that reads the GPU's timer until its time is over; the driver compiles it for the GPU of the machine
+# a kernel of one thread, which reads the GPU's timer until its time is over; the driver compiles it for the GPU of this
+# machine
 PTX_IMAGE = b"""
 .version 7.0
 .target sm_70
@@ -69,7 +70,8 @@ class Driver:
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"timed")
         self._functions = {"": function}
-        # the kernel has one block for each SM that its image gives it, so that a profile shows how many SMs it fills
+        # number of blocks of each kernel; it equals the number of SMs that the kernel's image states, so that a profile
+        # shows how many SMs the kernel fills
         whole = dict.fromkeys(("", "compute", "memory", "mixed"), 132)
         self._blocks = {} if image is PTX_IMAGE else whole | {"service": 60}
         self._module = module

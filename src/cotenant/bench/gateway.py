@@ -129,7 +129,7 @@ def process(command: list[str], port: int, folder: Path) -> Iterator[subprocess.
         with suppress(subprocess.TimeoutExpired):
             server.wait(10)
         with suppress(ProcessLookupError):
-            # the server has a session of its own, so this kills only the server and its children
+            # the server has a session of its own, so this kills only the server and its child processes
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
@@ -167,7 +167,7 @@ class Target:
         before = 0.0 if self.pid is None else cpu_s(self.pid)
         found = drive(self.port, self.request, self.folder, connections, seconds, self.client)
         if self.pid is not None:
-            # CPU time includes the warm-up, which is assumed to run at the same rate
+            # the CPU time includes the warm-up, in which the rate is taken to be the same
             asked = max(1.0, found["rps"] * (seconds + WARM_S))
             found["cpu_us_per_request"] = (cpu_s(self.pid) - before) / asked * 1e6
         self.rounds.append(found)
@@ -235,7 +235,7 @@ def measure(
             progress(f"{name} is left out: {needed[name]} is not installed")
         else:
             chosen.append(name)
-    # Ray's own processes are never quite idle, so Ray is measured when the other systems have stopped
+    # Ray's own processes are never quite idle, so Ray is measured after the other systems have stopped
     for group in ([x for x in chosen if x != "ray-serve"], [x for x in chosen if x == "ray-serve"]):
         with ExitStack() as stack:
             targets: dict[str, Target] = {}

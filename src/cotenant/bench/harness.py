@@ -111,11 +111,11 @@ class Bench:
 
     def __enter__(self) -> Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
-        # a private software GPU, which no other program uses
+        # the benchmark's own software GPU, which no other program uses
         self.environment = dict(os.environ)
         if self.device.simulated:
             self.environment["COTENANT_SOFTGPU_STATE"] = str(self.folder / "softgpu")
-            self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # CUDA_VISIBLE_DEVICES names real GPUs
+            self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # the variable would name real GPUs
         config = self.folder / "agent.json"
         config.write_text(json.dumps(self.settings))
         command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.folder), "--gpus", self.gpus]
@@ -145,7 +145,7 @@ class Bench:
                 said = (self.folder / "agent.log").read_text().strip().splitlines()
                 last = said[-1].removeprefix("cotenant agent: ") if said else "the agent wrote no message"
                 if self.agent.returncode == 2:
-                    raise InputError(last)  # usually a wrong --gpus, which the agent's message names
+                    raise InputError(last)  # most often a wrong --gpus, which the agent's message names
                 raise WorkError(f"the agent did not start: {last}")
             try:
                 ControlClient(self.folder).close()
@@ -159,7 +159,7 @@ class Bench:
     ) -> None:
         for workload in self._workloads:
             if kind is not None:
-                workload.process.terminate()  # do not wait for the end of its block
+                workload.process.terminate()  # the end of the workload's block is not awaited
             workload.close()
         for client in self.clients:
             client.close()
@@ -187,8 +187,8 @@ class Bench:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches only this process, which then ends its children
-            preexec_fn=_end_with_parent,  # otherwise a child that waits for an ended agent would keep running
+            start_new_session=True,  # Ctrl-C then reaches only this process, which ends its child processes itself
+            preexec_fn=_end_with_parent,  # otherwise a child that waits for an agent that has ended would run on
         )
         workload = Workload(process)
         self._workloads.append(workload)
@@ -213,7 +213,7 @@ class Bench:
         try:
             environment = program_environment(answer)
         finally:
-            if self.device.simulated:  # restore the environment: the caller may use another software GPU
+            if self.device.simulated:  # the environment is restored, because the caller may use another software GPU
                 del os.environ["COTENANT_SOFTGPU_STATE"]
                 os.environ.update(before)
         workload = self._start(kind, environment, core, program)

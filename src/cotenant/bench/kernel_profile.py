@@ -23,9 +23,10 @@ from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.bench.colocation_rig import Rig
 from cotenant.core.errors import WorkError
 
-WIDE, NARROW = 0.75, 0.25  # fractions of the SMs; the memory load runs on NARROW together with the program on WIDE
+WIDE, NARROW = 0.75, 0.25  # fractions of the SMs: the memory load runs on NARROW while the program runs on WIDE
 NEEDS_MEMORY, NEEDS_SMS = 1.2, 2.0
-# The software GPU computes contention from what is queued when a kernel starts, so its memory load must be long.
+# The software GPU computes contention from the work that is enqueued when a kernel starts, so its memory load must
+# consist of long kernels.
 HOG, SOFT_HOG = "add256", "add2048"
 VARIABLE = "COTENANT_KERNELS"
 
@@ -104,12 +105,12 @@ class Input:
         )
         if process.stdin is not None:
             threading.Thread(target=self._feed, args=(process.stdin, self._first), daemon=True).start()
-            process.stdin = None  # a thread writes to the program's standard input, so communicate must not close it
+            process.stdin = None  # a thread writes to the program's standard input, so `communicate` must not close it
         self._first = False
         return process
 
     def _feed(self, to: IO[bytes], first: bool) -> None:
-        with contextlib.suppress(OSError, ValueError), to:  # the program may end without reading
+        with contextlib.suppress(OSError, ValueError), to:  # the program may end without reading its input
             for piece in self._read() if first else list(self._seen):
                 to.write(piece)
                 to.flush()
@@ -148,7 +149,8 @@ def run_once(
     for path in sorted(folder.iterdir()):
         rows, lost = parse_times(path.read_text(errors="replace"))
         missed += lost
-        for row in rows:  # if several processes launched the kernel, the one that did so most often counts
+        # if several processes launched the kernel, the row of the process that launched it most often is used
+        for row in rows:
             if row.key not in found or found[row.key].count < row.count:
                 found[row.key] = row
     if not found:

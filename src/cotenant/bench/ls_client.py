@@ -30,8 +30,9 @@ from cotenant.bench.workload import in_a_sentence
 from cotenant.core.errors import InputError
 
 SPIN_S = 0.0004
-SOFT_KERNELS_NS = [18_700] * 60  # with launch and completion 1.13 ms, as on an H100 under MPS
-SOFT_SMS = 60  # SMs that each kernel fills: on 32 SMs the service takes about twice as long, as on an H100
+# together with launch and completion they take 1.13 ms, as the service does on an H100 under MPS
+SOFT_KERNELS_NS = [18_700] * 60
+SOFT_SMS = 60  # number of SMs that each kernel fills; on 32 SMs the service takes about twice as long, as on an H100
 
 
 def poisson_arrivals(seconds: float, rate_rps: float, seed: int) -> list[float]:

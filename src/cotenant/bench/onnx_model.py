@@ -12,7 +12,7 @@ with needs("serve"):
     import numpy as np
 
 FLOAT, IR_VERSION, OPSET = 1, 8, 13
-# the part of ONNX's public schema that the perceptron uses
+# the part of ONNX's public schema that this model uses
 _SCHEMA = {
     "ModelProto": "int64 ir_version 1, GraphProto graph 7, [OperatorSetIdProto] opset_import 8",
     "OperatorSetIdProto": "string domain 1, int64 version 2",

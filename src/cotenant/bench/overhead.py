@@ -14,10 +14,11 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.workload import KINDS
 
-# Several tenants are connected and one works at a time: it should count as alone at once, without the usual delay.
+# several tenants are connected, but only one works at a time; it must count as alone at once, not after the usual delay
 ALONE = {"alone_after": "0s"}
-LEAD_IN_S = 0.5  # time for the previous tenant's turn to end
-TRIMMED = 0.1  # this fraction of the steps, the slowest ones, is ignored: other work of the machine slows them
+LEAD_IN_S = 0.5  # in this time, the previous tenant's turn ends
+# this fraction of the steps, the slowest ones, is ignored, because other work of the machine slowed them down
+TRIMMED = 0.1
 
 
 class Block(NamedTuple):
@@ -99,7 +100,7 @@ def interleaved(sides: Sequence[Workload], rounds: int, block_s: float) -> list[
     """Run `rounds` blocks of each workload, alternating. Returns the blocks of each."""
     found: list[list[Block]] = [[] for _ in sides]
     for index in range(rounds):
-        # the order alternates, so that drift of the machine affects all sides alike
+        # the order alternates, so that a slow change of the machine affects all sides equally
         order = range(len(sides)) if index % 2 == 0 else reversed(range(len(sides)))
         for side in order:
             sides[side].begin(block_s, "steps")

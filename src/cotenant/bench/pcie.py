@@ -24,11 +24,12 @@ WARM_S = 0.3
 LS_BYTES = 1 << 20
 LS_PERIOD_MS = 2.0
 SOFT_LS_PERIOD_MS = 40.0
-# the software GPU copies within host memory; its link is slow, so that scheduling dominates and not memcpy
+# the software GPU copies within host memory, so its link is set to be slow: the time is then spent on scheduling, not
+# on memcpy
 SOFT_LINK_MBPS = 150
 SOFT_CHUNK, SOFT_COPY = 1 << 20, 8 << 20
-# Pageable memory is copied by a thread, at a quarter of that rate. A chunk must end before the agent counts the queue
-# as idle, so chunks are smaller.
+# A thread copies pageable memory, at a quarter of this rate. A chunk must end before the agent takes the queue for
+# idle, so these chunks are smaller.
 SOFT_PAGEABLE_CHUNK, SOFT_PAGEABLE_COPY = 256 << 10, 2 << 20
 COPY = 64 << 20
 
@@ -127,7 +128,7 @@ def measure(
     if simulated and memory == "pageable":
         size, chunk_bytes = size or SOFT_PAGEABLE_COPY, chunk_bytes or SOFT_PAGEABLE_CHUNK
     size = size or (SOFT_COPY if simulated else COPY)
-    # all tenants must run at once: under mechanism `time` a tenant copies only in its turns
+    # all tenants must run at the same time, whereas under the mechanism `time` a tenant copies only in its turns
     mechanism = mechanism or mechanisms.choose(Use.TENANT, concurrent=True)
     program = ["cotenant.bench.copying", direction, memory, mode, str(size)]
     settings = settings_for(gpus, chunk_bytes, period_bytes)

@@ -15,13 +15,14 @@ from cotenant.bench.overhead import median
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.registry import device_named
 
-CONTEXT_BYTES = 2 << 30  # memory limit beyond the contents: contexts, modules, work space
+CONTEXT_BYTES = 2 << 30  # memory limit in addition to the contents: for contexts, modules and work space
 SOFT_CONTEXT_BYTES = 32 << 20
 COPY_BYTES = 1 << 30
-PIN_STALL_S = 60.0  # pinning without progress for this long is an error
+PIN_STALL_S = 60.0  # if pinning makes no progress for this long, the benchmark fails
 REFILL_EVERY = 5
-STEADY_S = 1.0  # length of the measurement with two processes
-LEAD_NS = 20_000_000  # delay between the order to copy and the start, so that both processes begin together
+STEADY_S = 1.0  # duration of the measurement with two processes
+# time from the order to copy until the copies start, so that both processes start at the same time
+LEAD_NS = 20_000_000
 
 Progress = Callable[[str], None]
 
@@ -139,7 +140,7 @@ def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]
         native.wait_ready()
     one = _ask(pair[0], f"copy {size}")
     two = {}
-    for seconds in (0.05, STEADY_S):  # the first orders make the tenants allocate their memory
+    for seconds in (0.05, STEADY_S):  # the first, short orders make the tenants allocate their memory
         start_ns = time.monotonic_ns() + LEAD_NS
         for native, way in zip(pair, ("out", "in"), strict=True):
             _tell(native, f"steady {way} {size} {start_ns} {seconds}")

@@ -28,11 +28,11 @@ from typing import Any
 from cotenant.core.errors import InputError, WorkError
 
 KINDS = ("busy", "training", "launch", "graph")
-LAUNCH_CORE = "COTENANT_BENCH_CORE"  # core on which the launching thread runs after the setup
+LAUNCH_CORE = "COTENANT_BENCH_CORE"  # the core on which the launching thread runs after the setup
 MARK_NS = 20_000_000
 DEPTH = 6
 
-Done = tuple[int, int]  # numbers of units of work, and GPU time in ns
+Done = tuple[int, int]  # number of units of work that were done, and their GPU time in ns
 
 
 def run_block(
@@ -141,7 +141,7 @@ def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
             for _ in range(40):
                 cuda.launch(100_000)
             cuda.synchronise()
-            sum(range(4000))  # stands for a data loader's work between two steps
+            sum(range(4000))  # takes the time of a data loader's work between two steps
             return 1, 0
 
         return cuda.name, train, _nothing
@@ -256,7 +256,7 @@ def orders() -> Iterator[tuple[float, bool]]:
 def keep_to(core: int) -> None:
     """Pin the threads that launch to one core: the calling thread, and PyTorch's thread for the backward pass."""
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # the thread may have ended meanwhile
+        with contextlib.suppress(OSError):  # the thread may have ended since it was listed
             if int(task.name) == threading.get_native_id() or (task / "comm").read_text().startswith("pt_autograd"):
                 os.sched_setaffinity(int(task.name), {core})
 
@@ -273,7 +273,8 @@ def main(arguments: list[str]) -> int:
         name, step, finish = torch_workload(kind)
     else:
         name, step, finish = driver_workload(kind, kernel_ns)
-    run_block(step, finish, 0.05)  # warm-up: modules load lazily, and the first turn takes time to begin
+    # a first block without measurement: modules are loaded lazily, and the first turn takes time to begin
+    run_block(step, finish, 0.05)
     if core := os.environ.get(LAUNCH_CORE):
         keep_to(int(core))
     print(f"ready {name}", flush=True)

@@ -33,7 +33,8 @@ def _fractions(text: str, field: str) -> list[float]:
     values = []
     for part in text.split(","):
         part = part.strip()
-        # in this benchmark, a number such as 30 means percent; `0.3` and `30%` mean the same as in all other commands
+        # in this benchmark a plain number such as 30 means percent; `0.3` and `30%` mean the same as in all other
+        # commands
         plain = part.replace(".", "", 1).isdigit() and "." not in part
         values.append(parse_fraction(f"{part}%" if plain else part, field))
     if not values:

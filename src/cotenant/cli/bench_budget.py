@@ -43,7 +43,7 @@ def budget(
     bytes_moved(be)
     from cotenant.devices.registry import discover
 
-    discover([gpus])  # reports a wrong GPU before anything starts
+    discover([gpus])  # a wrong GPU is reported before anything starts
     wanted = Budget(
         parse_ls(ls),
         be,

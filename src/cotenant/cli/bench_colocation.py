@@ -171,7 +171,7 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
     load = parse_ls(ls)
     from cotenant.devices.registry import discover
 
-    discover([gpus])  # reports a wrong GPU before anything starts
+    discover([gpus])  # a wrong GPU is reported before anything starts
     if shape.requests:
         shape.rounds = math.ceil(shape.requests / (load.rate_rps * block_s))
     plan = Plan(

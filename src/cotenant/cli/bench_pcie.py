@@ -89,7 +89,8 @@ def _size(text: Text, gpus: str) -> int | None:
         return None
     size = parse_bytes(text, "--size")
     simulated = device_named(gpus).simulated
-    # copies below 128 KiB are not scheduled; the software GPU's link moves only 150 MB/s
+    # copies below 128 KiB are not scheduled; the upper limit is lower on the software GPU, whose link copies only 150
+    # MB/s
     most, words = (64 << 20, "64 MiB on the software GPU") if simulated else (8 << 30, "8 GiB")
     if not 128 << 10 <= size <= most:
         raise InputError(f"the size of a copy must be between 128 KiB and {words}", field="--size")
@@ -106,7 +107,7 @@ def _tell(result: dict[str, Any]) -> None:
     print(f"  all tenants together: {result['total_over_link']:.1%} of the link")
     if result["ls_copy_wait_chunks"] is not None:
         copies = result["ls_beside_us"]["copies"]
-        # with fewer than 100 copies the p99 is the maximum
+        # with fewer than 100 copies, the p99 would be the maximum
         what = "p99" if copies >= 100 else f"the longest of {copies} copies"
         print(
             "  a latency-sensitive copy of 1 MiB against a best-effort tenant waits "

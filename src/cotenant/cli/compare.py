@@ -34,13 +34,14 @@ def compare(
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.report.runs import arrange, in_order, run_of
 
-    # a folder that two arguments name is listed only for the first
+    # a folder that two arguments name belongs to the first one
     folders = {folder: given for given in reversed(runs) for folder in find_records(given)}
     if html is not None:
         check_writable(html)
     families = {model.name: model.family for model in load_profiles(profiles).models.values()}
     found = arrange([run_of(read_record(folder), families) for folder in _shown(list(folders))])
-    # arguments keep their order; runs of one folder are sorted by policy and condition, since their names are arbitrary
+    # arguments keep their order; the runs of one folder are sorted by policy and condition, because their names mean
+    # nothing
     found = [
         run
         for given in dict.fromkeys(runs)

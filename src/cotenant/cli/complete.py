@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-Values = Callable[[], Iterable[tuple[str, str]]]  # a value, and the description that a shell may show beside it
+# returns pairs of a value and the description that a shell may show beside it
+Values = Callable[[], Iterable[tuple[str, str]]]
 
 
 def _policies(kind: str) -> Values:
@@ -78,7 +79,7 @@ SOURCES: dict[str, Values] = {
     "--log-format": _plain("text", "json"),
     "--join": _tenants,
 }
-# verb -> values of its argument, or of options that mean something else in other verbs
+# verb -> values of its argument, and of options that mean something else in other verbs
 OF_VERB: dict[str, dict[str, Values]] = {
     **{verb: {"name": _tenants} for verb in ("set", "stop", "park", "resume")},
     "preempt": {"names": _tenants},

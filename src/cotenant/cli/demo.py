@@ -12,8 +12,7 @@ import typer
 
 app = typer.Typer(add_completion=False)
 
-# each ordering with both allotments, proportional and tune, so that the effects of ordering and allotment can be told
-# apart
+# each ordering with both allotments, proportional and tune, so that the effect of each can be seen
 POLICIES = (
     ("fifo", "proportional"),
     ("fifo", "tune"),
@@ -22,7 +21,7 @@ POLICIES = (
     ("las", "tune"),
     ("ftf", "tune"),
 )
-# the offered load exceeds the cluster, so that policies differ in how they queue
+# the load exceeds what the cluster can do, so that the policies differ in how they queue jobs
 JOBS, GPUS, LOAD = 1000, 128, 1.5
 
 

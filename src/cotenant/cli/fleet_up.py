@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 LOG_FILE = "controller.log"
 PATIENCE_S = 120.0
 LEAST_FREE_BYTES = 1 << 20
-SILENCE_S = 5.0  # a notice is printed if the controller has printed nothing for this long
+SILENCE_S = 5.0  # if the controller has printed nothing for this long, the command prints a notice
 STANDBY = "another controller leads this fleet; this one takes over when that one ends"
 
 

@@ -90,7 +90,7 @@ async def run_batches(
 
     import numpy as np
 
-    await one.run(batch)  # warm-up: the first batch includes lazy initialisation
+    await one.run(batch)  # a first batch without measurement, since it includes lazy initialization
     executed, total = np.zeros(count), np.zeros(count)
     began = time.monotonic()
     for i in range(count):
@@ -98,7 +98,7 @@ async def run_batches(
         left = due - time.monotonic()
         if left > 0:
             await asyncio.sleep(left)
-            # a late end of the sleep itself is not part of the latency
+            # if the sleep itself ended a little late, that is not part of the latency
             due = max(due, time.monotonic()) if time.monotonic() - due < 0.002 else due
         executed[i] = (await one.run(batch)).executed_ms
         total[i] = (time.monotonic() - due) * 1e3

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 REQUESTS = "Requests"
 Text = str | None
 DEFAULT_GPU_BYTES = 80 << 30
-DEFAULT_S = 60.0  # duration of generated requests if no option states one
+DEFAULT_S = 60.0  # duration of generated requests, if no option states one
 
 
 def _requests(*names: str, **more: object) -> object:

@@ -43,7 +43,7 @@ def logs(
             if not follow:
                 break
             if current is None and answer["attempt"] >= 0:
-                current = answer["attempt"]  # ends the wait: the job has started
+                current = answer["attempt"]  # the job has started, so the wait ends
             if not answer["attempt_open"] and current is not None:
                 newest = client.call("log", id=job, rank=rank)["attempt"]
                 if attempt is None and newest > current:

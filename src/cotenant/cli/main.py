@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from cotenant.core.errors import InputError
 
-# panel of --help -> verb -> (module with its `app`, one line of help)
+# panel of --help -> verb -> (module with its `app`, line of help)
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Start here": {
         "doctor": ("cotenant.cli.doctor", "Check what this machine can enforce, and what prevents it."),
@@ -85,7 +85,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
 VERBS = {verb: row for verbs in PANELS.values() for verb, row in verbs.items()}
 PANEL_OF = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 
-# verb -> the extra that it needs; a verb that is not listed needs none, or a different one for each subcommand
+# verb -> the extra that it needs; other verbs need none, or each subcommand needs another one
 EXTRA_OF = {
     **dict.fromkeys(("simulate", "sweep", "trace", "predict", "policies", "demo"), "sim"),
     **dict.fromkeys(("compare", "explain"), "report"),
@@ -95,7 +95,7 @@ EXTRA_OF = {
     "kube": "kube",
 }
 
-MOST_SHOWN = 2000  # largest number of characters of an error message
+MOST_SHOWN = 2000  # an error message is cut to this many characters
 
 
 def _module(verb: str, args: list[str]) -> str:
@@ -149,7 +149,7 @@ class LazyGroup(TyperGroup):
         command = typer.main.get_command(importlib.import_module(_module(name, args[1:])).app)
         _refuse_empty(command)
         _show_plain_flags(command, ctx)
-        if ctx.resilient_parsing:  # a shell completes a command line
+        if ctx.resilient_parsing:  # a shell is completing a command line
             from cotenant.cli import complete
 
             complete.attach(name, command)
@@ -220,8 +220,8 @@ def main() -> None:
     try:
         if sys.stdout is None:  # the caller has closed standard output (>&-)
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
-        code = app(standalone_mode=False)  # without this, typer prints errors as a box of several lines
-        sys.stdout.flush()  # flushing buffered output may find that the disk is full
+        code = app(standalone_mode=False)  # with standalone_mode, typer would print errors as a box of several lines
+        sys.stdout.flush()  # flushed here, so that a full disk is reported like any other error
     except InputError as error:
         fail(str(by_option(error, sys.argv)), 2)
     except WorkError as error:
@@ -233,7 +233,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     except BrokenPipeError:
-        # the reader of our output (head, less) has exited; this is not an error
+        # the program that reads this output (head, less) has exited, which is no error
         _forget_output()
         sys.exit(0)
     except OSError as error:
@@ -242,7 +242,7 @@ def main() -> None:
         fail(f"{where}reading or writing failed: {(error.strerror or str(error)).lower()}", 1)
     except MemoryError:
         fail("this machine has not enough memory for this command", 1)
-    if code == 130:  # typer's exit code after Ctrl-C
+    if code == 130:  # 130 is typer's exit code after Ctrl-C
         fail("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -283,7 +283,7 @@ def fail_usage(error: typer.TyperException) -> NoReturn:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "cotenant"
     message = bad_value(error) or error.format_message().strip().rstrip(".")
-    if not message or message.startswith("Usage: "):  # typer has already printed the help with rich
+    if not message or message.startswith("Usage: "):  # typer has already printed this with rich
         print(message, end="\n" if message else "", file=sys.stderr)
         sys.exit(2)
     fail(f"{message[:1].lower()}{message[1:]}; see {path} --help", error.exit_code)

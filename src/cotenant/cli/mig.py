@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cotenant.core.mig import Geometry
     from cotenant.devices.nvml import Nvml
 
-# range of speeds relative to the whole GPU; values outside are probably typing errors
+# range of speeds relative to the whole GPU; values outside it are probably mistyped
 LEAST_SPEED, MOST_SPEED = 1e-6, 1e6
 
 app = typer.Typer(no_args_is_help=True, help="MIG layouts: list, plan, and apply to this machine's GPUs.")
@@ -153,7 +153,7 @@ def _wrong_speed(speeds: dict[str, Any], geo: Geometry) -> str | None:
         if name.strip().lower().removeprefix("mig ") not in every_name():
             return f"speed is given for {name!r}, which is not a MIG profile"
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        # NaN fails both comparisons, so it is refused, too
+        # NaN fails both comparisons, so it is refused as well
         if not number or not (value == 0 or LEAST_SPEED <= value <= MOST_SPEED):
             return (
                 f"speed on {name} is {value!r}; it must be 0 (does not fit) or between {LEAST_SPEED:g} and "
@@ -194,7 +194,7 @@ def plan(
     best = plan_jobs(geo, todo, objective)  # type: ignore[arg-type]
     rows = np.array([speed_row(geo, job) for job in todo])
     times_s = []
-    for _ in range(9):  # time the second call: the first one compiled the kernel
+    for _ in range(9):  # only the last calls are timed, because the first one compiles the kernel
         begin = time.perf_counter()
         best_partition(geo, rows, objective)  # type: ignore[arg-type]
         times_s.append(time.perf_counter() - begin)

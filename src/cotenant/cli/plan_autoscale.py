@@ -21,7 +21,7 @@ from cotenant.serving.config.planning import Problem
 with needs("plan"):
     import numpy as np
 
-LEAST_RATE = 0.01  # an idle service is planned for this rate, so that it stays reachable
+LEAST_RATE = 0.01  # an idle service is planned for this rate in requests/s, so that it stays reachable
 
 
 def read_rates(path: str | Path, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -77,7 +77,7 @@ def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
         nodes = [{"count": problem.gpus.types.count(i), "gpus": 1, "gpu": gpu} for i, gpu in enumerate(gpus)]
         files["cluster.yaml"] = yaml.safe_dump({"nodes": nodes})
     else:
-        # raises an error for what a services file cannot express, such as two entries for one model
+        # raises an error if a services file cannot express the content, such as two entries for one model
         parse_services(content, folder / "tasks.csv")
     if modellist.exists():
         files["plan.json"] = json.dumps(read_modellist(modellist, problem).to_dict(), indent=1) + "\n"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cotenant.sim.llm.engine import LlmSetup, SimModel
     from cotenant.workloads.llm.trace import TokenTrace
 
-HEADROOM = 1.1  # on the rates, before simulated requests show what each model needs
+HEADROOM = 1.1  # factor on the rates in the first plan, before simulated requests show what each model needs
 
 
 def plan_parts(

@@ -31,7 +31,7 @@ def wanted(args: Sequence[str]) -> bool:
 
     try:
         content = read_yaml(args[0]).content
-    except InputError:  # the command that reads the file reports the error
+    except InputError:  # the command that reads the file later reports the error
         return False
     return isinstance(content, dict) and isinstance(content.get("models"), list)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-# the compiled function of the last step of every plan; functions that only some plans need are compiled at first use
+# the compiled function of the last step of every plan, by which the notice sees whether compiling is done; functions
+# that only some plans need are compiled at their first use
 PACKING = "adjust.widen"
 
 

@@ -65,7 +65,7 @@ def show(data: dict[str, Any]) -> None:
                 str(let["gpu"]), let["partition"], seat["service"], str(seat["batch"]), f"{let['duty_ms']:.1f} ms"
             )
     print_whole(table)
-    if not console.is_terminal:  # print an empty line in the same places as an empty line above a table
+    if not console.is_terminal:  # in a file, an empty line separates the tables, as it does on a terminal
         console.print()
     print_whole(_services_table(data))
     for gpu, layout in data["layouts"].items():

@@ -72,7 +72,7 @@ def job(
         command, float(gpus), warm=warm, steps=steps, timeout_s=parse_seconds(timeout, field="timeout"),
         pretend=pretend_cores,
     )  # fmt: skip
-    job_runs.step_s(most)  # warm-up: the first run fills the page cache
+    job_runs.step_s(most)  # a run without measurement, which fills the page cache
     points = sweep(lambda n: _told(job_runs, n, quiet=as_json), least, most, gpus, runs)
     data = _data_set(size, dataset, speeds, job_runs)
     content = profile_table(title, points, float(gpus), data, more=_measured(points, data, steps))

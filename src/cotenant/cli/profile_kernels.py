@@ -40,7 +40,7 @@ def kernels(
         check_writable(out)
     from cotenant.devices.registry import discover
 
-    discover([gpus])  # reports a wrong GPU before anything starts
+    discover([gpus])  # a wrong GPU is reported before anything starts
 
     def progress(text: str) -> None:
         print(f"cotenant profile: {text}", file=sys.stderr, flush=True)

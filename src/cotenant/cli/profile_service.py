@@ -71,7 +71,7 @@ def service(
     with jobs_progress(f"profiling {run.name}", len(run.cells)) as tick:
         rows = asyncio.run(measure(run, partial, tick))
     profile = assemble(run, rows, earlier, datetime.date.today().isoformat())
-    parse_profile(profile, out)  # raises an error before the file is written if the profile could not be read again
+    parse_profile(profile, out)  # a profile that could not be read again is reported before the file is written
     with atomic_file(out) as file:
         file.write(json.dumps(profile, indent=1) + "\n")
     partial.remove()

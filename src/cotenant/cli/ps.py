@@ -49,7 +49,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     _print_parked(console, answer)
     index = {gpu["uuid"]: gpu["index"] for gpu in answer["agent"]["gpus"]}
     for row in answer["agent"]["unseen"]:
-        if row["tenant"] is None:  # processes of tenants are among the tenant's warnings
+        if row["tenant"] is None:  # processes of a tenant are listed among the tenant's warnings instead
             console.print(
                 f"[red]not a tenant[/red]: process {row['pid']} ({row['program']}, user {row['uid']}) uses "
                 f"GPU {index[row['gpu']]} without the agent: no limit applies to it",

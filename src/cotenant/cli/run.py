@@ -124,7 +124,7 @@ def run(
         raise InputError("name the tenant to run inside with --name", field="--join")
     if join and (request or limit or memory or enforce_memory):
         raise InputError("uses the tenant's budget: leave out --request, --limit and --memory", field="--join")
-    check_spec(spec)  # raises InputError for invalid values
+    check_spec(spec)  # reports invalid values before the agent is asked
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
     if timeout_s == 0:
         raise InputError("must be above 0; leave it out for no time limit", field="--timeout")

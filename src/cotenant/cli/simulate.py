@@ -180,7 +180,7 @@ def run(
     from cotenant.workloads.jobs.select import load_trace
 
     profiles = load_profiles(config.profiles)
-    policy_of(config, profiles)  # reports a wrong name before a file is read, which may take long
+    policy_of(config, profiles)  # a wrong name is reported before a file is read, which may take long
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="16x8")
     trace = load_trace(spec, trace_options, classes=profiles.classes, iteration_s=profiles.iteration_s)

@@ -56,7 +56,7 @@ def run_policy(
     }
     geo = cluster_geometry(cluster, double_memory=partition_options.double_memory)
     trace = load_trace(spec, trace_options)
-    # reports wrong input before the simulation, and adds remarks
+    # wrong input is reported before the simulation starts
     mig_jobs(trace, geo, default_profile=options["default_profile"])
     chosen = {**options, **partition_options.rules(job_options.get("placement"))}
     layout = partition_options.layout or ""

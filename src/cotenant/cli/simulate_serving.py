@@ -181,7 +181,7 @@ def _show(content: dict[str, Any]) -> None:
             table.add_column(head, justify="right", no_wrap=True)
         for name, row in rows.items():
             cells = _cells(row)
-            # a stage is `application:model`, printed on two lines to leave room for the figures
+            # a stage is named `application:model`; its name is printed on two lines to leave space for the figures
             table.add_row(escape(name.replace(":", ":\n  ", 1) if broken else name), *(cells[head] for head in heads))
         return table
 

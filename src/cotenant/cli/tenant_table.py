@@ -60,7 +60,8 @@ def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
         return Text("▶ runs", style="bold green")
     if share["waiting"]:
         return Text("◦ waits", style="yellow")
-    at_once = share["got"] is None  # if the tenant takes no turns, its present use of the GPU is unknown
+    # a tenant that takes no turns has no measured use, so it is not known whether it is idle
+    at_once = share["got"] is None
     return Text("idle" if tenant["state"] == "running" and not at_once else tenant["state"], style="dim")
 
 

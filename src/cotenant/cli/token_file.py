@@ -23,7 +23,7 @@ def shown_token(path: Path | None) -> str | None:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        # the value may be the token itself, given by mistake: never print it on a terminal or into a log
+        # the value may be the token itself, given by mistake, so it must never be printed on a terminal or in a log
         raise InputError(
             f"the file with the token cannot be read: {(error.strerror or 'no').lower()}",
             field="--token",

@@ -11,7 +11,7 @@ from rich.table import Table
 from cotenant.cli.fitting import plain_table, print_whole
 from cotenant.core.units import counted, format_seconds
 
-MOST = 12  # largest number of rows of a distribution; one more row sums up the rest
+MOST = 12  # largest number of rows of a distribution; one more row has the sum of the rest
 
 
 def _figures(value: float) -> str:
@@ -19,7 +19,7 @@ def _figures(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-# key of `generate`'s JSON -> (label, value) of its table
+# key of the JSON of `generate` -> (label, value) in the table
 SHOWN: dict[str, Callable[[Any], tuple[str, str]]] = {
     "rate_per_h": lambda value: ("requested rate", f"{_figures(value)} jobs/h"),
     "span_s": lambda value: ("last arrival", format_seconds(value)),

@@ -38,7 +38,7 @@ class GrpcPayload:
         for x in inputs:
             back.inputs.add(name=x.name, datatype=x.datatype, shape=x.shape)
         if deadline_ms is not None:
-            back.parameters["timeout"].int64_param = round(deadline_ms * 1000)  # microseconds
+            back.parameters["timeout"].int64_param = round(deadline_ms * 1000)  # the protocol's unit is microseconds
         self._back: bytes = back.SerializeToString()
 
     def request(self, index: int) -> bytes:
@@ -51,7 +51,8 @@ class GrpcPayload:
             return True
         try:
             found = self._answer.FromString(answer)
-        except Exception:  # protobuf's own exception; its class is not known before protobuf is imported
+        # the exception is one of protobuf's own, whose class is not known before protobuf is imported
+        except Exception:
             raise ValueError("not a protobuf message") from None
         return found.model_name in ("", self.model) and found.id in ("", "%08x" % (index & 0xFFFFFFFF))
 
@@ -131,7 +132,8 @@ class Channel:
         self.socket = connect(owner.target)
         self.socket.setblocking(False)
         self.fd = self.socket.fileno()
-        self.calls: dict[int, tuple[int, int]] = {}  # number of a stream -> (request, service)
+        # number of a stream -> (index of the request, index of the service)
+        self.calls: dict[int, tuple[int, int]] = {}
         self._waiting = False
         owner.loop.watch(self.fd, self.ready)
 

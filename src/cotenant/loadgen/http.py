@@ -41,7 +41,7 @@ class Parser:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._need = 0  # bytes of the answer's body that are still missing; 0: the head is incomplete
+        self._need = 0  # number of bytes of the answer's body that are still missing; 0: the head is incomplete
 
     def __bool__(self) -> bool:
         return bool(self._buffer)
@@ -210,7 +210,8 @@ class HttpTransport:
         self.count = 0
         self.peak = 0
         self.context = target.ssl_context()
-        self.peer: tuple[int, Any] | None = None  # address family and address of the first connection
+        # address family and address of the first connection, which further connections use, too
+        self.peer: tuple[int, Any] | None = None
 
     def connect(self) -> tuple[socket.socket, bool]:
         """A non-blocking socket, and whether it is still connecting. The first connections, and those with TLS, are
@@ -253,8 +254,8 @@ class HttpTransport:
     def send(self, index: int, svc: int) -> None:
         """See Transport."""
         if self.free:
-            # take the most recently used connection: its buffers are in the CPU's caches, and the server may close idle
-            # ones
+            # the connection that was used last is taken: its buffers are in the CPU's caches, and the server may close
+            # idle connections
             connection = self.free.pop()
         elif self.count < self.most:
             try:
@@ -282,7 +283,8 @@ class HttpTransport:
         del self.busy[index]
         connection.index = FREE
         if answer.close or connection.parser or connection.out:
-            # bytes after the answer, or an answer before the request was sent: the connection is not reused
+            # there are bytes after the answer, or the answer came before the request was sent, so the connection is not
+            # reused
             self.loop.stray += bool(connection.parser)
             self._drop(connection)
         else:

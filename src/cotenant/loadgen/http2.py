@@ -30,8 +30,8 @@ from cotenant.core.http2 import (
     unpadded,
 )  # fmt: skip
 
-FRAME = 16_384  # maximum bytes of a frame, until the server allows more
-REFILL = 1 << 24  # bytes received before the connection's window is opened again
+FRAME = 16_384  # largest size of a frame in bytes, until the server allows more
+REFILL = 1 << 24  # after this many received bytes, the connection's flow-control window is opened again
 MOST_KEPT, MOST_RECEIVED = 4096, 1 << 30
 
 Headers = dict[bytes, bytes]
@@ -63,14 +63,14 @@ class Http2Client:
         self.out = bytearray(PREFACE + frame(SETTINGS, 0, 0, settings))
         self.out += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", MOST_WINDOW - FIRST_WINDOW))
         self.streams: dict[int, Stream] = {}
-        self.most_streams = 100  # concurrent streams, until the server sets another limit
+        self.most_streams = 100  # largest number of concurrent streams, until the server sets another limit
         self.going_away = False
         self._buffer = bytearray()
         self._next = 1
         self._window, self._stream_window, self._frame = FIRST_WINDOW, FIRST_WINDOW, FRAME
         self._received = 0
-        self._blocked: deque[int] = deque()  # streams whose data waits for flow-control windows
-        # stream, flags and headers of a header block that continues in the next frame
+        self._blocked: deque[int] = deque()  # streams whose data wait until a flow-control window opens
+        # stream, flags and headers of a header block whose rest is in the next frame
         self._block: tuple[int, int, bytearray] | None = None
 
     def request(self, block: bytes, body: bytes) -> int:

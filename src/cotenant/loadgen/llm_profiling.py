@@ -20,7 +20,7 @@ from cotenant.workloads.llm.trace import make_trace
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 1024, 4096)
-TOKENS = 32  # tokens of an answer whose intervals are measured
+TOKENS = 32  # number of tokens of an answer between which times are measured
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def _once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
     output = TOKENS if cell.decode else 1
     trace = make_trace("profile", [0.0] * cell.batch, None, [cell.prompt] * cell.batch, [output] * cell.batch,
                        (work.model,))  # fmt: skip
-    seed = work.seed * 1_000_003 + number  # makes the prompts of any two cells differ
+    # different for every cell of the measurement, so that no two cells have the same prompts
+    seed = work.seed * 1_000_003 + number
     test = OpenAiTest(
         work.target, trace, (Promise(work.model),), work.endpoint, {"ignore_eos": True}, seed=seed,
         connections=max(BATCHES),

@@ -19,9 +19,10 @@ from typing import Protocol
 
 from cotenant.loadgen.schedule import Schedule
 
-OK, LATE, DROPPED, FULL, FAILED = 1, 2, 3, 4, 0  # codes as in metrics.serving.OUTCOMES; LATE is assigned after the run
-BURST = 32  # requests sent between two checks for answers
-RETRY_S = 0.005  # pause of a closed-loop client after a refused request
+# codes of outcomes, as in metrics.serving.OUTCOMES; LATE is assigned only after the run
+OK, LATE, DROPPED, FULL, FAILED = 1, 2, 3, 4, 0
+BURST = 32  # after this many requests, the loop looks for answers
+RETRY_S = 0.005  # a closed-loop client waits this long after a refused request
 
 
 class Transport(Protocol):
@@ -46,11 +47,12 @@ class Timer:
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        self.fd = int(libc.timerfd_create(1, 0o4000 | 0o2000000))  # CLOCK_MONOTONIC; non-blocking, closed on exec
+        # clock CLOCK_MONOTONIC; the flags mean non-blocking and close-on-exec
+        self.fd = int(libc.timerfd_create(1, 0o4000 | 0o2000000))
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._settime = libc.timerfd_settime
-        self._spec = (ctypes.c_long * 4)()  # interval (s, ns), first expiry (s, ns)
+        self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval (s, ns), first expiry (s, ns)
         self._pointer = ctypes.byref(self._spec)
 
     def at(self, when_s: float) -> None:
@@ -104,15 +106,15 @@ class Loop:
         self.stopping = False
         self.next = 0
         self.done = 0
-        self.wrong = 0  # answers that belong to another request or model
-        self.stray = 0  # answers to no open request
+        self.wrong = 0  # number of answers that belong to another request or model
+        self.stray = 0  # number of answers that came when no request was open
         self.reasons: dict[str, int] = {}
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._epoll = select.epoll()
         self._timer = Timer()
         self._client_of: dict[int, int] = {}
         self._retries: list[tuple[float, int]] = []
-        self._pending: dict[int, None] = {}  # requests sent or waiting to be sent, oldest first
+        self._pending: dict[int, None] = {}  # requests that were sent or wait to be sent, the oldest first
         self._tell, self._tell_every_s = tell, tell_every_s
         self.began = 0.0
 
@@ -157,7 +159,7 @@ class Loop:
             svc = self._client_of.pop(index)
             if outcome == OK:
                 self._next_of_client(svc, now)
-            else:  # a refusal is immediate; without a pause the client would only repeat requests
+            else:  # a refusal comes at once, so a client without a pause would do nothing but repeat its request
                 self._retries.append((now + RETRY_S, svc))
 
     def _next_of_client(self, svc: int, now: float) -> None:
@@ -177,7 +179,7 @@ class Loop:
         self.transport.open(self)
         self._epoll.register(self._timer.fd, select.EPOLLIN)
         was_on = gc.isenabled()
-        gc.collect()  # collect garbage before the start: in a large process this takes half a second
+        gc.collect()  # garbage is collected before the start, since that takes half a second in a large process
         gc.disable()
         self.began = time.monotonic() if start_at is None else start_at
         if start_at is not None:

@@ -197,7 +197,7 @@ class OpenAiTransport(HttpTransport):
         super().__init__(test.target, self.requests, test.connections)  # type: ignore[arg-type]
         count = 0 if test.clients else len(test.trace)
         self.check = test.check
-        self.rows = array("q", range(count))  # row of the trace for each request
+        self.rows = array("q", range(count))  # request -> its row of the trace
         self.first, self.last = array("d", [np.nan]) * count, array("d", [np.nan]) * count
         self.tokens, self.prompt = array("q", [0]) * count, array("q", [0]) * count
         self.texts: dict[int, list[str]] = {}

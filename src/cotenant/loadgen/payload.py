@@ -20,7 +20,7 @@ from cotenant.loadgen.target import Target
 from cotenant.serving.protocol.oip import HEADER_LENGTH
 from cotenant.serving.protocol.tensors import DTYPES, Tensor, pack_strings
 
-FREE_SIZE = 4  # size that is used for a dimension that allows any
+FREE_SIZE = 4  # size of a dimension for which the model allows any size
 MAX_BYTES = 256 << 20
 
 
@@ -105,7 +105,7 @@ def _data(datatype: str, count: int, rng: np.random.Generator) -> bytes:
         return rng.random(count).astype(dtype).tobytes()
     if dtype.kind == "b":
         return (rng.random(count) < 0.5).tobytes()
-    # small numbers: they may be token ids, of which every model has at least a few
+    # the numbers are small, because they may be token ids, of which every model has at least a few
     return rng.integers(0, 100, count).astype(dtype).tobytes()
 
 

@@ -152,7 +152,7 @@ def rows_of(loop: Loop, services: Sequence[LoadService]) -> np.ndarray:
     for name in ("scheduled", "sent", "finished", "inference"):
         rows[name] = getattr(records, name)
     rows["outcome"] = np.frombuffer(bytes(records.outcome) + bytes(len(rows) - len(records.outcome)), np.uint8)
-    unsent = np.arange(len(rows))  # a run that was stopped does not contain requests that were not due yet
+    unsent = np.arange(len(rows))  # requests that were not due yet when a run was stopped are left out
     return mark_late(rows[(unsent < loop.next) | (unsent >= loop.open_count)], services)
 
 

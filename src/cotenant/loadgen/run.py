@@ -22,8 +22,8 @@ from cotenant.loadgen.result import LoadResult, merge, rows_of
 from cotenant.loadgen.schedule import LoadService, Schedule, build_schedule
 from cotenant.loadgen.target import Target
 
-TELL_S = 0.1  # time between two progress reports of a sender
-START_IN_S = 0.6  # senders start together, this long after all are ready
+TELL_S = 0.1  # time between two reports of a sender's progress
+START_IN_S = 0.6  # all senders start at the same time, this long after the last one is ready
 MAX_SENDERS = 64
 
 
@@ -119,8 +119,9 @@ def run_load(test: LoadTest, tell: Callable[[Sequence[Progress]], None] | None =
     if not 1 <= test.senders <= MAX_SENDERS:
         raise InputError(f"senders must be 1 to {MAX_SENDERS}, not {test.senders}", field="senders")
     forms = ask_forms(test)
-    make_transport(test, forms)  # errors in the requests are reported before a process starts
-    # the schedule is drawn here once, so that this process reports an unreadable trace
+    # creating a transport here reports errors in the requests before any process is started
+    make_transport(test, forms)
+    # drawing the schedule here once lets this process report a trace that cannot be read
     build_schedule(test.services, test.duration_s, test.seed, test.step_s, test.as_recorded)
     senders = [Sender(test, forms, n, tell is not None) for n in range(test.senders)]
     try:
@@ -147,7 +148,7 @@ def _collect(senders: list[Sender], tell: Callable[[Sequence[Progress]], None] |
         while len(results) < len(senders):
             try:
                 ready = selector.select()
-            except KeyboardInterrupt:  # first interrupt: stop sending and report the results so far
+            except KeyboardInterrupt:  # the first interrupt ends the sending, and the results so far are reported
                 for sender in senders:
                     sender.process.send_signal(signal.SIGINT)
                 continue

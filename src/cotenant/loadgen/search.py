@@ -104,7 +104,8 @@ def find_max(
     open_ended = high == math.inf
     if confirm is None or not low:
         return Found(low, tuple(probes), open_ended, False, None)
-    for again in range(CONFIRMATIONS):  # test factors below the one that passed, in growing steps
+    # confirm the factor that passed; if it fails now, confirm smaller ones, in growing steps
+    for again in range(CONFIRMATIONS):
         final = confirm(low, len(probes) + again)
         if holds(final, target):
             return Found(low, tuple(probes), open_ended and not again, True, final)

@@ -67,7 +67,7 @@ def main() -> None:
         try:
             start_at = pickles.read(source)
         except EOFError:
-            return  # the parent process has ended
+            return  # the parent process has ended, so the result is not needed
 
         def on_loop(loop: Loop) -> None:
             signal.signal(signal.SIGINT, lambda *_: loop.stop())
@@ -84,5 +84,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    assert FAILED == 0  # records start as zeros
+    assert FAILED == 0  # records are initialized with zeros, which must mean FAILED
     main()

@@ -78,7 +78,7 @@ def parse_target(url: str, token: str | None = None, cafile: str | None = None, 
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
-    except ValueError:  # an IPv6 address without its bracket, or a port that is no number
+    except ValueError:  # an IPv6 address without its bracket, or a port that is not a number
         parts, port = urlsplit(""), -1
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname or port == -1:
         raise InputError(f"{url!r} is not an address; write http://HOST:PORT or grpc://HOST:PORT", field="url")

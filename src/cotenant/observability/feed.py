@@ -33,8 +33,8 @@ from typing import Any
 SECTIONS = ("sources", "gpus", "shares", "hours", "services", "models", "jobs", "decisions", "warnings")
 PERIOD_S = 0.5
 HEARTBEAT_S = 10.0
-PAUSE_EVERY = 50  # after this many rows the feed yields to the event loop, so that it does not delay tenants' turns
-QUEUE = 8  # a slow viewer for whom more events than this are pending is sent all rows again
+PAUSE_EVERY = 50  # after this many rows the feed lets the event loop run, which also grants tenants their turns
+QUEUE = 8  # a viewer that has not read more than this many events gets all rows again instead
 
 Row = tuple[str, str, dict[str, Any]]
 Build = Callable[[], AsyncIterator[Row]]
@@ -85,7 +85,7 @@ class Feed:
             await asyncio.sleep(self._period_s)
             try:
                 rows = await self._collect()
-            except Exception as error:  # an exception in one poll must not end the stream
+            except Exception as error:  # a poll that fails must not end the stream
                 self.fault = repr(error)
                 continue
             self._take(rows)
@@ -98,7 +98,7 @@ class Feed:
             return
         event = _event("change", change)
         for queue in self._viewers:
-            if queue.full():  # the viewer is too slow for every change: send all rows instead
+            if queue.full():  # the viewer is too slow to get every change, so it gets all rows instead
                 while not queue.empty():
                     queue.get_nowait()
                 queue.put_nowait(_event("all", _whole(rows)))

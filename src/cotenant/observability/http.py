@@ -19,7 +19,7 @@ MOST_CONNECTIONS = 256
 MOST_VIEWERS = 64
 HEAD_BYTES = 8192
 READ_WITHIN_S = 10.0
-STUCK_S = 20.0  # a client that reads nothing for this long is disconnected
+STUCK_S = 20.0  # a client that has read nothing for this long is disconnected
 SECURITY = (
     "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:\r\nX-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
@@ -27,7 +27,7 @@ SECURITY = (
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
             405: "Method Not Allowed", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}  # fmt: skip
 
-# a name, an IPv4 address, an IPv6 address in brackets (with an interface after %), or nothing
+# a valid Host header: a name, an IPv4 address, an IPv6 address in brackets (with an interface after %), or nothing
 HOST = re.compile(r"[\w.-]*|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]")
 
 Metrics = Callable[[], Awaitable[str]]
@@ -79,7 +79,8 @@ class LiveServer:
         try:
             self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_BYTES)
         except OSError as error:
-            why = (error.strerror or str(error)).rpartition("): ")[2]  # asyncio's message repeats the address
+            # asyncio's message begins with the address, which is printed already
+            why = (error.strerror or str(error)).rpartition("): ")[2]
             raise WorkError(f"cannot listen on {self.host}:{self.port}: {why}") from None
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -133,13 +134,14 @@ class LiveServer:
             return
         try:
             url, asked = urlsplit(words[1]), urlsplit("//" + headers.get("host", "localhost")).hostname
-        except ValueError:  # unbalanced bracket
+        except ValueError:  # the host has an unbalanced bracket
             await _answer(writer, 400, "not an address\n")
             return
         if url.path == "/healthz":
             await _answer(writer, 200, "ok\n")
             return
-        # against DNS rebinding: a web page whose host name resolves to loopback must not read this server
+        # Protects against DNS rebinding: a web page whose host name resolves to a loopback address must not read this
+        # server.
         if is_loopback(self.host) and not is_loopback(asked or ""):
             await _answer(writer, 403, "this address answers to localhost only\n")
             return
@@ -160,7 +162,8 @@ class LiveServer:
 
     def _shows_token(self, headers: dict[str, str], query: str) -> bool:
         assert self._token is not None
-        asked = parse_qs(query.replace("+", "%2B"))  # base64 tokens contain a plus, which browsers do not escape
+        # tokens in base64 may contain a plus, which browsers do not escape and parse_qs would read as a space
+        asked = parse_qs(query.replace("+", "%2B"))
         shown = headers.get("authorization", "").removeprefix("Bearer ") or "".join(asked.get("token", [""]))
         return hmac.compare_digest(shown.encode(), self._token.encode())
 
@@ -169,7 +172,7 @@ class LiveServer:
             await _answer(writer, 503, "too many viewers\n")
             return
         self._viewers += 1
-        # a viewer sends nothing after its request, so that any byte, or the end of the stream, means that it has left
+        # a viewer sends nothing after its request, so a further byte or the end of the stream means that it has left
         tasks = {asyncio.create_task(self._send(writer)), asyncio.create_task(reader.read(1))}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -25,7 +25,7 @@ class Remote:
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             port = parts.port
-        except ValueError:  # an IPv6 address without its bracket, or a port that is no number
+        except ValueError:  # an IPv6 address without its bracket, or a port that is not a number
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname or port is None:
             raise InputError(f"{url!r} is not the address of a live page, such as http://127.0.0.1:9400", field="URL")

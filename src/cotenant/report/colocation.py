@@ -11,7 +11,7 @@ from typing import Any
 from cotenant.core.files import atomic_file
 from cotenant.report.embed import asset, plotly, script_json
 
-Rows = dict[str, dict[str, dict[str, Any]]]  # scheme -> BE load -> figures
+Rows = dict[str, dict[str, dict[str, Any]]]  # scheme -> load of best-effort work -> its figures
 COLUMNS = (
     ("ls_p50_ms", "LS p50, ms", "{:.2f}"),
     ("ls_p99_ms", "LS p99, ms", "{:.2f}"),
@@ -24,9 +24,9 @@ PROMISE_P99, PROMISE_BE = 1.05, 0.95
 COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "static": "#8e44ad", "tidal": "#1f77b4"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hexagon", "bowtie")
 ROUGH_REQUESTS = 500
-OVER = 1.02  # BE work may exceed what LS leaves by this much, the error of measurement
-LATE_PART = 0.01  # if this share of the requests is late, p99 is that of the late ones
-MOST_LATE = 4  # largest number of such values that the remark names
+OVER = 1.02  # best-effort work may exceed by this factor what the service leaves, since measurements have errors
+LATE_PART = 0.01  # if more than this fraction of the requests is late, p99 is the latency of a late request
+MOST_LATE = 4  # the remark names at most this many of these values
 STYLE = (
     ":root{--bg:#fff;--ink:#16202c;--soft:#5a6675;--line:#c9d0d8;--grid:#e3e7ec;--kept:#eef6ee;"
     "--font:system-ui,sans-serif;color-scheme:light dark}"
@@ -187,7 +187,7 @@ def _figure(
     for BE work."""
     dotted = {"type": "line", "line": {"dash": "dot", "width": 1.5, "color": "#777"}}
     lines = [{**dotted, "xref": "paper", "x0": 0, "x1": 1, "y0": PROMISE_P99, "y1": PROMISE_P99}]
-    exponent = math.log10(PROMISE_P99)  # position of a label on a logarithmic axis
+    exponent = math.log10(PROMISE_P99)  # on a logarithmic axis, the position of a label is an exponent
     plain = {"showarrow": False, "xanchor": "left"}
     labels = [{**plain, "text": "+5 %", "x": 0, "xref": "paper", "y": exponent, "yanchor": "top"}]
     if promise is not None:

@@ -15,7 +15,7 @@ from cotenant.core.record.record import Record
 from cotenant.report.story import Happening, Step, tell
 from cotenant.report.text import clock_text, join_words, metric_text, plural, ratio_text, time_text
 
-_DIFF_AMONG = 20_000  # largest number of ids that are compared by letters to find a similar one
+_DIFF_AMONG = 20_000  # up to this many ids are compared by letters, to suggest a similar one
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Story:
 
     job: str
     run: str
-    facts: dict[str, Any]  #: those of gpus, model, tenant, priority, arrival_s, isolated_s, deadline_s that are known
+    facts: dict[str, Any]  # those of gpus, model, tenant, priority, arrival_s, isolated_s and deadline_s that are known
     figures: dict[str, float | None]  #: finish_s, jct_s, queueing_s, running_s, slowdown, ftf_rho, preemptions, moves
     events: list[Happening]
     steps: list[Step] = field(default_factory=list)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cotenant.loadgen.openai import OpenAiResult
 
 WINDOWS = 60
-PIXELS = 1500  # width of the chart, by which bars are merged
+PIXELS = 1500  # width of the chart in pixels; bars that would be narrower than one pixel are merged
 HEADS = (
     ("requests", "requests"), ("answered", "answered"), ("ttft_ms", "TTFT p50 / p99 ms"),
     ("tpot_ms", "TPOT p50 / p99 ms"), ("attainment", "in time"), ("goodput_rps", "goodput /s"),
@@ -123,7 +123,7 @@ def stays(switches: Sequence[Switch], end_s: float) -> list[dict[str, Any]]:
             open_bars[model, moving] = last
             found.append(last)
 
-    there: dict[int, float] = {}  # model -> time since which it has been on the GPU
+    there: dict[int, float] = {}  # model -> time since which its program has been on the GPU
     for switch in switches:
         begun = there.pop(switch.model, None)
         if begun is not None:

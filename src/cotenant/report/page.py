@@ -20,7 +20,7 @@ from cotenant.report.table import COLUMNS, Column, best_rows, cell_texts
 from cotenant.report.text import count_text, metric_text, plural, time_text
 
 SERIES = ("running", "waiting", "gpu", "cpu", "memory", "useful_cpu", "useful_memory", "wanted", "stranded")
-LEVEL = 1.005  # means that differ by less than half a percent count as equal
+LEVEL = 1.005  # means count as equal if they differ by less than this factor
 SPREADS_SHOWN = ("jct_s", "queueing_s", "slowdown", "ftf_rho")
 
 
@@ -121,7 +121,7 @@ def _facets(runs: list[Run]) -> list[dict[str, Any]]:
     facets = []
     for key in runs[0].facets if runs else ():
         values = list(dict.fromkeys(run.facets[key] for run in runs))
-        with contextlib.suppress(ValueError):  # values that are not numbers keep the given order
+        with contextlib.suppress(ValueError):  # values that are not numbers keep their order
             values = sorted(values, key=lambda text: float(text.split("/")[0]))
         facets.append({"key": key, "name": facet_name(key), "values": values})
     return facets
@@ -193,7 +193,7 @@ def _headline_over_conditions(runs: list[Run]) -> str:
     over = f", {seeds} seeds each" if seeds > 1 else ""
     best = [{p for p, mean in by.items() if mean <= LEVEL * min(by.values())} for by in means.values()]
     wins = Counter(policy for policies in best for policy in policies)
-    # among policies that are best equally often, the one with the lowest mean times wins
+    # among policies that are best equally often, the one with the lowest sum of mean times is named
     winner = min(sorted(wins), key=lambda p: (-wins[p], sum(by.get(p, 0.0) for by in means.values())))
     won, level = wins[winner], any(winner in policies and len(policies) > 1 for policies in best)
     name = f"<b>{html.escape(winner)}</b>"
@@ -224,7 +224,7 @@ def _sooner(fast: float, slow: float) -> str:
     return f"{slow / fast:.1f}× sooner" if slow >= 2 * fast else f"{(1 - fast / slow) * 100:.0f} % sooner"
 
 
-# key of the metric, title if there are several runs, title for one run
+# key of the metric, title if the page has several runs, title if it has one
 TILES = (
     ("jct_s.mean", "Lowest mean JCT", "Mean JCT"),
     ("jct_s.p99", "Lowest p99 JCT", "p99 JCT"),
@@ -274,7 +274,7 @@ def table_html(runs: list[Run]) -> str:
             raw = "" if value is None else f' data-v="{value:.6g}"'
             text = texts[column.key][i]
             cells.append(f'<td class="{" ".join(classes)}"{raw}><span>{text}</span></td>')
-        # with scripts, the controls above the table show the conditions, so the label shows the policy only
+        # if scripts run, controls above the table show the conditions, so the label need only show the policy
         rest = f'<span class="cond">{html.escape(run.label.removeprefix(run.policy))}</span>'
         name = f'<th scope="row"><i class="swatch"></i>{html.escape(run.policy)}{rest}</th>'
         rows.append(f'<tr data-run="{i}">{name}{"".join(cells)}</tr>')

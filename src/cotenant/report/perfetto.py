@@ -17,8 +17,8 @@ from cotenant.core.files import atomic_file
 from cotenant.core.metrics.timeline import HOLDING
 from cotenant.core.record.record import Placements, Record
 
-CLUSTER_PID = 1  # process 1 is the cluster; node n is process n + 2
-_WHOLE = 0.999  # smaller shares are parts of a GPU
+CLUSTER_PID = 1  # in the trace file, process 1 is the cluster, and process n + 2 is node n
+_WHOLE = 0.999  # a job with a smaller share holds only a part of a GPU
 
 
 def write_perfetto(record: Record, path: str | Path) -> int:
@@ -79,11 +79,12 @@ class Lanes:
         free ones are drawn. Parts of a GPU are drawn as lanes below that GPU.
     """
 
-    PER_GPU = 1000  # lane = gpu * PER_GPU, + 1.. for parts
+    PER_GPU = 1000  # number of a lane: gpu * PER_GPU, and for parts of the GPU the numbers after it
 
     def __init__(self, gpus: int) -> None:
         self.free = list(range(gpus))
-        self.more = gpus  # additional lanes, if a record holds more than the node has
+        # number of the next additional lane, for a record in which jobs hold more GPUs than the node has
+        self.more = gpus
         self.parts: dict[int, dict[int, float]] = {}
 
     def take(self, amount: float) -> list[int]:
@@ -137,14 +138,14 @@ def _slices(record: Record, placements: Placements, lanes: list[Lanes]) -> Itera
     """Yield (node, slice) whenever a job leaves a node or holds another number of GPUs there."""
     events = record.events
     holding = np.isin(events.kind, [int(kind) for kind in HOLDING])
-    held: dict[int, dict[int, _Stay]] = {}  # job -> node -> the job's present stay there
+    held: dict[int, dict[int, _Stay]] = {}  # job -> node -> the stay of the job on that node that has not ended
     drawn = _Drawer(record)
     for begin, end in _simultaneous(events.time_s):
         now = float(events.time_s[begin])
-        # of several events of a job at the same time, only the last counts
+        # if a job has several events at one time, only the last one counts
         last = {int(events.job[i]): i for i in range(begin, end)}
         wanted = {job: dict(placements.at(i)) if holding[i] else {} for job, i in last.items()}
-        # end stays first, so that their GPUs are free for jobs that begin at the same time
+        # stays are ended before others begin, so that jobs that begin at the same time can use their GPUs
         for job, places in wanted.items():
             for node in [n for n, stay in held.get(job, {}).items() if places.get(n) != stay.gpus]:
                 stay = held[job].pop(node)

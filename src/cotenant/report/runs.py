@@ -19,7 +19,7 @@ from cotenant.core.metrics.summary import Analysis, breakdown
 from cotenant.core.record.record import Record
 from cotenant.core.record.schema import RunInfo
 
-MOST_GROUPS = 12  # largest number of groups in a breakdown; the rarest groups are left out
+MOST_GROUPS = 12  # a breakdown has at most this many groups; the rarest ones are left out
 Floats = NDArray[np.float64]
 
 
@@ -29,16 +29,16 @@ class Run:
 
     info: RunInfo
     summary: dict[str, Any]
-    spreads: dict[str, Floats]  #: per-job values by metric key, NaN where a job has none; order of the jobs table
+    spreads: dict[str, Floats]  # metric -> value for each job, in the order of the jobs table; NaN if the job has none
     series: Series
-    groups: dict[str, list[dict[str, Any]]]  #: metrics.breakdown by "gpus", "class", "model", "tenant"
-    group_counts: dict[str, int]  #: total number of groups; `groups` has at most MOST_GROUPS of them
+    groups: dict[str, list[dict[str, Any]]]  # breakdowns of the metrics by "gpus", "class", "model" and "tenant"
+    group_counts: dict[str, int]  # number of all groups, of which `groups` has at most MOST_GROUPS
     ids: NDArray[np.object_]
     path: Path | None = None
-    policy: str = ""  #: the policy, which a report compares: runs of one policy share a colour
+    policy: str = ""  # the policy that a report compares; all runs of one policy have the same colour
     label: str = ""  #: the policy and, if that is not unique in the report, the facets
-    facets: dict[str, str] = field(default_factory=dict)  #: conditions that other runs of the policy do not have
-    load: float | None = None  #: x value of the run in curves over the load
+    facets: dict[str, str] = field(default_factory=dict)  # the conditions in which the runs of this policy differ
+    load: float | None = None  # x value of the run in curves over the load; None if the run has no load
 
 
 def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 240) -> Run:
@@ -105,7 +105,8 @@ def arrange(runs: list[Run]) -> list[Run]:
             len({c.get(key, "") for r, c in zip(runs, conditions, strict=True) if r.policy == p}) > 1 for p in shared
         )
     ]
-    for key in ("trace", "cluster", "rate"):  # a trace drawn for each load and seed is not a condition of its own
+    # a trace that is drawn anew for each load and seed differs for that reason alone, so it is no condition of its own
+    for key in ("trace", "cluster", "rate"):
         rest = [other for other in varying if other != key]
         if key in varying and rest and _determined(key, rest, conditions):
             varying = rest

@@ -63,7 +63,8 @@ def in_time(worst: str, share: float) -> str:
 
 def service_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Rows of the summary, a row per service or stage, as a table's HTML."""
-    failing = any(row.get("failed") for row in rows.values())  # only live runs have a column of failures
+    # only live runs have requests that failed, so only they have this column
+    failing = any(row.get("failed") for row in rows.values())
     more = ("failed",) if failing else ()
     heads = ("service", "sent", "p50 ms", "p95 ms", "p99 ms", "late", "dropped", *more, "in time")
     lines = ["<thead><tr>" + "".join(f"<th>{h}</th>" for h in heads) + "</tr></thead><tbody>"]

@@ -11,9 +11,9 @@ from cotenant.core.events import Kind, Reason
 from cotenant.core.metrics.timeline import HOLDING
 from cotenant.report.text import clock_text, figures, join_words, plural, time_text
 
-MOVES_TOLD = 2  # up to this many moves of one period get a sentence each; more are combined
-# up to this many periods of running or waiting get a sentence each; if there are more, those in the middle are
-# combined
+MOVES_TOLD = 2  # up to this many moves within one period of running get a sentence each; more are combined
+# Up to this many periods of running or waiting get a sentence each. If there are more, those in the middle are
+# combined.
 STRETCHES_TOLD = 8
 Where = list[tuple[int, float]]
 
@@ -180,7 +180,7 @@ def _waited(
     looked = cluster_at(waits[0].time_s if waits else stretch.begin_s)
     beside = f" ({looked})" if looked else ""
     reasons = _reasons_by_time(waits, stretch.end_s)
-    # before the first decision about the job, the state of the cluster explains nothing
+    # before the scheduler has considered the job, the state of the cluster explains nothing
     if not reasons and before is None:
         steps.append(Step(stretch.begin_s, f"waited {time_text(stretch.length_s)} for the next round"))
     elif not reasons:

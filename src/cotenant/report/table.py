@@ -57,13 +57,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("moves", "moved", "Disruption"),
     Column("jobs_completed", "jobs", "Jobs", "done"),
 )
-# columns that are left out if not all fit, the last one first
+# columns that are left out if the table is too wide, beginning with the last one
 BY_IMPORTANCE = (
     "jct_s.mean", "queueing_s.mean", "jct_s.p99", "makespan_s", "jct_s.median", "utilisation.gpu", "slowdown.mean",
     "utilisation.cpu", "ftf_rho.mean", "jct_s.p95", "preemptions", "moves", "fragmentation", "utilisation.memory",
     "jobs_completed", "energy.total_j", "jct_s.p999",
 )  # fmt: skip
-LABEL_WIDTH = 20  # a longer label is wrapped before a column is left out
+LABEL_WIDTH = 20  # a label that is longer is wrapped, before a column is left out
 
 
 def best_rows(summaries: Sequence[dict[str, Any]], column: Column) -> set[int]:

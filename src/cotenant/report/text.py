@@ -47,7 +47,7 @@ def figures(value: float, n: int = 3, trim: bool = True) -> str:
     """A number with n significant figures and no exponent: 0.0123, 1.5, 134, 1,340. `trim` drops trailing zeros."""
     if value == 0:
         return "0"
-    value = float(f"{value:.{n - 1}e}")  # round first, so that 0.9996 gets as many decimals as 1.00
+    value = float(f"{value:.{n - 1}e}")  # rounded to n digits first, so that 0.9996 gets as many decimals as 1.00
     decimals = n - 1 - math.floor(math.log10(abs(value)))
     text = f"{round(value, decimals):,.{max(decimals, 0)}f}"
     return text.rstrip("0").rstrip(".") if trim and "." in text else text

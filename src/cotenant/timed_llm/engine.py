@@ -12,9 +12,9 @@ from cotenant.core.errors import WorkError
 from cotenant.policy.llm_batching import Batcher, Token
 from cotenant.profiles.llm.profile import LlmProfile, Step
 
-SPIN_S = 0.0002  # spin for the end of a step, because sleep may return this much late
-KERNEL_NS = 500_000  # a step on a GPU consists of kernels of this length
-MOST_BEHIND_S = 0.02  # after a longer pause of the machine, steps do not become shorter to catch up
+SPIN_S = 0.0002  # the end of a step is awaited by spinning for this long, because a sleep may return this much late
+KERNEL_NS = 500_000  # on a GPU, a step is made of kernels of this length
+MOST_BEHIND_S = 0.02  # after a pause of the machine that is longer than this, steps are not shortened to catch up
 
 
 class Device(Protocol):
@@ -53,7 +53,7 @@ class Cuda:
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
         """Launch the step's kernels and wait. Steps with prefill are compute-bound, steps of decoding memory-bound."""
-        if not self._bound:  # the thread that launches needs the context
+        if not self._bound:  # the thread that launches must make the context current
             self._driver.make_current()
             self._bound = True
         work = "compute" if step.tokens else "memory"
@@ -104,7 +104,7 @@ class Engine:
         self._thread.join(10)
 
     def _run(self) -> None:
-        free_s = time.monotonic()  # end of the last step
+        free_s = time.monotonic()  # end of the last step: from then on the engine is free
         while True:
             with self._changed:
                 step = self._batcher.begin()

@@ -10,8 +10,8 @@ from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.workloads.llm.text import count_tokens, digest, prompt_of
 
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-DEFAULT_TOKENS = {CHAT: 64, COMPLETION: 16}  # max_tokens if a request has none
-STOP_TOKENS = 32  # length of a chat answer to a request without max_tokens; it ends with finish_reason stop
+DEFAULT_TOKENS = {CHAT: 64, COMPLETION: 16}  # value of max_tokens if a request does not state one
+STOP_TOKENS = 32  # length of a chat answer if the request does not state max_tokens; it ends with finish_reason stop
 DIMENSIONS = 64
 
 
@@ -35,12 +35,12 @@ class Request:
 
     path: str
     model: str
-    name: str  # digest of the prompt
+    name: str  # a digest of the prompt
     prompt_tokens: int
     output_tokens: int
     finish: str
     stream: bool
-    usage: bool  # whether a stream ends with its token counts
+    usage: bool  # whether a stream ends with the numbers of its tokens
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:

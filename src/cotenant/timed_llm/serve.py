@@ -13,7 +13,8 @@ from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.timed_llm.app import App
 from cotenant.timed_llm.engine import Clock, Cuda, Device
 
-Ready = Callable[[int, Callable[[], None]], None]  # called with the port, and a function that stops the server's thread
+# a function that gets the port, and a function that stops the server's thread
+Ready = Callable[[int, Callable[[], None]], None]
 
 
 def make_device(device: str, memory_bytes: int) -> Device:

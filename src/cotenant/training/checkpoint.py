@@ -97,10 +97,10 @@ class CheckpointStore:
             folder = self.folder / str(manifest.get("folder"))
             world = _whole(manifest.get("world")) or 1
             try:
-                # if the checkpoint was written by fewer ranks, additional ranks load the state of rank 0
+                # if fewer ranks wrote the checkpoint, the additional ranks load the state of rank 0
                 state = _read(folder, self.rank if self.rank < world else 0)
                 return Saved(int(manifest["step"]), world, state, "; ".join(troubles) or None)
-            except Exception as error:  # whatever a damaged pickle raises
+            except Exception as error:  # a damaged pickle can raise any exception
                 troubles.append(f"{folder.name} cannot be read ({error})")
             previous = manifest.get("previous")
             manifest = previous if isinstance(previous, dict) else None
@@ -141,7 +141,7 @@ class CheckpointStore:
             json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
-        _sync(self.folder)  # the step's folder must be on disk before the manifest names it
+        _sync(self.folder)  # the folder of the step must be on disk before the manifest names it
         part.replace(self.folder / MANIFEST)
         _sync(self.folder)
         kept = {content["folder"], (previous or {}).get("folder")}
@@ -173,7 +173,8 @@ def _read(folder: Path, rank: int) -> dict[str, Any]:
             return state
     import torch
 
-    # not weights_only, because optimizers and random states are more than tensors, and the job itself wrote the file
+    # weights_only is not set, because optimizers and random states consist of more than tensors; the job itself wrote
+    # this file, so it is trusted
     loaded: dict[str, Any] = torch.load(folder / f"rank-{rank}.pt", map_location="cpu", weights_only=False)
     return loaded
 

@@ -24,7 +24,7 @@ MEMORY_ENV = "COTENANT_MEMORY_BYTES"
 GPUS_ENV = "COTENANT_GPUS"
 BATCH_ENV = "COTENANT_BATCH"
 
-PREEMPTED_EXIT = 75  # exit code of a job that was stopped and can be resumed (EX_TEMPFAIL of sysexits)
+PREEMPTED_EXIT = 75  # exit code of a job that was stopped and can be resumed; it is EX_TEMPFAIL of sysexits
 PROGRESS_FILE = "progress.json"
 CHECKPOINT_FOLDER = "checkpoint"
 

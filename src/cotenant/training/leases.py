@@ -10,7 +10,7 @@ from pathlib import Path
 from cotenant.training.contract import CPUS_ENV, MEMORY_ENV, Lease, lease_file, read_lease
 from cotenant.training.gang import stated_rank
 
-LOOK_S = 0.05  # interval between checks of the lease file
+LOOK_S = 0.05  # interval between two checks of the lease file
 
 
 class LeaseWatch:
@@ -48,7 +48,8 @@ class LeaseWatch:
         self._seen = seen
         self.fenced = found.attempt > self._attempt
         if found.attempt < self._attempt:
-            return False  # the file is for the previous start of the job; that for this start is not written yet
+            # the file belongs to the previous start of the job; that of this start has not been written yet
+            return False
         before = self.lease
         self.lease = replace(
             found,

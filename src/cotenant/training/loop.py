@@ -37,7 +37,7 @@ from cotenant.training.measuring import Measuring
 from cotenant.training.sources import Source
 from cotenant.training.state import States, find_states
 
-REPORT_S = 0.5  # interval between reports of progress
+REPORT_S = 0.5  # interval between two reports of progress
 
 
 class Loop:
@@ -56,7 +56,7 @@ class Loop:
         self._seed = seed
         self._attempt = _attempt_given()
         self.step = self.epoch = 0
-        self._batch = 0  # number of the next batch in its epoch
+        self._batch = 0  # number of the next batch within the epoch
         self._gang: Gang = Gang()
         self._apart = 0
         self._store: CheckpointStore | None = None
@@ -85,7 +85,7 @@ class Loop:
             raise RuntimeError("a loop can be iterated over only once; create another one for more training")
         self._begun = True
         self._gang = find_gang()
-        # several processes that do not communicate each save their own checkpoints
+        # if there are several processes that do not communicate with each other, each one saves its own checkpoints
         self._apart = apart_rank() if self._gang.world == 1 else 0
         before = self._listen()
         try:
@@ -110,7 +110,7 @@ class Loop:
         self._store.save(self.step, state, self._gang.together)
         self._saved_step, self._saved_s, self._problem = self.step, time.monotonic(), None
 
-    # ---- going on
+    # ---- the loop
 
     def _epochs_left(self) -> Iterator[Any]:
         while self.epoch < self._epochs and not self._enough():
@@ -124,7 +124,7 @@ class Loop:
                 if self._enough():
                     return
                 if self._other_workers(lease):
-                    ended = False  # resume with new workers at the next batch
+                    ended = False  # the job must be resumed at the next batch, with new loader workers
                     break
             if ended:
                 self.epoch += 1
@@ -156,7 +156,7 @@ class Loop:
         if now - self._told_s >= REPORT_S:
             self._tell("running")
 
-    # ---- beginning and ending
+    # ---- start and end
 
     def _listen(self) -> Any:
         """Handle SIGTERM as a request to stop; returns the previous handler, None if this thread cannot set
@@ -186,7 +186,7 @@ class Loop:
                 self.epoch, self._batch, self._seed = state["epoch"], state["batch"], state["seed"]
                 if self._gang.rank < saved.world:
                     randomness.put(state["random"])
-                else:  # a rank without saved state gets reproducible random numbers that no other rank has
+                else:  # a rank without saved state gets random numbers that are reproducible and that no other rank has
                     randomness.set_all(randomness.derive(self._seed, saved.step, self._gang.rank))
         if self._seed is None:
             self._seed = _seed_of_process()
@@ -216,7 +216,7 @@ class Loop:
         except FencedError as error:
             raise SystemExit(f"cotenant: {error}") from None
         except WorkError as error:
-            self._saved_s = time.monotonic()  # retry at the next interval
+            self._saved_s = time.monotonic()  # the next attempt is made after the usual interval
             self._problem = str(error)
             _say(str(error))
 
@@ -239,7 +239,7 @@ class Loop:
             )  # fmt: skip
             self._mute = False
         except OSError as error:
-            if not self._mute:  # print the error only once until a report can be written again
+            if not self._mute:  # the error is printed only once, until a report can be written again
                 _say(f"the progress report could not be written: {error.strerror or error}")
             self._mute = True
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from cotenant.training.contract import Lease, write_json
 from cotenant.training.sources import Source
 
-STEPS_ENV = "COTENANT_MEASURE_STEPS"  # "WARM,TIMED": numbers of steps to warm up and to time
+STEPS_ENV = "COTENANT_MEASURE_STEPS"  # "WARM,TIMED": number of steps to warm up, and number of steps to time
 MEASURED_FILE = "measured.json"
 
 

@@ -45,7 +45,8 @@ class SequenceSource(Source):
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
         """See Source."""
-        if isinstance(self._batches, list | tuple | range):  # reading an item of these draws no random numbers
+        # reading an item of one of these draws no random numbers, so items can be skipped
+        if isinstance(self._batches, list | tuple | range):
             yield from self._batches[first:]
             return
         for number in range(first, len(self._batches)):

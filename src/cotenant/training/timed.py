@@ -23,8 +23,11 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.training.contract import GPUS_ENV, Lease
 from cotenant.training.loop import loop
 
-MOST_STEP_S = 0.05  # an iteration is divided into steps of at most this length, so that the job stops soon if requested
-BEHIND_S = 0.25  # if the machine delays the job, up to this delay is made up for, since a GPU would have computed on
+# an iteration is divided into steps of at most this length, so that the job can stop soon after a request
+MOST_STEP_S = 0.05
+# if the machine delays the job by up to this time, the job makes up for it, because a GPU would have continued to
+# compute
+BEHIND_S = 0.25
 
 
 class Pace:

@@ -37,7 +37,8 @@ class _Seeded:
             return self._collate(many(list(batch)) if many else [self._dataset[index] for index in batch])
 
     def __getitem__(self, one: _Numbered) -> Any:
-        # for a loader without batches (batch_size=None): `one` has a single index, which the loader's sampler drew
+        # the loader does not form batches (batch_size=None), so `one` has a single index, which the loader's sampler
+        # drew
         with apart(derive(self._seed, self._epoch, one.number)):
             return self._collate(self._dataset[one[0]])
 
@@ -83,7 +84,8 @@ class _Worker:
         self._users = users
 
     def __call__(self, worker: int) -> None:
-        # the fleet sends SIGTERM to the whole process group to stop a job; workers end when the loop ends
+        # to stop a job, the fleet sends SIGTERM to its whole process group; workers ignore it and end when the loop
+        # ends
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self._users is not None:
             self._users(worker)

@@ -18,11 +18,12 @@ with needs("sim"):
     import polars as pl
     from numpy.typing import NDArray
 
-# the CSV module limits the length of a cell; without the limit, the line of any job can be found
+# Python's csv module limits the length of a cell; without a limit, the line of any job can be found for an error
+# message
 csv.field_size_limit(2**31 - 1)
 MAX_GPUS_PER_JOB = 100_000
-LEAST_PART = 0.001  # smallest share of a GPU: policies count in thousandths
-MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a corrupt number
+LEAST_PART = 0.001  # smallest share of a GPU, since policies count GPUs in thousandths
+MAX_SECONDS = 1e11  # three thousand years; a larger number has a wrong unit or is damaged
 Mask = NDArray[np.bool_]
 
 
@@ -42,16 +43,16 @@ class Table:
     def __init__(self, path: str | Path, frame: pl.DataFrame, *, header: bool, text: bool = True) -> None:
         self.path = str(path)
         self.columns = tuple(frame.columns)
-        self.header = self.columns  #: all columns of the file, including those that were not read
+        self.header = self.columns  # all columns of the file, also those that were not read
         self.left_out: dict[str, int] = {}
         self.remarks: list[str] = []
         self._text = text
         self._header = header
-        self.rows: NDArray[np.int64] = np.arange(frame.height)  #: row of the file, from 0, of each row here
+        self.rows: NDArray[np.int64] = np.arange(frame.height)  # for each row here, the index of its row in the file
         self._frame = frame
         if text and frame.width:
             blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series().to_numpy()
-            if blank.any():  # numbers of empty lines in a text file
+            if blank.any():  # empty lines of a text file are dropped here, but counted for line numbers
                 self._keep(~blank)
 
     def __len__(self) -> int:
@@ -134,7 +135,7 @@ class Table:
         series = self._frame[name]
         if series.dtype == pl.String:
             series = series.str.strip_chars()
-        # refuse types that a cast would turn into numbers, such as dates
+        # a cast would turn some types, such as dates, into numbers, so these are refused
         if series.dtype.is_nested() or series.dtype.is_temporal():
             raise InputError(f"the column holds {series.dtype}, not numbers", file=self.path, field=name)
         try:

@@ -33,7 +33,8 @@ def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: S
         if names:
             frame = pl.read_csv(found, has_header=False, schema=dict.fromkeys(header, pl.String))
         else:
-            # columns are selected by position, because the parser keeps spaces around names, which are stripped here
+            # columns are selected by position, because the parser keeps spaces around the names and this function
+            # strips them
             positions = [header.index(name) for name in wanted] or [0]
             frame = pl.read_csv(found, columns=positions, infer_schema=False)
             frame.columns = wanted or ["-"]
@@ -51,7 +52,8 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
     found = check_path(path)
     try:
         with found.open("rb") as file:
-            # checked here, because polars prints a stack trace for a truncated file, which has no footer
+            # checked before polars reads the file, because polars prints a stack trace for a truncated file, which has
+            # no footer
             head = file.read(4)
             file.seek(-min(4, found.stat().st_size), 2)
             tail = file.read(4)
@@ -60,7 +62,7 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
         header = tuple(pl.read_parquet_schema(found))
         frame = pl.read_parquet(found, columns=[c for c in header if c in columns])
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        # the Parquet library may panic on a damaged page
+        # polars may panic on a damaged page
         raise InputError(f"the Parquet file is damaged: {str(error).splitlines()[0]}", file=path) from None
     table = Table(path, frame, header=False, text=False)
     table.header = header

@@ -11,7 +11,7 @@ from cotenant.policy.shares.account import Account
 # a move of memory must pay off within this many turns; shares then hold over a window of as many turns
 LONG_WINDOW = 10
 MARGIN_NS = 20_000_000  # whether a turn is extended is decided this long before its deadline
-ENDLESS_NS = 2**64 - 1  # deadline of a turn without an end, which lasts until another tenant arrives
+ENDLESS_NS = 2**64 - 1  # deadline of an unbounded turn, which lasts until another tenant arrives
 # if the work of a tenant with several GPUs (a gang) has not ended after this time, it is taken to wait for its other
 # GPUs
 GANG_DRAIN_NS = 50_000_000

@@ -22,8 +22,8 @@ class Contention:
     sm_count: int
     demand: tuple[float, ...]
     density: tuple[float, ...]
-    fill: tuple[float, ...]  # largest fraction of the SMs that a kernel of the class keeps busy
-    reach: tuple[float, ...]  # smallest fraction of the SMs with which a kernel of the class runs at full speed
+    fill: tuple[float, ...]  # largest fraction of the SMs that a kernel of the class can keep busy
+    reach: tuple[float, ...]  # fraction of the SMs that suffices for the full speed of a kernel of the class
     sliced: float
     slice_ns: int
     launch_ns: int

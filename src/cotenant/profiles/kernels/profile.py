@@ -77,7 +77,7 @@ def read_orion(path: Path) -> list[KernelWork]:
 def read_kernel_rows(path: Path) -> list[KernelRow]:
     """The rows of a profile that `cotenant profile kernels` wrote. InputError if the file is not one."""
     if path.exists() and not path.is_file():
-        raise InputError("not a file", file=path)  # refuse pipes and devices, whose content may never end
+        raise InputError("not a file", file=path)  # pipes and devices are refused, because reading them might never end
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("kernels"), list):
         raise InputError("not what `cotenant profile kernels --out` writes", file=path)

@@ -28,9 +28,10 @@ from cotenant.core.serving import MAX_BATCH, Service
 from cotenant.profiles.llm.profile import LlmProfile, StepTimes, pairs_of
 from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingProfile
 
-USABLE = 0.9  # part of a GPU's or an instance's memory that plans use
-PARTS = (0.4, 0.5, 0.6)  # of the SMs of a GPU without MIG; instances are cut in halves
-MOST_PARTS = 14  # gpulets of a GPU: halves of seven instances
+USABLE = 0.9  # plans use this fraction of the memory of a GPU or an instance
+# fractions of the SMs that a partition may have on a GPU without MIG; an instance can only be halved
+PARTS = (0.4, 0.5, 0.6)
+MOST_PARTS = 14  # largest number of gpulets on a GPU: two halves of each of seven instances
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def divided(gpu: str, memory_bytes: int | None = None) -> ServingProfile:
         slots = geo.memory_slots
         for kind, row in geo.profiles.items():
             fraction = row.compute / geo.compute_slices if row.sms is None else row.sms / card.sms
-            if row.compute < geo.compute_slices:  # the largest instance is the GPU again
+            if row.compute < geo.compute_slices:  # the largest instance is left out, because it equals the whole GPU
                 whole = Partition(fraction, kind, row.memory_slots)
                 parts += [whole, whole.cut(f"{kind}/50%", 0.5)]
     usable = USABLE if memory_bytes is None else min(1.0, memory_bytes / card.memory_bytes)

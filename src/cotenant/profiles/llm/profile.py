@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 
 from cotenant.core.errors import InputError
 
-H100_FLOPS = 989e12  # dense bf16
+H100_FLOPS = 989e12  # peak rate of dense bf16 arithmetic
 H100_BYTES_PER_S = 3.35e12
 H100_MEMORY = 80 << 30
-USED_MEMORY = 0.9  # fraction of a program's memory for weights and cache
-# fractions of the GPU's peak bandwidth and arithmetic rate that a good engine reaches
+USED_MEMORY = 0.9  # fraction of a program's memory that weights and cache may fill
+# fractions of the GPU's peak arithmetic rate and bandwidth that a good engine reaches
 REACHED_FLOPS, REACHED_BYTES = 0.6, 0.8
 
 

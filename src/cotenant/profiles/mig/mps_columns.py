@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-LEVELS = (1.0, 0.5, 0.14)  # active-thread percentages at which the predictor was trained
-WIDTH = 7  # number of co-runners that it expects
+LEVELS = (1.0, 0.5, 0.14)  # active-thread percentages of MPS at which the predictor was trained
+WIDTH = 7  # number of jobs on the GPU that the predictor expects
 
-# latencies of a dummy process at the three levels beside k real jobs, divided by its largest; means over the 10,955
-# mixes of the public MISO measurements (Li et al., SoCC'22). They replace dummies, which are not run here.
+# Latencies of a dummy process at the three percentages when k real jobs run at the same time, divided by the dummy's
+# largest latency; means over the 10,955 mixes of the public MISO measurements (Li et al., SoCC'22). They are used
+# instead of dummies, which are not run here.
 _DUMMY = {
     1: (0.997, 0.797, 0.789),
     2: (1.000, 0.630, 0.550),

@@ -118,7 +118,8 @@ class MpsMigModel:
         distribution = self.posterior(mps)
         large = weighted_median(distribution, self._targets)
         small = weighted_median(distribution, self._small)
-        known = (distribution @ ~np.isnan(self._small)) >= 0.5  # no similar job ran on that slice: use the regression
+        # if no similar job has run on that slice, the regression is used
+        known = (distribution @ ~np.isnan(self._small)) >= 0.5
         guess = self.small_slices(large[..., 0] / large[..., 1], large[..., 0] / large[..., 2])
         return by_kind(np.concatenate([large, np.where(known, small, guess)], -1), geo)
 
@@ -204,7 +205,7 @@ def _shipped() -> MpsMigModel:
 def _read_npz(path: str | Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file; InputError if the file is not one."""
     try:
-        # check this first: np.load would also try .npy and pickle, with misleading errors
+        # checked before np.load, which would also try .npy and pickle and then print misleading errors
         with zipfile.ZipFile(path) as archive:
             names = [n for n in archive.namelist() if n.endswith(".npy")]
         with np.load(path, allow_pickle=False) as data:

@@ -9,7 +9,8 @@ import numpy as np
 
 from cotenant.core.mig import Geometry
 
-MPS_PENALTY = 0.15  # slowdown factor per further co-runner, from the co-location penalty of the public controller
+# each further job on the GPU slows the others down by this factor; the public controller's co-location penalty
+MPS_PENALTY = 0.15
 
 
 def compute_fraction(geo: Geometry) -> np.ndarray:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from cotenant.core.errors import InputError
 
-Points = tuple[tuple[int, float], ...]  # pairs (batch, value) in ascending order of batches
+Points = tuple[tuple[int, float], ...]  # pairs (batch size, value), ordered by batch size
 
 
 @dataclass(frozen=True, order=True)

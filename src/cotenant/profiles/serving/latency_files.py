@@ -215,7 +215,8 @@ def profile_to_dict(profile: ServingProfile) -> dict[str, Any]:
 
 # ---- the public layout: latency.csv, utilisation.csv, interference-constants.csv, mem-config.json, 3_224_224.txt ----
 
-_CONCATENATION = (  # model-name prefix -> (table of batch-building times, factor) or a constant in ms
+# prefix of a model's name -> (table of the times to build a batch, factor), or (None, constant in ms)
+_CONCATENATION = (
     ("lenet", None, 0.4),
     ("bert", None, 1.0),
     ("ssd", "3_300_300.txt", 2.5),

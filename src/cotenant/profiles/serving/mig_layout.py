@@ -8,7 +8,8 @@ from cotenant.core.errors import InputError
 from cotenant.core.mig import Geometry, Placement, geometry, place
 from cotenant.profiles.serving.latency import ServingProfile
 
-SEVEN_SLICES = "A100-80GB"  # this GPU's geometry stands for every seven-slice GPU
+# the geometry of this GPU is used for every GPU with seven compute slices that the catalog does not have
+SEVEN_SLICES = "A100-80GB"
 
 
 def mig_geometry(profile: ServingProfile) -> Geometry | None:
@@ -17,7 +18,7 @@ def mig_geometry(profile: ServingProfile) -> Geometry | None:
         return None
     try:
         geo = geometry(profile.gpu, double_memory=True)
-    except InputError:  # the catalog does not have a GPU of this name
+    except InputError:  # the catalog has no GPU of this name
         geo = geometry(SEVEN_SLICES, double_memory=True)
     known = geo.memory_slots == profile.slots and all(
         p.instance in geo.profiles and geo.profiles[p.instance].memory_slots == p.slots

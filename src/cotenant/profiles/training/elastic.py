@@ -25,7 +25,7 @@ from cotenant.core.jsonfile import read_json
 Floats = NDArray[np.float64]
 _ByGpu = dict[str, dict[int, Floats]]
 SHIPPED = ("gavel", "sia")
-BATCHES = 50  # total batch sizes tried between the least and the largest, in geometric steps
+BATCHES = 50  # number of total batch sizes that are tried, in geometric steps from the smallest to the largest
 
 
 @dataclass(frozen=True)

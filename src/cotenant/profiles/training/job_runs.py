@@ -17,7 +17,7 @@ from cotenant.training import contract
 from cotenant.training.contract import Lease, read_json, write_lease
 from cotenant.training.measuring import MEASURED_FILE, STEPS_ENV
 
-TAIL = 400  # characters of a failed program's last output that go into the error
+TAIL = 400  # an error quotes this many characters of the end of a failed program's output
 
 
 def usable_cores() -> list[int]:
@@ -91,7 +91,7 @@ class JobRuns:
                 f"the job took more than {self.timeout_s:g} s for {self.warm + self.steps} steps; use fewer --steps"
             ) from None
         finally:
-            if process.poll() is None:  # end the job also when this process is interrupted
+            if process.poll() is None:  # the job is ended, too, if this process is interrupted
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-CLOSE = 0.10  # throughputs with a smaller relative difference count as the same speed
-STRAIGHT = 0.03  # a middle point with a smaller relative distance to the line between its neighbours counts as on it
-CACHED = tuple(i / 10 for i in range(11))  # fractions of the data set in memory that the table has
+CLOSE = 0.10  # throughputs count as equal if their relative difference is smaller
+# a point counts as being on the line between its neighbours if its relative distance to the line is smaller
+STRAIGHT = 0.03
+CACHED = tuple(i / 10 for i in range(11))  # fractions of the data set in the page cache for which the table has rows
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from cotenant.workloads.table import Table, check_path
 from cotenant.workloads.table_files import read_csv
 
 SHORT = re.compile(r"^(\d+)x(\d+)$")
-# values of the public Synergy simulator for keys that its INI file leaves out
+# the values that the public Synergy simulator uses for keys that its INI file leaves out
 INI_DEFAULTS = {"racks": 1.0, "gpus_per_server": 8.0, "cpus_per_server": 24.0, "dram_per_server": 500.0,
                 "sspeed_per_server": 300.0}  # fmt: skip
 

@@ -50,7 +50,8 @@ def read_cluster_yaml(path: str, wishes: NodeOptions) -> Cluster:
 
 
 def _group(entry: NodesEntry, wishes: NodeOptions) -> NodeGroup:
-    # values of the file take precedence: its groups may differ, and an option applies to all of them
+    # the file's values are used before the options', because its groups may differ, and an option applies to all of
+    # them
     defaults = wishes.group(entry.count, entry.gpus, None, None)
     gpu = find_gpu(entry.gpu) if entry.gpu else wishes.gpu or find_gpu(DEFAULT_GPU)
     return NodeGroup(

@@ -17,7 +17,7 @@ from cotenant.workloads.jobs.clock import clock_seconds
 from cotenant.workloads.table import MAX_SECONDS, Table
 
 COLUMNS = ("job_id", "user", "gpu_num", "cpu_num", "state", "submit_time", "start_time", "end_time", "duration")
-UNKNOWN = ("", "None", "NaT", "nan", "Unknown")  # spellings of an unknown time in such logs
+UNKNOWN = ("", "None", "NaT", "nan", "Unknown")  # spellings of an unknown time in these logs
 UNTRIED = "the reader follows the published description of the format; it has not been tried on the published data"
 
 

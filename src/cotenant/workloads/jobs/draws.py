@@ -19,9 +19,9 @@ from cotenant.workloads.table import MAX_SECONDS
 STREAMS = ("arrivals", "durations", "gpus", "models", "tenants")
 MAX_CV = 1000.0
 MAX_RUN = 1_000_000
-LEAST_RATE_PER_S = 1e-11  # the lowest rate: one arrival within MAX_SECONDS
-Sample = Callable[[np.random.Generator, int], Floats]  # a function (rng, n) that returns n values
-# a function (rng, n, rate per second) that returns n sorted times
+LEAST_RATE_PER_S = 1e-11  # the lowest rate that is accepted: one arrival within MAX_SECONDS
+Sample = Callable[[np.random.Generator, int], Floats]  # a function of a random generator and n that returns n values
+# a function of a random generator, n and the rate per second that returns n times in ascending order
 Arrivals = Callable[[np.random.Generator, int, float], Floats]
 
 
@@ -116,9 +116,10 @@ def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
     kind, _, rest = text.partition(":")
     if text == "poisson":
         return lambda rng, n, rate: np.cumsum(rng.exponential(1.0 / rate, n))
-    if text == "poisson-seconds":  # gaps in whole seconds, rounded up, as the public Synergy simulator draws them
+    if text == "poisson-seconds":  # gaps are rounded up to whole seconds, as the public Synergy simulator draws them
         return lambda rng, n, rate: np.cumsum(np.ceil(rng.exponential(1.0 / rate, n)))
-    if text == "poisson-gap":  # gaps are Poisson numbers, so nearly constant; half as long for the first third (MISO)
+    # as in MISO, gaps are Poisson-distributed numbers, so they vary little; in the first third they are half as long
+    if text == "poisson-gap":
         return _poisson_gap
     if text == "static":
         return lambda rng, n, rate: np.zeros(n)
@@ -126,7 +127,7 @@ def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
         shape = 1.0 / _cv(text, rest) ** 2
         return lambda rng, n, rate: np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), n))
     if kind == "lognormal":
-        # variance over squared mean is exp(sigma^2) - 1, the mean exp(mu + sigma^2 / 2)
+        # of a lognormal distribution, variance / mean^2 is exp(sigma^2) - 1, and the mean is exp(mu + sigma^2 / 2)
         variance = math.log1p(_cv(text, rest) ** 2)
         sigma, mu = math.sqrt(variance), -variance / 2
         return lambda rng, n, rate: np.cumsum(np.exp(mu + sigma * rng.standard_normal(n)) / rate)
@@ -188,7 +189,8 @@ def _phase_of_each(rng: np.random.Generator, n: int, shares: Floats, runs: Float
     that gaps have the shares."""
     by_run = shares / runs / (shares / runs).sum()
     index = np.arange(len(shares), dtype=np.float64)
-    # The rest of a geometric run is geometric, too. With the first phase drawn by the shares the process is stationary.
+    # What is left of a run with a geometric length is geometric, too. So the process is stationary if the first phase
+    # is drawn by the shares.
     phases = [draw_choice(rng, 1, index, shares).astype(np.int64)]
     lengths = [rng.geometric(1.0 / runs[phases[0]])]
     have = int(lengths[0].sum())
@@ -208,7 +210,7 @@ def _poisson_gap(rng: np.random.Generator, n: int, rate: float) -> Floats:
 
 def _repeated(times: Floats, n: int, rate: float) -> Floats:
     if len(times) < n:
-        # each repetition starts one mean gap after the end of the previous one
+        # each repetition of the times starts one mean gap after the end of the previous one
         gap = times[-1] / max(len(times) - 1, 1)
         rounds = -(-n // len(times))
         times = np.concatenate([times + k * (times[-1] + gap) for k in range(rounds)])

@@ -53,7 +53,8 @@ def read(path: str, options: TraceOptions) -> Trace:
     iterations = table.numbers("num_iters", least=1, most=MAX_ITERATIONS)
     whole = table.numbers(next(c for c, kind in columns.items() if kind == geo.kinds[0]), above=0, most=MAX_SECONDS)
     launch = table.numbers("launch_s", least=0, most=MAX_SECONDS)
-    table.numbers("duration_s", optional=True, least=0, most=MAX_SECONDS)  # the column is not used, but must be valid
+    # the column is not used, but a wrong value in it is reported
+    table.numbers("duration_s", optional=True, least=0, most=MAX_SECONDS)
     gpus = table.numbers("gpus", optional=True, least=1, most=100_000, whole=True)
     priority = table.numbers("priority", optional=True, whole=True)
     return table.trace(
@@ -80,7 +81,8 @@ def read_latencies(path: str) -> MigLatencies | None:
     for column, kind in columns.items():
         latency[:, geo.kinds.index(kind)] = table.numbers(column, optional=True, above=0, most=MAX_SECONDS)
     if "1g+" in geo.kinds and "1g+" not in columns.values() and "1g" in columns.values():
-        # 1g+ has the compute of a 1g; if the job runs out of memory on 1g, its speed on 1g+ is unknown and stays NaN
+        # a 1g+ instance has the compute slices of a 1g; NaN stays NaN, because a job that runs out of memory on 1g may
+        # run on 1g+
         latency[:, geo.kinds.index("1g+")] = latency[:, geo.kinds.index("1g")]
     least = [str(t) for t in table.texts("min_slice", optional=True)]
     for row, text in enumerate(least):

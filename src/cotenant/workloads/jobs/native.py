@@ -17,7 +17,7 @@ COLUMNS = (
     "id", "arrival_s", "gpus", "duration_s", "iterations", "model",
     "tenant", "priority", "cpus", "memory_bytes", "deadline_s", "gpu_models",
 )  # fmt: skip
-MAX_ITERATIONS = 2.0**53  # floats represent whole numbers exactly up to this one
+MAX_ITERATIONS = 2.0**53  # up to this number, floats represent all whole numbers exactly
 
 
 def read(path: str, options: TraceOptions) -> Trace:

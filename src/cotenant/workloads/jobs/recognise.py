@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# columns that identify a format -> prefix of its path; the first entry that matches counts
+# columns by which a format is recognized -> prefix of its paths; the first entry that matches is used
 SIGNS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset(("id", "arrival_s", "gpus")), "native:"),
     (frozenset(("timestamp", "duration", "num_gpus")), "philly:"),

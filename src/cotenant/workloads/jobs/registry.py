@@ -12,7 +12,7 @@ from cotenant.workloads.jobs.recognise import looks_like
 from cotenant.workloads.table import MissingColumnError, OtherFormatError
 from cotenant.workloads.trace_options import TraceOptions
 
-# format -> (module with `read(path, options) -> Trace`, one line of help)
+# format -> (module with the function `read(path, options) -> Trace`, line of help)
 FORMATS: dict[str, tuple[str, str]] = {
     "native": ("cotenant.workloads.jobs.native", "CSV or Parquet: id, arrival_s, gpus, duration_s or iterations, ..."),
     "synergy": ("cotenant.workloads.jobs.synergy", "headerless CSV: id, model, arrival_s, iterations, gpus"),

@@ -88,7 +88,7 @@ def _check(options: TraceOptions) -> None:
         check_rate(options.rate_per_s)
     if options.split:
         parse_split(options.split)
-    stream(options.seed, "arrivals")  # validates the seed even if it is not used
+    stream(options.seed, "arrivals")  # called so that a wrong seed is reported even if nothing is drawn
 
 
 def _keep(trace: Trace, rows: NDArray[np.bool_], reason: str) -> None:
@@ -159,7 +159,7 @@ def _rearrange(trace: Trace, options: TraceOptions) -> None:
 
 def _own_rate(trace: Trace, options: TraceOptions) -> float:
     if options.arrivals == "static" or options.arrivals.startswith("trace:"):
-        return math.nan  # these replace the arrivals without keeping the trace's rate
+        return math.nan  # these arrivals replace the trace's own and do not keep its rate
     arrival_s = trace.jobs.arrival_s
     span_s = float(arrival_s[-1] - arrival_s[0])
     if span_s <= 0:
@@ -232,7 +232,7 @@ def _give_models(
     split = options.split or DEFAULT_SPLIT
     jobs.model = jobs.model.copy()
     jobs.model[rows] = assign_models(int(rows.sum()), split, classes, mode=options.split_mode, seed=options.seed)
-    # keep the duration and drop the iterations, which were those of another model
+    # the duration is kept, but the number of iterations is removed, since it was that of another model
     jobs.duration_s = np.where(rows, durations, jobs.duration_s)
     jobs.iterations = np.where(rows, np.nan, jobs.iterations)
     if options.split_mode == "random":

@@ -48,7 +48,8 @@ def assign_models(
     elif mode == "random":
         edges = np.cumsum(np.array([float(share) for share in shares]) / float(sum(shares)))
         drawn = np.searchsorted(edges, stream(seed, "models").random(n), side="right")
-        last = max(k for k, share in enumerate(shares) if share)  # rounding may leave the last edge below 1
+        # rounding may leave the last edge below 1, so larger numbers also mean the last class with a share
+        last = max(k for k, share in enumerate(shares) if share)
         codes = np.minimum(drawn, last)
     else:
         raise InputError(f"unknown split mode {mode!r}; it is {' or '.join(SPLIT_MODES)}", field="split-mode")
@@ -69,8 +70,10 @@ def _largest_deficit(n: int, shares: tuple[Fraction, ...]) -> Ints:
     scale = lcm(*(share.denominator for share in shares))
     targets = [int(share * scale) for share in shares]
     total = sum(targets)
-    wanted = [c for c, target in enumerate(targets) if target]  # a class without a share wins no tie
-    # deficit of a class: (its share - its count / k), scaled to integers by k * total; at k = 0 the shares decide
+    # a class without a share must not be chosen when deficits are equal
+    wanted = [c for c, target in enumerate(targets) if target]
+    # The deficit of a class is its share minus count / k, scaled to integers by k * total. At k = 0 the class with the
+    # largest share is chosen.
     lack = [0] * len(targets)
     chosen: list[int] = []
     seen: dict[tuple[int, ...], int] = {}

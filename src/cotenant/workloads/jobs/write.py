@@ -48,7 +48,7 @@ def native_frame(jobs: Jobs) -> pl.DataFrame:
 def _numbers(name: str, values: np.ndarray) -> pl.Series:
     stated = values[~np.isnan(values)]
     series = pl.Series(name, values).fill_nan(None)
-    # floats above 2^53 stay floats, because not every integer there is a float
+    # floats above 2^53 are not converted, because they do not represent every integer
     if len(stated) and (stated == np.floor(stated)).all() and np.abs(stated).max() <= 2.0**53:
         return series.cast(pl.Int64)
     return series

@@ -13,7 +13,7 @@ from cotenant.workloads.requests.arrivals import draw, parse_arrivals
 with needs("sim"):
     import numpy as np
 
-POOL = 4096  # number of lengths per model that closed-loop clients use in rotation
+POOL = 4096  # number of lengths, for each model, that closed-loop clients use in rotation
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 

@@ -10,7 +10,7 @@ from array import array
 from cotenant.workloads.llm.json_lines import files_of, objects, whole
 from cotenant.workloads.llm.trace import TokenOptions, TokenTrace, make_trace
 
-BLOCK = 512  # tokens per block
+BLOCK = 512  # number of tokens in a block
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:

@@ -8,7 +8,7 @@ import importlib
 from cotenant.core.errors import InputError
 from cotenant.workloads.llm.trace import TokenOptions, TokenTrace
 
-# format -> (module with `read(path, options) -> TokenTrace`, one line of help)
+# format -> (module with the function `read(path, options) -> TokenTrace`, line of help)
 FORMATS: dict[str, tuple[str, str]] = {
     "native": ("cotenant.workloads.llm.native", "CSV or Parquet: time_s, prompt_tokens, output_tokens, model, ..."),
     "azure-llm": ("cotenant.workloads.llm.azure_llm", "Azure LLM inference 2023 and 2024 (CSV)"),

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-# each of these words, with the space before it, is one token in the vocabularies of common models
+# in the vocabularies of common models, each of these words with the space before it is one token
 _LIST = """
 time year people way day man thing woman life child world school state family student group country problem
 hand part place case week company system program question work government number night point home water room

@@ -20,7 +20,7 @@ import numpy as np
 from cotenant.core.errors import InputError
 
 KINDS = ("poisson", "constant", "gamma", "mmpp", "closed", "trace")
-# the process `bursts`: on average, five seconds at the base rate and then one second at six times that rate
+# the process `bursts`: on average five seconds at the base rate, and then one second at six times that rate
 BURSTS = "mmpp:1,5;6,1"
 MAX_REQUESTS = 50_000_000
 MAX_CV = 100.0
@@ -158,7 +158,7 @@ def fit_to(
         times, span = np.sort(times_s), span_s
     else:
         times = np.sort(times_s) - times_s.min()
-        span = float(times[-1]) * len(times) / max(1, len(times) - 1)  # the last request is followed by a mean gap
+        span = float(times[-1]) * len(times) / max(1, len(times) - 1)  # after the last request, a mean gap is added
     if span <= 0:
         raise InputError("all requests of the trace arrive at the same time", field="arrivals")
     if rate_rps is not None:

@@ -90,7 +90,7 @@ def _azure(path: Path) -> Iterator[float]:
         cells = line.split(",")
         try:
             whole, _, fraction = cells[column].partition(".")
-            # the time zone is not needed, because only differences are used
+            # the time zone is ignored, because only differences of times are used
             seconds = (datetime.fromisoformat(whole) - datetime(2000, 1, 1)).total_seconds()
             yield seconds + (float("0." + fraction) if fraction else 0.0)
         except (ValueError, IndexError, TypeError):
@@ -179,7 +179,7 @@ def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) 
             if drawn > MAX_REQUESTS:
                 raise InputError(f"more than {MAX_REQUESTS:,} requests; a shorter run needs fewer", file=path)
             gaps = rng.gamma(shape, 1.0 / (shape * rate), count)
-            # the window need not begin with an arrival, so the first gap is cut at random (renewal process in
+            # an interval need not begin with an arrival, so the first gap is cut at a random point (renewal process in
             # equilibrium)
             times = start + np.cumsum(gaps) - gaps[0] * rng.random()
             parts.append(times[times < start + step])

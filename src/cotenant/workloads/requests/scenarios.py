@@ -19,13 +19,13 @@ Row = tuple[str, float, float]  # model, rate_rps, slo_ms
 SCENARIO_COLUMNS = ("scenario", "model", "rate_rps", "slo_ms")
 PLAN_COLUMNS = ("scenario", "gpu", "partition_pct", "slot", "model", "batch", "duty_ms")
 
-# SLOs of the gpulet paper's models: twice the latency of a batch of 32 alone on a GPU
+# SLOs of the models in the gpulet paper: twice the latency of a batch of 32 that runs alone on a GPU
 SLO_MS = {
     "lenet1": 5.0, "googlenet": 66.0, "resnet50": 108.0, "ssd-mobilenetv1": 202.0, "vgg16": 142.0, "mnasnet1_0": 62.0,
     "mobilenet_v2": 64.0, "densenet161": 202.0, "bert": 22.0,
 }  # fmt: skip
 _FIVE = ("lenet1", "googlenet", "resnet50", "ssd-mobilenetv1", "vgg16")
-_LADDERS = {  # name of a mix -> requests/s of each model at step 1
+_LADDERS = {  # name of a mix -> requests/s of each of its models at step 1
     "equal": dict.fromkeys(_FIVE, 10.0),
     "scen1": {"googlenet": 100.0, "bert": 100.0, "mnasnet1_0": 50.0, "mobilenet_v2": 50.0},
     "scen2": {"densenet161": 10.0, "vgg16": 10.0},
