@@ -2,15 +2,16 @@
 
     CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src python bench/gpu/models_pair.py OUT.jsonl [STEP,STEP...] [SECONDS]
 
-Steps: alone, cotenant, mps, time (default: these, in this order), and train_cotenant, train_mps, train_time. SECONDS:
-for everything (270). The engine is small_llm.py; `cotenant` has it behind `cotenant serve`, the others are asked
-directly. Each model has 2, 4, 8, 16, 32 requests in flight, in turn. A row: tokens a second of all models, and of two
-models alone; median and 90th percentile of TTFT and TPOT; TTFT over alone. Rows are written as they come.
+Steps: alone, cotenant, cotenant_mps, mps, time (default: these, in this order), and train_ before each but the first.
+SECONDS: for everything (270). The engine is small_llm.py. `cotenant` has it behind `cotenant serve`, and `cotenant_mps`
+with its `mechanism: mps`, under which each model may use all SMs. The others are asked directly; `mps` gives each half
+of the threads. Each model has 2, 4, 8, 16, 32 requests in flight, in turn. A row: tokens a second of all models, and of
+two models alone; median and 90th percentile of TTFT and TPOT; TTFT over alone. Rows are written as they come.
 `train_*`: both models get requests of 1,024 to 64 tokens at 1.25/s each, without and with a training program (under
 Cotenant best-effort): TTFT and TPOT over without, and its steps as a part of those alone in the time that the models
 leave, which is measured by NVML while it does not run.
 CUDA_VISIBLE_DEVICES=cpu rehearses with a tiny model on the CPU; soft with `cotenant timed-llm` on the software GPU
-(alone, cotenant, train_cotenant).
+(cotenant, cotenant_mps, train_cotenant, train_cotenant_mps).
 """
 
 from __future__ import annotations
@@ -130,13 +131,15 @@ def mps(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def cotenant(folder: Path) -> Iterator[tuple[dict[str, int], str]]:
+def cotenant(folder: Path, mechanism: str) -> Iterator[tuple[dict[str, int], str]]:
     """Both models behind `cotenant serve`: the ports, and the agent's folder."""
     rows = [
         {"name": name, "command": subprocess.list2cmdline(engine(name, "{port}")), "memory": MEMORY, "keep": 1}
         for name in NAMES
     ]
     gpus = {"model": DEVICE, "memory": "4GiB"} if REHEARSAL else {}
+    if DEVICE != "cpu":
+        gpus["mechanism"] = mechanism
     (folder / "models.yaml").write_text(
         json.dumps({"gpus": gpus, "models": rows, "listen": {"http": "127.0.0.1:0"}})
     )  # JSON is YAML
@@ -169,8 +172,9 @@ def models(way: str, folder: Path) -> Iterator[tuple[dict[str, int], str, dict[s
     """The models of a step: ports, the agent's folder, and the environment of a program beside them."""
     with contextlib.ExitStack() as stack:
         environment: dict[str, str] = {}
-        if way == "cotenant":
-            ports, agent = stack.enter_context(cotenant(folder))
+        if way.startswith("cotenant"):
+            mechanism = "mps" if way == "cotenant_mps" else "auto"
+            ports, agent = stack.enter_context(cotenant(folder, mechanism))
             yield ports, agent, environment
             return
         if way == "mps":
@@ -213,11 +217,12 @@ def train() -> None:
 
 
 class Training:
-    """A training program, as a tenant of the agent if there is one."""
+    """A training program, as a tenant of the agent if there is one, under the mechanism of its models."""
 
-    def __init__(self, folder: Path, agent: str, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, agent: str, mechanism: str, environment: dict[str, str]) -> None:
         own = [sys.executable, str(Path(__file__).resolve()), TRAIN, DEVICE]
-        share = ["run", "--dir", agent, "--name", "train", "--best-effort", "--memory", TRAIN_MEMORY, "--"]
+        share = ["run", "--dir", agent, "--name", "train", "--mechanism", mechanism, "--best-effort"]
+        share += ["--memory", TRAIN_MEMORY, "--"]
         command = [sys.executable, "-m", "cotenant.cli.main", *share, *own] if agent else own
         self._log = (folder / "train.log").open("wb")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=os.environ | environment)
@@ -276,7 +281,7 @@ def beside_training(way: str, folder: Path, seconds: float) -> dict[str, Any]:
         asyncio.run(load(ports, 2, 2.0))  # warm
         each = max(SHORTEST_S, (seconds - START_S - 10.0) / 2.5)
         without, busy, _ = asyncio.run(requests(ports, each))
-        training = Training(folder, agent, environment)
+        training = Training(folder, agent, "mps" if way == "cotenant_mps" else "auto", environment)
         try:
             begun = time.monotonic()
             time.sleep(each / 2)
@@ -301,7 +306,7 @@ def over(value: float | None, base: float | None) -> float | None:
 def main() -> None:
     """Run the steps, and write a line per row."""
     out = Path(sys.argv[1])
-    steps = (sys.argv[2] if len(sys.argv) > 2 else "alone,cotenant,mps,time").split(",")
+    steps = (sys.argv[2] if len(sys.argv) > 2 else "alone,cotenant,cotenant_mps,mps,time").split(",")
     until_s = time.monotonic() + (float(sys.argv[3]) if len(sys.argv) > 3 else 270.0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     if REHEARSAL:

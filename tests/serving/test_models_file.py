@@ -33,7 +33,7 @@ def test_the_example() -> None:
 
 def test_services_may_stand_beside_models() -> None:
     content = parse_yaml(
-        EXAMPLE.replace("{count: 1}", "{count: 1, model: H100, memory: 80GiB}")
+        EXAMPLE.replace("{count: 1}", "{count: 1, model: H100, memory: 80GiB, mechanism: mps}")
         + "mechanism: whole\nservices: [{name: mnist, slo_ms: 5, model: here/mnist}]\n"
     ).content
     config = parse_models(content)
@@ -42,6 +42,7 @@ def test_services_may_stand_beside_models() -> None:
         "mechanism": "whole",
         "services": [{"name": "mnist", "slo_ms": 5, "model": "here/mnist"}],
     }
+    assert config.raw.gpus.mechanism == "mps"
     assert is_models_file(content)
     assert not is_models_file({"models": "folder", "services": []})
 
@@ -71,6 +72,8 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
         (ONE + "  ttft_ms: 0\n", "line 5, field models[0].ttft_ms: 0 should be greater than 0"),
         (ONE + "gpus: {memory: 2GiB}\n", "a needs 4.00 GiB, but the models may use only 2.00 GiB of each GPU"),
         (ONE + "gpus: {model: cpu}\n", "memory must be set: how much the programs may use together"),
+        (ONE + "gpus: {model: cpu, memory: 8GiB, mechanism: mps}\n", "models without a GPU share none: leave it out"),
+        (ONE + "gpus: {mechanism: mig}\n", "field gpus.mechanism: 'mig' should be 'auto', 'time', 'slices' or 'mps'"),
         (ONE + "listen: {http: none}\n", "line 5, field listen.http: language models are served over HTTP only"),
         (ONE + "evict: soon\n", "line 5, field evict: unknown setting; known: gpus, models, listen"),
     ],

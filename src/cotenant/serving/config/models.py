@@ -36,6 +36,11 @@ class ModelGpusEntry(Strict):
     """`soft`: the software GPU; `cpu`: no GPU. By default the machine's GPUs."""
     memory: Memory | None = None
     """Memory that models may use on each GPU; by default all."""
+    mechanism: Literal["auto", "time", "slices", "mps"] = "auto"
+    """How models share a GPU. `time`: by turns; `slices`: by time slices of the hardware; `auto`: by slices if all
+    models fit the GPU and it offers slices, otherwise by turns. `mps`: the programs work at the same time under one MPS
+    server, which yields more tokens if a step does not fill the GPU, but a fault in one program can end the others.
+    Only with turns models are evicted to host memory; under `slices` and `mps` they are stopped instead."""
 
 
 class ModelEntry(Strict):
@@ -164,7 +169,7 @@ def _services(content: Mapping[str, Any]) -> dict[str, Any]:
     own = ModelsFile.model_fields.keys() - {"gpus", "listen"}
     found = {key: value for key, value in content.items() if key not in own}
     if isinstance(found.get("gpus"), Mapping):
-        found["gpus"] = {key: value for key, value in found["gpus"].items() if key != "memory"}
+        found["gpus"] = {key: value for key, value in found["gpus"].items() if key in ("count", "model")}
     return found
 
 
@@ -184,6 +189,8 @@ def _check_model(model: ModelEntry, where: str) -> None:
 
 def _check_memory(raw: ModelsFile) -> None:
     """Check the declared memory as far as that is possible before the GPUs are known."""
+    if raw.gpus.model == CPU and raw.gpus.mechanism != "auto":
+        raise InputError("models without a GPU share none: leave it out", field="gpus.mechanism")
     each = raw.gpus.memory
     if each is None:
         if raw.gpus.model == CPU:

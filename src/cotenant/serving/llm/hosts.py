@@ -19,6 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.mechanisms.registry import AUTO
+from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.tenants.launcher import program_environment
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, LostServerError, NothingToDoError, TakenNameError, WorkError
@@ -117,10 +119,9 @@ class AgentHost:
     restarted if it ends, and stopped at the end.
     """
 
-    moves = True
-
     def __init__(self, wanted: ModelGpusEntry, models: tuple[ModelEntry, ...], folder: Path | None, keeper: Keeper):
         self._wanted, self._models, self._keeper = wanted, models, keeper
+        self.moves = wanted.mechanism in (AUTO, Time.name)  # memory is evicted between turns; the others have none
         self._given = folder
         self.agent = folder or agent_folder()
         self._own: asyncio.subprocess.Process | None = None
@@ -195,7 +196,8 @@ class AgentHost:
         effort = model.class_ == "best-effort"
         spec = TenantSpec(
             model.name, memory_bytes=model.memory, priority=model.priority, gpus=(self.gpus[gpu].uuid,),
-            best_effort=effort, latency_sensitive=not effort, oversubscribe="none" if self._all_fit else "swap",
+            best_effort=effort, latency_sensitive=not effort, mechanism=self._wanted.mechanism,
+            oversubscribe="swap" if self.moves and not self._all_fit else "none",
         )  # fmt: skip
         client, answer = await self._in_thread(lambda: self._register(spec))
         try:
