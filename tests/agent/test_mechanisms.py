@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mps_standin
 import pytest
 from waiting import wait_for
 
@@ -24,6 +23,7 @@ from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
+from cotenant.softgpu import mps as mps_standin
 
 REAL = Gpu("GPU-11111111-2222-3333-4444-555555555555", "H100", 80 << 30, 0)
 SOFT = Gpu("GPU-00000000-2222-3333-4444-555555555555", "soft", 8 << 30, 0, kind="soft")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mps_standin
 import pytest
 from agent_harness import wait_for
 
@@ -18,6 +17,7 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, program_environment, register
 from cotenant.core.errors import WorkError
 from cotenant.native.libraries import SOFT_DRIVER, library_path
+from cotenant.softgpu import mps as mps_standin
 
 UUID = "GPU-636f7465-6e61-6e74-3073-6f6674677075"  # of the software GPU's first card
 MIB = 1 << 20

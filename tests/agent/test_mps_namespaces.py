@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import mps_standin
 import pytest
 from agent_harness import wait_for
 from mps_program import WHOLE_GPU, Program
@@ -21,6 +20,7 @@ from cotenant.agent.mechanisms.mps_namespaces import mib_of, short_name
 from cotenant.agent.mechanisms.proof import Place, Sms
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Gpu
+from cotenant.softgpu import mps as mps_standin
 
 GPUS = tuple(Gpu(f"GPU-11111111-2222-3333-4444-{digit * 12}", "RTX PRO 6000", 96 << 30, int(digit)) for digit in "01")
 ONE, TWO = GPUS
@@ -161,6 +161,15 @@ def test_release_620_lends_sms_and_weighs_servers(node: Callable[..., Node]) -> 
     calls = (here.pipe / "calls").read_text()
     assert "server set heavy --timeslice-pct=75\n" in calls
     assert "server set agent --timeslice-pct=25\n" in calls
+
+
+def test_a_server_is_made_while_programs_run(node: Callable[..., Node]) -> None:
+    """The stand-in's new server held the connection of the command, which then never ended."""
+    here = node(620)
+    given = here.mps.grant(TenantSpec("a"), (ONE,)).environment
+    programs = [Program(given, ONE.uuid) for _ in range(3)]
+    heavy = here.mps.grant(TenantSpec("heavy", weight=3.0), (ONE,)).environment
+    assert [program.sms for program in (*programs, Program(heavy, ONE.uuid))] == [188] * 4
 
 
 def test_a_new_agent_keeps_what_its_tenants_have_and_removes_the_rest(node: Callable[..., Node]) -> None:

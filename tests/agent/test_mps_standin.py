@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from mps_world import Client, RefusedError, World
+
+from cotenant.agent.mechanisms.mps_control import Abilities, Control, abilities
+from cotenant.softgpu.mps_world import Client, RefusedError, World
 
 GPU = "GPU-a"
 
@@ -58,3 +64,29 @@ def test_a_daemon_for_one_user_takes_no_other_and_one_for_all_obeys_every_root()
     order(everybodys, "namespace set default --server=s --active-thread-percentage=100", 0)
     with pytest.raises(RefusedError, match="only --uid=0"):
         order(everybodys, "server create mine --uid=2000", 0)
+
+
+def test_its_module_writes_the_command_of_a_release(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("MPS_STANDIN_RELEASE", "MPS_STANDIN_GPUS"):
+        monkeypatch.delenv(variable, raising=False)
+    module = [sys.executable, "-m", "cotenant.softgpu.mps"]
+    can = {}
+    for release in ("595", "615", "620"):
+        made = subprocess.run([*module, short_folder / release, release], capture_output=True, text=True, check=True)
+        can[release] = abilities(made.stdout.strip())
+    assert can == {"595": Abilities(2), "615": Abilities(3, True), "620": Abilities(3, True, True, True)}
+    control = Control(str(short_folder / "615" / "nvidia-cuda-mps-control"), short_folder / "p", short_folder / "l", 3)
+    control.start()
+    try:
+        control.order("server", "create", "s")
+        (row,) = control.rows("server", "list")
+        assert len(row[5].split()) == 16, "by default the daemon has every device of the software GPU"
+    finally:
+        control.order("--quit")
+    for wrong in ([], [str(short_folder / "x")], [str(short_folder / "x"), "600"]):
+        refused = subprocess.run([*module, *wrong], capture_output=True, text=True, check=False)
+        assert (refused.returncode, refused.stderr.strip()) == (
+            1, "usage: python -m cotenant.softgpu.mps FOLDER 595|615|620"
+        )  # fmt: skip

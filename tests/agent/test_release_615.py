@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mps_standin
 import pytest
 
+from cotenant.softgpu import mps as mps_standin
 from cotenant.softgpu.cgroups import FolderCgroups
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu" / "release_615.py"

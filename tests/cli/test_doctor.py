@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import mps_standin
 import pytest
 from command import cotenant
 
@@ -17,6 +16,7 @@ from cotenant.agent.mechanisms.prospects import Found, strongest, under
 from cotenant.cli import doctor
 from cotenant.core.strength import Promise, Prospect, Strength
 from cotenant.policy.memory_limits import Detected, prospect
+from cotenant.softgpu import mps as mps_standin
 from cotenant.softgpu.cgroups import FolderCgroups
 
 KERNEL = prospect(Detected("615.71.09", call=True, cgroup=2, dmem=True, root=True))

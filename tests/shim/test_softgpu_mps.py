@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import mps_standin
 import pytest
 from waiting import wait_for
 
 from cotenant.native.libraries import SOFT_DRIVER, library_path
+from cotenant.softgpu import mps as mps_standin
 
 UUID = "GPU-636f7465-6e61-6e74-3073-6f6674677075"
 MIB = 1 << 20

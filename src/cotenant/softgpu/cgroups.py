@@ -172,6 +172,10 @@ def _alive(pid: int) -> bool:
     return _stat(pid)[0] not in "ZX"
 
 
-# the arguments FOLDER dmem|misc create a tree by hand; the agent's environment variable can then name the folder
+# creates a tree by hand; the variable COTENANT_SOFTGPU_CGROUPS can then name its folder
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[2] not in ("dmem", "misc"):
+        sys.exit("usage: python -m cotenant.softgpu.cgroups FOLDER dmem|misc")
+    if Path(sys.argv[1]).exists():
+        sys.exit(f"{sys.argv[1]} exists: name a new folder, or remove that one while no agent uses it")
     FolderCgroups.make(Path(sys.argv[1]), dmem=sys.argv[2] == "dmem", memory_bytes=16 << 30, gpus=16)

@@ -1,7 +1,7 @@
-"""What an MPS control daemon of protocol 3 knows and answers: servers, namespaces, clients, SM partitions.
+"""Imitates the state of an MPS control daemon of protocol 3: servers, namespaces, clients, SM partitions.
 
 All texts are from the manual (NVIDIA's pages for releases 615 and 620) as far as it shows them; none was recorded from
-a driver. `World` is pure: the daemon of mps_standin.py gives it commands and clients, and starts and ends processes.
+a driver. `World` starts no processes: the daemon in mps.py gives it commands and clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ READY, FAULT, INITIALIZING = "Ready", "Fault", "Initializing"
 NOT_PERMITTED, SERVER_NOT_READY, CLIENT_TERMINATED = 800, 807, 810
 MODULES = ["server", "namespace", "client", "device", "sm-partition", "feature", "memacct", "context-share"]
 LIMITS = ("--pinned-memory-limit", "--active-thread-percentage", "--client-priority")
-HELP = {  # from the manual; what release 620 adds is `NEWER`
+HELP = {  # from the manual; `NEWER` is what release 620 adds
     ("server", "set"): "server set NAME --pinned-memory-limit= --active-thread-percentage= --client-priority=",
     ("namespace", "set"): "namespace set NAME --server= --pinned-memory-limit= --active-thread-percentage=",
     ("sm-partition", "create"): "sm-partition create NAME --server= --device= --chunks= --include-remainder=",
@@ -32,12 +32,12 @@ NEWER = {
 
 
 class RefusedError(Exception):
-    """A command that is not carried out, in the daemon's words."""
+    """The daemon refuses a command; the text is its error message."""
 
 
 @dataclass
 class Limits:
-    """Of a namespace."""
+    """The limits of a namespace."""
 
     percent: float = 100.0
     memory: int | None = None
@@ -66,13 +66,13 @@ class Partition:
     device: str
     name: str
     chunks: int
-    most: int  # what it may borrow up to; `chunks` where it does not
+    most: int  # chunks up to which it may borrow; `chunks` if it may not
     id: str
 
 
 @dataclass
 class Client:
-    """A process that is connected."""
+    """A connected process."""
 
     pid: int
     uid: int
@@ -84,7 +84,7 @@ class Client:
 
 
 def size_of(text: str) -> int | None:
-    """4G, 512M: bytes; None for no limit."""
+    """Parse a size such as 4G or 512M into bytes; None for unlimited."""
     found = SIZE.fullmatch(text)
     if text == "unlimited":
         return None
@@ -94,7 +94,7 @@ def size_of(text: str) -> int | None:
 
 
 class World:
-    """State of one daemon."""
+    """The state of one daemon."""
 
     def __init__(self, sms: dict[str, int], release: int, uid: int, *, multiuser: bool = False) -> None:
         """`sms`: SMs of each GPU of the node by UUID."""
@@ -102,13 +102,13 @@ class World:
         self.servers: dict[str, Server] = {}
         self.partitions: list[Partition] = []
         self.clients: list[Client] = []
-        self.dropped: list[Client] = []  # terminated: the daemon closes their connections
+        self.dropped: list[Client] = []  # terminated clients, whose connections the daemon closes
         self.pipe = ""
 
     # -- commands --------------------------------------------------------------------------------------------------
 
     def command(self, words: list[str], uid: int) -> str:
-        """Output of `MODULE VERB ...`. RefusedError: what goes to standard error, with exit code 1."""
+        """Carry out `MODULE VERB ...` and return its output. Raises RefusedError with the text for standard error."""
         if uid not in (0, self.uid):
             raise RefusedError("permission denied: commands are accepted from root and the daemon's owner")
         plain = [word for word in words if "=" not in word and not word.startswith("--")]
@@ -140,7 +140,7 @@ class World:
         devices = tuple(filter(None, options.get("--allowed-devices", "").split(","))) or tuple(self.sms)
         if all(device in self.sms for device in devices):
             self.servers[name] = Server(name, uid, devices, locality=options.get("--locality-domains") == "true")
-        return f"server '{name}' created\n"  # one that sees no GPU has ended by now, and is no fault of the command
+        return f"server '{name}' created\n"  # a server that sees no GPU ends at once, and the command succeeds
 
     def _server_delete(self, names: list[str], options: dict[str, str]) -> str:
         server = self._server(names[0])
@@ -174,7 +174,7 @@ class World:
             raise RefusedError(f"invalid namespace name '{names[0]}'")
         if names[0] in server.spaces:
             raise RefusedError(f"namespace '{names[0]}' already exists")
-        server.spaces[names[0]] = Limits()  # inherits nothing: the whole GPU until it is set
+        server.spaces[names[0]] = Limits()  # it inherits nothing, so it has the whole GPU until limits are set
         return ""
 
     def _namespace_delete(self, names: list[str], options: dict[str, str]) -> str:
@@ -263,8 +263,10 @@ class World:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def connect(self, client: Client) -> str:
-        """A process comes by the socket of a namespace (of none: `server` is empty). "ok SMS BYTES" or "error N"."""
-        if client.server == "":  # the main socket: a server of its own for each user, without any limit
+        """Admit a process that connected to the socket of a namespace, or to the main socket if `server` is empty.
+        Returns "ok SMS BYTES" or "error N".
+        """
+        if client.server == "":  # a server of its own for each user, without any limit
             client.server = f"uid_{client.uid}"
             if client.server not in self.servers:
                 self.servers[client.server] = Server(client.server, client.uid, tuple(self.sms))
@@ -278,7 +280,7 @@ class World:
         return f"ok {self._sms(client, limits)} {self._memory(client, limits) or 0}"
 
     def gone(self, client: Client) -> None:
-        """It has ended; a server in fault takes clients again when all of its own have gone."""
+        """Remove an ended client. A server in fault accepts clients again when all of its own have ended."""
         if client in self.clients:
             self.clients.remove(client)
         server = self.servers.get(client.server)
@@ -286,14 +288,14 @@ class World:
             server.status = READY if server.status == FAULT else server.status
 
     def _sms(self, client: Client, limits: Limits) -> int:
-        """What its programs see: the namespace's percentage, whatever its own variable says, within its partition."""
+        """SMs that a client sees: the percentage of its namespace, whatever its own variable says, in its partition."""
         whole = self.sms.get(client.visible[0] if client.visible else "", next(iter(self.sms.values())))
         most = math.floor(whole * limits.percent / 100)
         named = [p for p in self.partitions if p.id == client.variables.get("CUDA_MPS_SM_PARTITION")]
         return max(2, min([most, *(p.most * CHUNK_SMS for p in named)]) // 2 * 2)
 
     def _memory(self, client: Client, limits: Limits) -> int | None:
-        """Its variable only lowers the namespace's limit, but an entry for a GPU that it does not see drops all."""
+        """Memory limit of a client. Its variable can only lower it, but one entry for an unseen GPU removes it."""
         own, found = client.variables.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""), [limits.memory]
         for entry in filter(None, own.split(",")):
             device, _, text = entry.partition("=")
@@ -344,7 +346,7 @@ class World:
 
 
 def table(head: str, rows: list[list[Any]], options: dict[str, str]) -> str:
-    """`--format=table|csv[,noheader]`."""
+    """Format the rows as the option --format=table|csv[,noheader] demands."""
     form = options.get("--format", "table")
     lines = [head.split(), *[[str(cell) for cell in row] for row in rows]]
     if form.startswith("csv"):

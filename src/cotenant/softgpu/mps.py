@@ -1,10 +1,14 @@
-"""A stand-in for nvidia-cuda-mps-control: a daemon of protocol 2 or 3 with real sockets, and its command.
+"""Imitates nvidia-cuda-mps-control for the software GPU: its daemon of protocol 2 or 3 with real sockets, and its
+command, which `python -m cotenant.softgpu.mps FOLDER 595|615|620` writes into a folder for COTENANT_SOFTGPU_MPS.
 
-`MPS_STANDIN_RELEASE` (595, 615, 620) says which driver it is of, `MPS_STANDIN_GPUS` (UUID=SMS,...) what the node has.
-Files in the pipe folder make it fail: `refuse` the start, `slow` one second for start and end, `mute` no answer to
-get_server_list, `initializing` clients wait for as long as the file is there, `silent` servers end when they are made.
-`standin fault SERVER` puts a server into its state of fault. Programs connect by the socket `control` of their pipe
-folder: "client NAME=VALUE ..." (visible GPUs and CUDA_MPS_* variables), then "device UUID" for each context.
+The variable MPS_STANDIN_RELEASE replaces the driver release of the command, and MPS_STANDIN_GPUS (UUID=SMS,...) the
+GPUs of the software GPU. Files in the pipe folder make the daemon fail: with `refuse` it does not start, with `slow`
+it takes one second to start and to end, with `mute` it does not answer get_server_list, with `initializing` clients
+wait, and with `silent` new servers end at once. The command `standin fault SERVER` puts a server into the state of
+fault.
+
+A program connects to the socket `control` in its pipe folder and sends the line "client NAME=VALUE ..." with its
+visible GPUs and its CUDA_MPS_* variables, then a line "device UUID" for each context.
 """
 
 from __future__ import annotations
@@ -17,11 +21,15 @@ import socket
 import struct
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from mps_world import FAULT, MODULES, Client, RefusedError, Server, World
+from cotenant.softgpu.mps_world import FAULT, MODULES, Client, RefusedError, Server, World
 
-RELEASE = int(os.environ.get("MPS_STANDIN_RELEASE", "595"))
+RELEASES = (595, 615, 620)
+RELEASE = int(os.environ.get("MPS_STANDIN_RELEASE") or RELEASES[0])
+# UUIDs and SMs of the software GPU's devices (native/softgpu/state.c, native/abi/contention.h)
+SOFT_GPUS = ",".join(f"GPU-636f7465-6e61-6e74-{ord('0') + i:02x}73-6f6674677075=132" for i in range(16))
 PIPE = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
 USAGE = "usage: nvidia-cuda-mps-control [-d | -f] [-v] [-h]"
 USAGE_3 = (
@@ -55,38 +63,40 @@ if words == ["-q"] or words == ["--quit"]:
 if not words:
     sys.exit(max([ask(line.split()) for line in sys.stdin if line.strip()], default=0))
 if words[0].startswith("-") or words[-1] == "help":
-    sys.path.insert(0, {helpers!r})
-    import mps_standin
-    sys.exit(mps_standin.main(words))
+    environ["MPS_STANDIN_RELEASE"] = environ.get("MPS_STANDIN_RELEASE") or "{release}"
+    sys.path.insert(0, {source!r})
+    from cotenant.softgpu.mps import main
+    sys.exit(main(words))
 sys.exit(ask(words))
 """
 
 
-def install(folder: Path) -> Path:
-    """The command as a file; an order to a daemon that runs takes no more of Python than it must."""
+def install(folder: Path, release: int = RELEASES[0]) -> Path:
+    """Write the command into a folder and return its path. The command imports little, since tests call it often."""
     command = folder / "nvidia-cuda-mps-control"
-    command.write_text(COMMAND.format(python=sys.executable, helpers=str(Path(__file__).resolve().parent)))
+    source = str(Path(__file__).resolve().parents[2])
+    command.write_text(COMMAND.format(python=sys.executable, source=source, release=release))
     command.chmod(0o755)
     return command
 
 
 class Daemon:
-    """Serves until it is told to quit."""
+    """The daemon: it serves programs and commands until it is told to quit."""
 
     def __init__(self, protocol: int, multiuser: bool) -> None:
-        pairs = [pair.split("=") for pair in os.environ.get("MPS_STANDIN_GPUS", "").split(",") if pair]
+        pairs = [pair.split("=") for pair in (os.environ.get("MPS_STANDIN_GPUS") or SOFT_GPUS).split(",")]
         self.protocol = protocol
         self.world = World({uuid: int(sms) for uuid, sms in pairs}, RELEASE, os.geteuid(), multiuser=multiuser)
         self.world.pipe = str(PIPE)
         self.selector = selectors.DefaultSelector()
-        self.doors: dict[tuple[str, str], socket.socket] = {}
+        self.sockets: dict[tuple[str, str], socket.socket] = {}
         self.programs: dict[socket.socket, Client] = {}
         self.waiting: list[tuple[socket.socket, tuple[str, str], list[str]]] = []
         self.alive, self.keep = os.pipe()  # the servers end when the daemon does
         self.running = True
 
     def run(self) -> None:
-        self.open_doors()
+        self.open_sockets()
         with contextlib.suppress(OSError):
             os.setsid()
         while self.running:
@@ -94,22 +104,22 @@ class Daemon:
                 key.data(key.fileobj)
             self.look()
 
-    def open_doors(self) -> None:
-        """A socket for each namespace, and the main one."""
+    def open_sockets(self) -> None:
+        """Open a socket for each new namespace and the main socket, and close those of deleted namespaces."""
         wanted = {("", "default"), *((s.name, n) for s in self.world.servers.values() for n in s.spaces)}
-        for server, space in wanted - set(self.doors):
+        for server, space in wanted - set(self.sockets):
             for path in self.paths(server, space):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
-                door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                door.bind(str(path))
-                door.listen(32)
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                listener.bind(str(path))
+                listener.listen(32)
                 os.chmod(path, 0o666)
-                self.doors[(server, space)] = door
-                self.selector.register(door, selectors.EVENT_READ, lambda d, k=(server, space): self.accept(d, k))
-        for key in set(self.doors) - wanted:
-            self.selector.unregister(self.doors[key])
-            self.doors.pop(key).close()
+                self.sockets[(server, space)] = listener
+                self.selector.register(listener, selectors.EVENT_READ, partial(self.accept, key=(server, space)))
+        for key in set(self.sockets) - wanted:
+            self.selector.unregister(self.sockets[key])
+            self.sockets.pop(key).close()
             for path in self.paths(*key):
                 path.unlink(missing_ok=True)
 
@@ -119,7 +129,7 @@ class Daemon:
         return [PIPE / server / "control"] if space == "default" else [PIPE / server / space / "control"]
 
     def look(self) -> None:
-        """What happens by itself: servers that were killed, clients that were terminated or may come in now."""
+        """Notice servers that were killed, end terminated clients, and accept clients that had to wait."""
         for server in list(self.world.servers.values()):
             if server.pid and not Path(f"/proc/{server.pid}/stat").exists():
                 del self.world.servers[server.name]
@@ -136,7 +146,7 @@ class Daemon:
                     del self.programs[connection]
                     with contextlib.suppress(OSError):
                         connection.send(b"error 810\n")
-        self.open_doors()
+        self.open_sockets()
         if self.waiting and not (PIPE / "initializing").exists():
             waiting, self.waiting = self.waiting, []
             for connection, key, words in waiting:
@@ -152,16 +162,16 @@ class Daemon:
     def start_server(self) -> int:
         pid = os.fork()
         if pid == 0:
-            os.close(self.keep)
             self.selector.close()
-            os.closerange(3, self.alive)
+            os.closerange(3, self.alive)  # all files but one: a command waits until its connection is closed
+            os.closerange(self.alive + 1, 65536)
             os.read(self.alive, 1)
             os._exit(0)
         return pid
 
-    def accept(self, door: socket.socket, key: tuple[str, str]) -> None:
-        connection, _ = door.accept()
-        self.selector.register(connection, selectors.EVENT_READ, lambda c: self.hear(c, key))
+    def accept(self, listener: socket.socket, key: tuple[str, str]) -> None:
+        connection, _ = listener.accept()
+        self.selector.register(connection, selectors.EVENT_READ, partial(self.hear, key=key))
 
     def hear(self, connection: socket.socket, key: tuple[str, str]) -> None:
         try:
@@ -208,7 +218,7 @@ class Daemon:
         connection.sendall(answer.encode() + b"\n")
 
     def order(self, words: list[str], uid: int) -> tuple[int, str, str]:
-        """Exit code and output of a command."""
+        """Carry out a command; returns its exit code, output and error text."""
         with contextlib.suppress(OSError), open(PIPE / "calls", "a") as calls:
             calls.write(" ".join(words) + "\n")
         if words[:2] == ["standin", "fault"]:
@@ -221,7 +231,8 @@ class Daemon:
                 with open(PIPE / "calls", "a") as calls:
                     calls.write("ended\n")
             self.running = False
-            for path in PIPE.rglob("control"):  # before the answer: a daemon may be started right after it
+            # the sockets go before the answer is sent, since another daemon may be started right after it
+            for path in PIPE.rglob("control"):
                 path.unlink()
             return 0, "", ""
         if self.protocol == 2:
@@ -230,22 +241,25 @@ class Daemon:
                 return int(muted), "".join(f"{s.pid}\n" for s in self.world.servers.values()), ""
             if words[0] == "get_client_list":
                 return 0, "".join(f"{c.pid}\n" for c in self.world.clients), ""
-            return 1, "", f"unknown command {' '.join(words)}"  # also what protocol 3 would take
+            return 1, "", f"unknown command {' '.join(words)}"  # commands of protocol 3, too
         try:
             out = self.world.command(words, uid)
         except (RefusedError, KeyError, ValueError) as error:
             return 1, "", str(error)
         self.start_servers()
-        self.open_doors()
+        self.open_sockets()
         return 0, out, ""
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Pid and user id of a connected process."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", raw)[:2]
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid
 
 
 def start(protocol: int, multiuser: bool) -> int:
+    """Start the daemon in the background; returns the exit code of the command that starts it."""
     if (PIPE / "refuse").exists():
         print("An instance of this daemon is already running", file=sys.stderr)
         return 1
@@ -264,7 +278,7 @@ def start(protocol: int, multiuser: bool) -> int:
     for number in (0, 1, 2):
         os.dup2(null, number)
     daemon = Daemon(protocol, multiuser)
-    daemon.open_doors()
+    daemon.open_sockets()
     os.close(reading)
     os.close(writing)
     daemon.run()
@@ -272,7 +286,10 @@ def start(protocol: int, multiuser: bool) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    protocol, words, flags = 2, [], set()
+    """Carry out the command with these arguments; returns its exit code."""
+    protocol = 2
+    words: list[str] = []
+    flags: set[str] = set()
     pending = iter(arguments)
     for word in pending:
         if word in ("-p", "--protocol") and RELEASE >= 615:
@@ -293,3 +310,10 @@ def main(arguments: list[str]) -> int:
         return start(protocol, bool({"-m", "--multiuser"} & flags))
     print(World({}, RELEASE, 0).command(words, 0), end="")  # help
     return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[2] not in map(str, RELEASES):
+        sys.exit(f"usage: python -m cotenant.softgpu.mps FOLDER {'|'.join(map(str, RELEASES))}")
+    Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+    print(install(Path(sys.argv[1]), int(sys.argv[2])))
