@@ -131,7 +131,7 @@ def test_a_request_is_sms_of_its_own_read_back_in_chunks(node: Callable[..., Nod
     late = here.mps.grant(TenantSpec("b", request=0.3, limit=0.5), (ONE,))
     assert late.sms == {ONE.uuid: Sms(reserved=0, at_most=95)}
     assert late.remarks[0].startswith("the tenant's request of 30% is not enforced, no SMs are reserved:")
-    assert "the device has active clients" in late.remarks[0]
+    assert "the device has active clients; MPS reserves SMs only on a GPU without programs" in late.remarks[0]
     other = here.mps.grant(TenantSpec("c", request=0.25), (TWO,))
     assert other.sms == {TWO.uuid: Sms(48, 48)}
     program.close()
@@ -161,6 +161,15 @@ def test_release_620_lends_sms_and_weighs_servers(node: Callable[..., Node]) -> 
     calls = (here.pipe / "calls").read_text()
     assert "server set heavy --timeslice-pct=75\n" in calls
     assert "server set agent --timeslice-pct=25\n" in calls
+
+
+@pytest.mark.parametrize(("release", "why"), [(615, "MPS has weights from driver 620"), (620, "when the tenant starts")])
+def test_a_weight_without_effect_is_said(node: Callable[..., Node], release: int, why: str) -> None:
+    here = node(release)
+    assert here.mps.grant(TenantSpec("a"), (ONE,)).remarks == ()
+    (remark,) = here.mps.grant(TenantSpec("a", weight=2.0), (ONE,)).remarks
+    assert remark.startswith("the tenant's weight of 2 has no effect: ")
+    assert why in remark
 
 
 def test_a_server_is_made_while_programs_run(node: Callable[..., Node]) -> None:

@@ -30,14 +30,17 @@ def sleeper() -> Iterator[int]:
         process.kill()
 
 
-def world(pid: int, sms: int = 0, contexts: int = 1) -> tuple[ShareProof, Tenant]:
-    """A tenant with that process; `sms`: what its shim said that it sees, where it came."""
+def world(pid: int, sms: int = 0, contexts: int = 1, given: int = 66) -> tuple[ShareProof, Tenant]:
+    """A tenant with that process; `sms`: what its shim said that it sees, where it came; `given`: the most that its
+    share had then."""
     registry = Registry((GPU,), {"mps": cast(Mechanism, SimpleNamespace(name="mps"))})
     tenant = Tenant(TenantSpec("a", mechanism="mps"), (GPU,), "token", 0, Enforcement(sms={GPU.uuid: Sms(40, 66)}))
     registry.tenants["a"] = tenant
     if sms:
         page = SimpleNamespace(slots=[SimpleNamespace(contexts=contexts)])
-        session: Any = SimpleNamespace(slots={0: GPU.uuid}, sms={0: sms}, peer=SimpleNamespace(pid=pid), page=page)
+        session: Any = SimpleNamespace(
+            slots={0: GPU.uuid}, sms={0: sms}, sms_given={0: given}, peer=SimpleNamespace(pid=pid), page=page
+        )
         tenant.sessions.append(cast(Session, session))
     return ShareProof(registry, lambda found: tenant if found == pid else None), tenant
 
@@ -80,6 +83,22 @@ def test_the_sms_that_a_program_sees_are_those_it_was_given(sleeper: int, sms: i
     proof, _ = world(sleeper, sms=sms)
     found = proof.judge(look(Client(sleeper, MINE)), {})["a"]
     assert [line.partition(":")[0].partition(" ")[2].partition(" ")[2] for line in found] == [text] * bool(text)
+
+
+def test_a_process_past_its_server_that_sees_too_many_sms_is_one_sentence_at_once(sleeper: int) -> None:
+    proof, _ = world(sleeper, sms=132)
+    (text,) = proof.judge(look(), {})["a"]
+    assert text.startswith(f"process {sleeper} uses GPU 3 outside its MPS server and may have all of it (it sees 132 ")
+    assert "its share has at most 66" in text
+
+
+@pytest.mark.parametrize(("given", "why"), [(132, "the limit was lowered after it started"), (66, "the environment")])
+def test_a_limit_that_was_lowered_is_no_escape(sleeper: int, given: int, why: str) -> None:
+    """Its program was started rightly, so its environment is not what is wrong."""
+    proof, _ = world(sleeper, sms=132, given=given)
+    (text,) = proof.judge(look(Client(sleeper, MINE)), {})["a"]
+    assert text.startswith(f"process {sleeper} sees 132 SMs, its share has at most 66: ")
+    assert why in text
 
 
 def test_what_was_put_right_stays_named_for_a_while(sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from cotenant.agent import processes
 from cotenant.agent.audit.processes import using
@@ -31,6 +31,7 @@ LOOKS_BY_SHIM = 10
 # a deviation that the agent has corrected is reported for this much longer, so that it appears in the metrics
 NAMED_S = 30.0
 AGAIN = "start it again with the environment that cotenant run gives"
+LOWERED = "the limit was lowered after it started, and holds for processes that start from now on: start it again"
 
 
 class ShareProof:
@@ -87,16 +88,18 @@ class ShareProof:
             if pid in clients or not processes.alive(key[1]):
                 continue
             outside[key] = self._outside.get(key, 0) + 1
-            if outside[key] >= (LOOKS if pid in running.get(uuid, ()) else LOOKS_BY_SHIM):
-                found[tenant.name].append(self._escaped(uuid, pid))
+            beyond = _beyond(tenant, uuid, pid)  # it proves that the process is no client that is still connecting
+            if beyond or outside[key] >= (LOOKS if pid in running.get(uuid, ()) else LOOKS_BY_SHIM):
+                found[tenant.name].append(self._escaped(uuid, pid, beyond))
         self._outside = outside
+        escaped = {key.pid for _, key in outside}
         for client in sorted(look.clients):
             owner = self._owner(client.pid)
             if owner is not None and owner.name in tenants and client.place != look.places[owner.name]:
                 mine = look.places[owner.name]
                 found[owner.name].append(f"process {client.pid} is in {client.place}, not in {mine}: {AGAIN}")
         for name, tenant in tenants.items():
-            found[name] += _sms_seen(tenant)
+            found[name] += _sms_seen(tenant, escaped)
         now = time.monotonic()
         for name, text in look.put_right.items():
             by = "a program with access to the MPS server did this; keep the server's sockets out of its container"
@@ -128,25 +131,38 @@ class ShareProof:
     def _owner(self, pid: int) -> Tenant | None:
         return self._registry.by_connection(pid) or self._tenant_of(pid)
 
-    def _escaped(self, uuid: str, pid: int) -> str:
+    def _escaped(self, uuid: str, pid: int, beyond: str) -> str:
         index = self._registry.gpus[uuid].index
         return (
-            f"process {pid} uses GPU {index} outside its MPS server and may have all of it: {AGAIN}; "
+            f"process {pid} uses GPU {index} outside its MPS server and may have all of it{beyond}: {AGAIN}; "
             f"nvidia-smi -i {index} -c EXCLUSIVE_PROCESS prevents this"
         )
 
 
-def _sms_seen(tenant: Tenant) -> list[str]:
-    """A sentence for each process that sees more SMs than its tenant may have, or fewer than are reserved for it."""
+def _beyond(tenant: Tenant, uuid: str, pid: int) -> str:
+    """In words that a process sees more SMs of a GPU than its tenant may have; empty if it does not."""
+    given = tenant.enforcement.sms.get(uuid)
+    for session in tenant.sessions:
+        for slot, sms in session.sms.items():
+            if session.peer.pid == pid and session.slots.get(slot) == uuid and given and 0 < given.at_most < sms:
+                return f" (it sees {sms} SMs, its share has at most {given.at_most})"
+    return ""
+
+
+def _sms_seen(tenant: Tenant, escaped: Collection[int]) -> list[str]:
+    """A sentence for each process that sees more SMs than its tenant may have, or fewer than are reserved for it.
+    `escaped`: processes that are no clients of a server, which is reported instead.
+    """
     texts = []
     for session in tenant.sessions:
         for slot, sms in session.sms.items():
             given = tenant.enforcement.sms.get(session.slots.get(slot, ""))
-            if given is None or not sms:
+            if given is None or not sms or session.peer.pid in escaped:
                 continue
             who = f"process {session.peer.pid} sees {sms} SMs"
             if given.at_most and sms > given.at_most:
-                texts.append(f"{who}, its share has at most {given.at_most}: {AGAIN}")
+                lowered = sms <= session.sms_given.get(slot, 0)
+                texts.append(f"{who}, its share has at most {given.at_most}: {LOWERED if lowered else AGAIN}")
             elif sms < given.reserved:
                 texts.append(f"{who}, {given.reserved} are reserved for it: {AGAIN}")
     return texts

@@ -242,6 +242,11 @@ class MpsNamespaces:
             CLIENT_PRIORITY: str(made.priority),
         }
         sms, remarks = {}, []
+        if spec.weight > 0 and not made.weight:
+            why = "MPS has weights from driver 620 on"
+            if self._can.weights:
+                why = "it has to be given when the tenant starts"
+            remarks.append(f"the tenant's weight of {spec.weight:g} has no effect: {why}")
         for uuid in made.gpus:
             row, total, remark = None, 0, ""
             try:
@@ -282,7 +287,8 @@ class MpsNamespaces:
             self._control.order("sm-partition", "create", space, *where, f"--chunks={wanted}", *lending)
         except WorkError as error:
             kept = f"{mine.sms} SMs stay reserved" if mine is not None else "no SMs are reserved"
-            return mine, total, f"the tenant's request of {spec.request:.0%} is not enforced, {kept}: {error}"
+            remark = f"the tenant's request of {spec.request:.0%} is not enforced, {kept}: {error}"
+            return mine, total, f"{remark}; MPS reserves SMs only on a GPU without programs and with enough free SMs"
         return next((row for row in self._partitions(where) if row.name == space), None), total, ""
 
     def _partitions(self, where: tuple[str, ...]) -> list[_Row]:

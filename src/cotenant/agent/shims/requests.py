@@ -90,6 +90,8 @@ class Requests:
             self._fill_slot(session, slot, raw)
         if sms:
             session.sms[slot] = sms
+            given = session.tenant.enforcement.sms.get(uuid)
+            session.sms_given.setdefault(slot, given.at_most if given else 0)
         session.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, slot=slot))
 
     def _fill_slot(self, session: Session, slot: int, uuid: bytes) -> None:

@@ -145,6 +145,7 @@ class Session:
         self.closed = False
         self.slots: dict[int, str] = {}  # slot -> GPU UUID
         self.sms: dict[int, int] = {}  # slot -> SMs that the process sees
+        self.sms_given: dict[int, int] = {}  # slot -> most SMs that its tenant's share allowed when it connected
         self.asking: set[int] = set()
         self.moves: dict[int, MoveState] = {}  # slot -> where the process's swappable memory is now
         self.granted: dict[int, int] = {}  # slot -> number of the turn that was sent to the process last
