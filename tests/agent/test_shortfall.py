@@ -14,7 +14,7 @@ from cotenant.agent.control.live import _share
 from cotenant.agent.control.shortfalls import MINUTE_NS, Hour, Shortfalls
 from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.tenants.tenant import Tenant
-from cotenant.cli.ps import short_line
+from cotenant.cli.tenant_table import short_line
 from cotenant.devices.base import Gpu
 from cotenant.policy.shares.account import Account, Crowd, Share, Window
 from cotenant.policy.shares.shortfall import Wanted, part_of, short_since

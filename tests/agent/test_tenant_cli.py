@@ -90,9 +90,11 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
     assert by["sms"] == ("nothing", "time")
     assert by["bandwidth"][0] in ("nothing", "shim")  # a tenant of another test may have a weight on the link
     assert by["faults"] == ("driver", "time")
-    shown = cotenant("ps", "--mechanisms", "--dir", str(busy_agent.folder)).replace("\n", " ")
+    shown = cotenant("ps", "--mechanisms", "--dir", str(busy_agent.folder))
     assert "time by shim, SMs by nothing, memory by shim" in shown
     assert "fixed when" in shown
+    assert f"GPU {gpu['index']}: {gpu['name']}, {gpu['uuid']}\n" in shown
+    assert "  faults    driver    --mechanism time: a CUDA context for each tenant\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,45 @@ def test_a_share_that_is_not_enforced_is_the_state() -> None:
     assert "✗ ShareNotEnforced" in row
 
 
+def drawn(look: dict[str, Any]) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(screen(look, sort="", width=200))
+    return console.export_text()
+
+
+def test_a_share_that_is_short_says_promised_got_and_for_how_long() -> None:
+    look = answer("good", "short")
+    assert "short for" not in drawn(look)
+    look["tenants"][1]["gpus"] = [look["tenants"][1]["gpus"][0] | {"got": 0.12, "short_s": 75.0}]
+    assert "short: requests 30% of GPU 0, got 12% in the last window, short for 75 s" in drawn(look)
+
+
+@pytest.mark.parametrize(
+    ("reserved", "most", "text"),
+    [(40, 40, "40 SMs reserved"), (0, 52, "at most 52 SMs"), (40, 81, "40 to 81 SMs"), (0, 0, "not gated")],
+)
+def test_a_tenant_without_turns_shows_its_sms(reserved: int, most: int, text: str) -> None:
+    look = answer("mps")
+    sms = {"reserved": reserved, "at_most": most}
+    look["tenants"][0]["gpus"] = [look["tenants"][0]["gpus"][0] | {"got": None, "sms": sms}]
+    assert text in drawn(look)
+
+
+@pytest.mark.parametrize(("by", "text"), [("kernel", "GiB by kernel"), ("driver", "GiB by driver"), ("shim", "")])
+def test_memory_that_kernel_or_driver_limit_says_so(by: str, text: str) -> None:
+    look = answer("one")
+    look["tenants"][0]["gpus"] = [look["tenants"][0]["gpus"][0] | {"memory_by": by}]
+    assert text in drawn(look)
+    assert (" by " in drawn(look)) is bool(text)
+
+
+def test_a_gpu_without_a_turn_says_so() -> None:
+    look = answer("one")
+    assert "turn of one" in drawn(look)
+    look["agent"]["gpus"][0]["holder"] = None
+    assert "no turn" in drawn(look)
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_names_of_tenants_and_figures_stay_whole(width: int) -> None:
     names = ("serving/recommendation-a", "serving/recommendation-b")

@@ -133,6 +133,27 @@ def test_the_exit_code_says_whether_what_is_asked_for_holds(tmp_path: Path, monk
     assert "no problem was found" in shown
 
 
+def test_what_could_not_be_stronger_names_no_obstacle() -> None:
+    """A partition that is missing does not make contexts of their own, which the driver has, any weaker."""
+    found = {each.promise: each for _, each in strongest(BEST)}
+    assert found[Promise.FAULTS].obstacles == ()
+
+
+def test_ps_and_doctor_wrap_below_the_text_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.agent.ipc.client.ControlClient", Answering)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    piped = cotenant("doctor", "--dir", tmp_path).out.splitlines()
+    assert len([line for line in piped if line.startswith("  memory")]) == 1
+    assert max(map(len, piped)) > 120, "a file gets whole lines"
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cotenant("doctor", "--dir", tmp_path).out.splitlines()
+    assert max(map(len, shown[1:])) <= 80
+    first = next(index for index, line in enumerate(shown) if line.startswith("  time"))
+    assert shown[first + 1].startswith(" " * 22), "below the text"
+
+
 @pytest.mark.parametrize("text", ["memory", "memory=strong", "luck=driver"])
 def test_a_demand_with_a_slip_is_named(text: str) -> None:
     result = cotenant("doctor", "--enforce", text)

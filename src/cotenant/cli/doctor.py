@@ -120,22 +120,14 @@ def _unmet(gpus: list[dict[str, Any]], demands: list[tuple[Promise, Strength]]) 
 def _print(report: Report) -> None:
     from rich.console import Console
 
+    from cotenant.cli.prospect_view import hanging, print_promises
+
     console = Console(highlight=False, soft_wrap=True, markup=False)
     by = f"the agent in {report.agent}" if report.agent else "this user, without an agent"
     console.print(f"found by {by}" + (f"; driver {report.release}" if report.release else ""), style="dim")
     for gpu in report.gpus:
-        console.print(f"GPU {gpu['index']}: {gpu['name']}, {gpu['uuid']}", style="bold")
-        console.print(f"  {'promise':<10}{'by':<9} how", style="dim")
-        for row in gpu["prospects"]:
-            nothing = row["by"] == Strength.NOTHING
-            how = "" if nothing else f"--mechanism {row['mechanism']}" + (f": {row['note']}" if row["note"] else "")
-            console.print(
-                f"  {row['promise']:<10}{row['by']:<9} {how or row['why']}", style="yellow" if nothing else ""
-            )
-            for text in row["obstacles"]:
-                if text != row["why"]:
-                    console.print(f"      why not stronger: {text}", style="dim")
+        print_promises(console, gpu, gpu["prospects"], obstacles=True)
     for text in report.problems:
-        console.print(f"problem: {text}", style="red")
+        hanging(console, "problem: ", text, "red")
     if not report.problems:
         console.print("no problem was found: tenants can run", style="green")

@@ -40,7 +40,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
     from cotenant.cli.fitting import FILE_WIDTH, table_width, to_file
-    from cotenant.cli.tenant_table import tenant_table
+    from cotenant.cli.tenant_table import short_line, tenant_table
     from cotenant.core.print_table import print_table
 
     console = Console()
@@ -87,19 +87,6 @@ def _print_tenants(answer: dict[str, Any]) -> None:
         console.print(f"{text}; promised in GiB: {whose}", style="dim", highlight=False)
 
 
-def short_line(tenant: dict[str, Any], share: dict[str, Any]) -> str:
-    """A line about a tenant that gets less of a GPU than its request; empty if it gets enough."""
-    from cotenant.core.units import format_seconds
-
-    if not share["short_s"] or share["got"] is None:
-        return ""
-    promised = f"requests {tenant['request']:.0%} of GPU {share['index']}"
-    return (
-        f"{tenant['name']}: {promised}, got {share['got']:.0%} in the last window, short for "
-        f"{format_seconds(share['short_s'])}"
-    )
-
-
 def _print_parked(console: Console, answer: dict[str, Any]) -> None:
     """Print parked programs that are not tenants; their name is needed to resume them."""
     for row in answer["parked"]:
@@ -111,18 +98,17 @@ def _print_parked(console: Console, answer: dict[str, Any]) -> None:
 
 
 def _print_mechanisms(answer: dict[str, Any]) -> None:
+    """Print what enforces the shares of each GPU's tenants, then what each mechanism can do."""
     from rich.console import Console
 
-    console = Console()
+    from cotenant.cli.prospect_view import hanging, print_promises
+
+    console = Console(highlight=False, markup=False)
     for gpu in answer["gpus"]:
-        console.print(f"[bold]{gpu['uuid']}[/bold]", highlight=False)
-        for row in gpu["promises"]:
-            console.print(f"  {row['promise']}: by {row['by']} ({row['mechanism']})", highlight=False)
+        print_promises(console, gpu, gpu["promises"])
     for name, row in answer["mechanisms"].items():
-        console.print(f"[bold]{name}[/bold]")
+        console.print(f"--mechanism {name}", style="bold")
         by = f"time by {row['time_by']}, SMs by {row['sms_by']}, memory by {row['memory_by']}"
-        console.print(f"  enforced: {by}", highlight=False)
-        for key in ("compute", "memory", "resize", "isolation"):
-            console.print(f"  {key}: {row[key]}", highlight=False)
-        for note in row["notes"]:
-            console.print(f"  note: {note}", highlight=False)
+        texts = (("enforced", by), *((key, row[key]) for key in ("compute", "memory", "resize", "isolation")))
+        for key, text in (*texts, *(("note", note) for note in row["notes"])):
+            hanging(console, f"  {key:<10}", text)

@@ -14,11 +14,11 @@ from cotenant.core.units import format_bytes, format_seconds
 BAR = 16
 
 
-def share_bar(got: float | None, request: float, limit: float) -> Text:
+def share_bar(got: float | None, request: float, limit: float, sms: dict[str, int] | None = None) -> Text:
     """A bar that shows a tenant's actual share of its GPU. A mark shows the request; the part above the limit is
-    shaded."""
+    shaded. A tenant without turns has no bar, but the SMs that it may use, if they are known (`sms`)."""
     if got is None:
-        return Text("not gated".ljust(BAR), style="dim")
+        return Text((_sms(sms) or "not gated").ljust(BAR), style="dim")
     filled = round(got * BAR)
     mark = round(request * BAR) - 1 if request > 0 else -1
     closed = round(limit * BAR)
@@ -33,6 +33,26 @@ def share_bar(got: float | None, request: float, limit: float) -> Text:
         else:
             text.append("·", style="dim")
     return text
+
+
+def _sms(sms: dict[str, int] | None) -> str:
+    """The SMs that are reserved for a tenant and those that it may use; empty if they are not known."""
+    if not sms or not sms["at_most"]:
+        return ""
+    if sms["reserved"] == sms["at_most"]:
+        return f"{sms['reserved']} SMs reserved"
+    return f"{sms['reserved']} to {sms['at_most']} SMs" if sms["reserved"] else f"at most {sms['at_most']} SMs"
+
+
+def short_line(tenant: dict[str, Any], share: dict[str, Any]) -> str:
+    """A line about a tenant that gets less of a GPU than its request; empty if it gets enough."""
+    if not share.get("short_s") or share["got"] is None:
+        return ""
+    promised = f"requests {tenant['request']:.0%} of GPU {share['index']}"
+    return (
+        f"{tenant['name']}: {promised}, got {share['got']:.0%} in the last window, short for "
+        f"{format_seconds(share['short_s'])}"
+    )
 
 
 def _percent(value: float | None) -> str:
@@ -70,7 +90,8 @@ def _memory(share: dict[str, Any]) -> Text:
     if cap is None:
         return Text(format_bytes(used))
     style = "red" if used > 0.95 * cap else ""
-    return Text(f"{format_bytes(used)} / {format_bytes(cap)}", style=style)
+    by = f" by {share['memory_by']}" if share.get("memory_by") in ("kernel", "driver") else ""
+    return Text(f"{format_bytes(used)} / {format_bytes(cap)}{by}", style=style)
 
 
 def _on_gpu(share: dict[str, Any]) -> Text:
@@ -157,7 +178,7 @@ def _cells(tenant: dict[str, Any], share: dict[str, Any]) -> dict[str, Text | st
         "ASKED": _percent(tenant["request"]),
         "LIMIT": _percent(tenant["limit"]),
         "GOT": _got(share),
-        BAR_HEAD: share_bar(share["got"], tenant["request"], tenant["limit"]),
+        BAR_HEAD: share_bar(share["got"], tenant["request"], tenant["limit"], share.get("sms")),
         "MEMORY": _memory(share),
         "ON GPU": _on_gpu(share),
         "MOVES": _moves(share),

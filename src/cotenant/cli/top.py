@@ -65,14 +65,14 @@ def top(
 def screen(
     answer: dict[str, Any], *, sort: str, key_line: bool = True, lost: str = "", width: int | None = None
 ) -> RenderableType:
-    """Draw the whole screen: one line per GPU, then tenants, then warnings. Columns of tenants that do not fit into
-    `width` are left out and named.
+    """Draw the whole screen: one line per GPU, then tenants, shortfalls and warnings. Columns of tenants that do not
+    fit into `width` are left out and named.
     """
     from rich.console import Group
     from rich.text import Text
 
     from cotenant.cli.fitting import flowing
-    from cotenant.cli.tenant_table import CLASSES, tenant_table
+    from cotenant.cli.tenant_table import CLASSES, short_line, tenant_table
     from cotenant.core.units import counted, format_bytes, format_seconds
 
     agent = answer["agent"]
@@ -90,12 +90,12 @@ def screen(
     parts: list[RenderableType] = [flowing(head, width)]
     for gpu in agent["gpus"]:
         used, total = gpu["memory_charged_bytes"], gpu["memory_bytes"]
-        holder = Text(gpu["holder"] or "nobody", style="green" if gpu["holder"] else "dim")
+        turn = Text.assemble("turn of ", (gpu["holder"], "green")) if gpu["holder"] else Text("no turn", style="dim")
         line = (
             Text.assemble((f"GPU {gpu['index']} ", "bold"), gpu["name"]),
             Text(f"promised {gpu['promised']:.0%}"),
             Text(f"memory {format_bytes(used)} / {format_bytes(total)}"),
-            Text.assemble("turn of ", holder),
+            turn,
         )
         parts.append(flowing(line, width))
     table, left_out = tenant_table(answer, sort=sort, width=width)
@@ -104,6 +104,9 @@ def screen(
         parts.append(Text(f"left out at {width} columns: {', '.join(left_out)}", style="dim"))
     if not answer["tenants"]:
         parts.append(Text("no tenants: start one with cotenant run", style="dim"))
+    short = list(filter(None, (short_line(t, share) for t in answer["tenants"] for share in t["gpus"])))
+    if short:
+        parts += [Text(), *(Text(f"▼ {text}", style="bold red") for text in short)]
     warnings = [(t["name"], text) for t in answer["tenants"] for text in t["warnings"]]
     if agent["config_fault"]:
         warnings.insert(0, ("configuration", agent["config_fault"]))

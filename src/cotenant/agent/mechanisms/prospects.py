@@ -77,7 +77,9 @@ def strongest(found: Found) -> Iterator[tuple[str, Prospect]]:
     shared = [name for name in names(Use.TENANT) if not MECHANISMS[name].capabilities.exclusive]
     for each in zip(*(under(name, found) for name in shared), strict=True):
         best = min(range(len(each)), key=lambda index: each[index].by.rank)
-        obstacles = dict.fromkeys(text for other in each for text in other.obstacles)
+        # without its obstacles no other mechanism of shared GPUs would be stronger than the hardware
+        relevant = (each[best],) if each[best].by.at_least(Strength.HARDWARE) else each
+        obstacles = dict.fromkeys(text for other in relevant for text in other.obstacles)
         yield shared[best], replace(each[best], obstacles=tuple(obstacles))
 
 

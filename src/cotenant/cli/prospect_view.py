@@ -1,0 +1,46 @@
+"""Prints what enforces each promise of a share on a GPU, for `ps --mechanisms` and `doctor`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cotenant.cli.fitting import to_file
+from cotenant.core.strength import Strength
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PROMISE, BY = 12, 10  # widths of the first two columns
+
+
+def print_promises(
+    console: Console, gpu: dict[str, Any], rows: list[dict[str, Any]], *, obstacles: bool = False
+) -> None:
+    """Print a GPU and a line for each of its rows (of `row_of` in agent/mechanisms/prospects.py). `obstacles`: also
+    print what prevents stronger enforcement."""
+    console.print(f"GPU {gpu['index']}: {gpu['name']}, {gpu['uuid']}", style="bold", soft_wrap=True)
+    console.print(f"{'  promise':<{PROMISE}}{'by':<{BY}}how", style="dim")
+    for row in rows:
+        nothing = row["by"] == Strength.NOTHING
+        how = "" if nothing else f"--mechanism {row['mechanism']}" + (f": {row['note']}" if row["note"] else "")
+        head = f"{'  ' + row['promise']:<{PROMISE}}{row['by']:<{BY}}"
+        hanging(console, head, how or row["why"], "yellow" * nothing)
+        for text in row["obstacles"] if obstacles else ():
+            if text != row["why"]:
+                hanging(console, f"{'':<{PROMISE}}why not stronger: ", text, "dim")
+
+
+def hanging(console: Console, head: str, text: str, style: str = "") -> None:
+    """Print a line; on a terminal its further lines begin below the text. A file gets one line, for grep."""
+    from rich.table import Table
+
+    from cotenant.core.print_table import print_table
+
+    if to_file():
+        console.print(head + text, style=style or None, soft_wrap=True)
+        return
+    table = Table.grid()
+    table.add_column(no_wrap=True, width=len(head))
+    table.add_column(overflow="fold")
+    table.add_row(head, text, style=style or None)
+    print_table(console, table)
