@@ -278,17 +278,23 @@ def weights(card: Card615) -> None:
                      seconds=SECONDS, of_alone=round(a[0] / alone[0] + b[0] / alone[1], 2))  # fmt: skip
 
 
+def partitions(card: Card615, control: Control, *options: str) -> list[str]:
+    """Divide the GPU's SMs into two partitions; returns the variables that place programs in them."""
+    where = ("--server=s", f"--device={card.gpu.uuid}")
+    chunks = max(int(row[3]) for row in control.rows("sm-partition", "list", *where) if row[6] == "unallocated")
+    made = []
+    for name in ("a", "b"):
+        lent = [option.format(chunks=chunks) for option in options]
+        text = control.order("sm-partition", "create", name, *where, f"--chunks={chunks // 2}", *lent)
+        made.append(text.rpartition("CUDA_MPS_SM_PARTITION=")[2].strip())
+    return made
+
+
 def lending(card: Card615) -> None:
     """How much an idle partition lends to another one, and how soon its owner gets it back."""
     with mps(card, "lending", "shareable") as (control, start):
         serve(card, control, "s", "n")
-        rows = control.rows("sm-partition", "list", "--server=s", f"--device={card.gpu.uuid}")
-        chunks = max(int(row[3]) for row in rows if row[6] == "unallocated")
-        clients = []
-        for name in ("a", "b"):
-            text = control.order("sm-partition", "create", name, "--server=s", f"--device={card.gpu.uuid}",
-                                 f"--chunks={chunks // 2}", "--shareable=true", f"--max-chunks={chunks}")  # fmt: skip
-            clients.append(text.rpartition("CUDA_MPS_SM_PARTITION=")[2].strip())
+        clients = partitions(card, control, "--shareable=true", "--max-chunks={chunks}")
         a, b = (start("s", "n", CUDA_MPS_SM_PARTITION=one) for one in clients)
         alone = a.ask("count", SECONDS)
         b.ask("busy")
@@ -300,9 +306,19 @@ def lending(card: Card615) -> None:
 
 def faults(card: Card615) -> None:
     """Effect of a fault in one namespace on a program in another namespace of the same server, and on the server."""
-    with mps(card, "faults") as (control, start):
+    _fault(card, "faults")
+
+
+def partition_faults(card: Card615) -> None:
+    """The same when each of the programs has an SM partition, which should keep faults from the other one."""
+    _fault(card, "partition_faults", divided=True)
+
+
+def _fault(card: Card615, row: str, *, divided: bool = False) -> None:
+    with mps(card, row) as (control, start):
         serve(card, control, "s", "a", "b")
-        wrong, other = start("s", "a"), start("s", "b")
+        mine = [{"CUDA_MPS_SM_PARTITION": one} for one in partitions(card, control)] if divided else [{}, {}]
+        wrong, other = start("s", "a", **mine[0]), start("s", "b", **mine[1])
         other.ask("busy")
         other.tell("count", 2)
         code = wrong.ask("wrong")
@@ -310,7 +326,7 @@ def faults(card: Card615) -> None:
         status = control.rows("server", "list", "s")[0][3]
         wrong.end()
         after = control.rows("server", "list", "s")[0][3]
-        card.say(row="faults", code=code[0], other_kernels=done[0], other_code=done[2], server=status,
+        card.say(row=row, code=code[0], other_kernels=done[0], other_code=done[2], server=status,
                  server_after=after, next_code=start("s", "b").ask("context")[0])  # fmt: skip
 
 
@@ -326,14 +342,16 @@ def clients(card: Card615) -> None:
 
 STEPS: dict[str, Callable[[Card615], None]] = {
     "costs": costs, "rounding": rounding, "seen": seen, "order": order, "uncharged": uncharged, "texts": texts,
-    "namespaces": namespaces, "weights": weights, "lending": lending, "faults": faults, "clients": clients,
+    "namespaces": namespaces, "weights": weights, "lending": lending, "faults": faults,
+    "partition_faults": partition_faults, "clients": clients,
 }  # fmt: skip
 
 
 def main() -> int:
     """Run the requested steps, or report why this machine cannot answer."""
-    if len(sys.argv) < 2:
-        print("usage: release_615.py OUT.json [STEP,...]", file=sys.stderr)
+    steps = sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
+    if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-") or set(steps) - set(STEPS):
+        print(f"usage: release_615.py OUT.json [STEP,...]\nsteps: {', '.join(STEPS)}", file=sys.stderr)
         return 2
     gpus = DEVICE.gpus()
     hierarchy = DEVICE.cgroups()
@@ -349,7 +367,7 @@ def main() -> int:
     machine = Card615(gpus[0], card, hierarchy, Path(sys.argv[1]), dmem=found.dmem)
     machine.say(row="machine", release=found.release, gpu=gpus[0].name, by=holds.by, why=holds.why,
                 obstacles=holds.obstacles, kernel=os.uname().release)  # fmt: skip
-    for name in sys.argv[2].split(",") if len(sys.argv) > 2 else STEPS:
+    for name in steps:
         try:
             STEPS[name](machine)
         except (OSError, WorkError) as error:

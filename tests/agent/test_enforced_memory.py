@@ -45,7 +45,7 @@ def tenant(enforce: str, **more: Any) -> Tenant:
         (BEST, "kernel", ""),
         (BEST, "driver", ""),  # the kernel is stronger
         (DRIVER, "driver", ""),
-        (DRIVER, "kernel", "or something stronger, which is not possible: memory on GPU 3 is limited by the driver"),
+        (DRIVER, "kernel", "limited by the kernel, which is not possible: memory on GPU 3 is limited by the driver"),
         (OLD, "shim", ""),
         (OLD, "driver", "memory on GPU 3 is limited by the shim: .*driver 580.126.20 has no memory limits"),
     ],

@@ -167,9 +167,11 @@ def test_limit_is_there_before_the_program_and_gone_after_it(kernel):
 def test_limit_is_raised_and_lowered_while_the_program_runs(kernel):
     program = kernel.run("two", "1GiB")
     assert take(program, 1025 - CONTEXT) == 2
-    assert kernel.call("set", name="two", memory_bytes=2 * GIB)["memory_bytes"] == 2 * GIB
+    raised = kernel.call("set", name="two", memory_bytes=2 * GIB)
+    assert (raised["memory_bytes"], raised["holds"]) == (2 * GIB, "at once")
     assert take(program, 2048 - CONTEXT) == 0
-    kernel.call("set", name="two", memory_bytes=GIB)
+    lowered = kernel.call("set", name="two", memory_bytes=GIB)["holds"]
+    assert "it uses 2.0 GiB of GPU 0, which stays: its new allocations fail until it uses less than 1.0 GiB" in lowered
     assert take(program, 1) == 2
     end(program)
 
@@ -247,7 +249,8 @@ def test_driver_limits_where_the_kernel_does_not(driver):
     assert take(program, 1025 - CONTEXT) == 2
     assert take(program, 512) == 0
     assert driver.tenant("one")["gpus"][0]["memory_by"] == "driver"
-    with pytest.raises(InputError, match=r"it uses 0.75 GiB was refused: the driver refuses the limit as invalid"):
+    refused = "one uses 768.0 MiB of GPU 0, contexts included, so the driver refuses a limit of 512.0 MiB"
+    with pytest.raises(InputError, match=refused):
         driver.call("set", name="one", memory_bytes=GIB // 2)
     assert driver.tenant("one")["gpus"][0]["memory_limit_bytes"] == GIB
     driver.call("set", name="one", memory_bytes=2 * GIB)

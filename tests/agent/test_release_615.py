@@ -15,7 +15,7 @@ from cotenant.softgpu.cgroups import FolderCgroups
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu" / "release_615.py"
 UUID = "GPU-636f7465-6e61-6e74-3073-6f6674677075"  # of the software GPU's first card
-STEPS = ("namespaces", "weights", "lending", "faults", "clients")
+STEPS = ("namespaces", "weights", "lending", "faults", "partition_faults", "clients")
 
 
 @pytest.mark.slow
@@ -41,5 +41,13 @@ def test_every_question_about_mps_has_an_answer(short_folder: Path, release: str
     assert set(found) - {"machine", "fault"} == {*STEPS} - faults.keys()
     assert found["namespaces"]["sms"][0] == 66
     assert found["clients"]["taken"] == 3
-    assert found["faults"]["other_code"] == 0
-    assert found["faults"]["next_code"] == 0
+    for row in ("faults", "partition_faults"):
+        assert (found[row]["other_code"], found[row]["next_code"]) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", [(), ("--help",), ("out.json", "costs,luck"), ("out.json", "costs", "more")])
+def test_wrong_arguments_get_the_usage_with_the_steps(tmp_path: Path, wrong: tuple[str, ...]) -> None:
+    command = [sys.executable, str(SCRIPT), *wrong]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert done.stderr.startswith("usage: release_615.py OUT.json [STEP,...]\nsteps: costs, ")

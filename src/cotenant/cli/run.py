@@ -45,7 +45,9 @@ def run(
     priority: Annotated[
         int, typer.Option(help="For discipline priority: a tenant with a larger value goes first.")
     ] = 0,
-    weight: Annotated[float, typer.Option(help="Weight, for discipline weighted-round-robin.")] = 0.0,
+    weight: Annotated[
+        float, typer.Option(help="Weight, for discipline weighted-round-robin, or under mps from driver 620 on.")
+    ] = 0.0,
     best_effort: Annotated[
         bool, typer.Option("--best-effort", help="Yield to latency-sensitive tenants of this GPU.")
     ] = False,

@@ -24,7 +24,9 @@ def set_share(
     priority: Annotated[
         int | None, typer.Option(help="For discipline priority: a tenant with a larger value goes first.")
     ] = None,
-    weight: Annotated[float | None, typer.Option(help="Weight, for discipline weighted-round-robin.")] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="Weight, for discipline weighted-round-robin, or under mps from driver 620 on.")
+    ] = None,
     copy_weight: Annotated[float | None, typer.Option(help="Weight on the PCIe link.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,

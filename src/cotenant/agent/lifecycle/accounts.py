@@ -14,6 +14,7 @@ from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
+from cotenant.core.units import format_bytes
 from cotenant.devices.base import uuid_bytes
 
 NO_TURN = 1 << 63  # a number that no turn has
@@ -52,6 +53,18 @@ class Accounts:
         if self._registry.sliced(tenant):
             self._slices.join(tenant)
         self._copies.join(tenant)
+
+    def beyond(self, tenant: Tenant) -> str:
+        """A sentence about a tenant that uses more memory than its new limit; empty if it does not."""
+        for gpu in tenant.gpus if tenant.spec.oversubscribe == "none" else ():
+            used = max(self._ledger.used(tenant.name, gpu.uuid), self.limits.used_bytes(tenant, gpu))
+            cap = tenant.cap_bytes(gpu)
+            if cap is not None and used > cap:
+                return (
+                    f"it uses {format_bytes(used)} of GPU {gpu.index}, which stays: its new allocations fail "
+                    f"until it uses less than {format_bytes(cap)}"
+                )
+        return ""
 
     def close(self, tenant: Tenant) -> None:
         """Free what was kept for a tenant that is removed. Its processes must have ended."""

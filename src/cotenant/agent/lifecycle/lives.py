@@ -68,6 +68,8 @@ class Lives:
         except InputError:
             self._registry.resize(tenant, before)
             raise
+        if beyond := self._accounts.beyond(tenant):
+            when = f"{when}; {beyond}"
         self._history.decided(f"{tenant.name} changed: {promise(spec)}; takes effect: {when}")
         self._save()
         return when

@@ -19,6 +19,7 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import ControlGroup, Tenant
 from cotenant.core.errors import InputError
 from cotenant.core.strength import Promise, Prospect, Strength
+from cotenant.core.units import format_bytes
 from cotenant.devices.base import Gpu
 from cotenant.devices.cards import NO_LIMIT, Card
 from cotenant.devices.cgroups import Hierarchy, delegate_down
@@ -49,9 +50,9 @@ _Key = tuple[Path, str]  # (group, UUID of the GPU)
 
 def _too_weak(tenant: Tenant, why: str) -> InputError:
     demanded = tenant.spec.enforce_memory
+    by = f"by the {demanded}" if demanded is Strength.KERNEL else f"by the {demanded} or something stronger"
     return InputError(
-        f"the memory of {tenant.name} must be limited by the {demanded} or something stronger, which "
-        f"is not possible: {why}; see cotenant doctor",
+        f"the memory of {tenant.name} must be limited {by}, which is not possible: {why}; see cotenant doctor",
         field="--enforce-memory",
     )
 
@@ -364,11 +365,20 @@ class MemoryLimits:
             self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # the driver may round the limit
 
     def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:
-        assert tenant.held is not None
-        used = ""
-        with contextlib.suppress(OSError):
-            used = f", where it uses {self._card(gpu).memory_limits(tenant.held.path).used_bytes / 2**30:.2f} GiB"
-        return f"the new memory limit of {tenant.name} on GPU {gpu.index}{used} was refused: {words(error)}"
+        wanted, used = tenant.cap_bytes(gpu), self.used_bytes(tenant, gpu)
+        if wanted is not None and used > wanted:
+            return (
+                f"{tenant.name} uses {format_bytes(used)} of GPU {gpu.index}, contexts included, so the driver refuses "
+                f"a limit of {format_bytes(wanted)}, and the old one stays: free memory first, or set a larger one"
+            )
+        return f"the new memory limit of {tenant.name} on GPU {gpu.index} was refused: {words(error)}"
+
+    def used_bytes(self, tenant: Tenant, gpu: Gpu) -> int:
+        """Memory that kernel or driver count for a tenant on a GPU, contexts included; 0 if they do not limit it."""
+        if tenant.held is not None:
+            with contextlib.suppress(OSError):
+                return self._card(gpu).memory_limits(tenant.held.path).used_bytes
+        return 0
 
     def _is_in(self, tenant: Tenant, pid: int) -> bool:
         assert tenant.held is not None
