@@ -70,12 +70,19 @@ def test_a_share_that_is_short_says_promised_got_and_for_how_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reserved", "most", "text"),
-    [(40, 40, "40 SMs reserved"), (0, 52, "at most 52 SMs"), (40, 81, "40 to 81 SMs"), (0, 0, "not gated")],
+    ("reserved", "most", "seen", "text"),
+    [
+        (40, 40, 40, "40 SMs reserved"),
+        (0, 54, 0, "at most 54 SMs"),
+        (0, 54, 52, "at most 52 SMs"),
+        (0, 13, 132, "at most 13 SMs"),
+        (40, 81, 72, "40 to 72 SMs"),
+        (0, 0, 0, "not gated"),
+    ],
 )
-def test_a_tenant_without_turns_shows_its_sms(reserved: int, most: int, text: str) -> None:
+def test_a_tenant_without_turns_shows_its_sms(reserved: int, most: int, seen: int, text: str) -> None:
     look = answer("mps")
-    sms = {"reserved": reserved, "at_most": most}
+    sms = {"reserved": reserved, "at_most": most, "seen": seen}
     look["tenants"][0]["gpus"] = [look["tenants"][0]["gpus"][0] | {"got": None, "sms": sms}]
     assert text in drawn(look)
 

@@ -29,6 +29,7 @@ def test_state_and_metrics_tell_the_same(live_agent: Callable[..., Any]) -> None
     assert shares["notebooks"]["granted"] == 0.2
     assert shares["notebooks"]["limit"] == 0.5
     assert shares["notebooks"]["memory_limit_bytes"] == 2 << 30
+    assert shares["notebooks"]["memory_by"] == "shim"
     assert [row["promised"] for row in state["gpus"]] == [0.5]
     assert any("notebooks admitted: request 20%, limit 50%" in row["text"] for row in state["decisions"])
     text = agent.get("/metrics")

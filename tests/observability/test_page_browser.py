@@ -67,6 +67,22 @@ def test_ten_tenants_have_ten_colours_and_keep_them(browser: Any, stage: Stage) 
     assert len(set(after.values())) == 9
 
 
+def test_a_share_that_is_not_enforced_stands_out_with_its_sms_and_memory(browser: Any, stage: Stage) -> None:
+    rows = tenant_rows(2)
+    more = {
+        "t0": {"state": "ShareNotEnforced", "floor": "holds", "sms": "at most 13 SMs"},
+        "t1": {"sms": "40 SMs reserved", "memory_limit_bytes": 2 << 30, "memory_by": "kernel"},
+    }
+    stage.rows = [(section, key, fields | more.get(fields.get("tenant", ""), {})) for section, key, fields in rows]
+    browser.get(stage.server.url)
+    until(lambda: "ShareNotEnforced" in text(browser, "#shares"))
+    (pill,) = (each for each in browser.find_elements("css selector", "#shares .pill") if "Not" in each.text)
+    assert "bad" in pill.get_attribute("class"), "it is red whatever else the tenant does"
+    for words in ("at most 13 SMs", "40 SMs reserved", "limited by the kernel"):
+        assert words in text(browser, "#shares")
+    assert not complaints(browser)
+
+
 def test_best_effort_work_that_is_held_off_is_told_from_what_runs(browser: Any, stage: Stage) -> None:
     *head, train, web, plain = tenant_rows(3)
     train[2].update({"class": "best-effort", "floor": "held off", "waited_s": 12.5})

@@ -42,6 +42,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     from cotenant.cli.fitting import FILE_WIDTH, table_width, to_file
     from cotenant.cli.tenant_table import short_line, tenant_table
     from cotenant.core.print_table import print_table
+    from cotenant.core.units import sms_text
 
     console = Console()
     if answer["agent"]["config_fault"]:
@@ -69,13 +70,8 @@ def _print_tenants(answer: dict[str, Any]) -> None:
         for share in tenant["gpus"]:
             if line := short_line(tenant, share):
                 console.print(line, style="red", highlight=False)
-            sms = share.get("sms")
-            if sms and sms["reserved"]:
-                text = (
-                    f"{sms['reserved']} SMs of GPU {share['index']} are reserved for it, it can use at most "
-                    f"{sms['at_most']}"
-                )
-                console.print(f"{tenant['name']}: {text}", style="dim", highlight=False)
+            if text := sms_text(share.get("sms")):
+                console.print(f"{tenant['name']}: {text} of GPU {share['index']}", style="dim", highlight=False)
         for text in tenant["warnings"]:
             console.print(f"[yellow]{tenant['name']}[/yellow]: {text}", highlight=False)
     host = answer["agent"]["swap_memory"]
@@ -109,6 +105,6 @@ def _print_mechanisms(answer: dict[str, Any]) -> None:
     for name, row in answer["mechanisms"].items():
         console.print(f"--mechanism {name}", style="bold")
         by = f"time by {row['time_by']}, SMs by {row['sms_by']}, memory by {row['memory_by']}"
-        texts = (("enforced", by), *((key, row[key]) for key in ("compute", "memory", "resize", "isolation")))
+        texts = (("at least", by), *((key, row[key]) for key in ("compute", "memory", "resize", "isolation")))
         for key, text in (*texts, *(("note", note) for note in row["notes"])):
             hanging(console, f"  {key:<10}", text)

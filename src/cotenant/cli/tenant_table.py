@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotenant.cli.fitting import fit
-from cotenant.core.units import format_bytes, format_seconds
+from cotenant.core.units import format_bytes, format_seconds, sms_text
 
 BAR = 16
 
@@ -18,7 +18,7 @@ def share_bar(got: float | None, request: float, limit: float, sms: dict[str, in
     """A bar that shows a tenant's actual share of its GPU. A mark shows the request; the part above the limit is
     shaded. A tenant without turns has no bar, but the SMs that it may use, if they are known (`sms`)."""
     if got is None:
-        return Text((_sms(sms) or "not gated").ljust(BAR), style="dim")
+        return Text((sms_text(sms) or "not gated").ljust(BAR), style="dim")
     filled = round(got * BAR)
     mark = round(request * BAR) - 1 if request > 0 else -1
     closed = round(limit * BAR)
@@ -33,15 +33,6 @@ def share_bar(got: float | None, request: float, limit: float, sms: dict[str, in
         else:
             text.append("·", style="dim")
     return text
-
-
-def _sms(sms: dict[str, int] | None) -> str:
-    """The SMs that are reserved for a tenant and those that it may use; empty if they are not known."""
-    if not sms or not sms["at_most"]:
-        return ""
-    if sms["reserved"] == sms["at_most"]:
-        return f"{sms['reserved']} SMs reserved"
-    return f"{sms['reserved']} to {sms['at_most']} SMs" if sms["reserved"] else f"at most {sms['at_most']} SMs"
 
 
 def short_line(tenant: dict[str, Any], share: dict[str, Any]) -> str:

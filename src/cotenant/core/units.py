@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from cotenant.core.errors import InputError
 
@@ -142,6 +143,19 @@ def format_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1024
     return f"{n:.1f} TiB"
+
+
+def sms_text(sms: Mapping[str, int] | None) -> str:
+    """A tenant's SMs in words, from the numbers `reserved` for it, `at_most` allowed, and `seen` by its processes (0:
+    not known); empty if there is no number.
+    """
+    if not sms or not sms["at_most"]:
+        return ""
+    # `at_most` does not know in which steps the driver counts; what a program sees within it is exact
+    most = min(sms["at_most"], sms.get("seen") or sms["at_most"])
+    if sms["reserved"] >= most:
+        return f"{sms['reserved']} SMs reserved"
+    return f"{sms['reserved']} to {most} SMs" if sms["reserved"] else f"at most {most} SMs"
 
 
 def format_ms(ms: float) -> str:

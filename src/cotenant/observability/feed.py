@@ -9,8 +9,9 @@ Sections and their fields (times in seconds, shares as fractions 0..1, memory in
     sources    name, kind (agent, server, models, fleet), address, ok, note
     gpus       node, index, model, memory_bytes, memory_used_bytes, holder, promised
     shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism, granted, limit, got, short_s,
-               memory_bytes, memory_limit_bytes, state, residency, holding, waiting, waited_s, turns, note,
-               class (best-effort, latency-sensitive), floor (held off, holds)
+               memory_bytes, memory_limit_bytes, memory_by (what enforces the limit), sms (in words), state,
+               residency, holding, waiting, waited_s, turns, note, class (best-effort, latency-sensitive),
+               floor (held off, holds)
     hours      minutes: for each minute of the last hour, oldest first, [due, received] of the share with this key, or
                null
     services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped, failed, queue, places, state,

@@ -14,6 +14,7 @@ from cotenant.agent.control.rows import Rows
 from cotenant.agent.shims.server import ShimServer
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.turns.history import History
+from cotenant.core.units import sms_text
 from cotenant.observability import metrics as names
 from cotenant.observability.exposition import Exposition
 from cotenant.observability.feed import PAUSE_EVERY, Feed, Row
@@ -137,6 +138,8 @@ def _share(row: dict[str, Any], share: dict[str, Any]) -> dict[str, Any]:
         "short_s": round(share["short_s"]) or None,
         "memory_bytes": share["memory_used_bytes"],
         "memory_limit_bytes": share["memory_limit_bytes"],
+        "memory_by": None if share["memory_limit_bytes"] is None else share["memory_by"],
+        "sms": sms_text(share["sms"]) or None,
         "state": row["state"],
         "residency": _residency(share.get("residency")),
         "holding": share["holding"],

@@ -157,7 +157,7 @@ class Rows:
             "holding": False,
             "waiting": False,
             "turns": 0,
-            "sms": given._asdict() if (given := tenant.enforcement.sms.get(uuid)) else None,
+            "sms": _sms(tenant, uuid),
             "copies": self.copies.row(tenant, uuid),
             "waited_s": 0.0,
             "held_s": 0.0,
@@ -199,3 +199,14 @@ class Rows:
             return "held"
         # a declared tenant whose program has ended is shown as "no GPU yet" while processes of it are left
         return "declared" if tenant.declared and not tenant.root else "no GPU yet"
+
+
+def _sms(tenant: Tenant, uuid: str) -> dict[str, int] | None:
+    """SMs of a GPU that are reserved for a tenant, the most that its share allows, and the most that one of its
+    processes sees (0: none has connected); None if SMs are not limited.
+    """
+    given = tenant.enforcement.sms.get(uuid)
+    if given is None:
+        return None
+    seen = [sms for session in tenant.sessions for slot, sms in session.sms.items() if session.slots.get(slot) == uuid]
+    return given._asdict() | {"seen": max(seen, default=0)}

@@ -100,7 +100,7 @@ def _obstacles(found: MpsHere) -> tuple[str, ...]:
 
 def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]:
     """MPS control daemons whose pipes are outside the agent's folder."""
-    found = []
+    found: dict[str, str] = {}  # by the pipe folder, since a daemon may consist of several processes
     for entry in sorted(filter(str.isdigit, os.listdir(proc)), key=int):
         try:
             words = (proc / entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -108,12 +108,12 @@ def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]
                 continue
             variables = (proc / entry / "environ").read_bytes().decode(errors="replace").split("\0")
         except PermissionError:
-            found.append(f"process {entry} of another user")
+            found.setdefault(entry, f"process {entry} of another user")
             continue
         except OSError:
             continue  # the process has just ended, so its environment cannot be read
         named = (text.partition("=")[2] for text in variables if text.startswith("CUDA_MPS_PIPE_DIRECTORY="))
         pipe = next(named, "the daemon's default folder")
         if not Path(pipe).is_relative_to(folder):
-            found.append(f"process {entry} with pipes in {pipe}")
-    return tuple(found)
+            found.setdefault(pipe, f"process {entry} with pipes in {pipe}")
+    return tuple(found.values())

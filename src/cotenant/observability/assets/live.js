@@ -182,7 +182,9 @@ const figure = (text, kind) => make("span", { className: `figure ${kind ?? ""}` 
 const small = (text, kind) => (text ? make("small", { className: kind ?? "" }, text) : null);
 const pill = (text, kind) => make("span", { className: `pill ${kind ?? ""}` }, text);
 
+const NOT_ENFORCED = "ShareNotEnforced";
 function stateOf(row) {
+  if (row.state === NOT_ENFORCED) return [NOT_ENFORCED, "bad"];
   if (row.residency && row.residency !== "resident") return [row.residency, "wait"];
   if (row.floor) return row.floor === "holds" ? ["holds off", "go"] : [row.floor, "wait"];
   if (row.holding) return ["on the GPU", "go"];
@@ -197,7 +199,8 @@ const SHARES = [
   { key: "got", name: "got", maybe: true, show: (row) => [bar(row.got, row.granted, row.color), figure(percent(row.got)), row.short_s ? small(`short for ${seconds(row.short_s)}`, "bad") : null] },
   { key: "hour", name: "last hour", hidden: () => !rows.hours.size, value: shortMinutes, show: hour },
   { key: "limit", name: "limit", show: (row) => percent(row.limit) },
-  { key: "memory_bytes", name: "memory", maybe: true, show: (row) => `${bytes(row.memory_bytes)}${row.memory_limit_bytes ? ` / ${bytes(row.memory_limit_bytes)}` : ""}` },
+  { key: "sms", name: "SMs", maybe: true, show: (row) => row.sms ?? DASH },
+  { key: "memory_bytes", name: "memory", maybe: true, show: (row) => [figure(`${bytes(row.memory_bytes)}${row.memory_limit_bytes ? ` / ${bytes(row.memory_limit_bytes)}` : ""}`), row.memory_by ? small(`limited by the ${row.memory_by}`) : null] },
   { key: "waited_s", name: "waited", maybe: true, show: (row) => seconds(row.waited_s) },
   { key: "turns", name: "turns", maybe: true, less: true, show: (row) => count(row.turns) },
   { key: "mechanism", name: "by", less: true, show: (row) => row.mechanism ?? DASH },
