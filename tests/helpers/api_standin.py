@@ -20,7 +20,7 @@ class ApiServer:
         self.store: dict[str, Thing] = {}
         self.token = token
         self.down = False
-        self.dropped: tuple[str, ...] = ()  # fields of features that are off, which a server leaves out
+        self.dropped: tuple[str, ...] = ()  # fields of disabled features, which a real server would drop from objects
         self.calls: list[tuple[str, str]] = []
         self.lock = threading.RLock()
         self._version = 1

@@ -11,7 +11,7 @@ EVENTS = st.lists(
         st.integers(0, 3),  # class of the LS work
         st.one_of(st.integers(1, 2_000 * US), st.integers(1, 60_000_000 * US)),  # length of the launch
         st.one_of(st.integers(0, 500 * US), st.integers(0, 60_000_000 * US)),  # time that passes before it
-        st.booleans(),  # whether the oldest piece has ended by then
+        st.booleans(),  # whether the oldest launch batch has ended by then
     ),
     max_size=60,
 )

@@ -16,8 +16,8 @@ from cotenant.policy.copies import CopySettings
 
 START_NS = 10**9
 LINK_BYTES_PER_NS = 55.0
-GAP_NS = 5_000  # between two chunks on the link
-LAUNCH_NS = 3_000  # from a turn to the first byte
+GAP_NS = 5_000  # idle time of the link between two chunks
+LAUNCH_NS = 3_000  # time from a grant to the first byte on the link
 
 
 @dataclass
@@ -33,7 +33,8 @@ class Program:
     flying: int = 0
     moved: int = 0
     asked_ns: int = 0
-    waits_ns: list[int] = field(default_factory=list)  # of each copy: from its begin to its last turn
+    # for each copy, the time from its start to the grant of its last chunk
+    waits_ns: list[int] = field(default_factory=list)
 
 
 @dataclass

@@ -78,12 +78,12 @@ def traces(draw: Any, cluster: Cluster, max_jobs: int = 24) -> Trace:
         accepts,
         sizes,
         st.sampled_from(MODELS),
-        st.integers(1, 9_000_000),  # duration, ms
-        st.sampled_from([0, 0, 0, 1, 150, 700, 5000]) | st.integers(0, 3000),  # gap before it, s
+        st.integers(1, 9_000_000),  # duration in ms
+        st.sampled_from([0, 0, 0, 1, 150, 700, 5000]) | st.integers(0, 3000),  # gap before the job arrives, in s
         st.sampled_from([0, 0, 0, 0, 1, -1]),
         st.sampled_from([math.nan, math.nan, math.nan, 1, 2.5, 10, 40]),
         st.sampled_from([math.nan, math.nan, math.nan, 5, 100, 400]),
-        st.booleans(),  # duration or iterations
+        st.booleans(),  # whether the trace states a duration or a number of iterations
     )
     rows = []
     for accept, size, *rest in draw(st.lists(job, min_size=1, max_size=max_jobs)):
@@ -114,7 +114,8 @@ def options() -> st.SearchStrategy[EngineOptions]:
         lease_s=st.sampled_from([300.0, 300.0, 60.0, 1000.0]),
         finish=st.sampled_from(["exact", "lease-end"]),
         speeds=st.sampled_from(["matrix", "two-speed"]),
-        restart_cost_s=st.sampled_from([0.0, 0.0, 30.0, 45.0]),  # with the next less than a lease, or none may end
+        # restart and checkpoint together must take less than a lease, else no job may ever end
+        restart_cost_s=st.sampled_from([0.0, 0.0, 30.0, 45.0]),
         checkpoint_cost_s=st.sampled_from([0.0, 0.0, 11.5]),
         record_placements=st.booleans(),
         jobs_at_once=st.sampled_from([1, 2, 5, 1 << 18]),
@@ -133,7 +134,8 @@ def changes(record: Record) -> list[list[Change]]:
         if e.kind[i] in GRANTS:
             where = tuple(sorted((n, round(g, 6)) for n, g in places.at(i))) if places is not None else ()
             change = (float(e.time_s[i]), int(e.cpu_milli[i]), int(e.memory_mb[i]), where)
-            if not found[e.job[i]] or found[e.job[i]][-1][1:] != change[1:]:  # a level may change in name only
+            # two levels may have equal amounts, and then a change between them is none
+            if not found[e.job[i]] or found[e.job[i]][-1][1:] != change[1:]:
                 found[e.job[i]].append(change)
     return found
 

@@ -53,7 +53,7 @@ class Job:
 
     number: int
     profile: ModelProfile
-    need: tuple[Any, ...]  # jobs with equal needs are tried alike
+    need: tuple[Any, ...]  # jobs with equal needs are placed in the same way
     arrival_s: float
     priority: int
     gpus: int
@@ -61,16 +61,16 @@ class Job:
     accepts: set[str]
     last_run_s: float
     ideal: tuple[int, int] = (0, 0)
-    kept_speedup: float = 1.0  # how much of the ideal speedup clipping leaves
+    kept_speedup: float = 1.0  # fraction of the ideal speedup that is left after clipping
     total: float = 0.0
-    isolated_s: float = 0.0  # per iteration
+    isolated_s: float = 0.0  # seconds per iteration
     key_s: float = 0.0
     shares: tuple[float, float, float] = (0.0, 0.0, 0.0)
     done: float = 0.0
     attained_s: float = 0.0
     owed_s: float = 0.0
     started: bool = False
-    reserved: bool = False  # it started by a reservation
+    reserved: bool = False  # the job started by a reservation
     level: Level | None = None
     wanted: Level = "ideal"
     held: dict[int, list[int]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Job:
         return self.part / 1000.0 if self.part else float(self.gpus)
 
 
-Wants = Callable[["Oracle", list[Job]], None]  # sets `wanted` of the jobs selected, for allotment optimal
+Wants = Callable[["Oracle", list[Job]], None]  # sets `wanted` of the selected jobs, for the allotment optimal
 
 
 class Oracle:
@@ -516,7 +516,7 @@ class Oracle:
                 j.started = j.started or bool(j.held)
                 self._log(j, now)
             if not any(j.held for j in order) and not waiting:
-                return self  # nobody ever will run
+                return self  # no job runs, and no waiting job will ever run
             for j in order:
                 if j.held:
                     self.serve(j, now)

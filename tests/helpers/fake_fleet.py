@@ -66,7 +66,7 @@ class World:
         for i, node in enumerate(self.nodes):
             self.attempts[node.name] = {}
             self.fences[node.name] = (0, 0)
-            self.offsets_ns[node.name] = i * 7 * 10**11  # each machine's clock began at another time
+            self.offsets_ns[node.name] = i * 7 * 10**11  # the clocks of the machines begin at different times
 
     def clock(self, node: str) -> int:
         """The node's monotonic clock."""
@@ -95,7 +95,8 @@ class World:
             attempt.stop_ns, asked = now_ns, "lease"
             attempt.exit = {"asked": "lease"}
         if attempt.phase == pages.RUNNING and attempt.done_s >= float(work_s):
-            # a job that does not tell how far it is cannot be told from one that left when it was asked to
+            # A job without progress reports that ends after a stop request may have obeyed it, so it does not count as
+            # finished.
             counts = not attempt.stop_ns or "ATTACHED" in order["environment"]
             if order["ranks"][0]["rank"] == 0 and int(code) == 0 and counts:
                 self.finished.append(job)

@@ -37,7 +37,7 @@ class Setting:
         self.policy = policy or JobPolicy(sticky=True)
         self.planner = planner or (lambda: JobPlanner(self.policy, PROFILES))
         self.kill, self.parks = 0.0, parks
-        self.offset_ns = 0  # of the clock of the controller's machine
+        self.offset_ns = 0  # offset of the clock of the controller's machine
         self.settings = {"lease_s": lease_s, "keep_s": keep_s, "early": early, "grace_s": 1.0}
         self.restarts = -1
         self.boot()

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from cotenant.abi.floor import RuleKind, WorkClass
 
-WINDOW_NS = 10_000_000  # of time without LS work, after which tidal's bound is looked at again
+WINDOW_NS = 10_000_000  # after so much time without LS work, the scheme tidal adapts its budget
 GAP_NS = 1_000_000
-STRETCH = 4000  # permille: with it LS finds up to the interval on average
-REST_NS = 200_000  # idle time is owed up to here, then paid at once: kernels in a row can be timed
-LONGEST_NS = 1_000_000_000  # so that products of two times fit into 64 bits in C
+# largest budget scale, in thousandths; with it, LS work finds on average up to one event interval in flight
+STRETCH = 4000
+# a debt of idle time up to here is deferred, and then paid at once, so that kernels in a row can be timed
+REST_NS = 200_000
+LONGEST_NS = 1_000_000_000  # a limit, so that products of two times fit into 64 bits in C
 
 
 @dataclass(frozen=True)

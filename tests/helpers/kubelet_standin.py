@@ -57,7 +57,7 @@ class Endpoint:
         except grpc.RpcError:
             pass
         self.ended = True
-        self.devices = dict.fromkeys(self.devices, "Unhealthy")  # a plugin that has gone offers nothing
+        self.devices = dict.fromkeys(self.devices, "Unhealthy")  # a plugin that has ended offers no devices
 
     def close(self) -> None:
         self._stream.cancel()
@@ -75,7 +75,7 @@ class Kubelet:
         self.allocated: Allocations = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.registered: list[str] = []
-        self._last: dict[str, int] = {}  # resource -> which of the registrations counts
+        self._last: dict[str, int] = {}  # resource -> number of its last registration
         self._lock = threading.Lock()
         self.answers: list[Any] = []
         self._random = random.Random(seed)
@@ -130,7 +130,7 @@ class Kubelet:
     def _connect(self, resource: str, endpoint: str, number: int) -> None:
         made = Endpoint(resource, self.plugins / endpoint)
         with self._lock:
-            if self._last.get(resource) == number:  # not one that a later registration has replaced
+            if self._last.get(resource) == number:  # false if a later registration has replaced this one
                 self.endpoints[resource] = made
                 return
         made.close()
@@ -196,7 +196,7 @@ class Kubelet:
         for kind, container in _containers(pod):
             limits = (container.get("resources") or {}).get("limits") or {}
             wanted = [(r, int(n)) for r, n in limits.items() if "cotenant.dev/" in r and int(n)]
-            self._random.shuffle(wanted)  # a map of Go has no order
+            self._random.shuffle(wanted)  # Go iterates over a map in random order
             for resource, count in wanted:
                 ids = self._choose(resource, count, reuse.get(resource, set()), mine)
                 self._allocate(resource, ids)

@@ -15,7 +15,7 @@ class Plain:
     prompt: int
     output: int
     tokens_s: list[float] = field(default_factory=list)
-    cached: int = 0  # tokens that have been computed
+    cached: int = 0  # number of tokens that have been computed
     placed: int = -1  # number of its admission
 
 
@@ -45,7 +45,7 @@ def one_model(profile: LlmProfile, requests: list[tuple[float, int, int]]) -> li
         while len(running) > 1 and sum(r.prompt + len(r.tokens_s) for r in running) > profile.kv_tokens:
             out = running.pop()
             out.placed, out.cached = -1, 0
-        # who gave its place up is before those that never had one: both are older than any later arrival
+        # Preempted requests are older than those that were never admitted, so order of arrival is right for both.
         waiting = sorted((r for r in here if r.placed < 0), key=lambda r: (r.due_s, everything.index(r)))
         chunks = [(r, 1) for r in running if r.cached > 0 and r.prompt + len(r.tokens_s) - r.cached == 1]
         budget = profile.step_tokens - len(chunks)

@@ -25,7 +25,7 @@ async def answer(given: argparse.Namespace, reader: asyncio.StreamReader, writer
         if method == b"GET":
             if given.no_list and b" /health " not in head:
                 writer.write(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n")
-                writer.close()  # as uvicorn does, without saying so in a header
+                writer.close()  # uvicorn also closes the connection without announcing it in a header
                 return
             short(writer, {"object": "list", "data": [{"id": given.model}]})
             continue

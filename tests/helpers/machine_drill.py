@@ -89,7 +89,7 @@ class Drill:
                     return client.call(op, **order)
             except WorkError:
                 for name, process in list(self.controllers.items()):
-                    if process.poll() is not None:  # as its service manager would
+                    if process.poll() is not None:  # restart the controller, as its service manager would
                         self.control(name)
                 if time.monotonic() > deadline:
                     raise
@@ -109,7 +109,8 @@ class Drill:
              "env": {"S": f"{self.draw.uniform(1, 4):.1f}", "D": str(self.folder / "out")}}
             for i in range(count)
         ]  # fmt: skip
-        return list(self.ask("submit", 300.0, jobs=jobs)["ids"])  # the first start compiles
+        # the long timeout is for the first start, which compiles
+        return list(self.ask("submit", 300.0, jobs=jobs)["ids"])
 
     def submit_waiting(self) -> list[str]:
         """Jobs that run until there is a file `go`; all run now."""
@@ -244,7 +245,7 @@ def fail_over(lab: Lab, folder: Path, seed: int, url: str, fail: Callable[[], No
         ids = drill.submit_waiting()
         began = time.monotonic()
         fail()
-        drill.controllers["c0"].wait(120)  # a leader without its store ends
+        drill.controllers["c0"].wait(120)  # a controller that leads must end when it loses its store
         drill.said("c1", "leads")
         took_s = time.monotonic() - began
         more = drill.submit(2)
@@ -278,7 +279,7 @@ def take_over(lab: Lab, folder: Path, seed: int, how: str, url: str) -> tuple[fl
         drill.said("c1", "leads")
         took_s = time.monotonic() - began
         if split:
-            time.sleep(drill.keep_s + 6.0)  # until the jobs of n0 are started elsewhere
+            time.sleep(drill.keep_s + 6.0)  # wait until the jobs of n0 are started elsewhere
         lab.heal()
         if how == "frozen":
             os.kill(child_of(drill.controllers["c0"]), signal.SIGCONT)

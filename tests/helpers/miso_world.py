@@ -13,7 +13,8 @@ from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import NodeGpu, NodeSpec
 from cotenant.fleet.state import Attempt, Job
 
-SPEEDS = {"flat": [1.0, 0.98, 0.97, 0.9, 0.8], "steep": [1.0, 0.6, 0.5, 0.3, 0.15]}  # 7g 4g 3g 2g 1g
+# relative speed on 7g, 4g, 3g, 2g and 1g
+SPEEDS = {"flat": [1.0, 0.98, 0.97, 0.9, 0.8], "steep": [1.0, 0.6, 0.5, 0.3, 0.15]}
 
 
 class Predicts:
@@ -24,7 +25,7 @@ class Predicts:
 
     def predict_speeds(self, latencies: np.ndarray, geo: Any) -> np.ndarray:
         self.seen.append(latencies[0])
-        # a job that slows down from 100 to 14 % is steep
+        # A job whose latency more than doubles from 100 to 14 % is steep.
         rows = [SPEEDS["steep"] if column[2] > 2 * column[0] else SPEEDS["flat"] for column in latencies[0].T]
         return np.array([rows])
 
@@ -67,7 +68,8 @@ class World:
         limit = share.limit or share.fraction
         pace_s = 0.1 / (limit if job.spec.command[0] == "steep" else 1.0)
         done = (attempt.progress or {}).get("exactly", 0.0) + seconds / pace_s
-        told_s = 1e9 + self.now_s - (done - int(done)) * pace_s  # the loop reports when a step is done
+        # time at which the last whole step ended, when a training loop reports
+        told_s = 1e9 + self.now_s - (done - int(done)) * pace_s
         attempt.progress = {"attempt": attempt.n, "step": int(done), "exactly": done, "written_unix_s": told_s}
 
     def until_sliced(self, ticks: int = 60) -> dict[str, Wish]:

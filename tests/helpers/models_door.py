@@ -19,7 +19,7 @@ from cotenant.serving.llm.server import ModelOptions, ModelServer
 from cotenant.serving.server import new_loop
 
 STANDIN = Path(__file__).with_name("llm_standin.py")
-PATIENCE_S = 240.0  # a busy machine compiles the planner meanwhile
+PATIENCE_S = 240.0  # seconds; long, because a busy machine may compile the planner meanwhile
 
 
 def program(name: str, options: str = "") -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-# NVML profile index: (id, name, instances, MiB, SMs, compute slices, starts, slots), from the listings
+# NVML profile index: (id, name, instances, MiB, SMs, compute slices, starts, slots), from the public listings.
 A100_40 = {
     0: (19, "MIG 1g.5gb", 7, 4864, 14, 1, (0, 1, 2, 3, 4, 5, 6), 1),
     7: (20, "MIG 1g.5gb+me", 1, 4864, 14, 1, (0, 1, 2, 3, 4, 5, 6), 1),
@@ -32,7 +32,7 @@ H100_80 = {
     3: (5, "MIG 4g.40gb", 1, 40448, 64, 4, (0,), 4),
     4: (0, "MIG 7g.80gb", 1, 81152, 132, 7, (0,), 8),
 }
-# an RTX PRO 6000: twelve memory slots, video decoders and optical flow units at the end of each row
+# An RTX PRO 6000 has twelve memory slots. Each row ends with video decoders and optical flow units.
 RTX_6000 = {
     3: (0, "MIG 4g.96gb", 1, 97408, 188, 4, (0,), 12, 4, 1),
     12: (32, "MIG 4g.96gb+gfx", 1, 97408, 188, 4, (0,), 12, 4, 1),
@@ -105,7 +105,7 @@ class StandIn:
                 setattr(self, name, getattr(pynvml, name))
         self.cards = list(cards) or [Card()]
         self.root, self.die_at, self.old_driver = root, die_at, old_driver
-        self.fail_at = fail_at  # the n-th change is refused, once
+        self.fail_at = fail_at  # the change of this number is refused, once
         self.changes: list[str] = []
 
     # ---- bookkeeping of the stand-in
@@ -160,7 +160,7 @@ class StandIn:
         return index
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
-        if isinstance(handle, tuple):  # a MIG device
+        if isinstance(handle, tuple):  # the handle of a MIG device is a tuple
             card, instance = handle
             return f"MIG-{self.cards[card].uuid[4:12]}-0000-0000-0000-{instance:012d}"
         return self.cards[handle].uuid
@@ -282,7 +282,8 @@ class StandIn:
             self.fail("FUNCTION_NOT_FOUND")
         card, instance, _ = self.unpack(handle)
         row = card.profiles[instance.index]
-        media = row[1].endswith("+me") and row[5] == 1  # one slice with media extensions has a profile of its own
+        # an instance of one slice with media extensions has a compute profile of its own
+        media = row[1].endswith("+me") and row[5] == 1
         if index != (7 if media else FULL_COMPUTE[row[5]]) or engine != 0:
             self.fail("NOT_SUPPORTED")
         return _Info(id=index, sliceCount=card.profiles[instance.index][5])

@@ -21,7 +21,7 @@ class Reply:
     delay_s: float = 0.0
     status: int | None = 200
     headers: dict[str, str] = field(default_factory=dict)
-    id: str | None = None  # another id than the request's
+    id: str | None = None  # id of the answer, if it shall differ from the request's
     model: str | None = None
     chunked: bool = False
     twice: bool = False

@@ -131,7 +131,8 @@ def _word(first: str, middle: str, most: int) -> str:
     return f"{_DRAW.choice(first)}{between}{_DRAW.choice(first)}"
 
 
-# Words are drawn once: what is tried is the pods' structure, and a letter drawn for each pod costs more than the test.
+# Draw words once. The tests vary the structure of pods, and drawing each letter for each pod would take longer than the
+# test.
 _NAME = st.sampled_from([_word(_SMALL, _DASHED, 18) for _ in range(200)])
 _TEXT = st.one_of(
     st.sampled_from(

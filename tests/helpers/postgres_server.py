@@ -30,7 +30,8 @@ class PostgresServer:
             pytest.skip("a PostgreSQL server needs its programs and, to change to its user, root")
         pytest.importorskip("psycopg", reason="cotenant[postgres] is not installed")
         self.programs, self.address, self.prefix = found[-1].parent, address, prefix
-        # not in the test's folder: pytest takes the rights of others away from it whenever another run of it starts
+        # Use a folder outside the test's: whenever another run of the test starts, pytest removes the rights of other
+        # users there.
         self.folder = folder = Path(tempfile.mkdtemp(prefix="cotenant-pg-"))
         self.data = folder / "data"
         with socket.socket() as probe:

@@ -23,7 +23,7 @@ START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num
          "--object-store-memory=80000000", "--disable-usage-stats")  # fmt: skip
 PLACE = "/tmp/ray"  # where Ray keeps sockets and logs
 SMALL_DISK = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size=32m ray {PLACE} && exec "$@"', "sh")
-LONG_S = 300.0  # no fault takes so long on a machine that has other work
+LONG_S = 300.0  # seconds; longer than any fault takes, even on a machine with other work
 
 
 class RayLab:
@@ -40,7 +40,7 @@ class RayLab:
             self.lab.machines[name].offset_s = offset_s
         Path(PLACE).mkdir(mode=0o1777, exist_ok=True)
         self.rays: dict[str, subprocess.Popen[bytes]] = {}
-        for machine in self.lab.machines.values():  # Ray asks which of its addresses leads away
+        for machine in self.lab.machines.values():  # Ray takes the address of the default route as its own
             subprocess.run(["ip", "-n", machine.space, "route", "add", "default", "via", "10.77.0.254"], check=True)
         self.address = f"{self.lab.machines[names[0]].address}:{PORT}"
         try:
@@ -89,7 +89,7 @@ class RayLab:
     def start(self, name: str, *command: str, word: str) -> subprocess.Popen[bytes]:
         """Start a program on a machine, and wait until it has printed a word."""
         log = self.folder / f"{name}-{next(self._numbers)}.log"
-        # Ray asks for a token where some earlier `ray.init` of the user has left one
+        # Ray would require a token if an earlier `ray.init` of this user has stored one.
         env = ray_head.environment() | {"RAY_AUTH_MODE": "disabled"}
         with log.open("ab") as out:
             started = self.lab.machines[name].start(*command, stdout=out, stderr=out, env=env)

@@ -11,7 +11,7 @@ from typing import Any
 
 from cotenant.core.serving import Gpulet, Seat, ServingPlan
 
-# ms of a batch of 1 and of 8 on each partition of a made-up GPU
+# Latency in ms of a batch of 1 and of 8 on each partition of a made-up GPU.
 PROFILE = {
     "gpu": "X", "source": "made up", "memory_mb": 1000, "max_gpulets": 4, "partitions": {"50%": 0.5, "100%": 1.0},
     "models": {

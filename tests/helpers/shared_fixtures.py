@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# a compiled function takes long once; and what CI tests must not depend on the day
+# No deadline, because the first call of a compiled function takes long. In CI, examples must be the same every day.
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-# a worker of the tests that has used gRPC starts agents by fork: its handlers there would run, and can end, the child
+# A pytest worker that has used gRPC starts agents by fork. The fork handlers of gRPC would run in the child and can end
+# it.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from command import python_for_all
 from held_agent import HeldAgent
 from waiting import wait_for
 
-LONG_S = 240.0  # times of Slurm's are for machines that do nothing else: what takes longer is given up
+LONG_S = 240.0  # seconds until a wait is given up; long, because Slurm is slow on a machine that does other work
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 SCRIPTS = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
 
@@ -93,7 +93,7 @@ class SlurmNode:
         (folder / "slurm.conf").write_text(CONF.format(folder=folder, ports=(_free_port(), _free_port())))
         for name in ("state", "spool", "output"):
             (folder / name).mkdir()
-        (folder / "output").chmod(0o777)  # other users' jobs write there, too
+        (folder / "output").chmod(0o777)  # jobs of other users also write there
         for index in range(2):
             os.mknod(folder / f"gpu{index}", 0o020666, os.makedev(1, 3))
         (folder / "gres.conf").write_text(f"NodeName=localhost Name=gpu File={folder}/gpu[0-1]\n")

@@ -130,7 +130,7 @@ def run_controller(config: dict[str, Any]) -> None:
         folder=Path(config["folder"]), store=config["store"], lease_s=1.0, keep_s=config["keep_s"], grace_s=1.0
     )
 
-    session.make_executor = lambda _: TcpExecutor(nodes)  # made once this controller leads
+    session.make_executor = lambda _: TcpExecutor(nodes)  # called only when this controller leads
     fleet = Fleet(options, waiting=lambda: print("waits", flush=True))
     fleet.start()
     print("leads", flush=True)

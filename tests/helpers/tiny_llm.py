@@ -39,7 +39,7 @@ def make(folder: Path, seed: int, **shape: int) -> Path:
     model.save_pretrained(folder)
     if model.device.type == "cuda":
         del model
-        torch.cuda.empty_cache()  # for the engines
+        torch.cuda.empty_cache()  # frees memory for the engines
     fast.save_pretrained(folder)
     return folder
 

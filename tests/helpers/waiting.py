@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-WITHIN_S = 60.0  # a machine under load takes many times what a quiet one takes; only a test that fails waits for it
+WITHIN_S = 60.0  # long, because a machine under load is many times slower; only a test that fails waits this long
 
 
 def wait_for(check: Callable[[], Any], seconds: float = WITHIN_S, what: str = "") -> Any:
