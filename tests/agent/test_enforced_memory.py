@@ -10,6 +10,7 @@ import pytest
 from agent_harness import AgentProcess, declare
 from command import cotenant
 from fake_shim import register
+from waiting import wait_for
 
 from cotenant.agent.config.files import Choices, TenantSpec, check_spec
 from cotenant.agent.config.schema import parse_config
@@ -115,6 +116,21 @@ def test_an_agent_refuses_and_keeps_nothing(short_folder: Path) -> None:
             register(launcher, "ada", limit=None, enforce_memory="shim")
             with pytest.raises(InputError, match="set there how its memory is enforced"):
                 register(launcher, "ada", limit=None, enforce_memory="kernel")
+    finally:
+        agent.close()
+
+
+def test_a_demand_that_a_new_file_makes_is_refused_where_it_cannot_hold(short_folder: Path) -> None:
+    text = "tenants:\n  - {name: ada, memory: {bytes: 1GiB, enforce: shim}}\n"
+    agent = AgentProcess(short_folder, config=declare(short_folder, text))
+    try:
+        with agent.client() as client:
+            declare(short_folder, text.replace("shim", "driver"))
+            wait_for(lambda: "must be limited by the driver" in client.call("status")["config_fault"], 60)
+            assert client.call("status")["config_fault"].endswith("the tenant keeps the share that it has")
+            declare(short_folder, text.replace("1GiB", "2GiB"))
+            wait_for(lambda: client.call("list")["tenants"][0]["gpus"][0]["memory_limit_bytes"] == 2 * GIB, 60)
+            assert client.call("status")["config_fault"] == ""
     finally:
         agent.close()
 

@@ -7,59 +7,25 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from kube_node import wait_for
+from limit_world import GIB, World
+from waiting import wait_for
 
-from cotenant.agent.config.files import TenantSpec
-from cotenant.agent.mechanisms import registry as mechanisms
-from cotenant.agent.mechanisms.base import Use
-from cotenant.agent.memory_limits.enforcer import MemoryLimits, card_of
+from cotenant.agent.memory_limits.enforcer import card_of
 from cotenant.agent.memory_limits.groups import NoGroupError, new_group, own_group, place_group
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.places import Owner
-from cotenant.agent.tenants.registry import Registry
-from cotenant.agent.tenants.tenant import ControlGroup, Tenant
+from cotenant.agent.tenants.tenant import ControlGroup
 from cotenant.core.strength import Strength
 from cotenant.devices.cards import NO_LIMIT, Card, NvmlError
 from cotenant.devices.cards import MemoryLimits as MemoryLimitsRead
 from cotenant.devices.cgroups import Cgroups
 from cotenant.devices.registry import device
 from cotenant.policy.memory_limits import Detected
-from cotenant.softgpu.cgroups import FolderCgroups, region
+from cotenant.softgpu.cgroups import region
 
-GIB = 1 << 30
 CONTAINER = f"cri-containerd-{'ab' * 32}.scope"
-
-
-class World:
-    """The part of an agent that limits memory, on a software GPU of a machine with driver 615."""
-
-    def __init__(self, folder: Path, *, dmem: bool = True, **parts: Any) -> None:
-        self.groups = FolderCgroups.make(folder / "cgroup", dmem=dmem, memory_bytes=16 * GIB)
-        self.gpu = device("soft").gpus()[0]
-        self.registry = Registry([self.gpu], mechanisms.make(folder, Use.TENANT))
-        self.warnings: list[str] = []
-        self.limits = MemoryLimits(folder, self.registry, self.warned, **parts)
-
-    def warned(self, tenant: Tenant, text: str) -> None:
-        tenant.warn(text)
-        self.warnings.append(text)
-
-    def tenant(self, name: str = "one", **spec: object) -> Tenant:
-        return self.registry.admit(TenantSpec(name, **{"memory_bytes": GIB} | spec), 0)  # type: ignore[arg-type]
-
-    def group(self, *names: str) -> Path:
-        path = self.groups.root
-        for name in names:
-            path = path / name
-            if not path.exists():
-                self.groups.create(path)
-        return path
-
-    def limit(self, group: Path) -> str:
-        return self.groups.read(group, "dmem.max").split()[1]
 
 
 @pytest.fixture
@@ -109,10 +75,19 @@ def test_container_that_started_again_has_its_limit_again(world, process):
         (f"/c/system.slice/docker-{'cd' * 32}.scope", f"/c/system.slice/docker-{'cd' * 32}.scope"),
         ("/c/system.slice/slurmstepd.scope/job_7/step_0/task_0", "/c/system.slice/slurmstepd.scope/job_7"),
         ("/c/user.slice/session-3.scope", None),
+        # a container's own groups may have any name
+        (f"/c/kubepods/burstable/pod1/{'ab' * 32}/{'cd' * 32}", f"/c/kubepods/burstable/pod1/{'ab' * 32}"),
     ],
 )
 def test_group_of_a_container_or_job(path, place):
     assert place_group(Path(path)) == (None if place is None else Path(place))
+
+
+def test_group_of_a_pod_whose_node_is_a_container():
+    uid = "12345678-1234-1234-1234-123456789012"
+    pod = Path(f"/c/docker-{'ee' * 32}.scope/kubelet.slice/kubelet-kubepods-pod{uid.replace('-', '_')}.slice")
+    group = pod / f"cri-containerd-{'ab' * 32}.scope"
+    assert place_group(group / f"job_7/{'cd' * 32}", Owner("pod", uid, "main")) == group
 
 
 def test_launcher_that_is_alone_in_its_group_stays_there(world, process):
@@ -254,11 +229,17 @@ def test_limit_that_cannot_be_set_back_is_named_once_and_tried_again(world, proc
         patch.setattr(Card, "set_memory_limits", refuse)
         world.limits.look()
         world.limits.look()
-    changed, refused = world.warnings
-    assert changed.endswith("on GPU 0 from 1.00 GiB to 16.00 GiB: it was restored")
-    assert refused == "the tenant's memory limit on GPU 0 cannot be restored: the driver refuses the limit as invalid"
+    (refused,) = world.warnings
+    said = "on GPU 0 from 1.00 GiB to 16.00 GiB; it cannot be restored: the driver refuses the limit as invalid"
+    assert refused.endswith(said)
+    assert world.limits.not_enforced(tenant) == [refused]
+    assert world.limits.of(tenant, world.gpu).by is Strength.SHIM, "what is said of the limit says so, too"
     world.limits.look()
     assert card.memory_limits(tenant.held.path).hard_bytes == GIB
+    assert world.warnings[-1].endswith("on GPU 0 from 1.00 GiB to 16.00 GiB: it was restored")
+    world.limits.look()
+    assert world.limits.not_enforced(tenant) == []
+    assert world.limits.of(tenant, world.gpu).by is Strength.DRIVER
 
 
 def refuse(*arguments: object) -> None:

@@ -151,9 +151,11 @@ def test_strict_ends_them_and_leaves_those_that_came_to_the_agent(machine: Calla
     assert [row["name"] for row in here.list()["tenants"]] == ["good"]
 
 
-def test_a_process_counts_from_the_second_look_on() -> None:
-    watch = UnseenWatch(Registry((), {}), Owners())
+def test_a_process_counts_from_the_second_look_on(tmp_path: Path) -> None:
+    watch = UnseenWatch(Registry((), {}), Owners(), tmp_path)
     sleeper = subprocess.Popen(["sleep", "60"])
+    (tmp_path / str(sleeper.pid)).mkdir()
+    (tmp_path / str(sleeper.pid) / "comm").write_text("sleep\n")
     try:
         longest_s = watch.next_look_s  # between the start of a process and the look that finds it
         assert watch.look({"GPU-1": [sleeper.pid]}) == []
@@ -163,8 +165,12 @@ def test_a_process_counts_from_the_second_look_on() -> None:
         assert watch.look({"GPU-1": [sleeper.pid]}) == [], "new only once"
         assert watch.now == [row]
         watch.expect([row.process])
+        maps = tmp_path / str(sleeper.pid) / "maps"
+        maps.write_text("7f00-7f01 r-xp 00000000 08:01 7 /opt/cotenant/libcotenant-shim.so\n")
         assert watch.look({"GPU-1": [sleeper.pid]}) == watch.now == []
-        watch.expect(())
+        maps.write_text("7f00-7f01 r-xp 00000000 08:01 7 /usr/bin/sleep\n")  # after exec with a clean environment
+        watch.look({"GPU-1": [sleeper.pid]})
+        assert [row.process for row in watch.look({"GPU-1": [sleeper.pid]})] == [key_of(sleeper.pid)]
         assert watch.look({}) == []
         assert watch.now == []
     finally:

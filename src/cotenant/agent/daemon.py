@@ -10,7 +10,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc.control import ControlServer
 from cotenant.agent.lifecycle.accounts import Accounts
+from cotenant.agent.lifecycle.lasting import lasting
 from cotenant.agent.lifecycle.lives import Lives
 from cotenant.agent.lifecycle.reconfigure import Reconfigure
 from cotenant.agent.lifecycle.state import StateFile, load
@@ -100,6 +102,8 @@ class Agent:
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
         self.folder = options.folder
+        # before the file is read, so that no later version of it is missed
+        self._file = FileWatch(configs.config_path(options.source)) if options.source else None
         self.in_force = InForce(self.load_config())
         config = self.in_force.config
         self.gpus = within(config.gpu_memory_bytes, options.gpus or discover(config.gpus))
@@ -119,9 +123,8 @@ class Agent:
 
     def load_config(self) -> AgentConfig:
         """Read the config file, overridden by the command line's values."""
-        source = self.options.source
         config = AgentConfig()
-        if source:
+        if source := self.options.source:
             # imported here, because importing pydantic takes a tenth of a second
             from cotenant.agent.config.schema import load
 
@@ -172,14 +175,12 @@ class Agent:
         self.floors.listen(mode)
         await self.control.listen(options.socket_mode)
         await self.live.listen(options.http, options.http_token)
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self.stop)
-        watches = [mechanism.watch(self._gpu_lost) for mechanism in self.mechanisms.values()]
-        tasks = [asyncio.create_task(work) for work in (*self._background(), *watches)]
-        if options.source:
-            tasks.append(asyncio.create_task(self._watch(configs.config_path(options.source))))
+                asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        tasks = [asyncio.create_task(lasting(work)) for work in self._background()]
+        if self._file is not None:
+            tasks.append(asyncio.create_task(self._watch(self._file)))
         ready()
         await self._stop.wait()
         for task in tasks:
@@ -224,7 +225,8 @@ class Agent:
         )
         self.copies = Copies(config.copies)
         self.slices = SliceEnforcer(self.registry, self.history.warned, self._not_sliced)
-        self.limits = MemoryLimits(self.folder, self.registry, self.history.warned)
+        self.limits = MemoryLimits(self.folder, self.registry, self.history.warned, self.state.save_now)
+        self.state.closing = self.limits.closing
         self.shortfalls = Shortfalls(self.registry, self.broker, self.slices)
 
     def _make_memory(self) -> None:
@@ -256,8 +258,9 @@ class Agent:
         self.lives = Lives(registry, self.accounts, self.parked, self.history, save)
         self.owners = Owners(self.options.locate)
         self.ended = EndedJobs(self.owners)
-        self.unseen = UnseenWatch(registry, self.owners, in_group=self.limits.tenant_in)
-        self.proof = ShareProof(registry, self.unseen.tenant_of)
+        limits, owners = self.limits, self.owners
+        self.unseen = UnseenWatch(registry, owners, in_group=limits.tenant_in, bring_back=limits.bring_back)
+        self.proof = ShareProof(registry, self.unseen.tenant_of, limits.not_enforced)
         requests = Requests(
             registry,
             self.ledger,
@@ -285,7 +288,7 @@ class Agent:
         )
         self.reconfigure = Reconfigure(
             self.load_config,
-            configs.config_path(self.options.source) if self.options.source else None,
+            self._file.path if self._file is not None else None,
             self.in_force,
             registry,
             self.lives,
@@ -338,24 +341,24 @@ class Agent:
         self.server.close_all()
         self.copies.close()
 
-    def _background(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        jobs = self.ended.run(self.options.locate, self._drop)
-        unseen = self.unseen.run(self.history.warned, strict=self.options.strict)
-        proof = self.proof.run(self.history.warned)
-        looks = self.shortfalls.run()
-        return self._housekeeping(), jobs, unseen, proof, looks, self.residency.run(), self.limits.run()
+    def _background(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        warned, strict = self.history.warned, self.options.strict
+        unseen = partial(self.unseen.run, warned, strict=strict)
+        jobs, proof = partial(self.ended.run, self.options.locate, self._drop), partial(self.proof.run, warned)
+        watches = (partial(mechanism.watch, self._gpu_lost) for mechanism in self.mechanisms.values())
+        checks = (self.shortfalls.run, self.residency.run, self.limits.run, self._housekeeping)
+        return jobs, unseen, proof, *checks, *watches
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
-    async def _watch(self, path: Path) -> None:
-        watch = FileWatch(path)
+    async def _watch(self, watch: FileWatch) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
             if watch.changed():
                 try:
                     self.reconfigure.reload()
                 except Exception as error:  # must not end this loop, since a later version of the file may be valid
-                    self.in_force.fault = f"{path}: cannot be used: {error!r}"
+                    self.in_force.fault = f"{watch.path}: cannot be used: {error!r}"
                     LOG.exception("the new configuration was rejected")
 
     def _not_sliced(self, uuid: str, why: str) -> None:
@@ -381,11 +384,9 @@ class Agent:
         job_file(self.folder, tenant.name).unlink(missing_ok=True)
 
     async def _housekeeping(self) -> None:
-        trace = self.history.trace
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            fault = trace.flush() if trace is not None else ""
-            if fault:
+            if (trace := self.history.trace) is not None and (fault := trace.flush()):
                 LOG.warning(fault)
             for gpu in self.copies.put_right():
                 LOG.warning(f"{gpu}: a process had overwritten the shared memory of copy scheduling; it was restored")

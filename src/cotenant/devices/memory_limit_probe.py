@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from cotenant.devices.base import Device, Gpu
@@ -13,10 +14,14 @@ from cotenant.policy.memory_limits import Detected
 
 TRIAL = "cotenant-trial"
 TRIAL_BYTES = 1 << 30
+OLD_S = 60.0  # a trial takes far less
+ROUNDING_BYTES = 256 << 20  # largest step to which the driver is known to round limits
 REASONS = {
     2: "the driver refuses the limit as invalid",
     3: "the driver does not support memory limits of control groups",
+    4: "only root may set it",
     6: "the group has no dmem files",
+    15: "the GPU is lost",
 }
 
 
@@ -83,6 +88,7 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
     has the right to set limits.
     """
     group = hierarchy.root / f"{TRIAL}-{os.getpid()}"
+    _remove_left(hierarchy, group)
     try:
         if dmem:
             delegate_down(hierarchy, group, "dmem")
@@ -93,9 +99,7 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
         card.set_memory_limits(group, 0, TRIAL_BYTES)
         held = card.memory_limits(group).hard_bytes
         card.set_memory_limits(group, 0, NO_LIMIT)
-        # a small difference is accepted, since the driver may round the limit
-        near = abs(held - TRIAL_BYTES) <= TRIAL_BYTES // 8
-        return "" if near else f"{TRIAL_BYTES} bytes were set and {held} read back", True
+        return "" if near(held, TRIAL_BYTES) else f"{TRIAL_BYTES} bytes were set and {held} read back", True
     except NvmlError as error:
         if error.code == NO_PERMISSION:
             return "", False
@@ -105,8 +109,25 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
             hierarchy.remove(group)
 
 
+def _remove_left(hierarchy: Hierarchy, mine: Path) -> None:
+    """Remove groups of trials whose process was killed, and one with this process's own pid, which was used before."""
+    for group in list(hierarchy.root.glob(f"{TRIAL}-*")):
+        with contextlib.suppress(OSError):
+            # a process in another PID namespace is not in /proc, so that only old groups are known to be left
+            old = time.time() - group.stat().st_ctime > OLD_S
+            if group == mine or (old and not os.path.exists(f"/proc/{group.name.rpartition('-')[2]}")):
+                hierarchy.remove(group)
+
+
+def near(found: int, limit_bytes: int) -> bool:
+    """Whether a limit that was read back is the one that was set; the driver may round it."""
+    return abs(found - limit_bytes) <= max(limit_bytes // 8, ROUNDING_BYTES)
+
+
 def words(error: Exception) -> str:
     """An error about a memory limit or a control group, in words."""
     if isinstance(error, NvmlError):
         return REASONS.get(error.code, f"NVML error {error.code}")
-    return str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)

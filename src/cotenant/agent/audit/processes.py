@@ -23,6 +23,7 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device
+from cotenant.native.libraries import DRIVER_SHIM
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
@@ -31,6 +32,7 @@ LOOK_AGAIN_S = 0.5  # wait this long after a scan that found a new process; a se
 # longer names.
 MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="
+SHIM = DRIVER_SHIM.encode()
 
 
 class Unseen(NamedTuple):
@@ -74,6 +76,16 @@ def end(found: Unseen) -> None:
         os.close(fd)
 
 
+def _has_shim(proc: Path, key: ProcessKey) -> bool:
+    """Whether a process has the shim loaded; also if this process may not know that."""
+    try:
+        return SHIM in (proc / str(key.pid) / "maps").read_bytes()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
 class UnseenWatch:
     """Reports a process that two checks in a row find unconnected: one that has just started may still be connecting.
     """
@@ -84,9 +96,12 @@ class UnseenWatch:
         owners: Owners,
         proc: Path = Path("/proc"),
         in_group: Callable[[int], Tenant | None] = lambda pid: None,
+        bring_back: Callable[[Tenant, int], bool] = lambda tenant, pid: False,
     ) -> None:
-        """`in_group` returns the tenant in whose control group a process is, if the group has a memory limit."""
-        self._in_group = in_group
+        """`in_group` returns the tenant in whose control group a process is, if the group has a memory limit.
+        `bring_back` moves a tenant's process there if it is elsewhere; returns whether it was moved.
+        """
+        self._in_group, self._bring_back = in_group, bring_back
         self._registry, self._owners, self._proc = registry, owners, proc
         self._before: set[tuple[str, ProcessKey]] = set()
         self.next_look_s = LOOK_EVERY_S
@@ -105,10 +120,13 @@ class UnseenWatch:
             await asyncio.sleep(self.next_look_s)
             for row in self.look(await asyncio.to_thread(using, list(self._registry.gpus.values()))):
                 what = f"process {row.process.pid} ({row.program}, user {row.uid}) uses GPU"
+                tenant = self._registry.tenants.get(row.tenant)
+                moved = tenant is not None and self._bring_back(tenant, row.process.pid)
                 limit = "no limit except on memory" if self._in_group(row.process.pid) else "no limit"
                 fate = "it was killed" if strict else f"{limit} applies to it"
                 text = f"{what} {self._registry.gpus[row.gpu].index} without the agent: {fate}"
-                tenant = self._registry.tenants.get(row.tenant)
+                if moved:
+                    text += "; it was outside the tenant's control group, and what it allocated there is not counted"
                 if tenant is not None:
                     warned(tenant, text)
                 else:
@@ -121,6 +139,9 @@ class UnseenWatch:
         """
         seen = {session.peer.pid for tenant in self._registry.tenants.values() for session in tenant.sessions}
         mine = {os.getpid(), *seen}
+        # a program that replaces itself (exec) keeps its pid and start time, but not the shim
+        expected = (key for key in self._returning if key.pid not in seen and _has_shim(self._proc, key))
+        self._returning = frozenset(expected)
         there = {
             (gpu, key)
             for gpu, pids in running.items()

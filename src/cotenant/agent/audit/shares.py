@@ -35,11 +35,18 @@ LOWERED = "the limit was lowered after it started, and holds for processes that 
 
 
 class ShareProof:
-    """Checks the servers of mechanisms that use MPS, and records deviations in each tenant's `not_enforced`."""
+    """Checks the servers of mechanisms that use MPS, and memory limits; records deviations in `Tenant.not_enforced`."""
 
-    def __init__(self, registry: Registry, tenant_of: Callable[[int], Tenant | None]) -> None:
-        """`tenant_of` returns the tenant of a process, whether it is connected to the agent or not."""
-        self._registry, self._tenant_of = registry, tenant_of
+    def __init__(
+        self,
+        registry: Registry,
+        tenant_of: Callable[[int], Tenant | None],
+        memory: Callable[[Tenant], list[str]] = lambda tenant: [],
+    ) -> None:
+        """`tenant_of` returns the tenant of a process, whether it is connected to the agent or not. `memory`: why a
+        tenant's memory limit may not hold.
+        """
+        self._registry, self._tenant_of, self._memory = registry, tenant_of, memory
         # number of successive checks that found this process outside its MPS server
         self._outside: dict[tuple[str, ProcessKey], int] = {}
         self._put_right: dict[tuple[str, str], float] = {}
@@ -63,7 +70,7 @@ class ShareProof:
                     for name, texts in self.judge(look, running).items():
                         found[name] += texts
             for tenant in list(self._registry.tenants.values()):
-                for text in self.take(tenant, found.get(tenant.name, ())):
+                for text in self.take(tenant, [*found.get(tenant.name, ()), *self._memory(tenant)]):
                     warned(tenant, f"ShareNotEnforced: {text}")
 
     def _ask(self, mechanism: Mechanism) -> tuple[Look | None, dict[str, list[int]]]:

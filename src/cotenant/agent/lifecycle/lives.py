@@ -64,6 +64,8 @@ class Lives:
         """Change a tenant's share and limits. Returns in words when the change takes effect. Raises InputError."""
         before, when = tenant.spec, self._registry.resize(tenant, spec)
         try:
+            if _memory_terms(before) != _memory_terms(spec):
+                self._accounts.limits.check(tenant)
             self._accounts.open(tenant)
         except InputError:
             self._registry.resize(tenant, before)
@@ -131,6 +133,7 @@ class Lives:
         if tenant.owner is not None or not self.idle(tenant):
             return
         if tenant.declared:
+            self._accounts.limits.rest(tenant)
             # what the launcher chose applied only to the program that has ended
             if (spec := least(tenant.spec)) != tenant.spec:
                 self.change(tenant, spec)
@@ -155,6 +158,11 @@ class Lives:
         self._orphans.close()
         for fd in self._root_fds.values():
             os.close(fd)
+
+
+def _memory_terms(spec: TenantSpec) -> tuple[object, ...]:
+    """What decides whether a demanded enforcement of the memory limit is possible."""
+    return spec.enforce_memory, spec.oversubscribe, spec.memory_bytes is None
 
 
 def promise(spec: TenantSpec) -> str:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,8 @@ class StateFile:
         self._tenants, self._parked, self._moves = tenants, parked, moves
         self._failed = False
         self._timer: asyncio.TimerHandle | None = None
+        # control groups of ended tenants with a memory limit that is still set
+        self.closing: Callable[[], Iterable[ControlGroup]] = tuple
 
     def save(self) -> None:
         """Write the state file within SAVE_WITHIN_S, so that several changes need only one write."""
@@ -111,7 +113,9 @@ class StateFile:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             with os.fdopen(descriptor, "w") as file:
-                file.write(json.dumps({"version": 1, "tenants": rows, "parked": self._parked.as_dicts()}))
+                closing = [[str(group.path), group.made] for group in self.closing()]
+                parked = self._parked.as_dicts()
+                file.write(json.dumps({"version": 1, "tenants": rows, "parked": parked, "closing": closing}))
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
@@ -123,6 +127,14 @@ def load_parked(path: Path) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = json.loads(path.read_text())["parked"]
         return [row for row in rows if isinstance(row, dict)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def load_closing(path: Path) -> list[ControlGroup]:
+    """Control groups of ended tenants whose memory limits the previous agent had not cleared yet."""
+    try:
+        return [ControlGroup(Path(name), bool(made)) for name, made in json.loads(path.read_text())["closing"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

@@ -33,7 +33,8 @@ def take_over(
     """Admit the previous agent's tenants that still run, are declared in the configuration, or are held for a pod or
     job. They keep their tokens and GPUs.
     """
-    parked = state.load_parked(file)
+    # read before the first tenant is taken over, because the state file is then written again
+    parked, closing = state.load_parked(file), state.load_closing(file)
     all_saved = state.load(file)
     for saved in all_saved:
         if not saved.alive and saved.spec.name not in declared and saved.owner is None:
@@ -56,5 +57,5 @@ def take_over(
             lives.watch_orphans(tenant, saved.processes)
         # a tenant whose program has ended is removed, unless a process of it reconnects within this time
         asyncio.get_running_loop().call_later(RETURN_WITHIN_S, lives.maybe_remove, tenant)
-    limits.clean(saved.held for saved in all_saved if saved.held is not None)
     checkpoints.take_over(parked)
+    limits.clean((*(saved.held for saved in all_saved if saved.held is not None), *closing))

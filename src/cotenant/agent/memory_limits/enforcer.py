@@ -6,30 +6,35 @@ changed it, and clears it before the group is removed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
-import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from cotenant.agent.memory_limits.groups import NoGroupError, mark_of, new_group, own_group, place_group
+from cotenant.agent import processes
+from cotenant.agent.memory_limits.applied import Applied
+from cotenant.agent.memory_limits.closing import Closings
+from cotenant.agent.memory_limits.groups import (
+    NoGroupError,
+    hierarchy_of,
+    in_container,
+    mark_of,
+    new_group,
+    own_group,
+    place_group,
+)
+from cotenant.agent.memory_limits.watch import SHIM_ALONE, Watch, held_by
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import ControlGroup, Tenant
 from cotenant.core.errors import InputError
 from cotenant.core.strength import Promise, Prospect, Strength
 from cotenant.core.units import format_bytes
 from cotenant.devices.base import Gpu
-from cotenant.devices.cards import NO_LIMIT, Card
-from cotenant.devices.cgroups import Hierarchy, delegate_down
+from cotenant.devices.cards import Card
+from cotenant.devices.cgroups import delegate_down
 from cotenant.devices.memory_limit_probe import detect, words
 from cotenant.devices.registry import device_of
 from cotenant.policy.memory_limits import Detected, prospect
-
-LOG = logging.getLogger(__name__)
-LOOK_EVERY_S = 1.0
-SHIM_ALONE = "the tenant's memory is limited only by the shim in its processes"
 
 
 def card_of(gpu: Gpu) -> Card:
@@ -45,9 +50,6 @@ def find(gpu: Gpu) -> Detected:
     return detect(device_of(gpu), gpu)
 
 
-_Key = tuple[Path, str]  # (group, UUID of the GPU)
-
-
 def _too_weak(tenant: Tenant, why: str) -> InputError:
     demanded = tenant.spec.enforce_memory
     by = f"by the {demanded}" if demanded is Strength.KERNEL else f"by the {demanded} or something stronger"
@@ -55,15 +57,6 @@ def _too_weak(tenant: Tenant, why: str) -> InputError:
         f"the memory of {tenant.name} must be limited {by}, which is not possible: {why}; see cotenant doctor",
         field="--enforce-memory",
     )
-
-
-@dataclass
-class _Closing:
-    """A control group whose tenant has ended. Its limit stays until the group is empty."""
-
-    group: ControlGroup
-    gpus: tuple[Gpu, ...]
-    name: str
 
 
 class MemoryLimits:
@@ -74,18 +67,21 @@ class MemoryLimits:
         folder: Path,
         registry: Registry,
         warn: Callable[[Tenant, str], None],
+        save: Callable[[], object] = lambda: None,
         *,
         find: Callable[[Gpu], Detected] = find,
         card: Callable[[Gpu], Card] = card_of,
     ) -> None:
-        """`folder`: the agent's folder; names of groups that the agent creates begin with its hash."""
-        self._find, self._card = find, card
-        self._mark, self._registry, self._warn = mark_of(folder), registry, warn
+        """`folder`: the agent's folder; names of groups that the agent creates begin with its hash. `save` writes the
+        groups that tenants have, and those of `closing`, to the state file at once.
+        """
+        self._find, self._save = find, save
+        self._mark, self._registry = mark_of(folder), registry
         self._detected: dict[str, Detected] = {}
-        self._closing: list[_Closing] = []
-        self._in_force: dict[_Key, int] = {}  # (group, GPU) -> hard limit that the driver has confirmed
-        # processes outside their tenant's group that were reported already, as (tenant, pid)
-        self._outside: set[tuple[str, int]] = set()
+        self._applied = Applied(card)
+        self._closings = Closings(self._applied, hierarchy_of)
+        self._watch = Watch(registry, self._applied, self._detected, warn, self._sweep)
+        self.run, self.look, self.bring_back = self._watch.run, self._watch.look, self._watch.bring_back
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
@@ -93,7 +89,7 @@ class MemoryLimits:
         """What would enforce the memory limit of a new tenant on a GPU."""
         if gpu.uuid not in self._detected:
             self._detected[gpu.uuid] = self._find(gpu)
-        found, mine = self._detected[gpu.uuid], tuple(f"{path}:" for path in self._held())
+        found, mine = self._detected[gpu.uuid], tuple(f"{path}:" for path in held_by(self._registry))
         return prospect(replace(found, foreign=tuple(t for t in found.foreign if not t.startswith(mine))), swaps=swaps)
 
     def of(self, tenant: Tenant, gpu: Gpu) -> Prospect:
@@ -101,25 +97,40 @@ class MemoryLimits:
         found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
         if tenant.spec.memory_bytes is None:
             return Prospect(Promise.MEMORY, Strength.NOTHING, "no limit", "the tenant has no memory limit")
-        if tenant.held is not None or found.by is Strength.SHIM:
+        if found.by is Strength.SHIM:
             return found
-        why = tenant.held_not or f"{SHIM_ALONE}, because the tenant was started without a memory limit"
+        if tenant.held is not None and (tenant.held.path, gpu.uuid) not in self._watch.faults:
+            return found
+        faults = self.not_enforced(tenant)
+        started = f"{SHIM_ALONE}, because the tenant was started without a memory limit"
+        why = faults[0] if faults else tenant.held_not or started
         return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, (why,))
+
+    def not_enforced(self, tenant: Tenant) -> list[str]:
+        """Why limits on the tenant's control group may not hold at present, as sentences."""
+        held = tenant.held
+        return [] if held is None else [text for key, text in self._watch.faults.items() if key[0] == held.path]
+
+    def closing(self) -> list[ControlGroup]:
+        """Groups of ended tenants whose limits are still set."""
+        return self._closings.groups()
 
     def check(self, tenant: Tenant) -> None:
         """Raise InputError if the tenant's memory limit would be enforced less strongly than demanded."""
         for gpu in tenant.gpus:
             found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
+            if found.by.at_least(tenant.spec.enforce_memory) and tenant.pids:
+                found = self.of(tenant, gpu)  # a running program stays as it was started
             if not found.by.at_least(tenant.spec.enforce_memory):
                 raise _too_weak(tenant, f"memory on GPU {gpu.index} is limited by the {found.by}: {found.why}")
 
     def tenant_in(self, pid: int) -> Tenant | None:
         """The tenant in whose control group a process is."""
-        held = self._held()
+        held = held_by(self._registry)
         if not held:
             return None
         try:
-            group = self._hierarchy(tuple(self._registry.gpus.values())).of(pid)
+            group = hierarchy_of(tuple(self._registry.gpus.values())).of(pid)
         except OSError:
             return None
         return next((held[path] for path in (group, *group.parents) if path in held), None)
@@ -135,20 +146,32 @@ class MemoryLimits:
         swaps = tenant.spec.oversubscribe != "none"
         if any(self.prospect(gpu, swaps=swaps).by is Strength.SHIM for gpu in tenant.gpus):
             return
-        before, tenant.held, tenant.held_not = tenant.held, None, ""
+        before, entered, other = tenant.held, False, self.tenant_in(pid)
+        if other is not None and other is not tenant:  # a tenant's program starts another tenant
+            self._watch.elsewhere(other, pid)
         try:
-            tenant.held = self._group_of(tenant, pid, before)
+            group = self._group_of(tenant, pid, before)
+            entered = True
+            tenant.held, tenant.held_not = group, ""
+            if group != before:
+                if before is not None:
+                    self._closings.add(before, tenant.gpus, tenant.name)
+                # before the limit is set, so that an agent started after this one was killed clears it
+                self._save()
             for gpu in tenant.gpus:
-                self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
-        except InputError:
-            tenant.held = before
-            raise
+                self._applied.change(group.path, gpu, tenant.cap_bytes(gpu))
         except (NoGroupError, OSError) as error:
-            self._let_go(tenant)
+            running = before is not None and before.path.exists() and bool(tenant.pids)
+            if not running or tenant.held != before:
+                self._let_go(tenant)
             if not Strength.SHIM.at_least(tenant.spec.enforce_memory):
                 raise _too_weak(tenant, words(error)) from None
-            tenant.held_not = f"{SHIM_ALONE}, because {words(error)}"
-            self._say(tenant, tenant.held_not)
+            if tenant.held is None:
+                tenant.held_not = f"{SHIM_ALONE}, because {words(error)}"
+                self._watch.say(tenant, tenant.held_not)
+            elif not entered and processes.alive(processes.key_of(pid)):
+                self._watch.elsewhere(tenant, pid)
+                self._watch.say(tenant, f"{words(error)}: only the shim limits the memory of process {pid}")
 
     def came(self, tenant: Tenant, pid: int) -> None:
         """Limit the control group of a process that has just connected. Needed for tenants of pods and jobs, which are
@@ -158,30 +181,37 @@ class MemoryLimits:
             return
         with contextlib.suppress(OSError):
             hierarchy = device_of(tenant.gpus[0]).cgroups()
-            if hierarchy is None or tenant.held is None or tenant.held.path != place_group(hierarchy.of(pid)):
+            place = None if hierarchy is None else place_group(hierarchy.of(pid), tenant.owner)
+            if tenant.held is None or tenant.held.path != place:
                 self.begin(tenant, pid)
 
     def follow(self, tenant: Tenant) -> None:
         """Apply a changed memory limit. Raises InputError, with nothing changed, if the driver refuses the limit."""
         if tenant.held is None:
             return
-        done: list[tuple[Gpu, int | None]] = []
-        for gpu in tenant.gpus:
-            before = self._in_force.get((tenant.held.path, gpu.uuid))
+        before = {gpu: self._applied.limits.get((tenant.held.path, gpu.uuid)) for gpu in tenant.gpus}
+        for index, gpu in enumerate(tenant.gpus):
             try:
-                self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
-                done.append((gpu, before))
+                self._applied.change(tenant.held.path, gpu, tenant.cap_bytes(gpu))
             except OSError as error:
-                for other, limit_bytes in done:
+                for other in tenant.gpus[:index]:
                     with contextlib.suppress(OSError):
-                        self._set(tenant.held.path, other, limit_bytes)
+                        self._applied.change(tenant.held.path, other, before[other])
                 raise InputError(self._refusal(tenant, gpu, error), field="--memory") from None
 
     def leave(self, tenant: Tenant, gpu: Gpu) -> None:
         """Clear the limit on a GPU that the tenant has left."""
         if tenant.held is not None:
             with contextlib.suppress(OSError):
-                self._set(tenant.held.path, gpu, None)
+                self._applied.set(tenant.held.path, gpu, None)
+            self._applied.limits.pop((tenant.held.path, gpu.uuid), None)
+
+    def rest(self, tenant: Tenant) -> None:
+        """Release the control group of a tenant that stays without processes, if the agent did not make it: the group
+        may live on, and would keep the limit.
+        """
+        if tenant.held is not None and not tenant.held.made:
+            self.end(tenant)
 
     def end(self, tenant: Tenant) -> None:
         """Let go of a removed tenant's control group. When the group is empty, its limits are cleared; it is removed if
@@ -193,9 +223,13 @@ class MemoryLimits:
     def take_back(self, tenant: Tenant, group: ControlGroup) -> None:
         """Take over the control group that the previous agent used for this tenant."""
         tenant.held = group
-        # if a limit cannot be set now, the next check finds the difference and sets it
-        with contextlib.suppress(InputError):
-            self.follow(tenant)
+        for gpu in tenant.gpus:
+            limit_bytes = tenant.cap_bytes(gpu)
+            try:
+                self._applied.set(group.path, gpu, limit_bytes)
+            except OSError:
+                if limit_bytes is not None:  # the next check sets it
+                    self._applied.limits[group.path, gpu.uuid] = limit_bytes
 
     def clean(self, left: Iterable[ControlGroup]) -> None:
         """Clear and remove control groups that the previous agent left and no tenant uses. `left`: the groups in its
@@ -205,125 +239,31 @@ class MemoryLimits:
         hierarchy = device_of(gpus[0]).cgroups()
         if hierarchy is None or hierarchy.version != 2:
             return
-        used = {tenant.held.path for tenant in self._registry.tenants.values() if tenant.held is not None}
+        used = held_by(self._registry)
         made = [group for group in hierarchy.groups(hierarchy.root) if group.name.startswith(self._mark)]
         groups = {group.path: group for group in (*left, *(ControlGroup(path, True) for path in made))}
         for group in (group for path, group in groups.items() if path not in used):
-            self._closing.append(_Closing(group, gpus, f"a tenant of the previous agent ({group.path.name})"))
+            self._closings.add(group, gpus, f"a tenant of the previous agent ({group.path.name})")
         self._sweep()
-
-    # -- watching --------------------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Maintain all limits as long as the agent runs."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            # the driver is queried in a thread, so that the event loop can grant turns meanwhile
-            wanted = self._wanted()
-            self._judge(wanted, await asyncio.to_thread(self._read, wanted))
-
-    def look(self) -> None:
-        """Restore limits that another program changed, and report processes that left their tenant's group."""
-        wanted = self._wanted()
-        self._judge(wanted, self._read(wanted))
-
-    def _wanted(self) -> dict[_Key, int]:
-        """The limits that the driver should report."""
-        return {key: limit for key, limit in self._in_force.items() if key[0] in self._held()}
-
-    def _read(self, keys: Iterable[_Key]) -> dict[_Key, int | str]:
-        """The limits that the driver reports; if it does not report one, the error in words."""
-        found: dict[_Key, int | str] = {}
-        for path, uuid in keys:
-            try:
-                found[path, uuid] = self._card(self._registry.gpus[uuid]).memory_limits(path).hard_bytes
-            except OSError as error:
-                found[path, uuid] = words(error)
-        return found
-
-    def _judge(self, wanted: Mapping[_Key, int], found: Mapping[_Key, int | str]) -> None:
-        held = self._held()
-        for key, expected in wanted.items():
-            tenant = held.get(key[0])
-            if tenant is not None and found[key] != expected and self._in_force.get(key) == expected:
-                self._set_back(tenant, self._registry.gpus[key[1]], expected, found[key])
-        for tenant in held.values():
-            for session in list(tenant.sessions):
-                self._check_place(tenant, session.peer.pid)
-        self._sweep()
-
-    def _set_back(self, tenant: Tenant, gpu: Gpu, expected: int, found: int | str) -> None:
-        assert tenant.held is not None
-        text = "nothing" if found == NO_LIMIT else found if isinstance(found, str) else f"{found / 2**30:.2f} GiB"
-        self._say(
-            tenant,
-            "another program (root in the tenant's container, or a service of this node) changed the memory limit "
-            f"of the tenant's control group on GPU {gpu.index} from {expected / 2**30:.2f} GiB to {text}: it was "
-            "restored",
-        )
-        try:
-            self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
-        except OSError as error:
-            self._say(tenant, f"the tenant's memory limit on GPU {gpu.index} cannot be restored: {words(error)}")
-
-    def _check_place(self, tenant: Tenant, pid: int) -> None:
-        if self._is_in(tenant, pid) or not os.path.exists(f"/proc/{pid}"):
-            return
-        assert tenant.held is not None
-        if (tenant.name, pid) not in self._outside:
-            self._outside.add((tenant.name, pid))
-            self._say(
-                tenant,
-                f"process {pid} left the tenant's control group and thereby its memory limit; it was moved "
-                "back, but what it allocated meanwhile is not counted",
-            )
-        with contextlib.suppress(OSError):
-            self._hierarchy(tenant.gpus).enter(tenant.held.path, pid)
-
-    def _sweep(self) -> None:
-        """Clear and remove groups of ended tenants once they are empty."""
-        self._closing = [each for each in self._closing if each.group.path.exists() and not self._closed(each)]
-
-    def _closed(self, each: _Closing) -> bool:
-        """Clear a control group's limits if it is empty, and remove it. A group that the agent did not create is not
-        removed; its limits are cleared when no process in it uses the GPU. Returns whether that is done.
-        """
-        hierarchy, path = self._hierarchy(each.gpus), each.group.path
-        try:
-            left = {pid for group in hierarchy.groups(path) for pid in hierarchy.processes(group)}
-            if not each.group.made:
-                using = device_of(each.gpus[0]).processes(gpu.uuid for gpu in each.gpus)
-                left = {pid for pids in using.values() for pid in pids if hierarchy.of(pid).is_relative_to(path)}
-            if left:
-                return False
-            for gpu in each.gpus:
-                # the limits are removed first, because memory that a removed group still has is charged to its parent
-                self._set(path, gpu, None)
-        except OSError as error:
-            LOG.warning(f"the control group {path} of {each.name} could not be cleared: {words(error)}")
-        if each.group.made:
-            with contextlib.suppress(OSError):
-                hierarchy.remove(path)
-        return True
 
     # -- one group -------------------------------------------------------------------------------------------------
 
     def _group_of(self, tenant: Tenant, pid: int, before: ControlGroup | None) -> ControlGroup:
         """Find or create the control group of a tenant, and move the process there. Raises NoGroupError, OSError."""
-        hierarchy = self._hierarchy(tenant.gpus)
+        hierarchy = hierarchy_of(tenant.gpus)
         if before is not None and before.path.exists():
             if before.made:
+                if in_container(pid):
+                    raise NoGroupError(f"process {pid} runs in a container, whose limits it would escape")
                 hierarchy.enter(before.path, pid)
-            elif tenant.pids and not hierarchy.of(pid).is_relative_to(before.path):
-                text = f"process {pid} joined from another control group: only the shim limits its memory"
-                if not Strength.SHIM.at_least(tenant.spec.enforce_memory):
-                    raise _too_weak(tenant, text)
-                self._say(tenant, text)
-            if before.made or tenant.pids:
                 return before
-        taken = self._held()
+            if tenant.pids:
+                if not hierarchy.of(pid).is_relative_to(before.path):
+                    raise NoGroupError(f"process {pid} joined from another control group")
+                return before
+        taken = held_by(self._registry)
         if tenant.owner is not None:
-            own: Path | None = place_group(hierarchy.of(pid)) or hierarchy.of(pid)
+            own: Path | None = place_group(hierarchy.of(pid), tenant.owner) or hierarchy.of(pid)
             if own in taken or own == hierarchy.root:
                 raise NoGroupError(f"the tenant's processes have no control group of their own ({own})")
         else:
@@ -338,31 +278,18 @@ class MemoryLimits:
             except OSError:
                 hierarchy.remove(group)
                 raise
-        self._closing = [each for each in self._closing if each.group.path != group]
-        return ControlGroup(group, own is None)
-
-    def _held(self) -> dict[Path, Tenant]:
-        return {tenant.held.path: tenant for tenant in self._registry.tenants.values() if tenant.held is not None}
-
-    def _say(self, tenant: Tenant, text: str) -> None:
-        if text not in tenant.warnings:  # a condition that persists is reported only once
-            self._warn(tenant, text)
+        self._closings.take(group)
+        return ControlGroup(group, own is None or group.name.startswith(self._mark))
 
     def _let_go(self, tenant: Tenant) -> None:
         if tenant.held is not None:
-            self._closing.append(_Closing(tenant.held, tenant.gpus, tenant.name))
+            self._closings.add(tenant.held, tenant.gpus, tenant.name)
             tenant.held = None
-        self._outside = {(name, pid) for name, pid in self._outside if name != tenant.name}
+        self._watch.forget(tenant)
 
-    def _set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
-        # the soft limit equals the hard one, so that the driver does not lend the tenant's unused memory to other
-        # groups
-        soft, hard = (0, NO_LIMIT) if limit_bytes is None else (limit_bytes, limit_bytes)
-        card = self._card(gpu)
-        card.set_memory_limits(group, soft, hard)
-        self._in_force.pop((group, gpu.uuid), None)
-        if limit_bytes is not None:
-            self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # the driver may round the limit
+    def _sweep(self) -> None:
+        if self._closings.sweep():
+            self._save()
 
     def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:
         wanted, used = tenant.cap_bytes(gpu), self.used_bytes(tenant, gpu)
@@ -377,19 +304,5 @@ class MemoryLimits:
         """Memory that kernel or driver count for a tenant on a GPU, contexts included; 0 if they do not limit it."""
         if tenant.held is not None:
             with contextlib.suppress(OSError):
-                return self._card(gpu).memory_limits(tenant.held.path).used_bytes
+                return self._applied.used_bytes(tenant.held.path, gpu)
         return 0
-
-    def _is_in(self, tenant: Tenant, pid: int) -> bool:
-        assert tenant.held is not None
-        try:
-            return self._hierarchy(tenant.gpus).of(pid).is_relative_to(tenant.held.path)
-        except OSError:
-            return False
-
-    @staticmethod
-    def _hierarchy(gpus: tuple[Gpu, ...]) -> Hierarchy:
-        hierarchy = device_of(gpus[0]).cgroups()
-        if hierarchy is None:
-            raise OSError(f"the driver of GPU {gpus[0].index} has no limits for control groups")
-        return hierarchy

@@ -1,0 +1,84 @@
+"""Sets memory limits on control groups, and keeps what the driver reported back for each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cotenant.devices.base import Gpu
+from cotenant.devices.cards import NO_LIMIT, Card
+from cotenant.devices.cgroups import Hierarchy
+from cotenant.devices.memory_limit_probe import near
+
+Key = tuple[Path, str]  # (control group, UUID of the GPU)
+
+
+class Applied:
+    """The limits in force: `limits` has, for each control group and GPU, the hard limit in bytes that the driver should
+    report.
+    """
+
+    def __init__(self, card: Callable[[Gpu], Card]) -> None:
+        self._card = card
+        self.limits: dict[Key, int] = {}
+
+    def set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
+        """Limit a control group, or clear its limit (None). Raises OSError if the driver refuses the limit or reports
+        another one afterwards.
+        """
+        card, key = self._card(gpu), (group, gpu.uuid)
+        if limit_bytes is None:
+            card.set_memory_limits(group, 0, NO_LIMIT)
+            self.limits.pop(key, None)
+            return
+        # the soft limit equals the hard one, so that the driver does not lend the tenant's unused memory to others
+        card.set_memory_limits(group, limit_bytes, limit_bytes)
+        self.limits[key] = limit_bytes
+        now = card.memory_limits(group).hard_bytes
+        if not near(now, limit_bytes):
+            raise OSError(f"{words_of(limit_bytes)} were set, and the driver then reported {words_of(now)}")
+        self.limits[key] = now  # the driver may round the limit
+
+    def change(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
+        """As `set`, but if that fails the previous limit stays in force."""
+        key = (group, gpu.uuid)
+        before = self.limits.get(key)
+        try:
+            self.set(group, gpu, limit_bytes)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.set(group, gpu, before)
+            if before is not None:  # if it could not be set, the next check sets it
+                self.limits[key] = before
+            raise
+
+    def used_bytes(self, group: Path, gpu: Gpu) -> int:
+        """What a group's processes use on a GPU. Raises OSError."""
+        return self._card(gpu).memory_limits(group).used_bytes
+
+    def reported(self, group: Path, gpu: Gpu) -> int:
+        """The hard limit that the driver reports. Raises OSError."""
+        return self._card(gpu).memory_limits(group).hard_bytes
+
+    def below(self, hierarchy: Hierarchy, group: Path, gpu: Gpu) -> Iterator[Path]:
+        """Groups below `group` that have a limit of their own. The driver charges only the nearest group that has one,
+        so that their processes do not count for `group`. Raises OSError.
+        """
+        card = self._card(gpu)
+        for each in hierarchy.groups(group):
+            if each == group:
+                continue
+            theirs, mine = card.memory_limits(each), card.memory_limits(group)
+            if theirs != mine and theirs != card.memory_limits(group):  # use may change between two readings
+                yield each
+
+    def forget(self, group: Path) -> None:
+        """Forget a group that is gone or released."""
+        for key in [key for key in self.limits if key[0] == group]:
+            del self.limits[key]
+
+
+def words_of(limit_bytes: int) -> str:
+    """A limit as the driver reports it, in words."""
+    return "no limit" if limit_bytes == NO_LIMIT else f"{limit_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,114 @@
+"""Clears the memory limits of control groups whose tenants have ended, and removes the groups that the agent made.
+
+The limits stay until no process is left. What cannot be cleared or removed is tried again at every check: a limit that
+is forgotten would hold for whatever the group does next, and a removed group's soft limit stays in its ancestors' sums.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.agent.memory_limits.applied import Applied
+from cotenant.agent.tenants.tenant import ControlGroup
+from cotenant.devices.base import Gpu
+from cotenant.devices.cards import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlError
+from cotenant.devices.cgroups import Hierarchy
+from cotenant.devices.memory_limit_probe import words
+from cotenant.devices.registry import device_of
+
+LOG = logging.getLogger(__name__)
+NOTHING_SET = (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND)  # the group cannot have limits
+# checks after which a group is removed although its limit could not be cleared: the GPU may be gone for good
+CLEAR_TRIES = 30
+
+
+@dataclass
+class _Closing:
+    """A control group whose tenant has ended."""
+
+    group: ControlGroup
+    gpus: tuple[Gpu, ...]
+    name: str
+    tries: int = 0
+    said: str = ""  # why it could not be closed, as logged last
+
+
+class Closings:
+    """The control groups that wait until they are empty."""
+
+    def __init__(self, applied: Applied, hierarchy: Callable[[tuple[Gpu, ...]], Hierarchy]) -> None:
+        self._applied, self._hierarchy = applied, hierarchy
+        self._each: list[_Closing] = []
+
+    def add(self, group: ControlGroup, gpus: tuple[Gpu, ...], name: str) -> None:
+        """Close a group when its last process has gone."""
+        self.take(group.path)
+        self._each.append(_Closing(group, gpus, name))
+
+    def take(self, path: Path) -> None:
+        """Do not close this group, because a tenant uses it again."""
+        self._each = [each for each in self._each if each.group.path != path]
+
+    def groups(self) -> list[ControlGroup]:
+        """The groups that are not closed yet."""
+        return [each.group for each in self._each]
+
+    def sweep(self) -> bool:
+        """Close what is empty. Returns whether a group was closed."""
+        left = [each for each in self._each if not self._closed(each)]
+        for each in self._each:
+            if each not in left:
+                self._applied.forget(each.group.path)
+        changed, self._each = len(left) != len(self._each), left
+        return changed
+
+    def _closed(self, each: _Closing) -> bool:
+        path = each.group.path
+        try:
+            if not path.exists():
+                return True
+            hierarchy = self._hierarchy(each.gpus)
+            below = list(hierarchy.groups(path)) if each.group.made else [path]
+            if self._busy(hierarchy, each):
+                return False
+            faults = [fault for group in reversed(below) for gpu in each.gpus if (fault := self._clear(group, gpu))]
+            each.tries += 1
+            if faults and (not each.group.made or each.tries < CLEAR_TRIES):
+                raise OSError("; ".join(dict.fromkeys(faults)))
+            for group in reversed(below) if each.group.made else ():
+                hierarchy.remove(group)
+        except OSError as error:
+            if each.said != words(error):
+                each.said = words(error)
+                LOG.warning(f"the control group {path} of {each.name} could not be cleared: {each.said}")
+            return False
+        return True
+
+    def _busy(self, hierarchy: Hierarchy, each: _Closing) -> bool:
+        """Whether processes are left in a group. Of one that the agent did not make, only those count that use the
+        GPU, because the group lives on. Raises OSError.
+        """
+        path = each.group.path
+        if each.group.made:
+            return any(hierarchy.processes(group) for group in hierarchy.groups(path))
+        using = device_of(each.gpus[0]).processes(gpu.uuid for gpu in each.gpus)
+        return any(_within(hierarchy, pid, path) for pids in using.values() for pid in pids)
+
+    def _clear(self, group: Path, gpu: Gpu) -> str:
+        """Clear a group's limit on a GPU. Returns why that failed; empty if there is no limit any more."""
+        try:
+            self._applied.set(group, gpu, None)
+        except OSError as error:
+            gone = isinstance(error, NvmlError) and error.code in NOTHING_SET
+            return "" if gone or not group.exists() else f"GPU {gpu.index}: {words(error)}"
+        return ""
+
+
+def _within(hierarchy: Hierarchy, pid: int, path: Path) -> bool:
+    try:
+        return hierarchy.of(pid).is_relative_to(path)
+    except OSError:  # the process has just ended, or is in a part of the tree that the agent does not see
+        return False

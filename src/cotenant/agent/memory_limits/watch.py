@@ -1,0 +1,266 @@
+"""Checks once a second that tenants' memory limits hold and their processes are in their control groups; restores what
+another program changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cotenant.agent import processes
+from cotenant.agent.memory_limits.applied import Applied, Key, words_of
+from cotenant.agent.memory_limits.groups import hierarchy_of, in_container
+from cotenant.agent.processes import ProcessKey
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.devices.base import Gpu
+from cotenant.devices.cgroups import Hierarchy, delegate_down
+from cotenant.devices.memory_limit_probe import words
+from cotenant.policy.memory_limits import Detected
+
+LOG = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0
+PATIENCE_S = 5.0  # time for the driver to answer
+SHIM_ALONE = "the tenant's memory is limited only by the shim in its processes"
+UNANSWERED = f"whether the tenant's memory limit holds is not known: the driver has not answered for {PATIENCE_S:g} s"
+
+
+@dataclass
+class Reading:
+    """What a check found. `limits`: the hard limits that the driver reports, or why it reports none. `below`: groups
+    inside a tenant's group that have limits of their own. `inside`: the processes of each tenant's group by pid.
+    """
+
+    limits: dict[Key, int | str] = field(default_factory=dict)
+    below: list[tuple[Key, Path]] = field(default_factory=list)
+    inside: dict[Path, dict[int, ProcessKey]] = field(default_factory=dict)
+
+
+def held_by(registry: Registry) -> dict[Path, Tenant]:
+    """The tenants with a limited control group, by the group's path."""
+    return {tenant.held.path: tenant for tenant in registry.tenants.values() if tenant.held is not None}
+
+
+class Watch:
+    """The checks. `faults`: for a control group and a GPU, why the limit may not hold at present."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        applied: Applied,
+        detected: Mapping[str, Detected],
+        warn: Callable[[Tenant, str], None],
+        sweep: Callable[[], None],
+    ) -> None:
+        """`detected`: what was found on each GPU. `sweep` closes the groups of ended tenants; called at each check."""
+        self._registry, self._applied, self._detected = registry, applied, detected
+        self._warn, self._sweep = warn, sweep
+        self.faults: dict[Key, str] = {}
+        self._inside: dict[Path, dict[int, ProcessKey]] = {}
+        self._outside: set[tuple[str, ProcessKey]] = set()  # (tenant, process) already reported
+        self._elsewhere: dict[str, set[ProcessKey]] = {}  # launchers of a tenant that joined from other groups
+
+    async def run(self) -> None:
+        """Check as long as the agent runs."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            wanted = self._wanted()  # the driver is queried in a thread, since the event loop also grants turns
+            reading = asyncio.ensure_future(asyncio.to_thread(self._read, wanted, dict(self._inside)))
+            if not (await asyncio.wait({reading}, timeout=PATIENCE_S))[0]:
+                self._unanswered(wanted)
+            self._judge(wanted, await reading)
+
+    def look(self) -> None:
+        """Check once."""
+        wanted = self._wanted()
+        self._judge(wanted, self._read(wanted, dict(self._inside)))
+
+    def say(self, tenant: Tenant, text: str) -> None:
+        """Warn of a condition, once as long as it persists."""
+        if text not in tenant.warnings:
+            self._warn(tenant, text)
+
+    def elsewhere(self, tenant: Tenant, pid: int) -> None:
+        """Record that a launcher joined the tenant from another group, where its processes stay."""
+        self._elsewhere.setdefault(tenant.name, set()).add(processes.key_of(pid))
+
+    def forget(self, tenant: Tenant) -> None:
+        """Forget a tenant whose group was released."""
+        self._outside = {(name, key) for name, key in self._outside if name != tenant.name}
+        self._elsewhere.pop(tenant.name, None)
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    def _wanted(self) -> dict[Key, int]:
+        """The limits that the driver should report."""
+        held = held_by(self._registry)
+        self.faults = {key: text for key, text in self.faults.items() if key in self._applied.limits and key[0] in held}
+        return {
+            (path, gpu.uuid): self._applied.limits[path, gpu.uuid]
+            for path, tenant in held.items()
+            for gpu in tenant.gpus
+            if (path, gpu.uuid) in self._applied.limits
+        }
+
+    def _read(self, wanted: Iterable[Key], before: Mapping[Path, Mapping[int, ProcessKey]]) -> Reading:
+        found = Reading()
+        for path, uuid in wanted:
+            gpu = self._registry.gpus[uuid]
+            try:
+                found.limits[path, uuid] = self._applied.reported(path, gpu)
+                hierarchy, detected = hierarchy_of((gpu,)), self._detected.get(uuid)
+                if detected is not None and not detected.dmem:  # the kernel charges all groups above a process
+                    found.below += [((path, uuid), below) for below in self._applied.below(hierarchy, path, gpu)]
+                if path not in found.inside:
+                    known = before.get(path, {})
+                    pids = {pid for group in hierarchy.groups(path) for pid in hierarchy.processes(group)}
+                    found.inside[path] = {pid: known.get(pid) or processes.key_of(pid) for pid in pids}
+            except OSError as error:
+                found.limits.setdefault((path, uuid), words(error))
+        return found
+
+    def _unanswered(self, wanted: Iterable[Key]) -> None:
+        held = held_by(self._registry)
+        LOG.error("the GPU's driver has not answered for %g s: memory limits are not checked", PATIENCE_S)
+        for key in wanted:
+            if key[0] in held:
+                self.faults[key] = UNANSWERED
+                self.say(held[key[0]], UNANSWERED)
+
+    def _judge(self, wanted: Mapping[Key, int], found: Reading) -> None:
+        held, again = held_by(self._registry), set[Path]()
+        for key, expected in wanted.items():
+            tenant, now = held.get(key[0]), found.limits[key]
+            if tenant is None or self._applied.limits.get(key) != expected:
+                continue  # the limit was changed or cleared since it was read
+            if now == expected:
+                self.faults.pop(key, None)
+            elif isinstance(now, str) and (key[0] in again or not key[0].exists()):
+                if key[0] not in again:
+                    again.add(key[0])
+                    self._removed(tenant)
+            else:
+                self._set_back(tenant, self._registry.gpus[key[1]], expected, now)
+        held = held_by(self._registry)
+        for (path, uuid), below in found.below:
+            if path in held:
+                self._clear_below(held[path], self._registry.gpus[uuid], below)
+        for path, tenant in held.items():
+            inside = found.inside.get(path, {})
+            left = {key for pid, key in self._inside.get(path, {}).items() if pid not in inside}
+            for process in left.union(map(processes.key_of, tenant.pids)):
+                self._check_place(tenant, process)
+        self._inside = found.inside
+        self._sweep()
+
+    def _set_back(self, tenant: Tenant, gpu: Gpu, expected: int, found: int | str) -> None:
+        assert tenant.held is not None
+        key, by = (tenant.held.path, gpu.uuid), "another program (root in the tenant's container, or a service of this "
+        what = (
+            f"{by}node) changed the memory limit of the tenant's control group on GPU {gpu.index} from "
+            f"{words_of(expected)} to {words_of(found)}"
+            if isinstance(found, int)
+            else f"the memory limit of the tenant's control group on GPU {gpu.index} cannot be read ({found})"
+        )
+        try:
+            self._applied.set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
+        except OSError as error:
+            self._applied.limits[key] = expected  # the next check tries again
+            self.faults[key] = f"{what}; it cannot be restored: {words(error)}"
+            self.say(tenant, self.faults[key])
+        else:
+            self.faults.pop(key, None)
+            self.say(tenant, f"{what}: it was {'restored' if isinstance(found, int) else 'set again'}")
+
+    def _removed(self, tenant: Tenant) -> None:
+        """Make a tenant's group again that another program has removed. A group that the agent did not make is given
+        up, because what made it has ended.
+        """
+        assert tenant.held is not None
+        path, made = tenant.held
+        self._applied.forget(path)
+        running = bool(tenant.pids)
+        try:
+            if not (running and made):
+                raise OSError(f"its control group {path} was removed by another program")
+            hierarchy = hierarchy_of(tenant.gpus)
+            if self._detected[tenant.gpus[0].uuid].dmem:
+                delegate_down(hierarchy, path, "dmem")
+            hierarchy.create(path)
+            for gpu in tenant.gpus:
+                self._applied.set(path, gpu, tenant.cap_bytes(gpu))
+        except OSError as error:
+            tenant.held = None
+            if running:
+                tenant.held_not = f"{SHIM_ALONE}, because {words(error)}"
+                self.say(tenant, tenant.held_not)
+        else:
+            self.say(tenant, f"another program removed the tenant's control group {path}: it was made again")
+
+    def _clear_below(self, tenant: Tenant, gpu: Gpu, below: Path) -> None:
+        assert tenant.held is not None
+        what = (
+            f"a program of the tenant limited a control group of its own on GPU {gpu.index} ({below}): what is "
+            "allocated there does not count for the tenant's memory limit"
+        )
+        try:
+            self._applied.set(below, gpu, None)
+        except OSError as error:
+            self.faults[tenant.held.path, gpu.uuid] = f"{what}, and that limit cannot be removed: {words(error)}"
+            self.say(tenant, self.faults[tenant.held.path, gpu.uuid])
+        else:
+            self.say(tenant, f"{what}; that limit was removed")
+
+    def bring_back(self, tenant: Tenant, pid: int) -> bool:
+        """Move a process of a tenant, and its descendants, into the tenant's control group. Returns whether a process
+        was moved. Processes in containers stay where they are, because they would escape the container's limits.
+        """
+        if tenant.held is None or tenant.owner is not None or in_container(pid):
+            return False
+        return self._moved(tenant, pid) == ""
+
+    def _check_place(self, tenant: Tenant, process: ProcessKey) -> None:
+        why = self._moved(tenant, process.pid) if processes.alive(process) else None
+        if why is None or (tenant.name, process) in self._outside:
+            return
+        self._outside.add((tenant.name, process))
+        fate = f"it cannot be moved back: {why}" if why else "it was moved back"
+        self.say(
+            tenant,
+            f"process {process.pid} left the tenant's control group and thereby its memory limit; {fate}, and what it "
+            "allocated meanwhile is not counted",
+        )
+
+    def _moved(self, tenant: Tenant, pid: int) -> str | None:
+        """Move a process and its descendants to the tenant's group. Returns why that failed, empty if it succeeded;
+        None if the process belongs where it is.
+        """
+        assert tenant.held is not None
+        hierarchy, path = hierarchy_of(tenant.gpus), tenant.held.path
+        if _is_in(hierarchy, pid, path):
+            return None
+        joined = self._elsewhere.get(tenant.name, set())
+        if joined and any(processes.key_of(each) in joined for each in processes.ancestors(pid)):
+            return None
+        try:
+            hierarchy.enter(path, pid)
+        except OSError as error:
+            return words(error)
+        for child in processes.descendants({processes.key_of(pid)}):
+            if not _is_in(hierarchy, child.pid, path):
+                try:
+                    hierarchy.enter(path, child.pid)
+                except OSError as error:
+                    if processes.alive(child):
+                        return words(error)
+        return ""
+
+
+def _is_in(hierarchy: Hierarchy, pid: int, path: Path) -> bool:
+    try:
+        return hierarchy.of(pid).is_relative_to(path)
+    except OSError:
+        return False
