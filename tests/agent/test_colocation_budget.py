@@ -68,4 +68,4 @@ def test_what_is_printed_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rise by 5%" in some
     assert "{overlap: 67%}" in some
     assert "--limit 25%" in some
-    assert "at no duty cycle" in measured({"overlap": 0.0, "slowdown": 1.0, "gb_per_s": 0.0, "be_sms": 0.0})
+    assert "at none of the duty cycles" in measured({"overlap": 0.0, "slowdown": 1.0, "gb_per_s": 0.0, "be_sms": 0.0})

@@ -146,7 +146,7 @@ def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
     assert "start one with cotenant fleet up, or" in fleet.fails(1, "submit", "--", "true")
     fleet.folder.mkdir(exist_ok=True)
     (fleet.folder / "store").write_text("postgresql://db/fleet")  # as a controller leaves it that waits for the leader
-    assert "may be on another machine: run this there" in fleet.fails(1, "queue")
+    assert "may be on another machine: run this command there" in fleet.fails(1, "queue")
     (fleet.folder / "store").unlink()
     for words, said in (
         (("--nodes", 0), "--nodes: 0 is not between"),
@@ -226,7 +226,7 @@ def test_who_drips_his_token_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.M
 def test_a_fleet_under_an_elastic_policy_takes_jobs_with_elastic_profiles(fleet: Commands, tmp_path: Path) -> None:
     own = tmp_path / "speeds.json"
     own.write_text(json.dumps({"models": {"mine": {"rate": {"A100-40GB": {"1": 1.0, "2": 1.9, "4": 3.5}}}}}))
-    assert "does not pack" in fleet.fails(2, "fleet", "up", "--nodes", 2, "--policy", "tesserae")
+    assert "packs two jobs on a GPU" in fleet.fails(2, "fleet", "up", "--nodes", 2, "--policy", "tesserae")
     assert fleet.up("--policy", "sia")["policy"]["label"] == "sia"
     assert "elastic profile" in fleet.fails(2, "submit", "--model", "unheard-of", "--", "true")
     job = fleet.json("submit", "--profile", own, "--", "sh", "-c", "echo $WORLD_SIZE")["id"]

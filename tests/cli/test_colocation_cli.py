@@ -91,7 +91,7 @@ def test_long_paths_leave_room_for_the_figures(result: dict[str, dict[str, dict[
 
 def test_few_requests_are_said_to_be_rough(result: dict[str, dict[str, dict[str, float]]]) -> None:
     said = " ".join(notes(result))
-    assert "is rough" in said
+    assert "is only rough" in said
     assert "Distinguishing an attainment of 99 % from 99.5 % takes 1,597" in said
     many = {"tidal": {"mm4096": result["tidal"]["mm4096"] | {"requests": 3000}}}
     assert "rough" not in " ".join(notes(many))

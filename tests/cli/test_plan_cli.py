@@ -310,7 +310,7 @@ ONE = "services: [{name: a, model: resnet50, rate_rps: 10, slo_ms: 100}]\n"
         (GPUS + "services:\n  - {name: a, slo_ms: 9}\n  - name: b\n    slo_ms: -1\n", "line 5, field services[1].slo"),
         (GPUS + "services:\n  - {name: a, slo_ms: 1}\nservices: []\n", "line 4, field services: services is already"),
         (GPUS, "declares neither services nor applications"),
-        (ONE, "either gpus or cluster"),
+        (ONE, "give gpus or cluster"),
         ("- a\n", "needs gpus and services"),
     ],
 )  # fmt: skip

@@ -76,7 +76,7 @@ def test_who_gets_no_turn_has_waited_all_the_time(tmp_path: Path) -> None:
         (["--load", "a=2ms:"], "NAME=KERNEL[:BUSY/PAUSE]"),
         (["--load", "a=-2ms"], "--load"),
         (["--load", "a=2ms", "--load", "a=3ms"], "a has two loads"),
-        (["--card", "50GiB"], "does not fit the card"),
+        (["--card", "50GiB"], "does not fit on the GPU"),
         (["--card", "3GiB"], "cannot be swapped hold 4.0 GiB"),
         (["--duration", "0s"], "--duration"),
         (["--duration", "2000h"], "at most one day"),

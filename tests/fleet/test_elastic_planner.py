@@ -137,7 +137,7 @@ def test_what_can_never_run_is_refused(profiles: str, policy: str, model: str, g
 
 
 def test_a_policy_that_packs_is_refused() -> None:
-    with pytest.raises(InputError, match="does not pack"):
+    with pytest.raises(InputError, match="packs two jobs on a GPU"):
         ElasticPlanner("tesserae")
 
 

@@ -86,7 +86,7 @@ def test_a_store_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     store.set_meta("version", "99")
     store.commit()
     store.close()
-    with pytest.raises(WorkError, match="is of version 99; this program reads version 1"):
+    with pytest.raises(WorkError, match="has version 99 of the store, and this release reads 1"):
         Store(tmp_path)
 
 

@@ -22,7 +22,7 @@ def test_driver_where_the_kernel_does_not_count():
     assert found.by is Strength.DRIVER
     (obstacle,) = found.obstacles
     assert obstacle.startswith(
-        "the kernel does not account this GPU's memory (dmem controller, Linux 6.14 and newer): "
+        "the kernel does not count this GPU's memory (that needs the dmem controller, Linux 6.14): "
     )
 
 

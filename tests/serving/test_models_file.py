@@ -71,7 +71,7 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
         (ONE + "  class: gold\n", "line 5, field models[0].class: 'gold' should be"),
         (ONE + "  ttft_ms: 0\n", "line 5, field models[0].ttft_ms: 0 should be greater than 0"),
         (ONE + "gpus: {memory: 2GiB}\n", "a needs 4.00 GiB, but the models may use only 2.00 GiB of each GPU"),
-        (ONE + "gpus: {model: cpu}\n", "memory must be set: how much the programs may use together"),
+        (ONE + "gpus: {model: cpu}\n", "needs memory: the host memory that all programs together may use"),
         (ONE + "gpus: {model: cpu, memory: 8GiB, mechanism: mps}\n", "models without a GPU share none: leave it out"),
         (ONE + "gpus: {mechanism: mig}\n", "field gpus.mechanism: 'mig' should be 'auto', 'time', 'slices' or 'mps'"),
         (ONE + "listen: {http: none}\n", "line 5, field listen.http: language models are served over HTTP only"),

@@ -93,7 +93,7 @@ def test_neighbours_slow_each_other_by_a_factor(tmp_path: Path) -> None:
         (["--partitions", "120%"], "is over 100%"),
         (["--mechanism", "magic"], "is not one of mps, green, cores"),
         (["--margin", "0.5"], "between 1 and 100"),
-        (["--against", "/nowhere"], "is no folder"),
+        (["--against", "/nowhere"], "is not the folder NAME"),
     ],
 )
 def test_wrong_input_is_one_sentence(call: Any, tmp_path: Path, arguments: list[str], sentence: str) -> None:
@@ -124,7 +124,7 @@ def test_infer_reports_one_model_on_one_share(call: Any, tmp_path: Path) -> None
     assert (found["share"], found["batches"], found["batch"]) == (0.5, 30, 4)
     code, _, err = call("infer", tmp_path / "none")
     assert code == 2
-    assert "is no folder of a model" in err
+    assert "is not the folder NAME of a model" in err
 
 
 @pytest.mark.timed

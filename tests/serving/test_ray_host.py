@@ -106,7 +106,7 @@ def test_calls_of_a_life_that_is_over_end(monkeypatch: pytest.MonkeyPatch) -> No
         host, _ = await working(monkeypatch)
         batch = await begun(host.run(1, "w", JOB))
         await host.begin(2)
-        assert await asyncio.wait_for(batch, 5.0) == "is not there any more"
+        assert await asyncio.wait_for(batch, 5.0) == "has been removed"
 
     asyncio.run(play())
 

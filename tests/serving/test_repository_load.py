@@ -65,7 +65,7 @@ def test_a_configuration_holds_until_the_next_load(server: Running) -> None:
         ({"max_batch_size": "many"}, "is no model configuration"),
         ([], "is no model configuration"),
         ({"name": "b"}, "is for 'b', not for 'a'"),
-        ({"instance_group": [{"count": 2}]}, "would ignore instance_group; what is applied is backend, input"),
+        ({"instance_group": [{"count": 2}]}, "has the field instance_group, which has no effect here"),
         ({"input": [{"name": "z"}]}, "the configuration has the input 'z'; the model's are x"),
         ({"output": [{"name": "y", "data_type": "TYPE_INT8"}]}, "output 'y' is TYPE_FP32, not TYPE_INT8"),
         ({"output": [{"name": "y", "label_filename": "../secret"}]}, "is not the name of a file in the model's folder"),

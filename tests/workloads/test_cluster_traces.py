@@ -176,7 +176,7 @@ def test_a_packed_file_names_the_command_that_unpacks_it(tmp_path: Path, name: s
     [
         ("1,7,A10,12,1,1,0,500,Best", "job_type", "'Best' is neither HP nor Spot"),
         ("1,7,B7,20,1,1,0,500,HP", "gpu_model", "unknown GPU model 'B7'"),
-        ("1,7,A10,20,8,20000,0,500,HP", "worker_num", "'20000' workers are more GPUs than make sense"),
+        ("1,7,A10,20,8,20000,0,500,HP", "worker_num", "'20000' workers need more GPUs than a job may have"),
         ("1,7,A10,20,1,1.5,0,500,HP", "worker_num", "'1.5' is not a whole number"),
         ("1,13,A10,20,1,1,0,-500,HP", "duration", "'-500' must be at least 0"),
     ],

@@ -70,7 +70,7 @@ def _in_words(found: dict[str, Any]) -> str:
     chosen, more = found["budget"], found["tolerated"] - 1
     said = f"{found['gpu']}: if the service's latency may rise by {more:.0%}, {found['be']} may overlap it"
     if not chosen["overlap"]:
-        return f"{said} at no duty cycle: leave `overlap` at 0%"
+        return f"{said} at none of the duty cycles: leave `overlap` at 0%"
     return (
         f"{said} for {chosen['overlap']:.0%} of the time on {chosen['be_sms']:.0%} of the SMs, "
         f"{chosen['gb_per_s']:.0f} GB/s.\n`colocation: {{overlap: {100 * chosen['overlap']:.0f}%}}` "

@@ -223,7 +223,11 @@ def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> C
     stays = sum(spec.memory_bytes or 0 for spec in specs if spec.oversubscribe == "none")
     room = parse_memory(memory, "--card") - stays
     if room <= 0:
-        raise InputError(f"tenants that cannot be swapped hold {format_bytes(stays)} of the card", field="--card")
+        raise InputError(
+            f"tenants that cannot be swapped hold {format_bytes(stays)}, so no memory is left for others: give a "
+            "larger card",
+            field="--card",
+        )
     moving = {spec.name: spec.memory_bytes or 0 for spec in specs if spec.oversubscribe != "none"}
     return Card(room, moving, ResidencySettings(config.most_moving))
 

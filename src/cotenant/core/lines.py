@@ -47,7 +47,7 @@ def order_of(line: bytes) -> Message:
     except (ValueError, RecursionError):
         raise InputError("not a JSON object") from None
     if not isinstance(order, dict) or not isinstance(order.get("op"), str):
-        raise InputError("an order must be a JSON object with an op")
+        raise InputError("an order must be a JSON object with the key op, the name of an operation")
     return order
 
 

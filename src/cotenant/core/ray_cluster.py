@@ -78,7 +78,7 @@ class RayCluster:
                 pass
             return self._connection.recv() if self._connection.poll() else f"Ray at {address} does not answer"
         except (EOFError, OSError):
-            return f"Ray at {address} ended the process that was to reach it"
+            return f"the process that connects to Ray at {address} ended at once: see its output above"
 
     def nodes(self) -> Future[list[dict[str, Any]]]:
         """Living nodes as Ray describes them, by host name."""

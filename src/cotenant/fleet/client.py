@@ -31,7 +31,10 @@ class FleetClient(LineClient):
         except OSError as error:
             todo = "start one with cotenant fleet up, or name its folder with --fleet"
             if Path(where, STORE_URL).exists():
-                todo = "the controller that leads it may be on another machine: run this there, or start one here"
+                todo = (
+                    "the fleet's controller may be on another machine: run this command there, or start a controller "
+                    "here"
+                )
             raise WorkError(
                 f"no fleet answers at {self.where} ({(error.strerror or str(error)).lower()}): {todo}"
             ) from None

@@ -129,7 +129,10 @@ def _check_gpus(spec: JobSpec) -> None:
     if not _is_number(spec.gpus) or spec.gpus <= 0:
         raise InputError(f"{spec.gpus!r} is not a number of GPUs; write 1, 2, ... or share: 30%", field="gpus")
     if spec.gpus >= 1 and spec.gpus != int(spec.gpus):
-        raise InputError(f"{spec.gpus:g} is neither whole nor a share of one GPU below 1", field="gpus")
+        raise InputError(
+            f"must be a whole number of GPUs, or a share of one GPU below 1, not {spec.gpus:g}",
+            field="gpus",
+        )
     if spec.gpus > MOST_GPUS:
         raise InputError(f"{spec.gpus:g} is over {MOST_GPUS:,}", field="gpus")
     if spec.gpus < 0.01:
@@ -198,7 +201,7 @@ def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
             raise InputError(f"is not a field of a job; known: {', '.join(KEYS)}", field=str(key)[:60])
     ways = [key for key in ("gpus", "share", "slice") if data.get(key) is not None]
     if len(ways) > 1:
-        raise InputError(f"{ways[0]} and {ways[1]} exclude each other", field=ways[1])
+        raise InputError(f"give only one of {ways[0]} and {ways[1]}", field=ways[1])
     if data.get("command") is None:
         raise InputError("is missing; write it as a list of words, such as [python, train.py]", field="command")
     command = data["command"]

@@ -179,7 +179,7 @@ class NodePlugin:
 
     def _say(self, fault: str) -> None:
         if fault != self._said:
-            LOG.log(logging.WARNING if fault else logging.INFO, fault or "all is well again")
+            LOG.log(logging.WARNING if fault else logging.INFO, fault or "the node plugin works again")
             self._said = fault
 
 

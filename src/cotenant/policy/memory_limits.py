@@ -52,7 +52,7 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
     if found.dmem:
         why = "the kernel's dmem controller accounts this GPU's memory and refuses what exceeds dmem.max"
         return Prospect(Promise.MEMORY, Strength.KERNEL, "dmem.max of the tenant's control group", why, foreign)
-    no_dmem = f"the kernel does not account this GPU's memory (dmem controller, Linux {FIRST_KERNEL} and newer)"
+    no_dmem = f"the kernel does not count this GPU's memory (that needs the dmem controller, Linux {FIRST_KERNEL})"
     why = f"the driver counts and refuses by control group, because {no_dmem}"
     todo = f"{no_dmem}: start a kernel that has the controller (CONFIG_CGROUP_DMEM)"
     return Prospect(

@@ -109,7 +109,7 @@ def notes(rows: Rows) -> list[str]:
         from cotenant.core.metrics.attainment import requests_to_tell
 
         need, least = requests_to_tell(), min(counts)
-        rough = f" A p99 of {least} requests is rough." if least < ROUGH_REQUESTS else ""
+        rough = f" With {least} requests, the p99 is only rough." if least < ROUGH_REQUESTS else ""
         more = f" Distinguishing an attainment of 99 % from 99.5 % takes {need:,}." if least < need else ""
         said.append(f"Each line has at least {least:,} requests.{rough}{more}")
     if any(row["be_over_left"] > OVER for row in every):

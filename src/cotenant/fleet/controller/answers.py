@@ -20,7 +20,7 @@ from cotenant.fleet.state import STOPPING, Job
 from cotenant.fleet.store.jobs import Store
 
 MOST_LISTED = 100_000
-NOT_DECIDED = "the next round decides"
+NOT_DECIDED = "waits for the next scheduling round"
 
 
 class Fleet(Protocol):

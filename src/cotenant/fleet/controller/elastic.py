@@ -69,7 +69,7 @@ class ElasticPlanner:
     def __init__(self, policy: str, profiles: str | None = None, default: str | None = None) -> None:
         self.name, self.entry = policy, find_elastic(policy)
         if self.entry.packs:
-            raise InputError(f"a fleet does not pack two jobs on a GPU, as {policy} does", field="policy")
+            raise InputError(f"policy {policy} packs two jobs on a GPU, which a fleet does not support", field="policy")
         self.policy = self.entry.make(SOLVER_LIMIT_S)
         self.book = ElasticBook(load_elastic(profiles or self.entry.profiles), default)
         self._most: dict[str, int] = {}
@@ -86,7 +86,8 @@ class ElasticPlanner:
 
     def fault(self) -> str:
         """See Planner."""
-        return "waiting without their profiles: " + "; ".join(self._lost.values()) if self._lost else ""
+        lost = "; ".join(self._lost.values())
+        return f"jobs wait because their profiles cannot be used: {lost}" if lost else ""
 
     def warm_up(self) -> None:
         """See Planner. Nothing is compiled."""
@@ -106,7 +107,7 @@ class ElasticPlanner:
         if not can:
             measured = {gpu: sorted(by) for gpu, by in model.rate.items()}
             raise InputError(
-                f"its profile {model.name} has GPUs {measured} and the fleet has {dict(room)}"
+                f"profile {model.name} was measured on GPUs {measured}, and the fleet has {dict(room)}"
                 + (f"; policy {self.name} runs it on {spec.gpus:g} GPUs only" if self.entry.rigid else ""),
                 field="gpus",
             )

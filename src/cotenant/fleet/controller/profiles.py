@@ -57,7 +57,8 @@ class ProfileBook:
 
     def fault(self) -> str:
         """Which profiles of queued jobs have disappeared, in one sentence; "" if none."""
-        return "planned without their profiles: " + "; ".join(self._missing.values()) if self._missing else ""
+        missing = "; ".join(self._missing.values())
+        return f"jobs are planned as if they had no profile: {missing}" if missing else ""
 
     def _find(self, spec: JobSpec) -> str:
         if spec.profile is None:

@@ -149,7 +149,10 @@ class Listener:
             not isinstance(arrivals, list) or len(arrivals) != len(jobs)
             or not all(isinstance(t, int | float) and 0 <= t < 1e10 for t in arrivals)
         ):  # fmt: skip
-            raise InputError("must be a time in fleet seconds for each job", field="arrivals_s")
+            raise InputError(
+                "must be one number per job: its arrival in seconds of the fleet's clock",
+                field="arrivals_s",
+            )
         return {"ids": self.controller.call(lambda: self.controller.submit(specs, arrivals))}
 
     def _op_queue(self, order: dict[str, Any]) -> dict[str, Any]:

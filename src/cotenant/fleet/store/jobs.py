@@ -181,7 +181,10 @@ class Store:
             self.commit()
         version = self.meta("version")
         if version != str(VERSION):
-            raise WorkError(f"{self._db.name} is of version {version}; this program reads version {VERSION}")
+            raise WorkError(
+                f"{self._db.name} has version {version} of the store, and this release reads {VERSION}: use the "
+                "release that wrote it"
+            )
 
     def may_extend(self) -> bool:
         """Whether leases may be extended. With a shared store a write of this controller must succeed first: a replaced

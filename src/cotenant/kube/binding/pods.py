@@ -52,7 +52,7 @@ class NodePods:
             self.fault = fault
             return False
         if self.fault:
-            LOG.info("the api answers again")
+            LOG.info("the API server answers again")
         self.fault = ""
         self._listed_s = time.monotonic()
         listed = [(pod["metadata"], pod) for pod in answer.get("items") or []]

@@ -34,7 +34,7 @@ class ResidencySettings:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.most_moving < 1.0:
-            raise ValueError(f"the fraction of time for moving is {self.most_moving}; it must lie between 0 and 1")
+            raise ValueError(f"the fraction of time for moving memory must be between 0 and 1, not {self.most_moving}")
 
 
 @dataclass

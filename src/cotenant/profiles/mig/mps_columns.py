@@ -25,7 +25,10 @@ def predictor_input(latencies_s: np.ndarray) -> np.ndarray:
     latencies of a dummy."""
     levels, jobs = latencies_s.shape
     if levels != len(LEVELS) or not 1 <= jobs <= WIDTH:
-        raise ValueError(f"latencies of shape {latencies_s.shape} are not three levels of one to seven jobs")
+        raise ValueError(
+            f"latencies must have the shape ({len(LEVELS)}, 1 to {WIDTH}): MPS percentages by jobs, not "
+            f"{latencies_s.shape}"
+        )
     if jobs == WIDTH:
         return latencies_s
     dummy = np.array(_DUMMY[jobs])[:, None]

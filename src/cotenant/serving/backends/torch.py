@@ -236,7 +236,9 @@ def _from_config(entry: dict[str, Any]) -> TensorSpec:
     kind = str(entry.get("data_type", "")).removeprefix("TYPE_")
     kind = "BYTES" if kind == "STRING" else kind
     if kind not in TORCH_NAMES:
-        raise ValueError(f"input {entry.get('name')!r} has data_type {entry.get('data_type')!r}, which torch lacks")
+        raise ValueError(
+            f"input {entry.get('name')!r} has data_type {entry.get('data_type')!r}, which PyTorch does not have"
+        )
     return TensorSpec(str(entry.get("name", "")), kind, tuple(entry.get("dims", ())))
 
 

@@ -194,7 +194,10 @@ def _check_memory(raw: ModelsFile) -> None:
     each = raw.gpus.memory
     if each is None:
         if raw.gpus.model == CPU:
-            raise InputError("memory must be set: how much the programs may use together", field="gpus")
+            raise InputError(
+                "needs memory: the host memory that all programs together may use, such as memory: 32GiB",
+                field="gpus",
+            )
         return
     for i, model in enumerate(raw.models):
         if model.memory > each:

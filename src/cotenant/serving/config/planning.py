@@ -85,7 +85,8 @@ def _enforceable(profile: ServingProfile, deployment: Deployment) -> ServingProf
     if not chosen:
         made = "no whole MIG instance" if instances else "only MIG instances and parts of them"
         what = (
-            f"has {made}, which workers of mechanism {deployment.mechanism} do not get: such plans are simulated only"
+            f"has {made}, which mechanism {deployment.mechanism} cannot give to workers: such plans can only be "
+            "simulated"
         )
         raise InputError(f"the {profile.gpu} profile {what}", field="mechanism")
     return replace(profile, partitions=chosen)

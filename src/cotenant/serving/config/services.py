@@ -243,7 +243,10 @@ def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
 
 def _gpu_models(raw: ServicesFile) -> tuple[str, ...]:
     if (raw.gpus is None) == (raw.cluster is None):
-        raise InputError("give either gpus or cluster", field="gpus")
+        raise InputError(
+            "give gpus or cluster, and not both: gpus for equal GPUs, cluster for nodes such as 16x8",
+            field="gpus",
+        )
     if raw.gpus is not None:
         return (gpu_name(raw.gpus.model),) * raw.gpus.count
     from cotenant.workloads.clusters.forms import parse_cluster

@@ -275,7 +275,8 @@ class Pool:
         self.stats.worker_died()
         for unit in suspects:
             if unit.tries:
-                self._fail(unit, f"the worker {why} on this request, twice", now, let.spec.name)
+                text = f"the worker {why} while it ran this request, twice; it is not tried again"
+                self._fail(unit, text, now, let.spec.name)
             else:
                 unit.tries, unit.alone = 1, True
                 self._again(unit, now)

@@ -219,7 +219,7 @@ class Connection(asyncio.Protocol):
 
     def _continued(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None or self._block[0] != number:
-            raise ProtocolError(PROTOCOL_ERROR, "a continuation without headers")
+            raise ProtocolError(PROTOCOL_ERROR, "a CONTINUATION frame without a HEADERS frame before it")
         self._controlled()
         _, first, block = self._block
         block += payload
@@ -246,7 +246,7 @@ class Connection(asyncio.Protocol):
             self.streams[number].received(b"", True)
             return
         if number % 2 == 0 or number <= self._last:
-            raise ProtocolError(PROTOCOL_ERROR, "a stream number is wrong")
+            raise ProtocolError(PROTOCOL_ERROR, "the number of a new stream is even or not above the last one")
         self._last = number
         self._control = 0
         if len(self.streams) >= STREAMS or self.front.draining:
@@ -290,11 +290,11 @@ class Connection(asyncio.Protocol):
         (more,) = struct.unpack(">I", payload)
         more &= MOST_WINDOW
         if more == 0:
-            raise ProtocolError(PROTOCOL_ERROR, "a window is opened by nothing")
+            raise ProtocolError(PROTOCOL_ERROR, "the increment of a flow-control window is 0")
         if number == 0:
             self.window += more
             if self.window > MOST_WINDOW:
-                raise ProtocolError(FLOW_CONTROL_ERROR, "a window is too large")
+                raise ProtocolError(FLOW_CONTROL_ERROR, "a flow-control window would exceed 2^31 - 1 bytes")
             for stream in list(self.streams.values()):
                 stream.flush()
             return
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
         if waiting is not None:
             waiting.window += more
             if waiting.window > MOST_WINDOW:
-                raise ProtocolError(FLOW_CONTROL_ERROR, "a window is too large")
+                raise ProtocolError(FLOW_CONTROL_ERROR, "a flow-control window would exceed 2^31 - 1 bytes")
             waiting.flush()
         else:
             self._controlled()
@@ -314,7 +314,7 @@ class Connection(asyncio.Protocol):
         for key, value in struct.iter_unpack(">HI", payload):
             if key == 4:
                 if value > MOST_WINDOW:
-                    raise ProtocolError(FLOW_CONTROL_ERROR, "a window is too large")
+                    raise ProtocolError(FLOW_CONTROL_ERROR, "a flow-control window would exceed 2^31 - 1 bytes")
                 for stream in self.streams.values():
                     stream.window += value - self.initial_window
                 self.initial_window = value

@@ -241,7 +241,10 @@ class Crew:
                 continue
             why = await resize(now.percent / 100)
             if why:
-                self.say(f"{let.spec.name} stays at {let.spec.partition}: {why}")
+                self.say(
+                    f"gpulet {let.spec.name} keeps the partition {let.spec.partition}, since its size could not be "
+                    f"changed: {why}"
+                )
 
     def _key(self, let: Gpulet) -> frozenset[tuple[str, int]]:
         return frozenset((seat.service, self.models[seat.service].generation) for seat in let.seats)

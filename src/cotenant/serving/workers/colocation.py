@@ -87,8 +87,8 @@ class Colocation:
         LOG.info("co-location: %s on %s of the agent in %s", scheme, on, folder)
         if min(self.scheme.ls_sms, self.scheme.be_sms) < 1.0:
             LOG.info(
-                f"{scheme}: of the SMs that the plan gives it, a latency-sensitive gpulet has {self.scheme.ls_sms:.0%},"
-                f" a best-effort one {self.scheme.be_sms:.0%}; the plan's capacities are those of the whole"
+                f"scheme {scheme}: a latency-sensitive gpulet may use {self.scheme.ls_sms:.0%} of the SMs that it has in "
+                f"the plan, a best-effort one {self.scheme.be_sms:.0%}; the plan's capacities are for all of them"
             )
         self._over = threading.Event()
         self._keeping = threading.Thread(target=self._keep, name="colocation", daemon=True)
@@ -228,7 +228,10 @@ class Colocation:
                     fresh.call("colocation", scheme=self.scheme.name, while_connected=True)
                     self._keeper = fresh
                     stale.close()
-                    LOG.warning(f"co-location: another agent in {self.folder}, set to {self.scheme.name} again")
+                    LOG.warning(
+                        f"co-location: the agent in {self.folder} was restarted; its scheme is set to "
+                        f"{self.scheme.name} again"
+                    )
 
 
 def _sensitive(spec: WorkerSpec, service: str) -> bool:

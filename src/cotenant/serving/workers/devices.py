@@ -24,7 +24,10 @@ def visible_gpus() -> tuple[Gpu, ...]:
     except InputError as error:
         raise WorkError(f"CUDA_VISIBLE_DEVICES: {error.message}") from None
     except WorkError:
-        hint = "`mechanism: cores` serves on CPU cores, `backend: timed` only sleeps as long as a profile says"
+        hint = (
+            "use `mechanism: cores` to serve on CPU cores, or `backend: timed`, which only sleeps as long as a "
+            "profile says"
+        )
         raise WorkError(f"no NVIDIA GPU was found here: {hint}") from None
 
 

@@ -37,7 +37,10 @@ def find_model(path: str, backend: str = AUTO) -> tuple[str, Found]:
     """Name of a model folder, and the model to load from it. InputError if it holds none."""
     folder = Path(path)
     if not folder.is_dir():
-        raise InputError(f"is no folder of a model (NAME/VERSION/FILE, one of {files()})", file=path)
+        raise InputError(
+            f"is not the folder NAME of a model NAME/VERSION/FILE, where FILE is one of {files()}",
+            file=path,
+        )
     name = folder.resolve().name
     return name, find(ModelEntry(name, name, backend, folder))
 

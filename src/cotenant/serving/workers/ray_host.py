@@ -10,7 +10,7 @@ from cotenant.serving.worker import Job, LoadError, Result, Worker, WorkerSpec
 from cotenant.serving.workers.local import LocalWorkers
 
 END_S = 1.0
-GONE = "is not there any more"
+GONE = "has been removed"
 
 
 class NodeHost:

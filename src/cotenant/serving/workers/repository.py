@@ -163,7 +163,10 @@ def config_override(text: str, model: str) -> dict[str, Any]:
     ignored = sorted(config.keys() - APPLIED)
     if ignored:
         known = ", ".join(sorted(APPLIED))
-        raise InputError(f"would ignore {ignored[0]}; what is applied is {known}", field="config")
+        raise InputError(
+            f"has the field {ignored[0]}, which has no effect here: leave it out; known: {known}",
+            field="config",
+        )
     if config.get("name", model) != model:
         raise InputError(f"is for {config['name']!r}, not for {model!r}", field="config")
     return config

@@ -69,7 +69,10 @@ class MovingTokenEngine(TokenEngine):
             return False
         switch = residency.switch(grant.tenant, line=self.broker.line(grant.gpu, self.now_ns))
         if switch.short_bytes:
-            raise ValueError(f"{grant.tenant} does not fit the card: {format_bytes(switch.short_bytes)} are missing")
+            raise ValueError(
+                f"the memory of {grant.tenant} does not fit on the GPU: {format_bytes(switch.short_bytes)} are "
+                "missing"
+            )
         if not switch.in_bytes:
             residency.used(grant.tenant, self.now_ns)
             return True

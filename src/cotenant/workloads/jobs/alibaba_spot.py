@@ -36,7 +36,7 @@ def read(path: str, options: TraceOptions) -> Trace:
     kind = table.texts("job_type")
     table.refuse(~np.isin(kind.astype(str), ("HP", "Spot")), "job_type", "{} is neither HP nor Spot")
     gpus, workers = table.gpu_counts("gpu_request"), table.numbers("worker_num")
-    table.refuse(gpus * workers > MAX_GPUS_PER_JOB, "worker_num", "{} workers are more GPUs than make sense")
+    table.refuse(gpus * workers > MAX_GPUS_PER_JOB, "worker_num", "{} workers need more GPUs than a job may have")
     cpus = table.numbers("cpu_request", optional=True, least=0) * workers
     table.remarks.append(UNTRIED)
     remark_counts(table, "job_type")

@@ -111,7 +111,7 @@ def draw(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.G
         return _renewal(lambda n: rng.gamma(shape, 1.0 / (shape * rate_rps), n), rate_rps, duration_s)
     if process.kind == "mmpp":
         return _mmpp(process, rate_rps, duration_s, rng)
-    raise InputError(f"{process} is not drawn from a rate", field="arrivals")
+    raise InputError(f"arrivals {process} have no rate from which requests can be drawn", field="arrivals")
 
 
 def _renewal(gaps: Callable[[int], np.ndarray], rate_rps: float, duration_s: float) -> np.ndarray:
@@ -130,7 +130,10 @@ def _mmpp(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.
     stays = np.array([d for _, d in process.states])
     factors = factors * stays.sum() / (factors * stays).sum()
     if duration_s > MAX_STAYS * stays.mean():
-        raise InputError(f"the run has over {MAX_STAYS:,} stays in states: make them longer", field="arrivals")
+        raise InputError(
+            f"mmpp would change its state over {MAX_STAYS:,} times: give longer mean durations of states",
+            field="arrivals",
+        )
     out, now, state = [], 0.0, int(rng.integers(len(stays)))
     while now < duration_s:
         end = min(duration_s, now + rng.exponential(stays[state]))
