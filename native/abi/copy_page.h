@@ -29,7 +29,7 @@ enum cotenant_copy_direction {
 
 /* Rank of a tenant's queue. */
 enum cotenant_copy_rank {
-    COTENANT_COPY_AHEAD = 0, /* latency-sensitive tenants: before all other queues */
+    COTENANT_COPY_AHEAD = 0, /* latency-sensitive tenants: their queues come before all others */
     COTENANT_COPY_NORMAL = 1, /* other tenants: the queues share the link by weight */
     /* best-effort tenants: the queues share the link by weight, and copies within the device are split into chunks,
      * as copies over the link are */

@@ -57,7 +57,7 @@ enum cotenant_run_ahead {
     COTENANT_RUN_AHEAD_NEVER = 2,
 };
 
-/* A row of a tenant's kernel table. */
+/* A row of a tenant's kernel table: what is known about one kernel. */
 struct cotenant_kernel {
     uint64_t key;
     uint32_t duration_ns; /* GPU time of the kernel; 0: not known */

@@ -19,7 +19,8 @@
 /* file for measured kernel times; only `cotenant profile kernels` sets it */
 #define COTENANT_ENV_KERNELS "COTENANT_KERNELS"
 #define COTENANT_ENV_NVML "COTENANT_NVML" /* absolute, versioned path of the real libnvidia-ml */
-/* name of the socket at which processes join the LS gate, in the folder of the agent's socket */
+/* name of the socket, beside the agent's socket, at which processes join the LS gate (by which latency-sensitive
+ * work holds back best-effort work) */
 #define COTENANT_FLOOR_SOCKET "floor.sock"
 
 /* Types of messages: header.type. */
@@ -27,7 +28,7 @@ enum cotenant_message_type {
     COTENANT_HELLO = 1, /* first message of a connection; answered by HELLO_REPLY */
     COTENANT_GPU_ATTACH = 2, /* reports that the process creates a context on a GPU; answered by GPU_REPLY */
     COTENANT_TOKEN_REQUEST = 3, /* requests a turn on a GPU; answered by TOKEN_GRANT when the turn begins */
-    COTENANT_TOKEN_RELEASE = 4, /* ends a turn; not answered */
+    COTENANT_TOKEN_RELEASE = 4, /* the process returns its turn; not answered */
     COTENANT_MEMORY_RESERVE = 5, /* requests memory before its allocation; answered by MEMORY_REPLY */
     COTENANT_MEMORY_COMMIT = 6, /* reports an allocation; not answered */
     COTENANT_MEMORY_RELEASE = 7, /* reports that memory was freed; not answered */
@@ -41,7 +42,7 @@ enum cotenant_message_type {
     COTENANT_COPY_ATTACH = 13,
     /* reports a new or ended channel group of a context, with the driver's file; not answered */
     COTENANT_CHANNEL_GROUP = 14,
-    COTENANT_HELLO_REPLY = 64, /* carries the process's shared page */
+    COTENANT_HELLO_REPLY = 64, /* carries the shared page: memory that both the agent and the process map */
     /* header.slot is the index of the GPU's slot on the page; status DENIED: the tenant may not use this GPU */
     COTENANT_GPU_REPLY = 65,
     COTENANT_TOKEN_GRANT = 66, /* begins a turn, or changes the deadline of the present one */
@@ -77,7 +78,7 @@ enum cotenant_status {
     COTENANT_DENIED = 4,
     COTENANT_OUT_OF_MEMORY = 5,
     COTENANT_UNKNOWN_GPU = 6,
-    COTENANT_TOO_MANY = 7, /* too many connections, slots or outstanding reservations */
+    COTENANT_TOO_MANY = 7, /* the process or tenant has too many connections, slots or outstanding reservations */
     COTENANT_SHUTTING_DOWN = 8,
     COTENANT_INTERNAL = 9,
 };
@@ -85,10 +86,11 @@ enum cotenant_status {
 /* How a tenant's memory is evicted if the tenants' memory exceeds that of the GPU. */
 enum cotenant_oversubscribe {
     COTENANT_OVERSUBSCRIBE_NONE = 0,
-    COTENANT_OVERSUBSCRIBE_SWAP = 1, /* its own processes copy the memory to the host; addresses do not change */
-    /* its memory is managed memory, which the driver pages; before a turn it is prefetched in bulk */
+    /* the tenant's own processes copy its memory to the host; addresses do not change */
+    COTENANT_OVERSUBSCRIBE_SWAP = 1,
+    /* the tenant's memory is managed memory, which the driver pages; before a turn, all of it is prefetched */
     COTENANT_OVERSUBSCRIBE_MANAGED = 2,
-    COTENANT_OVERSUBSCRIBE_PARK = 3, /* the driver checkpoints its processes as a whole */
+    COTENANT_OVERSUBSCRIBE_PARK = 3, /* the driver checkpoints the tenant's processes as a whole */
 };
 
 /* Flags of messages about evicting and restoring memory; each is used in one message only. */
@@ -105,7 +107,7 @@ enum cotenant_move_flag {
 enum cotenant_memory_family {
     COTENANT_MEMORY_PLAIN = 1, /* cuMemAlloc, cuMemAllocPitch */
     COTENANT_MEMORY_MANAGED = 2, /* cuMemAllocManaged; charged in full, even if its pages are in host memory */
-    COTENANT_MEMORY_ARRAY = 3, /* arrays and mipmapped arrays */
+    COTENANT_MEMORY_ARRAY = 3, /* CUDA arrays and mipmapped arrays */
     COTENANT_MEMORY_POOL = 4, /* stream-ordered pools; charged is the pool's attribute RESERVED_MEM_CURRENT */
     COTENANT_MEMORY_VMM = 5, /* cuMemCreate on a device */
     /* memory nodes of graphs; charged is what the driver reserves on the device for graphs */
@@ -116,11 +118,11 @@ enum cotenant_memory_family {
 
 /* Behaviour of a process while it cannot reach the agent. */
 enum cotenant_fail_mode {
-    COTENANT_FAIL_CLOSED = 0, /* launches wait until the agent is back */
+    COTENANT_FAIL_CLOSED = 0, /* launches wait until an agent runs again */
     COTENANT_FAIL_OPEN = 1, /* launches continue; memory is counted in the process and reported on reconnection */
 };
 
-/* Why a turn ended. */
+/* Why a process returned its turn. */
 enum cotenant_release_reason {
     COTENANT_RELEASE_DEADLINE = 1,
     COTENANT_RELEASE_REVOKED = 2,
@@ -128,7 +130,7 @@ enum cotenant_release_reason {
     COTENANT_RELEASE_EXIT = 4,
 };
 
-/* code of a WARNING message. */
+/* Code of a WARNING message, which says what happened. */
 enum cotenant_warning_code {
     COTENANT_WARN_NO_LAUNCH_SEEN = 1, /* the process has used the GPU, but no launch passed the shim */
     COTENANT_WARN_NOT_INTERCEPTED = 2, /* the driver returns entry points that the shim cannot replace */
@@ -170,7 +172,7 @@ _Static_assert(sizeof(struct cotenant_hello) == 224, "cotenant_hello does not ha
 struct cotenant_hello_reply {
     uint64_t connection_id;
     uint32_t fail_mode; /* FailMode */
-    uint32_t reconnect_ms; /* time between two attempts to reconnect */
+    uint32_t reconnect_ms; /* time between two attempts of the shim to reconnect to an agent that has ended */
     uint8_t tenant[64]; /* name of the tenant, for display */
     uint32_t oversubscribe; /* Oversubscribe */
     uint8_t reserved[140];
@@ -212,7 +214,7 @@ struct cotenant_token_release {
     uint64_t drained_ns; /* time at which the GPU had finished this process's work */
     uint64_t launches; /* number of kernel and graph launches in the turn */
     uint64_t copies; /* number of copies and memsets in the turn */
-    uint64_t burst_ns; /* new estimate, as in TOKEN_REQUEST */
+    uint64_t burst_ns; /* new estimate of the busy time, as in TOKEN_REQUEST */
     uint64_t gap_ns;
     uint32_t reason; /* ReleaseReason */
     uint32_t drained; /* 1: the GPU has finished all work of this process; 0: not yet */
@@ -325,8 +327,8 @@ struct cotenant_floor_join {
     uint8_t uuid[16]; /* UUID of the GPU */
     uint8_t reserved_token[64];
     uint32_t role; /* FloorRole */
-    uint32_t wants_kernels; /* 1: the agent may send FLOOR_KERNELS */
-    uint32_t wants_words; /* 1: the agent may send FLOOR_WORDS */
+    uint32_t wants_kernels; /* 1: the process can use a kernel table, so the agent may send FLOOR_KERNELS */
+    uint32_t wants_words; /* 1: the process can use the wait-flag page, so the agent may send FLOOR_WORDS */
     uint8_t reserved[132];
 };
 _Static_assert(sizeof(struct cotenant_floor_join) == 224, "cotenant_floor_join does not have 224 bytes");

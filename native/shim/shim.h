@@ -99,7 +99,7 @@ struct gpu {
     struct floor *floor;              /* state of a best-effort process at the LS gate; NULL in other processes */
     struct holder *holder;            /* state of a latency-sensitive process at the LS gate; NULL in other processes */
     /* guarded by the lock of calls.c */
-    struct calls *calls;              /* the counters of running threads */
+    struct calls *calls;              /* one record for each running thread that has used the GPU */
     struct call_counts calls_retired; /* sum of the counters of threads that have ended */
     /* these members are written under cot_lock; atomic ones are also read without it */
     _Atomic enum gate_state state;

@@ -106,7 +106,7 @@ void soft_note_engine(int device, int direction, uint64_t end_ns);
 /* A unit of work: a kernel, or the kernels of a graph. */
 struct soft_unit {
     uint64_t length_ns;
-    uint32_t kernels; /* number of kernels; 0 stands for one */
+    uint32_t kernels; /* number of kernels in the unit; 0 means one */
     uint32_t sms;     /* number of SMs that each kernel could use; 0: all */
     uint32_t work;    /* work class: 1 unknown, 2 memory-bound, 3 compute-bound */
     bool overdue;     /* the stream was held and the pump thread is late, so the work may begin in the past */
@@ -230,7 +230,7 @@ struct soft_node {
     uint32_t sms; /* see struct soft_unit */
     uint64_t allocates;
     bool frees;
-    struct soft_op contents; /* the node's copy or memset */
+    struct soft_op contents; /* the copy or memset of this node */
 };
 
 struct soft_graph {

@@ -98,7 +98,7 @@ bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns)
 static struct floor_rule current_rule(const struct floor *floor, const struct gpu *gpu, struct work work)
 {
     const struct cotenant_floor *page = floor->page;
-    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* without an agent, floor_parts is not current */
+    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* without an agent, floor_parts is out of date */
     uint64_t in_flight_us = floor->in_flight_us ? floor->in_flight_us : page->in_flight_us;
     return (struct floor_rule){.scheme = page->scheme,
                                .overlap_permille = page->overlap_permille,
@@ -222,7 +222,7 @@ static bool has_enough(const struct piece *open, int64_t allowed_ns)
     return open->predicted_ns >= floor_most(allowed_ns / 2, LEAST_PIECE_NS) || open->count >= PIECE_LOG;
 }
 
-/* Returns whether the launch stays within the budget by the known state. If so, it is counted in the rule's state. */
+/* Returns whether the launch stays within the budget by the state that is known without the driver; if so, counts it. */
 static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece *open, int64_t ns)
 {
     struct floor_rule rule = current_rule(floor, gpu, floor->stated);

@@ -4,7 +4,7 @@
 #define _GNU_SOURCE
 #include "floor/pieces.h"
 
-#define CHAIN 8              /* largest number of batches between two events */
+#define CHAIN 8              /* between two events there are at most this many batches */
 #define DOUBT 4
 #define WRONG 0.1            /* after a measured time whose error is larger, each of the next batches gets an event */
 #define NOISE 0.05           /* if the error is smaller, only part of it corrects the estimate */

@@ -11,7 +11,7 @@
 #include "floor/floor_rule.h"
 #include "shim.h"
 
-#define PIECES 128 /* power of two */
+#define PIECES 128 /* a power of two, so that indices stay consecutive when the 32-bit counters overflow */
 #define PIECE_LOG 64
 #define AHEAD_STREAMS 4
 
@@ -47,7 +47,8 @@ struct floor_ahead {
     CUcontext context;                /* the context in which `words` is the device address of the wait-flag page */
     CUdeviceptr words;
     CUcontext pinned_in;              /* the context in which the wait-flag page is pinned */
-    struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* the streams with recent launches */
+    /* the streams into which work was launched recently */
+    struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS];
     /* The process used more streams than `streams` has entries; until this time its launches wait on the host. */
     int64_t crowded_until_ns;
     int64_t part_ns;                  /* how much work a stream may run between two waits */

@@ -268,9 +268,9 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (gpu->holder)
         cot_holder_raise(gpu->holder);
     if (gpu->floor || gpu->holder || cot_profiling) {
-        t->calls->budget_ns = -1; /* makes every launch take the slow path */
+        t->calls->budget_ns = -1; /* so that every launch takes the slow path */
         if (gpu->floor && !atomic_load_explicit(&t->calls->open, memory_order_relaxed))
-            cot_calls_open(t->calls); /* cot_floor_try may then allow launches */
+            cot_calls_open(t->calls); /* so that cot_floor_try may allow launches */
         return GATE_GO;
     }
     struct calls *calls = t->calls;

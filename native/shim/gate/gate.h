@@ -59,7 +59,7 @@ static inline uint64_t cot_hash(uint64_t hash, const void *data, size_t length)
 
 /* ---- work.c ---- */
 struct work {
-    uint32_t work_class, sms; /* as in struct cotenant_floor_reply */
+    uint32_t work_class, sms; /* the same values as in struct cotenant_floor_reply */
     uint32_t duration_ns;     /* 0: not known */
 };
 extern HIDDEN bool cot_kernels_known;

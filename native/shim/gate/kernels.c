@@ -13,7 +13,7 @@
 #include "abi/floor.h"
 #include "shim.h"
 
-#define KINDS 4096 /* power of two */
+#define KINDS 4096 /* a power of two, since hashes are reduced to indices by a mask */
 #define PAIRS 256
 #define END_PATIENCE_NS UINT64_C(2000000000)
 
@@ -30,7 +30,7 @@ struct pair {
     CUevent before, after;
     CUcontext context;
     struct kind *kind;
-    bool closed;           /* both events of the pair are recorded */
+    bool closed;           /* both events of the pair have been recorded */
 };
 
 bool cot_profiling;

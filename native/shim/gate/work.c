@@ -9,7 +9,7 @@
 #include "abi/floor.h"
 #include "shim.h"
 
-#define SEEN 1024 /* power of two */
+#define SEEN 1024 /* a power of two, since hashes are reduced to indices by a mask */
 
 struct seen {
     struct kernel_shape shape; /* the entry is empty if shape.function is NULL */
@@ -18,7 +18,7 @@ struct seen {
 
 struct table {
     uint32_t count;
-    const struct cotenant_kernel *entries; /* sorted by key */
+    const struct cotenant_kernel *entries; /* the rows of the table, ordered by key */
 };
 
 bool cot_kernels_known;

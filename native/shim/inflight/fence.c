@@ -72,7 +72,8 @@ void cot_interval_begin(struct thread *t)
     t->calls->log_step = noted;
     t->calls->budget_ns = t->budget_begin_ns = alone && !ring->doubt ? INTERVAL_ALONE_NS : INTERVAL_NS;
     if (t->gpu->floor)
-        t->calls->budget_ns = t->budget_begin_ns = -1; /* every launch checks the LS gate */
+        /* so that every launch takes the slow path and checks the LS gate */
+        t->calls->budget_ns = t->budget_begin_ns = -1;
     ring->began_ns = cot_now_ns();
 }
 

@@ -23,10 +23,11 @@ _Static_assert(INTERVAL_LOG > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1, "the log mu
 #define INFLIGHT_ALONE 16
 /* after an interval whose estimate was accurate, this many intervals are not sampled */
 #define UNNOTED_ALONE 15
-#define FENCES 16                     /* power of two */
+/* a power of two, so that indices stay consecutive when the 32-bit counters overflow */
+#define FENCES 16
 
 struct fence {
-    CUevent event;                    /* the event has a time stamp */
+    CUevent event;                    /* an event with a time stamp, by which GPU time is measured */
     int64_t predicted_ns;
     /* the GPU had earlier work when the event was recorded, so the interval's measured time does not begin with idle
      * time */
@@ -34,7 +35,7 @@ struct fence {
     /* the event was recorded before a synchronisation instead of before a later launch, so the interval's measured
      * time does not end with idle time */
     bool before_sync;
-    uint32_t count;                   /* number of logged launches */
+    uint32_t count;                   /* number of launches in `log` */
     struct cost *log[INTERVAL_LOG];
 };
 

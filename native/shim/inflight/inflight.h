@@ -11,7 +11,8 @@ HIDDEN struct call_counts cot_calls_sum(const struct gpu *gpu);
 /* lets this thread launch on the hot path until the turn gate is closed */
 HIDDEN void cot_calls_open(struct calls *calls);
 HIDDEN void cot_calls_close(struct gpu *gpu);          /* makes all threads leave the hot path */
-HIDDEN void cot_calls_forget_stream(CUstream handle);  /* COT_NO_STREAM: forgets all streams */
+/* the next launches into this stream take the slow path; COT_NO_STREAM: into any stream */
+HIDDEN void cot_calls_forget_stream(CUstream handle);
 HIDDEN void cot_calls_retire(struct thread *t);
 HIDDEN void cot_calls_reset_after_fork(void);
 

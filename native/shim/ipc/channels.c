@@ -45,7 +45,7 @@ struct free {
     uint32_t client, parent, handle, status;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects everything below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects all variables below */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct object objects[MOST_OBJECTS];
 static uint32_t object_count;

@@ -94,7 +94,7 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     return lane;
 }
 
-struct stretch { /* source and destination of one copy */
+struct stretch { /* the source and destination of a copy by the mover */
     CUdeviceptr device;
     uint8_t *host;
     bool out;

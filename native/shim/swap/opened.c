@@ -163,7 +163,8 @@ bool cot_share_close(CUdeviceptr address, CUresult *result)
     if (last)
         take_out(opened);
     pthread_mutex_unlock(&open_lock);
-    *result = last ? REAL(cuCtxSynchronize)() : CUDA_SUCCESS; /* queued work may still use the memory */
+    /* enqueued work may still use the memory, so it is awaited */
+    *result = last ? REAL(cuCtxSynchronize)() : CUDA_SUCCESS;
     if (last) {
         unmap(opened, opened->size.pieces);
         free(opened);

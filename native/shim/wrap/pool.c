@@ -10,14 +10,14 @@
 struct pool {
     word handle;
     struct gpu *gpu;
-    bool elsewhere; /* the pool's memory is in the host */
+    bool elsewhere; /* the memory of the pool is host memory */
     uint64_t charged;
 };
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool pools[POOLS];
 static _Atomic uint32_t pool_count;
-static _Atomic bool graph_memory;  /* some graph of this process allocates memory */
+static _Atomic bool graph_memory;  /* a graph of this process has memory nodes, so graph launches must be checked */
 static uint64_t graph_charged[COTENANT_MAX_GPUS];
 
 

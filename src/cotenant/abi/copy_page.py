@@ -33,7 +33,7 @@ class CopyDirection(enum.IntEnum):
 class CopyRank(enum.IntEnum):
     """Rank of a tenant's queue."""
 
-    AHEAD = 0  # latency-sensitive tenants: before all other queues
+    AHEAD = 0  # latency-sensitive tenants: their queues come before all others
     NORMAL = 1  # other tenants: the queues share the link by weight
     # best-effort tenants: the queues share the link by weight, and copies within the device are split into chunks, as
     # copies over the link are

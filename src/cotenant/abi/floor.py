@@ -63,7 +63,7 @@ class RunAhead(enum.IntEnum):
     NEVER = 2
 
 
-KERNEL = struct.Struct("=QIHB1x")  # A row of a tenant's kernel table
+KERNEL = struct.Struct("=QIHB1x")  # A row of a tenant's kernel table: what is known about one kernel
 
 
 class FloorLayout(ctypes.Structure):

@@ -19,7 +19,8 @@ ENV_TOKEN = "COTENANT_TOKEN"  # secret by which the agent identifies the tenant
 ENV_DRIVER = "COTENANT_DRIVER"  # absolute, versioned path of the real libcuda, or of the software GPU
 ENV_KERNELS = "COTENANT_KERNELS"  # file for measured kernel times; only `cotenant profile kernels` sets it
 ENV_NVML = "COTENANT_NVML"  # absolute, versioned path of the real libnvidia-ml
-# name of the socket at which processes join the LS gate, in the folder of the agent's socket
+# name of the socket, beside the agent's socket, at which processes join the LS gate (by which latency-sensitive work
+# holds back best-effort work)
 FLOOR_SOCKET = "floor.sock"
 
 
@@ -29,7 +30,7 @@ class MessageType(enum.IntEnum):
     HELLO = 1  # first message of a connection; answered by HELLO_REPLY
     GPU_ATTACH = 2  # reports that the process creates a context on a GPU; answered by GPU_REPLY
     TOKEN_REQUEST = 3  # requests a turn on a GPU; answered by TOKEN_GRANT when the turn begins
-    TOKEN_RELEASE = 4  # ends a turn; not answered
+    TOKEN_RELEASE = 4  # the process returns its turn; not answered
     MEMORY_RESERVE = 5  # requests memory before its allocation; answered by MEMORY_REPLY
     MEMORY_COMMIT = 6  # reports an allocation; not answered
     MEMORY_RELEASE = 7  # reports that memory was freed; not answered
@@ -41,7 +42,7 @@ class MessageType(enum.IntEnum):
     # requests the copy page (shared memory for scheduling copies) of the GPU of header.slot; answered by COPY_REPLY
     COPY_ATTACH = 13
     CHANNEL_GROUP = 14  # reports a new or ended channel group of a context, with the driver's file; not answered
-    HELLO_REPLY = 64  # carries the process's shared page
+    HELLO_REPLY = 64  # carries the shared page: memory that both the agent and the process map
     # header.slot is the index of the GPU's slot on the page; status DENIED: the tenant may not use this GPU
     GPU_REPLY = 65
     TOKEN_GRANT = 66  # begins a turn, or changes the deadline of the present one
@@ -76,7 +77,7 @@ class Status(enum.IntEnum):
     DENIED = 4
     OUT_OF_MEMORY = 5
     UNKNOWN_GPU = 6
-    TOO_MANY = 7  # too many connections, slots or outstanding reservations
+    TOO_MANY = 7  # the process or tenant has too many connections, slots or outstanding reservations
     SHUTTING_DOWN = 8
     INTERNAL = 9
 
@@ -85,9 +86,9 @@ class Oversubscribe(enum.IntEnum):
     """How a tenant's memory is evicted if the tenants' memory exceeds that of the GPU."""
 
     NONE = 0
-    SWAP = 1  # its own processes copy the memory to the host; addresses do not change
-    MANAGED = 2  # its memory is managed memory, which the driver pages; before a turn it is prefetched in bulk
-    PARK = 3  # the driver checkpoints its processes as a whole
+    SWAP = 1  # the tenant's own processes copy its memory to the host; addresses do not change
+    MANAGED = 2  # the tenant's memory is managed memory, which the driver pages; before a turn, all of it is prefetched
+    PARK = 3  # the driver checkpoints the tenant's processes as a whole
 
 
 class MoveFlag(enum.IntFlag):
@@ -105,7 +106,7 @@ class MemoryFamily(enum.IntEnum):
 
     PLAIN = 1  # cuMemAlloc, cuMemAllocPitch
     MANAGED = 2  # cuMemAllocManaged; charged in full, even if its pages are in host memory
-    ARRAY = 3  # arrays and mipmapped arrays
+    ARRAY = 3  # CUDA arrays and mipmapped arrays
     POOL = 4  # stream-ordered pools; charged is the pool's attribute RESERVED_MEM_CURRENT
     VMM = 5  # cuMemCreate on a device
     GRAPH = 6  # memory nodes of graphs; charged is what the driver reserves on the device for graphs
@@ -116,12 +117,12 @@ class MemoryFamily(enum.IntEnum):
 class FailMode(enum.IntEnum):
     """Behaviour of a process while it cannot reach the agent."""
 
-    CLOSED = 0  # launches wait until the agent is back
+    CLOSED = 0  # launches wait until an agent runs again
     OPEN = 1  # launches continue; memory is counted in the process and reported on reconnection
 
 
 class ReleaseReason(enum.IntEnum):
-    """Why a turn ended."""
+    """Why a process returned its turn."""
 
     DEADLINE = 1
     REVOKED = 2
@@ -130,7 +131,7 @@ class ReleaseReason(enum.IntEnum):
 
 
 class WarningCode(enum.IntEnum):
-    """Code of a WARNING message."""
+    """Code of a WARNING message, which says what happened."""
 
     NO_LAUNCH_SEEN = 1  # the process has used the GPU, but no launch passed the shim
     NOT_INTERCEPTED = 2  # the driver returns entry points that the shim cannot replace
@@ -164,7 +165,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "hello_reply": (  # HELLO_REPLY
         ("connection_id", "Q"),
         ("fail_mode", "I"),  # FailMode
-        ("reconnect_ms", "I"),  # time between two attempts to reconnect
+        ("reconnect_ms", "I"),  # time between two attempts of the shim to reconnect to an agent that has ended
         ("tenant", "64s"),  # name of the tenant, for display
         ("oversubscribe", "I"),  # Oversubscribe
         ("reserved", "140x"),
@@ -197,7 +198,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("drained_ns", "Q"),  # time at which the GPU had finished this process's work
         ("launches", "Q"),  # number of kernel and graph launches in the turn
         ("copies", "Q"),  # number of copies and memsets in the turn
-        ("burst_ns", "Q"),  # new estimate, as in TOKEN_REQUEST
+        ("burst_ns", "Q"),  # new estimate of the busy time, as in TOKEN_REQUEST
         ("gap_ns", "Q"),
         ("reason", "I"),  # ReleaseReason
         ("drained", "I"),  # 1: the GPU has finished all work of this process; 0: not yet
@@ -283,8 +284,8 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("uuid", "16s"),  # UUID of the GPU
         ("reserved_token", "64x"),
         ("role", "I"),  # FloorRole
-        ("wants_kernels", "I"),  # 1: the agent may send FLOOR_KERNELS
-        ("wants_words", "I"),  # 1: the agent may send FLOOR_WORDS
+        ("wants_kernels", "I"),  # 1: the process can use a kernel table, so the agent may send FLOOR_KERNELS
+        ("wants_words", "I"),  # 1: the process can use the wait-flag page, so the agent may send FLOOR_WORDS
         ("reserved", "132x"),
     ),
     "floor_reply": (  # FLOOR_PAGE; for LS processes header.slot is the index of their flag

@@ -87,7 +87,7 @@ class AgentOptions:
     trace: Path | None = None
     socket_mode: int = 0o600
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
-    gpus: tuple[Gpu, ...] | None = None  # used instead of the machine's GPUs
+    gpus: tuple[Gpu, ...] | None = None  # GPUs that the agent owns; None: those that the configuration names
     tenant_socket: Path | None = None  # a separate socket for containers, open to every user
     locate: Callable[[int], Place | None] = place_of  # finds the pod or job that a process belongs to
     http: str | None = None  # HOST:PORT of the live page and the metrics

@@ -29,7 +29,7 @@ def agent_folder() -> Path:
     has_machine_agent = os.path.exists(MACHINE_AGENT / CONTROL_SOCKET)
     try:
         own = own_agent_folder()
-    except WorkError:  # the folder belongs to another user
+    except WorkError:  # another user's folder cannot be used
         if has_machine_agent:
             return MACHINE_AGENT
         raise

@@ -60,7 +60,7 @@ def parse_placement(text: str) -> Placement:
     return Placement(int(start), kind)
 
 
-Layout = tuple[Placement, ...]  # ordered by start
+Layout = tuple[Placement, ...]  # the instances of a GPU, in the order of their places
 Multiset = tuple[str, ...]  # the kinds of instances, largest first
 
 

@@ -32,10 +32,10 @@ class Jobs:
     iterations: Floats  #: amount of work in training iterations; given instead of, or in addition to, duration_s
     model: Names  #: str, name of a profile
     tenant: Names  #: str
-    priority: Ints  #: larger runs first
+    priority: Ints  #: a job with a larger priority runs first
     cpus: Floats  #: most CPU cores that the whole job can use; NaN: from its profile
     memory_bytes: Floats  #: most memory that the whole job can use; NaN: from its profile
-    deadline_s: Floats  #: seconds from the start of the trace
+    deadline_s: Floats  #: in seconds from the start of the trace
     gpu_models: Names  #: str, GPU models on which it can run, "|"-separated; "" any
 
     def __len__(self) -> int:

@@ -110,15 +110,15 @@ class Attempt:
     phase: str = STARTING
     created_s: float = 0.0
     started_s: float | None = None
-    stop_s: float | None = None  #: when a stop was requested
+    stop_s: float | None = None  #: time at which a stop was requested; None: none was
     stop_why: str = ""  #: preempt, move, cancel, gang, lost, shutdown
-    counted_s: float = 0.0  # end of that part of the attempt's run time which is included in the job's attained_s
-    ended: dict[str, dict[str, Any]] = field(default_factory=dict)  # node -> exit of the attempt's processes there
+    counted_s: float = 0.0  #: the attempt's run time up to this moment is included in the job's attained_s
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: node -> exit of the attempt's processes there
     ended_s: float | None = None
-    up: set[str] = field(default_factory=set)  # nodes on which the attempt's processes have started
+    up: set[str] = field(default_factory=set)  #: nodes on which the attempt's processes have started
     progress: dict[str, Any] | None = None
     port: int = 0
-    off: bool = False  # true: the attempt holds no GPU, because it is parked or was parked when it was asked to stop
+    off: bool = False  #: true: the attempt holds no GPU, because it is parked or was parked when it was asked to stop
     off_on: set[str] = field(default_factory=set)  #: nodes on which the attempt is parked
 
     @property
@@ -146,10 +146,10 @@ class Job:
     finished_s: float | None = None
     arrived: bool = False
     cancel: bool = False
-    told: int = -1  # the reason for waiting that was recorded last; -1: none since the job last ran
+    told: int = -1  #: the reason for waiting that was recorded last; -1: none since the job last ran
     exit: dict[str, Any] | None = None
     attempt: Attempt | None = None
-    target: Assignment | None = None  # where the last plan wants the job to run
+    target: Assignment | None = None  #: where the last plan wants the job to run
     target_reason: int = int(Reason.IN_ORDER)
 
     @property

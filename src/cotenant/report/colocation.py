@@ -26,7 +26,7 @@ SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "
 ROUGH_REQUESTS = 500
 OVER = 1.02  # best-effort work may exceed by this factor what the service leaves, since measurements have errors
 LATE_PART = 0.01  # if more than this fraction of the requests is late, p99 is the latency of a late request
-MOST_LATE = 4  # the remark names at most this many of these values
+MOST_LATE = 4  # the remark about late requests names at most this many values
 STYLE = (
     ":root{--bg:#fff;--ink:#16202c;--soft:#5a6675;--line:#c9d0d8;--grid:#e3e7ec;--kept:#eef6ee;"
     "--font:system-ui,sans-serif;color-scheme:light dark}"

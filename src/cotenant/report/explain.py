@@ -24,7 +24,7 @@ class Story:
 
     job: str
     run: str
-    facts: dict[str, Any]  # those of gpus, model, tenant, priority, arrival_s, isolated_s and deadline_s that are known
+    facts: dict[str, Any]  #: gpus, model, tenant, priority, arrival_s, isolated_s, deadline_s, as far as known
     figures: dict[str, float | None]  #: finish_s, jct_s, queueing_s, running_s, slowdown, ftf_rho, preemptions, moves
     events: list[Happening]
     steps: list[Step] = field(default_factory=list)

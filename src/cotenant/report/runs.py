@@ -29,16 +29,16 @@ class Run:
 
     info: RunInfo
     summary: dict[str, Any]
-    spreads: dict[str, Floats]  # metric -> value for each job, in the order of the jobs table; NaN if the job has none
+    spreads: dict[str, Floats]  #: metric -> value for each job, in the order of the jobs table; NaN if the job has none
     series: Series
-    groups: dict[str, list[dict[str, Any]]]  # breakdowns of the metrics by "gpus", "class", "model" and "tenant"
-    group_counts: dict[str, int]  # number of all groups, of which `groups` has at most MOST_GROUPS
+    groups: dict[str, list[dict[str, Any]]]  #: breakdowns of the metrics by "gpus", "class", "model" and "tenant"
+    group_counts: dict[str, int]  #: number of all groups, of which `groups` has at most MOST_GROUPS
     ids: NDArray[np.object_]
     path: Path | None = None
-    policy: str = ""  # the policy that a report compares; all runs of one policy have the same colour
+    policy: str = ""  #: the policy that a report compares; all runs of one policy have the same colour
     label: str = ""  #: the policy and, if that is not unique in the report, the facets
-    facets: dict[str, str] = field(default_factory=dict)  # the conditions in which the runs of this policy differ
-    load: float | None = None  # x value of the run in curves over the load; None if the run has no load
+    facets: dict[str, str] = field(default_factory=dict)  #: the conditions in which the runs of this policy differ
+    load: float | None = None  #: x value of the run in curves over the load; None if the run has no load
 
 
 def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 240) -> Run:

@@ -125,7 +125,7 @@ class Server:
         """Bind the addresses, load, plan, listen. Raises WorkError if no service can be served."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(
-            lambda _, context: LOG.error("in the background: %s", context.get("exception") or context["message"])
+            lambda _, context: LOG.error("a background task failed: %s", context.get("exception") or context["message"])
         )
         raise_file_limit()
         self._taken = doors.take(self._addresses)

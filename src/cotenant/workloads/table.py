@@ -43,12 +43,12 @@ class Table:
     def __init__(self, path: str | Path, frame: pl.DataFrame, *, header: bool, text: bool = True) -> None:
         self.path = str(path)
         self.columns = tuple(frame.columns)
-        self.header = self.columns  # all columns of the file, also those that were not read
+        self.header = self.columns  #: all columns of the file, also those that were not read
         self.left_out: dict[str, int] = {}
         self.remarks: list[str] = []
         self._text = text
         self._header = header
-        self.rows: NDArray[np.int64] = np.arange(frame.height)  # for each row here, the index of its row in the file
+        self.rows: NDArray[np.int64] = np.arange(frame.height)  #: for each row here, the index of its row in the file
         self._frame = frame
         if text and frame.width:
             blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series().to_numpy()

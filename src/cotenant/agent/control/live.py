@@ -81,7 +81,7 @@ class LivePage:
             row = self._rows.tenant(tenant)
             for share in row["gpus"]:
                 yield "shares", f"{row['name']} {share['uuid']}", _share(row, share)
-                # these minutes change once a minute and the share at every reading, so they have a row of their own
+                # the minutes of the last hour change once a minute, the share at every reading, so each has its own row
                 if share["hour"]:
                     yield "hours", f"{row['name']} {share['uuid']}", {"minutes": share["hour"]}
             for number, text in enumerate(row["warnings"]):

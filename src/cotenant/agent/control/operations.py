@@ -257,7 +257,7 @@ class Operations:
         self._check_user(caller, tenant)
         grace_s = _seconds(order, "grace_s", 10.0)
         patience = time.monotonic() + STARTING_S
-        while tenant.launching and time.monotonic() < patience:  # the tenant's program is about to start
+        while tenant.launching and time.monotonic() < patience:  # the launcher is about to start the tenant's program
             await asyncio.sleep(0.02)
         # this search also finds daemons that have not used the GPU yet and are therefore unknown to the agent
         found = await asyncio.to_thread(by_token, [tenant.token])

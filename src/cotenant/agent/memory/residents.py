@@ -33,8 +33,8 @@ class Residents:
         self.counts: dict[str, MoveCount] = {}
         self.switching: dict[str, Switch] = {}  # GPU -> the switch in progress
         self.last_move_ns = dict.fromkeys(self.gpus, 0)  # GPU -> duration of its last switch
-        # GPU -> how often each tenant is being evicted now; a turn that were granted meanwhile would be returned and
-        # requested again at once
+        # GPU -> how many evictions of each tenant are going on; a turn granted now would be returned and requested
+        # again at once
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
         self.mute: set[int] = set()  # connections (by number) whose process did not answer an order
         self.retry_s: dict[str, float] = {}  # tenant that could not be restored -> time until the next attempt

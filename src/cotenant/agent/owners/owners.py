@@ -14,7 +14,8 @@ from cotenant.agent.ipc.wire import BadMessageError
 from cotenant.agent.tenants.places import Owner, Place, place_of
 from cotenant.agent.tenants.tenant import Session, Tenant
 
-PATIENCE_S = 8.0  # a process may connect before its pod is announced; a shim waits 10 s for an answer
+# a process may connect before its pod is announced, and then waits this long; its shim waits 10 s for the answer
+PATIENCE_S = 8.0
 
 
 class NotYetError(Exception):

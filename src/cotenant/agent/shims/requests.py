@@ -198,7 +198,7 @@ class Requests:
 
     def _attach_copies(self, session: Session, head: wire.Head, data: bytes) -> None:
         given = self._copies.attach(session, self._gpu(session, head))
-        if given is None:  # meanwhile copies are no longer scheduled, or all queues are taken
+        if given is None:  # since the process asked, copies are no longer scheduled, or all queues are taken
             session.send(
                 wire.pack(MessageType.COPY_REPLY, sequence=head.sequence, slot=head.slot, status=Status.DENIED)
             )

@@ -137,7 +137,7 @@ class ShimServer:
         except InputError as error:
             self._refuse(session, Status.DENIED, error.message)
         except Exception as error:  # if the agent fails on a message, only this connection ends
-            session.fail(Status.INTERNAL, "the agent failed on this message")
+            session.fail(Status.INTERNAL, "the agent failed on this message; its log has the error")
             self.close(session, f"the agent failed on a message of the process: {error!r}")
 
     def _refuse(self, session: Session, status: Status, why: str) -> None:

@@ -150,7 +150,7 @@ class Session:
         self.moves: dict[int, MoveState] = {}  # slot -> where the process's swappable memory is now
         self.granted: dict[int, int] = {}  # slot -> number of the turn that was sent to the process last
         self.pidfd: int | None = None
-        self.passed: list[int] = []  # descriptors received with the current message
+        self.passed: list[int] = []  # descriptors that came with the present message
         self._end = end
         self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes] = []

@@ -17,12 +17,12 @@ class JobMetrics:
     """One value per job, in the order of the jobs table; NaN if undefined (not finished, never started)."""
 
     finish_s: Floats  #: time of completion
-    first_start_s: Floats  #: time of the first share
+    first_start_s: Floats  #: time at which the job first got a share
     rejected: NDArray[np.bool_]
     running_s: Floats  #: time holding a share; 0 for a job that never ran
     jct_s: Floats  #: job completion time: finish - arrival
     queueing_s: Floats  #: jct - running
-    response_s: Floats  #: first share - arrival
+    response_s: Floats  #: time from the arrival to the first share
     slowdown: Floats  #: jct / isolated
     ftf_rho: Floats  #: finish-time fairness, Themis (NSDI'20)
     preemptions: NDArray[np.int64]

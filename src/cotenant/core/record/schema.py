@@ -58,7 +58,7 @@ ROUNDS: dict[str, pl.DataType] = {
     "running": pl.Int32(),  # number of running jobs
     "waiting": pl.Int32(),  # number of waiting jobs
     "gpus_held": pl.Float64(),
-    "gpus_wanted": pl.Float64(),  # GPUs that running and waiting jobs want
+    "gpus_wanted": pl.Float64(),  # number of GPUs that all running and waiting jobs together want
     "gpus_free_whole_nodes": pl.Float64(),  # free GPUs on nodes without jobs
     "cpu_milli_held": pl.Int64(),
     "memory_mb_held": pl.Int64(),

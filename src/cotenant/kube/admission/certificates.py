@@ -102,7 +102,8 @@ def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | No
     except (ValueError, TypeError, InvalidSignature):
         return "the certificate is not signed by the CA that is stored with it"
     begins = max(certificate.not_valid_before_utc, ca.not_valid_before_utc)
-    # these certificates were made by a replica whose clock is ahead; the API server refuses them until then
+    # a replica whose clock is ahead has made the certificates; the API server refuses them until the time in the
+    # message
     if begins > now:
         return f"the certificates are not valid before {begins:%Y-%m-%d %H:%M} UTC"
     ends = min(certificate.not_valid_after_utc, ca.not_valid_after_utc)

@@ -54,7 +54,8 @@ class SliceTenant:
     duty: float = 1.0  # fraction of each period in which the tenant may run
     density: float = 1.0  # fraction of the time in which only this tenant may run for which it really uses the GPU
     brief: bool = False  # the tenant has only a little work in flight while a latency-sensitive tenant works
-    needs_turns: bool = False  # its queue ran empty too often, so time slices alone did not give it its share
+    # time slices alone did not give the tenant its share, because its queue ran empty too often
+    needs_turns: bool = False
     idle_steps: int = 0  # number of successive steps in which the tenant used no GPU time
     debt_ns: float = 0.0  # GPU time above its limit that the tenant still owes
     total: Usage = field(default_factory=Usage)

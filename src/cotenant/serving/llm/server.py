@@ -72,7 +72,7 @@ class ModelServer:
     async def start(self) -> None:
         """Bind the address, find the GPUs, start the models to keep, listen."""
         asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: LOG.error("in the background: %s", context.get("exception") or context["message"])
+            lambda _, context: LOG.error("a background task failed: %s", context.get("exception") or context["message"])
         )
         try:
             await self._start()

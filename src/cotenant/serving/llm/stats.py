@@ -20,7 +20,8 @@ class ModelStats:
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.switches: Counter[str] = Counter()  # numbers of starts, evictions, restores and stops of the program
-        self.seconds: dict[str, float] = {}  # total duration of each of these
+        # total duration in s of the starts, evictions, restores and stops of the program
+        self.seconds: dict[str, float] = {}
         self.deaths = self.retries = 0
         self.ttft: Histogram | None = None
         self.tpot: Histogram | None = None

@@ -96,7 +96,7 @@ class Ticket:
         if self.streamed:
             self.x.cut()
         else:
-            refuse(self.x, OpenAIError(503, "cancelled: the client closed its side", "cancelled"), self.request_id)
+            refuse(self.x, OpenAIError(503, "cancelled: the client disconnected", "cancelled"), self.request_id)
         self._finish("cancelled")
 
     # ---- from the program ----

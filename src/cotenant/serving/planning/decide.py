@@ -22,7 +22,7 @@ class Decision:
 
     plan: ServingPlan
     verified: Verified | None
-    target: float | None  # fraction of requests within their SLO that a verified plan must reach
+    target: float | None  #: fraction of requests within their SLO that a verified plan must reach
     decision_ms: float
 
     @property

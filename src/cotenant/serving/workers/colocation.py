@@ -87,8 +87,9 @@ class Colocation:
         LOG.info("co-location: %s on %s of the agent in %s", scheme, on, folder)
         if min(self.scheme.ls_sms, self.scheme.be_sms) < 1.0:
             LOG.info(
-                f"scheme {scheme}: a latency-sensitive gpulet may use {self.scheme.ls_sms:.0%} of the SMs that it has in "
-                f"the plan, a best-effort one {self.scheme.be_sms:.0%}; the plan's capacities are for all of them"
+                f"scheme {scheme}: a latency-sensitive gpulet may use {self.scheme.ls_sms:.0%} of the SMs "
+                f"that it has in the plan, a best-effort one {self.scheme.be_sms:.0%}; "
+                "the plan's capacities are for all of them"
             )
         self._over = threading.Event()
         self._keeping = threading.Thread(target=self._keep, name="colocation", daemon=True)

@@ -49,7 +49,7 @@ class ElasticTables:
     rate: Floats  #: [B, P, C] work per second
     base: Ints  #: [J]
     total: Floats  #: [J] work
-    restart_s: Floats  # [J]: time of a restart in s; NaN if the profile states none
+    restart_s: Floats  #: [J]: time of a restart in s; NaN if the profile states none
     # [B, B, G]: fraction of its speed that a job of the first base keeps if it shares a GPU with a job of the second
     # base; empty if GPUs are not shared
     beside: Floats

@@ -17,7 +17,7 @@ class Mode(IntEnum):
 
     MIG = 0  # the GPU is divided into instances with one job each
     PROFILE = 1  # the GPU is one instance, whose jobs are measured under MPS
-    SHARED = 2  # several jobs share the GPU under MPS without partitions (policy mps)
+    SHARED = 2  #: several jobs share the GPU under MPS without partitions (policy mps)
     GANG = 3  # a job of several GPUs has this GPU for itself
 
 

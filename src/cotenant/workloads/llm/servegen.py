@@ -25,7 +25,7 @@ with needs("sim"):
 PAIR = re.compile(r"([0-9.]+)\s*:\s*([0-9.eE+-]+)")
 INPUTS = ("text_tokens", "image_tokens", "audio_tokens", "video_tokens")
 MOST_BYTES = 256 << 20
-Dist = tuple[np.ndarray, np.ndarray]  # values, and the probability of each
+Dist = tuple[np.ndarray, np.ndarray]  # a distribution: its values, and the probability of each
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:

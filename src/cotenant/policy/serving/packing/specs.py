@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from cotenant.core.errors import InputError
 from cotenant.policy.serving.packing.tables import Rules
 
-# the remark on a plan that fails only because of this rule
+# the remark on a plan that fails only because latency-sensitive and best-effort services may not share gpulets
 KEPT_APART = (
     "all services would fit if latency-sensitive and best-effort ones shared gpulets, which "
     "co-location excludes: allow more gpulets per GPU, smaller partitions or more GPUs"
