@@ -32,7 +32,7 @@ class Engine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if data.startswith(b"GET"):
             self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(LIST), LIST))
-        elif b"\r\n\r\n" in data:  # small requests come whole
+        elif b"\r\n\r\n" in data:  # a small request arrives in one piece
             self.transport.write(HEAD + CHUNK)
             asyncio.get_running_loop().call_later(self.gap_s, self.go_on, 1)
 

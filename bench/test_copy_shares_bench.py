@@ -16,7 +16,7 @@ from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.pcie import percentile, together
 
 MIB = 1 << 20
-LINK = 200.0  # MB/s: one chunk of 1 MiB takes 5.2 ms
+LINK = 200.0  # MB/s; at this rate, a chunk of 1 MiB takes 5.2 ms
 SETTINGS: dict[str, Any] = {"copies": {"chunk_bytes": MIB, "period_bytes": 4 * MIB}}
 
 

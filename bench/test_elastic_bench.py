@@ -38,7 +38,7 @@ def cluster(*groups: tuple[int, int, str]) -> Cluster:
 SIA_CLUSTER = cluster((6, 4, "T4"), (3, 8, "RTX2080Ti"), (2, 8, "A100-40GB"))
 POLLUX_CLUSTER = cluster((16, 4, "T4"))
 GAVEL_CLUSTER = cluster((9, 4, "V100-16GB"), (9, 4, "P100"), (9, 4, "K80"))
-# part of the jobs by model, as in the artifact's files drawn from Philly
+# model -> its part of the jobs, as in the artifact's files that were drawn from Philly
 MIX = {"cifar10": 0.84, "bert": 0.04, "deepspeech2": 0.08, "yolov3": 0.02, "imagenet": 0.02}
 
 

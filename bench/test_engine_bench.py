@@ -197,4 +197,5 @@ def test_time_grows_with_rounds_times_active_jobs(ordering: str) -> None:
     if "BENCH_GROWTH" in os.environ and ordering == "fifo":
         lines = ["rounds_x_jobs,engine_s", *(f"{w},{s:.6f}" for w, s in sorted(points))]
         Path(os.environ["BENCH_GROWTH"]).write_text("\n".join(lines) + "\n")
-    assert exponent < 1.5  # 1 is linear, 2 quadratic; a busy machine scatters the points
+    # 1 means linear and 2 quadratic growth; the limit is wide because measurements vary on a busy machine
+    assert exponent < 1.5

@@ -100,7 +100,7 @@ def run(nodes: int, waiting: int, ordering: str, gangs: tuple[int, ...], folder:
                 decisions.append(controller.counts.last_decision_s)
             world.advance(2.0)
 
-    until(LEASE_S * (3 if width > 1 else 6))  # 64 start in a step
+    until(LEASE_S * (3 if width > 1 else 6))  # 64 jobs start in each step of the controller
     first, filled_steps = decisions[0], len(steps)
     decisions.clear()
     cpu_s.clear()

@@ -11,7 +11,7 @@ import pytest
 
 from cotenant.bench.gateway import measure
 
-MOST_US = 150.0  # processor time of gateway and dispatch per small request over HTTP
+MOST_US = 150.0  # processor time in us that gateway and dispatch may take for a small request over HTTP
 INLINE_SHARE, RAY_TIMES = 0.6, 10.0
 
 

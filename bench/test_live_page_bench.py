@@ -7,7 +7,7 @@ from typing import Any
 
 from page_stage import Stage, browser, stage, tenant_rows, text, until
 
-__all__ = ["browser", "stage"]  # fixtures
+__all__ = ["browser", "stage"]  # fixtures, which pytest finds by their names in this module
 
 
 def test_a_thousand_tenants_do_not_stall_it(browser: Any, stage: Stage) -> None:

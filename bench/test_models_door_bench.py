@@ -26,7 +26,7 @@ STREAM = [sys.executable, str(HERE / "door_stream.py")]
 SECONDS = float(os.environ.get("COTENANT_DOOR_S", "10"))
 ROUNDS = int(os.environ.get("COTENANT_DOOR_ROUNDS", "3"))
 STREAMS, EVENTS, GAP_S, IDLE = 200, 20, 0.05, 1000
-MOST_ADDED_MS = 2.0  # to the first token, 99th percentile
+MOST_ADDED_MS = 2.0  # largest delay in ms that the endpoint may add to the first token, as a 99th percentile
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from cotenant.workloads.requests.arrivals import Arrivals
 from cotenant.workloads.requests.scenarios import SLO_MS, generate, write_scenarios
 
 PROFILE = load_profile("RTX2080Ti")
-# public planners, same checker: claimed, valid
+# public planner -> (scenarios for which it claims a plan, scenarios whose plan passes the same checker as ours)
 PUBLIC = {"temporal": (145, 145), "gpulet": (504, 96), "gpulet-interference": (407, 212), "exact": (471, 168)}
 
 

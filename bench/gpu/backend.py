@@ -29,7 +29,7 @@ from cotenant.serving.backends.torch import TorchModel  # noqa: E402
 from cotenant.serving.protocol.tensors import Tensor  # noqa: E402
 from cotenant.serving.worker import Job, ModelSpec, Result, Worker, WorkerSpec  # noqa: E402
 
-ON_GPU = Path("/dev/nvidiactl").exists()  # without a GPU the script runs on the CPU, only to test the script
+ON_GPU = Path("/dev/nvidiactl").exists()  # without a GPU the script runs on the CPU, which only tests the script itself
 FOLDER = Path(tempfile.mkdtemp(prefix="cotenant-backend-"))
 CONFIG = {"max_batch_size": 32, "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3, 224, 224]}],
           "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1000]}]}  # fmt: skip

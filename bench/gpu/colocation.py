@@ -52,7 +52,8 @@ SHORT = ["mm4096", "mm2048", "add256", "train-resnet50:96", "train-transformer:4
 LONG = ["mm8192", "copy2048"]
 MIB = 1 << 20
 REQUESTS = int(os.environ.get("LOAD_REQUESTS", 1600))  # enough to distinguish an attainment of 99 % from 99.5 %
-Found = dict[str, Any]  # steps fill it as results come, so that a step that is interrupted keeps them
+# results; steps fill it as they get figures, so that a step that is interrupted keeps what it has
+Found = dict[str, Any]
 
 
 def plan(kinds: list[str], schemes: str, **more: Any) -> Plan:
@@ -337,7 +338,7 @@ def main() -> None:
         found[name] = {}
         try:
             step(found[name])
-        except Exception as error:  # one failed step must not cost the others
+        except Exception as error:  # a step that fails must not prevent the others
             found[name] |= failure(error)
         finally:
             signal.alarm(0)

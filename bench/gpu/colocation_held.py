@@ -113,7 +113,7 @@ def mps_watch(found: Found) -> None:
         be = rig.be(below=True).wait_ready()
         be.ask("load mm2048", 60)
         be.tell("run 4")
-        time.sleep(1.5)  # the agent checks periodically for a new server
+        time.sleep(1.5)  # the agent looks for a new MPS server about once a second
         server = mps_server(rig)
         log = rig.bench.folder / "agent.log"
         killed = time.monotonic()

@@ -29,7 +29,8 @@ from cotenant.bench.colocation import (
 from cotenant.bench.colocation_rig import Program, Rig
 
 Found = dict[str, Any]
-# with these batches the GPU holds training back, without them its host does (and its pace varies by a fifth by itself)
+# with the first two batch sizes the GPU limits the speed of training; with the others the host does, and the speed then
+# varies by a fifth by itself
 FULL, BOUND = ("train-resnet50:96", "train-transformer:48"), ("train-resnet50", "train-transformer")
 ROUNDS_FULL = int(os.environ.get("TRAINING_ROUNDS", 8))
 ALONE_S, BESIDE_S = 0.4, 0.8
@@ -43,8 +44,8 @@ class Rounds:
         self.rig, self.ls, self.native, self.be = rig, ls, native, be
         self.plan = Plan(parse_ls("resnet50:4:100"), [], parse_schemes("tidal"), block_s=BESIDE_S)
         self.rates: dict[str, list[float]] = {way: [] for way in ways}
-        self.left: list[float] = []  # fraction of time that LS alone is idle
-        self.waited: list[float] = []  # fraction of time that BE waited at the gate beside LS
+        self.left: list[float] = []  # fraction of the time for which LS work that runs alone leaves the GPU idle
+        self.waited: list[float] = []  # fraction of the time for which BE work waited at the gate while LS work ran
         self.alone_ms: list[list[float]] = []
         self.beside_ms: dict[str, list[list[float]]] = {way: [] for way in ways if way in (LEFT, BOUNDED)}
 
@@ -123,7 +124,7 @@ def training(found: Found) -> None:
         ):
             for kind in kinds:
                 rig.scheme("mps-plus")
-                # one after the other, because each benchmarks cuDNN's algorithms at its start
+                # loaded one after the other, because each program benchmarks cuDNN's algorithms at its start
                 found[kind] = {"step_ms": [program.ask(f"load {kind}", 60)["unit_ms"] for program in (native, be)]}
                 rounds = Rounds(rig, ls, native, be, ways)
                 for number in range(count):

@@ -36,7 +36,8 @@ SOURCE = sys.path[0]
 BACKEND = "driver" if GPU == "soft" else "torch"
 KINDS = ("add256", "mm2048", "train-transformer", "copy2048")
 ROUNDS = int(os.environ.get("ORION_ROUNDS", 3))
-DUR_PART = 0.025  # fraction of a request's time alone: Strati et al., EuroSys 2024
+# Orion's in-flight budget as a fraction of the duration of a request that runs alone (Strati et al., EuroSys 2024)
+DUR_PART = 0.025
 FEW = (
     "ls_p50_over_alone",
     "ls_p99_over_alone",
@@ -88,7 +89,8 @@ def orion(found: Found) -> None:
     be_rows = profiled("be_loads", BACKEND, loads)
     found["be"] = {"kernels": len(be_rows), "time": shares(be_rows)}
     shown = "compute"
-    if GPU != "soft":  # the service of the software GPU is a graph from its first launch on
+    # on the software GPU, the service is a graph from its first launch on, so its kernels cannot be profiled
+    if GPU != "soft":
         ls_rows = profiled("ls_client", f"{BACKEND} 4", "run 1 100 0 0 0\\n")
         shown = most_class(ls_rows)
         found["ls"] = {"kernels": len(ls_rows), "time": shares(ls_rows), "shows": shown}
@@ -112,7 +114,7 @@ def orion(found: Found) -> None:
                 "as the table": Row(plain, free if kind.startswith("train-") else wide, "orion"),
                 "by profile": Row(classed, known, "orion"),
                 "by profile, 2.5 %": Row(classed, known, "orion", in_flight_us=round(dur_us)),
-                "copies pass": Row(plain, free, "orion"),  # copies have no profile in Orion
+                "copies pass": Row(plain, free, "orion"),  # Orion has no profiles of copies, so copies do not wait
                 "tidal": Row(plain, free, "tidal"),
             }
             found[kind] = compare(rig, rows, native, mine)

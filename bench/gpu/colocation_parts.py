@@ -71,7 +71,8 @@ def l2_window(found: Found) -> None:
         try:
             l2_under_mps(tried, percent)
             break
-        except Exception as error:  # the server, or its clients, may not bear the limit: what it says, and on
+        # the MPS server, or its clients, may fail under this limit; the error is recorded and the run continues
+        except Exception as error:
             tried["error"] = repr(error)[-600:]
 
 

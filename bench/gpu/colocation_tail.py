@@ -24,18 +24,19 @@ from cotenant.core.metrics.attainment import attainment
 
 LS = parse_ls("resnet50:4:100")
 BLOCK_S = 1.5
-NATIVE_S, NATIVE_STEPS_S = 0.5, 1.0  # of single kernels; of training, whose steps are counted as a whole
+# duration of a native block: of single kernels, and of training, whose steps are counted as a whole
+NATIVE_S, NATIVE_STEPS_S = 0.5, 1.0
 STAGES = ("late", "other", "first", "rest")
 RESAMPLES = 300
-ARRIVALS = 20_000  # of a stream whose queue is worked out from measured times
+ARRIVALS = 20_000  # number of arrivals in a stream whose queue is computed from measured times
 Found = dict[str, Any]
 
 CANDIDATES: dict[str, dict[str, Any]] = {
-    "now": {},  # the default
+    "now": {},  # the default settings
     "clock 92": {"duty_cycle": 0.5, "clock": 0.92},
     "clock 92, zeros": {"duty_cycle": 0.5, "clock": 0.92},
 }
-ZEROS = ", zeros"  # the same kernels without their power
+ZEROS = ", zeros"  # marks a variant with the same kernels on zeros, which take less power
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -132,7 +133,7 @@ def report(alone: Blocks, native: list[float], beside: Blocks) -> dict[str, Any]
     share, interval = attainment([ms for block in beside.latency_ms for ms in block], slo_ms)
     alone_mean, beside_mean = (
         [mean(side.stage(i)) for i in range(len(STAGES))] for side in (alone, beside)
-    )  # means, unlike percentiles, add up
+    )  # means can be added up, unlike percentiles
     return {
         "slo_attainment": {"slo_ms": slo_ms, "share": share, "ci95": interval},
         "p50": over(alone.latency_ms, beside.latency_ms, 0.5),

@@ -27,9 +27,9 @@ from runs import SOFT, Run  # noqa: E402
 from cotenant.bench.overhead import median_interval  # noqa: E402
 
 BLOCK_S = 0.08
-SETTLE_S = 0.02  # a change takes effect at the next interval
-WAYS = {"none": UNFENCED, "default": 0}  # flags of the tenant's slot
-FENCES = 168  # where a slot counts them
+SETTLE_S = 0.02  # a change of the flags takes effect at the next interval of launches
+WAYS = {"none": UNFENCED, "default": 0}  # way -> flags of the tenant's slot on the shared page
+FENCES = 168  # offset of the number of fences in a slot
 
 
 class Pair:

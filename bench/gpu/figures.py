@@ -29,7 +29,8 @@ from cotenant.bench import overhead, shares  # noqa: E402
 from cotenant.bench.harness import Bench  # noqa: E402
 from cotenant.native.libraries import SOFT_DRIVER, library_path  # noqa: E402
 
-GPUS = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"  # a UUID selects one of several GPUs; soft: a test of the script
+# a UUID selects one of several GPUs; `soft` only tests the script
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
 if GPUS == "soft":
     del os.environ["CUDA_VISIBLE_DEVICES"]
 PROGRAMS = str(HERE / "programs.py")
@@ -264,7 +265,7 @@ def wake() -> dict[str, Any]:
         native = dict(one.environment)
         if GPUS == "soft":
             native["COTENANT_BENCH_LIBRARY"] = str(library_path(SOFT_DRIVER))
-        runs = {  # concurrently, because each sleeps most of the time
+        runs = {  # run at the same time, because each program sleeps most of the time
             "native": subprocess.Popen(command, env=native, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
             "alone": start_program(one, TenantSpec("alone"), command),
             "limit 90 %": start_program(other, TenantSpec("limited", 0.0, 0.9), command),
@@ -326,7 +327,7 @@ def main() -> None:
         began = time.monotonic()
         try:
             found[name] = step()
-        except Exception as error:  # a failed step must not stop the others
+        except Exception as error:  # a step that fails must not prevent the others
             found[name] = {"error": repr(error)}
         print(name, round(time.monotonic() - began, 1), json.dumps(found[name])[:3500], flush=True)
         out.write_text(json.dumps(found, indent=1))

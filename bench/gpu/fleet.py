@@ -36,7 +36,7 @@ PROGRAM = str(HERE / "train_job.py")
 FIRST = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 SECOND = os.environ.get("COTENANT_SECOND_GPU", "")
 GPUS = FIRST or "soft"
-SMALL = not Path("/dev/nvidiactl").exists()  # without a GPU, to test this script
+SMALL = not Path("/dev/nvidiactl").exists()  # there is no GPU, so the script only tests itself, with small jobs
 
 
 class Job:
@@ -352,7 +352,7 @@ def main() -> None:
             try:
                 with within(limit_s):
                     found[name] = step(Path(folder))
-            except Exception as error:  # a failed step must not stop the others
+            except Exception as error:  # a step that fails must not prevent the others
                 logs = {str(path.relative_to(folder)): path.read_text(errors="replace")[-800:]
                         for path in Path(folder).rglob("log")}  # fmt: skip
                 found[name] = failure(error) | {"trace": traceback.format_exc()[-1500:], "logs": logs}

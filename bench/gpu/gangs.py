@@ -33,7 +33,8 @@ from cotenant.core.errors import InputError, WorkError
 ROW_S, ALONE_S, APART_S = 8.0, 4.0, 0.5
 ROW_AT_MOST_S = 60.0
 BUSY_REQUEST, SAID = 0.4, 1500
-# NVLink's multicast needs a fabric manager that may not be reachable; ranks of one host meet on loopback
+# NVLink's multicast is switched off, because it needs a fabric manager that may not be reachable; the ranks of one host
+# communicate by loopback
 NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "2"}
 
 
@@ -47,7 +48,7 @@ class Gangs:
     def __init__(self, bench: Bench, folder: Path, out: Any) -> None:
         self.bench, self._out = bench, out
         self.environment = with_source(bench.environment) | NCCL | {"PYTHONUNBUFFERED": "1"}
-        self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # each tenant has its own from the agent
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # the agent sets the variable for each tenant
         self.node = Node(bench.folder, folder, self.environment, MECHANISM, bench.backend)
         self.uuids = [str(gpu["uuid"]) for gpu in self.ps()["agent"]["gpus"]]
         if len(self.uuids) != 2:
@@ -113,7 +114,7 @@ class Gangs:
             tenants += [Gang(self.node, self.name(f"{name}-"), request) for name, request in gangs.items()]
             self.until(tenants, "start", lambda tenant: tenant.is_going())
             found["started_s"] = round(time.monotonic() - began_s, 1)
-            begin_s = time.monotonic() + 1.0  # by then the slices follow the tenants that have work
+            begin_s = time.monotonic() + 1.0  # by this time, the time slices are those of the tenants that have work
             for one in busy:
                 one.block(seconds + 1.5)
             while time.monotonic() < begin_s + seconds:

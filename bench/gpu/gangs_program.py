@@ -17,7 +17,7 @@ from pathlib import Path
 
 SAY_S = 0.05
 SIZE, PRODUCTS, REDUCED_BYTES = 4096, 4, 64 << 20
-AHEAD = 8  # steps between two waits of the host
+AHEAD = 8  # number of steps that the host enqueues between two waits
 SOFT_KERNEL_NS, SOFT_COLLECTIVE_NS = 500_000, 200_000
 
 
@@ -122,7 +122,8 @@ def soft_rank(number: int, board: mmap.mmap, stop: Path) -> int:
         must(cuda.cuStreamSynchronize(stream))
         rank.at(steps)
         if number == 0 and not last.value and stop.exists():
-            last.value = steps + 2 * AHEAD  # the other rank is at most one wait ahead
+            # the other rank may be ahead by at most one wait, so both can stop at this step
+            last.value = steps + 2 * AHEAD
     rank.done(steps)
     return 0
 

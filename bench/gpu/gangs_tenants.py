@@ -72,8 +72,8 @@ class Tenant:
 
     def __init__(self, node: Node, name: str, gpus: str, request: float, program: list[str]) -> None:
         self.name, self.request = name, request
-        self.pids: dict[int, int] = {}  # by rank
-        self.marks: dict[int, list[tuple[float, int]]] = {}  # by rank: time in s, steps that had ended
+        self.pids: dict[int, int] = {}  # rank -> pid
+        self.marks: dict[int, list[tuple[float, int]]] = {}  # rank -> (time in s, number of steps that had ended)
         self.said: list[str] = []
         self._known: dict[int, str] = {}
         command = ["-m", "cotenant", "run", "--dir", str(node.agent), "--name", name, "--gpus", gpus]
@@ -127,7 +127,7 @@ class Tenant:
         found = []
         for marks in self.marks.values():
             i = bisect.bisect_left(marks, (at_s, 0))
-            if i in (0, len(marks)):  # before its first report, or after its last
+            if i in (0, len(marks)):  # the time is before the rank's first report, or after its last one
                 found.append(float(marks[max(0, i - 1)][1]))
                 continue
             (t0, a), (t1, b) = marks[i - 1], marks[i]
@@ -184,7 +184,7 @@ class Busy(Tenant):
         """Start a block; its time stamps are printed at its end."""
         assert self.process.stdin is not None
         self.marks.clear()
-        with contextlib.suppress(OSError):  # the program has ended; its exit code states why
+        with contextlib.suppress(OSError):  # if the program has ended, its exit code says why
             self.process.stdin.write(f"run {seconds}\n")
             self.process.stdin.flush()
 

@@ -31,7 +31,8 @@ from runs import DRIVER, SOFT, Run  # noqa: E402
 from cotenant.native.libraries import DRIVER_SHIM, library_path  # noqa: E402
 
 PROGRAMS = HERE / "programs.py"
-PUBLISHED = {"launches": 144, "copies": 152, "graphs": 160, "fences": 168, "turns": 200}  # offsets in a slot
+# offsets of the counters in a slot of the shared page
+PUBLISHED = {"launches": 144, "copies": 152, "graphs": 160, "fences": 168, "turns": 200}
 
 
 def python(name: str, *arguments: str) -> list[str]:
@@ -128,7 +129,7 @@ def main() -> None:
     library_path(DRIVER_SHIM)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for name, step in (  # step: its name in the result, and the function that measures it
+        for name, step in (  # name of the step in the result, and the function that measures it
             ("coverage", lambda: coverage(folder)),
             ("memory", lambda: memory(folder)),
             ("solo_native", lambda: products_rate(folder, 1, None, 4)),
@@ -145,7 +146,7 @@ def main() -> None:
             began = time.monotonic()
             try:
                 steps[name] = step()
-            except Exception as error:  # a failed step must not prevent the others
+            except Exception as error:  # a step that fails must not prevent the others
                 steps[name] = {"error": repr(error)}
             print(name, round(time.monotonic() - began, 1), json.dumps(steps[name])[:3000], flush=True)
             out.write_text(json.dumps(steps, indent=1))

@@ -35,7 +35,7 @@ from typing import Any
 from stream_client import Client
 
 HERE = Path(__file__).resolve().parent
-TRAIN = "train"  # the first argument of a training program, and the device its second
+TRAIN = "train"  # first argument of a training program; its second argument is the device
 DEVICE = sys.argv[2] if sys.argv[1:2] == [TRAIN] else os.environ.get("CUDA_VISIBLE_DEVICES", "")
 REHEARSAL = DEVICE in ("cpu", "soft")
 NAMES = ("one", "two")
@@ -43,7 +43,7 @@ LOADS = (1, 2, 4) if REHEARSAL else (2, 4, 8, 16, 32)
 PROMPT, OUTPUT = (64, 16) if REHEARSAL else (2048, 256)
 TRAIN_PROMPT, TRAIN_OUTPUT, TRAIN_RATE = (64, 8, 1.25) if REHEARSAL else (1024, 64, 1.25)
 MEMORY, TRAIN_MEMORY = ("1GiB", "1GiB") if REHEARSAL else ("26GiB", "16GiB")
-START_S = 25.0  # kept for the start of each pair
+START_S = 25.0  # time that is reserved for the start of each pair
 READY_WITHIN_S = 120.0
 SHORTEST_S, LONGEST_S = 3.0, 14.0
 
@@ -67,7 +67,7 @@ async def load(ports: dict[str, int], count: int, seconds: float) -> dict[str, A
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0.3)  # the engines notice that the clients have gone
+    await asyncio.sleep(0.3)  # in this time the engines notice that the clients have disconnected
     return client.row(begun + seconds / 4, begun + seconds)
 
 
@@ -142,7 +142,7 @@ def cotenant(folder: Path, mechanism: str) -> Iterator[tuple[dict[str, int], str
         gpus["mechanism"] = mechanism
     (folder / "models.yaml").write_text(
         json.dumps({"gpus": gpus, "models": rows, "listen": {"http": "127.0.0.1:0"}})
-    )  # JSON is YAML
+    )  # a JSON document is also a YAML document
     command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(folder / "models.yaml"), "--json"]
     with (folder / "serve.log").open("wb") as log:
         server = subprocess.Popen([*command, "--program-logs", str(folder)], stdout=subprocess.PIPE, stderr=log)
@@ -278,7 +278,7 @@ async def requests(ports: dict[str, int], seconds: float) -> tuple[dict[str, Any
 def beside_training(way: str, folder: Path, seconds: float) -> dict[str, Any]:
     """The models without and with a training program, and the program with idle models."""
     with models(way, folder) as (ports, agent, environment):
-        asyncio.run(load(ports, 2, 2.0))  # warm
+        asyncio.run(load(ports, 2, 2.0))  # a first load without measurement
         each = max(SHORTEST_S, (seconds - START_S - 10.0) / 2.5)
         without, busy, _ = asyncio.run(requests(ports, each))
         training = Training(folder, agent, "mps" if way == "cotenant_mps" else "auto", environment)
@@ -327,7 +327,7 @@ def main() -> None:
                 say({"step": step} | beside_training(step.removeprefix("train_"), folder, left_s))
                 continue
             with models(step, folder) as (ports, _, _):
-                asyncio.run(load(ports, 2, 2.0))  # warm
+                asyncio.run(load(ports, 2, 2.0))  # a first load without measurement
                 for i, count in enumerate(LOADS):
                     later = len(steps) - number - 1
                     cells = len(LOADS) - i + len(LOADS) * later

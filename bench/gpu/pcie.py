@@ -150,7 +150,7 @@ def cost_alone(keep: Keep) -> dict[str, Any]:
         for kind, (settings, spec) in kinds.items():
             try:
                 found[kind].append(run_tenant(["cost"], settings, **spec))
-            except Exception as error:  # a failed case must not prevent the others
+            except Exception as error:  # a case that fails must not prevent the others
                 found[kind].append(failure(error))
             keep(found)
     return found
@@ -289,7 +289,8 @@ def main() -> None:
         keep = keeper(Path(sys.argv[3]))
         keep(STEPS[sys.argv[2]][0](keep))
         return
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # SIGTERM ends the current step, too
+    # SIGTERM must also end the step that runs, so it raises an exception
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     chosen = sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
     write = keeper(Path(sys.argv[1]))
     found: dict[str, Any] = {"card": card()}

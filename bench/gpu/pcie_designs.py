@@ -24,7 +24,7 @@ from cotenant.bench.shares import COUNT, between
 
 GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]
 SOFT = GPU == "soft"
-UNIT = 1 << 20 if SOFT else 8 << 20  # sizes in the designs are multiples of this
+UNIT = 1 << 20 if SOFT else 8 << 20  # sizes in the designs below are multiples of this one
 COPY = 8 << 20 if SOFT else 64 << 20
 WITHIN_S = 3.0
 WARM_S, BLOCK_S = (0.15, 0.4) if SOFT else (0.08, 0.25)
@@ -40,7 +40,7 @@ CHUNKED: dict[str, dict[str, Any]] = {
     "chunk 4 MiB": design(0.5, 4),
     "chunk 16 MiB": design(2, 16),
 }
-ALONE = tuple(CHUNKED)  # settings that differ for a tenant alone
+ALONE = tuple(CHUNKED)  # the designs whose settings make a difference for a tenant that is alone
 ONE_BY_ONE: dict[str, dict[str, Any]] = {name: CHUNKED[name] for name in ("default", "chunk 4 MiB")}
 BESIDE: dict[str, dict[str, Any]] = {
     "default": design(),
@@ -155,7 +155,7 @@ def sharing(
             row["share of weight 3"].append(rates[1] / sum(rates))
             row["together over native"].append(sum(rates) / link)
             if name in ALONE:
-                time.sleep(0.25)  # a tenant without copies for 0.2 s does not count as copying
+                time.sleep(0.25)  # after 0.2 s without copies, a tenant no longer counts as copying
                 row["alone over native"].append(together(tenants[1:], BLOCK_S, WARM_S)[0] / link)
 
         return rounds_of(designs, Settings(bench), seconds, once, table, keep)

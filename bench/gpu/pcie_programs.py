@@ -9,7 +9,8 @@ from typing import Any
 
 from cotenant.bench.driver import Driver
 
-SIZE = int(os.environ.get("COTENANT_CHECK_BYTES", (40 << 20) + 12345))  # no multiple of any chunk size
+# not a multiple of any chunk size, so that the last chunk is incomplete
+SIZE = int(os.environ.get("COTENANT_CHECK_BYTES", (40 << 20) + 12345))
 
 
 def driver() -> Driver:
@@ -73,7 +74,7 @@ class Copy2D(ctypes.Structure):
     ] + [("width", ctypes.c_size_t), ("height", ctypes.c_size_t)]
 
 
-UNIFIED = 4  # the kind of memory follows from the address
+UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED: the driver finds out from the address what kind of memory it is
 
 
 def rows(cuda: Driver, memory: Memory) -> bool:
@@ -170,7 +171,8 @@ def in_order(cuda: Driver, memory: Memory) -> dict[str, bool]:
     text = memory.fill(memory.pinned, 3)
     other = ctypes.c_void_p()
     cuda.call("cuMemAlloc_v2", ctypes.byref(other), size)
-    for kernel_s in (0.1, 1.0, 10.0):  # on a busy machine there may be more time between two calls
+    # a longer kernel is tried if the machine was so busy that the first one ended between the two calls
+    for kernel_s in (0.1, 1.0, 10.0):
         began = time.perf_counter()
         cuda.launch(int(kernel_s * 1e9), stream)
         cuda.call("cuMemcpyHtoDAsync_v2", memory.device, memory.pinned, size, stream)

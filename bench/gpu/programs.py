@@ -176,7 +176,7 @@ def numba_program() -> None:
     import numpy
 
     if not hasattr(numpy, "row_stack"):
-        numpy.row_stack = numpy.vstack  # numba-cuda still asks for the old name
+        numpy.row_stack = numpy.vstack  # numba-cuda still uses the old name
     from numba import cuda
 
     @cuda.jit
@@ -268,7 +268,7 @@ def products_timed(seconds: float) -> None:
             lengths_ms.append(first.elapsed_time(last))
     wall_ms = (time.monotonic() - began) * 1e3
     count = len(lengths_ms)
-    # A product that waited for its turn between its events is no longer than the others.
+    # a product that waited for its turn between its two events seems to take longer, so such products are left out
     usual = sorted(lengths_ms)[count // 2]
     mean_ms = sum(ms for ms in lengths_ms if ms < 1.3 * usual) / sum(ms < 1.3 * usual for ms in lengths_ms)
     say(ok=True, busy_share=count * mean_ms / wall_ms, ms_per_product=mean_ms, rate=count / wall_ms * 1e3)

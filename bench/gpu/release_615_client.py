@@ -27,7 +27,7 @@ WRONG = b"""
     st.global.u32 [%rd1], %r1;
     ret;
 }
-\0"""  # writes to an address without memory
+\0"""  # the kernel writes to an address that has no memory
 
 
 def client_main(library: str, device: str) -> None:

@@ -38,7 +38,7 @@ def grid(report: Callable[[Any], None]) -> dict[str, Any]:
     clock = Clock(GRID_S)
     found: dict[str, Any] = {"cells": {}, "loads": {}, "partitions": {}, "complete": False}
     with Workers() as workers:
-        # the next worker loads its libraries meanwhile; it uses the GPU only in its own measurement
+        # while one worker is measured, the next one loads its libraries; it does not use the GPU yet
         ahead = [workers.start(f"p{PARTITIONS[0]:g}", PARTITIONS[0])]
         for i, fraction in enumerate(PARTITIONS):
             if i + 1 < len(PARTITIONS):

@@ -24,7 +24,7 @@ PLANS = Path(__file__).resolve().parent / "serving_plans.json"
 LIVE_S, TRIAL_S, WARM_S = 390.0, 5.0, 1.0
 TARGET, STEP, CLOSE, OWN_MS = 0.99, 1.15, 1.05, 5.0
 ORDER = ("temporal", "static", "mps", "plan", "cotenant")
-BURST = 16  # requests between two checks of the workers
+BURST = 16  # after this many requests, the workers' answers are read
 CAPTURED = (1, 2, 4, 8, 12, 16, 24, 32)
 
 
@@ -138,7 +138,7 @@ class Site:
         made = self.dispatch.Dispatcher(self.plan, self.services, profiles)
         desk = made.desk
         pairs = [(let, seat) for let in self.plan.gpulets for seat in let.seats]
-        for k, (let, seat) in enumerate(pairs):  # a batch runs in the next larger graph
+        for k, (let, seat) in enumerate(pairs):  # a batch for which no graph was captured runs in the next larger one
             sizes = sorted({*(b for b in CAPTURED if b <= seat.batch), seat.batch})
             for b in range(1, seat.batch + 1):
                 size = next(x for x in sizes if x >= b)
@@ -178,9 +178,11 @@ class Run:
         self.site, self.at, self.svc, self.names = site, at, svc, names
         self.desk = site.dispatcher()
         self.finished = [np.inf] * len(at)
-        self.numbers: dict[str, list[int]] = {name: [] for name in names}  # request number of a service -> index
+        # service -> the index of each of its requests
+        self.numbers: dict[str, list[int]] = {name: [] for name in names}
         self.running: dict[int, tuple[str, int, int, float, float]] = {}
-        # per service, in ms: time planned for batches, time taken in the worker, time until the answer was here
+        # per service, in ms: planned time of the batches, their time in the worker, and the time until their answers
+        # arrived
         self.took: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in names}
         self.cpu_s = 0.0
         self.batches: list[int] = []
@@ -264,7 +266,7 @@ def search(site: Site, first: float, clock: Clock, note: Callable[[float, dict[s
             clock.check(TRIAL_S + WARM_S + 2)
             found = site.trial(factor, TRIAL_S, seed=100 * again + n)
             note(factor, found)
-            # a trial in which this process itself was late is no evidence against the scheme
+            # if this process itself was late, the trial says nothing about the scheme
             if found["least_attainment"] >= TARGET or found["max_late_ms"] < OWN_MS:
                 break
         if found["least_attainment"] >= TARGET:

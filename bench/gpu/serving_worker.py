@@ -32,7 +32,8 @@ class Loaded:
         self.inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.outputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         pool = torch.cuda.graph_pool_handle() if DEVICE == "cuda" else None
-        for batch in sorted(batches, reverse=True):  # the largest first: smaller graphs reuse its memory
+        # the largest graph is captured first, so that the smaller ones reuse its memory
+        for batch in sorted(batches, reverse=True):
             self._capture(name, batch, pool)
         if DEVICE == "cuda":
             torch.cuda.synchronize()

@@ -94,7 +94,7 @@ class Card:
         self.rates: dict[tuple[str, str], float] = {}
         self.backend = rig.bench.backend
         self.programs: dict[str, Program] = {}
-        self._kinds: dict[str, str] = {}  # the work that each program has loaded
+        self._kinds: dict[str, str] = {}  # program -> the kind of work that it has loaded
 
     def say(self, raw: object = None, **row: Any) -> None:
         """Print a line for the reader; `raw` is only written to the file."""
@@ -137,7 +137,7 @@ class Card:
     def alone(self, name: str, what: str) -> float:
         """A program's rate alone, in units per second."""
         if (name, what) not in self.rates:
-            self.programs[name].ask("run 1.3", 30)  # by then the other tenants count as idle
+            self.programs[name].ask("run 1.3", 30)  # after this time without work, the other tenants count as idle
             block = self.programs[name].ask("run 1.2", 30)
             self.rates[name, what] = block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9)
         return self.rates[name, what]
@@ -197,7 +197,7 @@ def mixed(card: Card) -> None:
 def _row(card: Card, kind: str, promised: dict[str, float], what: dict[str, str]) -> None:
     if time.monotonic() > card.until_s:
         return
-    for name in card.programs:  # the sum of the shares must not exceed 1 in between
+    for name in card.programs:  # all requests are set to 0 first, since their sum must never exceed 1
         card.promise(name, request=0.0)
     for name, request in promised.items():
         card.promise(name, request=request)

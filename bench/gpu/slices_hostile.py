@@ -16,7 +16,7 @@ from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGr
 from cotenant.devices.nvidia import RELEASE
 
 CLIENTS = range(0xC1D00000, 0xC1D01000)
-GROUPS = range(0x5C000000, 0x5C000200)  # libcuda's handles, releases 550 to 595
+GROUPS = range(0x5C000000, 0x5C000200)  # the range in which libcuda numbers its objects, in releases 550 to 595
 NO_CLIENT = "0x23"
 
 

@@ -11,7 +11,8 @@ from cotenant.devices.nvidia import DRIVER
 
 MOST_SMS = 1024
 BLOCKS, TURNS = 4096, 3
-# each block records its SM and keeps running for a while, so that blocks reach every SM of the partition
+# each block records the SM on which it runs, and keeps running for a while, so that blocks reach every SM of the
+# partition
 PTX_IMAGE = b"""
 .version 7.0
 .target sm_70

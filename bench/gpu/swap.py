@@ -31,7 +31,7 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.bench import overhead, swap
 from cotenant.bench.harness import Bench, Workload
 
-SHARED_CARD = 40 * GIB  # memory that tenants share if the host's memory must hold two jobs of 70 %
+SHARED_CARD = 40 * GIB  # memory that tenants share when host memory must hold two jobs of 70 % of it
 
 
 def bench_swap() -> dict[str, Any]:
@@ -57,7 +57,7 @@ def hand_over() -> dict[str, Any]:
     """Moves in both directions at once by the shim, alternately with and without handing memory from one tenant to the
     other."""
     ways: dict[str, dict[str, Any]] = {str(hand): {"gbps": [], "parts": []} for hand in (True, False)}
-    size, cap = (256 * GIB, 288 * GIB) if SOFT else (16 * GIB, 18 * GIB)  # so large that a move has many pieces
+    size, cap = (256 * GIB, 288 * GIB) if SOFT else (16 * GIB, 18 * GIB)  # so large that a move consists of many pieces
     settings = {"swap_memory": f"{3 * cap}B"} | ({"swap_piece": 16 << 20} if SOFT else {})
     with Bench(GPU, settings) as bench:
         one, two = (swap.Mover(bench, name, size, cap, number) for number, name in enumerate(("one", "two")))
@@ -66,7 +66,7 @@ def hand_over() -> dict[str, Any]:
         with ControlClient(bench.folder, timeout_s=120) as client:
             swap.exchange(client, [two], [])
             for index in range(24):
-                row = ways[str(index // 2 % 2 == 0)]  # each case in both directions
+                row = ways[str(index // 2 % 2 == 0)]  # the two ways are measured in turn, each in both directions
                 hand = index // 2 % 2 == 0
                 row["gbps"].append(swap.exchange(client, [one], [two], row["parts"], hand=hand) / 1e9)
                 intact.append(two.intact())
@@ -100,7 +100,7 @@ def rate_between(marks: list[list[float]], begin: float, end: float) -> float:
 def two_jobs_70() -> dict[str, Any]:
     """Two jobs, each using 70 % of the memory that tenants share, in turns that the policy chooses, relative to one of
     them alone without the shim."""
-    size = int(0.70 * SHARED_CARD) - GIB // 2  # a context needs about half a GiB
+    size = int(0.70 * SHARED_CARD) - GIB // 2  # half a GiB is left for the context
     alone = Job(["products", str(size), "8"])
     alone.wait_lines(1, 60)
     alone.go()
@@ -108,7 +108,8 @@ def two_jobs_70() -> dict[str, Any]:
     solo = rate_between(marks, marks[0][0] + 1, marks[-1][0])
     found: dict[str, Any] = {"shared_card_bytes": SHARED_CARD, "bytes_each": size, "solo_per_s": solo}
     seconds = 60.0
-    contexts = 512 << 20 if SOFT else 0  # contexts on the software GPU are not scaled down
+    # contexts on the software GPU have their full size, although the memory is scaled down
+    contexts = 512 << 20 if SOFT else 0
     settings = {"swap_memory": f"{2 * (size + 3 * GIB)}B", "gpu_memory": f"{SHARED_CARD + contexts}B"}
     with Bench(GPU, settings) as bench:
         jobs = []
@@ -302,7 +303,7 @@ def faults() -> dict[str, Any]:
     return found
 
 
-# the most important first, each with its time limit in seconds
+# step -> (function, time limit in s), the most important step first
 STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
     "both_ways": (both_ways, 110),
     "hand_over": (hand_over, 90),
@@ -335,7 +336,7 @@ def main() -> None:
             step, limit_s = STEPS[name]
             signal.alarm(limit_s)
             found[name] = step()
-        except Exception as error:  # a failed step must not prevent the others
+        except Exception as error:  # a step that fails must not prevent the others
             found[name] = {"error": repr(error), "trace": traceback.format_exc()[-2000:]}
         finally:
             signal.alarm(0)

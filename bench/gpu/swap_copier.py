@@ -69,7 +69,8 @@ def _map_aligned(fd: int, size: int) -> int:
 
 
 def _advise(address: int, size: int, advice: int) -> None:
-    _libc.madvise(address, size, advice)  # an old kernel refuses this: the case then equals the one without
+    # an old kernel does not know the advice; the case then equals the one without it
+    _libc.madvise(address, size, advice)
 
 
 def _huge_kb(address: int) -> int:
@@ -102,8 +103,8 @@ class Device:
         cuda.call("cuMemAddressReserve", ctypes.byref(space), *lengths, *_zeros(2))
         self.plain, self.space = plain.value, space.value
         self.prop = (ctypes.c_uint8 * 32)()
-        ctypes.c_int.from_buffer(self.prop, 0).value = 1  # pinned
-        ctypes.c_int.from_buffer(self.prop, 8).value = 1  # on device 0
+        ctypes.c_int.from_buffer(self.prop, 0).value = 1  # the type of the memory: pinned
+        ctypes.c_int.from_buffer(self.prop, 8).value = 1  # its location: device 0
         self.access = (ctypes.c_int * 3)(1, 0, 3)
 
     def create(self, size: int, shared: bool = False) -> ctypes.c_uint64:
@@ -159,7 +160,7 @@ class Way:
         self.stream = self._stream(way in case.get("priority", ()))
         self.events = [cuda.event() for _ in range(self.AHEAD)]
         self.handles: dict[int, ctypes.c_uint64] = {}
-        self.there: set[int] = set()  # parts to which memory is mapped
+        self.there: set[int] = set()  # indices of the parts to which memory is mapped
         self.begun = self.ended = 0
         self.mapping_s = self.end_s = 0.0
         self.ready = threading.Semaphore(0)
@@ -310,13 +311,13 @@ def worker(size: int, span: int, fd: int) -> None:
         ways: list[Way] = []
         try:
             for index, way in enumerate(case["ways"]):
-                if index == len(devices):  # both directions in one process
+                if index == len(devices):  # both directions are copied by one process
                     devices.append(Device(cuda, size))
                 if (kind, index) not in memory:
                     memory[kind, index] = Memory(cuda, kind, size, span)
                 ways.append(Way(cuda, devices[index], memory[kind, index], way, case, link))
             answer = _run(cuda, ways, case["start_ns"])
-        except Exception as error:  # a failed case must not prevent the others
+        except Exception as error:  # a case that fails must not prevent the others
             answer = {"error": repr(error)}
         for each in ways:
             each.clear()

@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 COPIER = Path(__file__).resolve().parent / "swap_copier.py"
-LEAD_NS = 60_000_000  # creating memory before the start takes this long
+LEAD_NS = 60_000_000  # time from the order until the copies start, in which the processes create their memory
 
 # unit: size of a copy and of a piece of memory, in spans of registered host memory.
-# out: "free" frees memory after each copy, as the shim does; "late" frees it after the last copy; "keep" only unmaps
-# it;
-#      "give" sends it to the other process; "plain" only copies.
-# in:  "create" creates memory before each copy, as the shim does; "map" maps memory created before the start; "take"
-# maps
-#      memory received from the other process; "plain" only copies. paced: never more than has been moved out.
+# out: what happens to device memory after a copy out of it. "free": it is freed after each copy, as the shim does;
+#      "late": it is freed after the last copy; "keep": it is only unmapped; "give": it is sent to the other process;
+#      "plain": nothing.
+# in:  where device memory for a copy into it comes from. "create": it is created before each copy, as the shim does;
+#      "map": it was created before the start and is mapped; "take": it comes from the other process and is mapped;
+#      "plain": it is there already.
+# paced: no more bytes are copied in than have been copied out so far.
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain, one process": {"processes": 1},

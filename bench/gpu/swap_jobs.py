@@ -111,7 +111,8 @@ def train(steps: int, pause_s: float) -> None:
     images = torch.randn(512, 3, 32, 32, generator=torch.Generator().manual_seed(2)).cuda()
     labels = torch.randint(0, 10, (512,), generator=torch.Generator().manual_seed(3)).cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    ballast = torch.full((1 << 28,), 3, dtype=torch.int64, device="cuda")  # 2 GiB whose contents must return, too
+    # 2 GiB whose contents must also return unchanged
+    ballast = torch.full((1 << 28,), 3, dtype=torch.int64, device="cuda")
     for step in range(steps):
         at = (step * 64) % 512
         loss = torch.nn.functional.cross_entropy(model(images[at : at + 64]), labels[at : at + 64])

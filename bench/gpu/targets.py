@@ -27,7 +27,7 @@ CARD = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
 GIB = 1 << 30
 LIMIT_S = 300.0
 
-Outcome = tuple[dict[str, bool], dict[str, Any]]  # target: whether it is met, and the figures
+Outcome = tuple[dict[str, bool], dict[str, Any]]  # (target -> whether it is met, the figures)
 
 
 def granted(requests: list[float], limits: list[float]) -> Callable[[], Outcome]:
@@ -127,7 +127,7 @@ def main() -> None:
             with within(LIMIT_S):
                 holds, figures = TARGETS[name]()
                 found[name] = {"holds": holds, "figures": figures}
-        except Exception as error:  # a failed check must not prevent the others
+        except Exception as error:  # a check that fails must not prevent the others
             found[name] = {"holds": {"was measured": False}} | failure(error)
         print(name, round(time.monotonic() - began, 1), found[name]["holds"], flush=True)
         write(found)

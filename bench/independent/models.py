@@ -27,12 +27,14 @@ from servers import free_port
 
 SOFT = "--soft" in sys.argv
 NAMES = [f"encoder{n}" for n in range(7)]
-SECONDS, STEP, WANTED = 20.0 if SOFT else 5.0, 1.05, 0.99  # the rarest model: a hundred requests or more
+# duration of a trial in s, factor between two rates, attainment that is wanted; the rarest model gets a hundred
+# requests or more
+SECONDS, STEP, WANTED = 20.0 if SOFT else 5.0, 1.05, 0.99
 BATCHES = (1, 2, 4, 8, 16, 32)
 PERCENT = (10, 20, 30, 40, 50, 60, 80, 100)
 GPU = "rehearsal" if SOFT else "card"
 
-# an encoder as somebody would write it in a model file; LAYERS is put in front
+# an encoder as a user would write it in a model file; the value of LAYERS is put before it
 ENCODER = """
 import torch
 INPUTS, OUTPUTS = [("x", "INT64", [512])], [("y", "FP32", [8])]
@@ -85,7 +87,7 @@ def write_services(folder: Path, rates: dict[str, float], slo_ms: dict[str, floa
     }  # fmt: skip
     if SOFT:
         file["backend"] = "timed"
-    (folder / "services.yaml").write_text(json.dumps(file))  # JSON is YAML, too
+    (folder / "services.yaml").write_text(json.dumps(file))  # a JSON document is also a YAML document
     return folder / "services.yaml"
 
 
@@ -150,12 +152,12 @@ class Client:
 
 async def climb(port: int, rates: dict[str, float], slo_ms: dict[str, float], planned: float) -> None:
     client, best = Client(port), None
-    for model in NAMES:  # a first request may compile
+    for model in NAMES:  # the first request of a model may compile it
         while await client.ask(model) != 200:
             await asyncio.sleep(0.2)
     factor = planned / STEP**8
     while True:
-        for _ in range(3):  # one that fails is tried twice more: this client may have been late itself
+        for _ in range(3):  # a trial that fails is repeated up to twice, because this client itself may have been late
             asked = {m: r * factor for m, r in rates.items()}
             worst, total, late = await client.trial(asked, slo_ms)
             print(f"  factor {factor:.3f}: worst model {worst:.4f} in time, {total:.0f}/s, client late {late:.1f} ms")
@@ -191,7 +193,8 @@ def main(planners: list[str]) -> None:
         with open(folder / "log", "w") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as server:
             try:
                 assert server.stdout
-                assert server.stdout.readline(), (folder / "log").read_text()  # it accepts requests
+                # the server prints this line when it accepts requests
+                assert server.stdout.readline(), (folder / "log").read_text()
                 asyncio.run(climb(port, rates, slo_ms, planned))
             finally:
                 server.terminate()

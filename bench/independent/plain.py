@@ -146,7 +146,7 @@ def visit(size: int, seconds: float) -> object:
     else:
         import torch
 
-        side, wait = 8192, torch.cuda.synchronize  # 128 MiB a block
+        side, wait = 8192, torch.cuda.synchronize  # a block has 128 MiB
         count = size // (2 * side * side)
         blocks = [torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
         out, sums = torch.empty_like(blocks[0]), [int(b.view(torch.int32).sum()) for b in blocks]

@@ -27,7 +27,7 @@ from typing import Any
 
 ROUNDS, SECONDS, CONNECTIONS = 5, 4.0, 16
 
-# the model inside a bare ASGI app, as somebody without a server would write it
+# the model inside a bare ASGI app, as a user without a model server would write it
 INLINE = """
 import json, sys
 import numpy as np, onnxruntime
@@ -49,7 +49,8 @@ if __name__ == "__main__":
     import uvicorn
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="error", lifespan="off")
 """
-# the model as Ray Serve's documentation writes a deployment: a class that takes a request, and one with @serve.batch
+# the model as Ray Serve's documentation writes a deployment: one class that takes single requests, and one with
+# @serve.batch
 RAY = """
 import numpy as np, onnxruntime
 from ray import serve
@@ -166,7 +167,7 @@ def prepare(folder: Path) -> dict[str, tuple[list[str], int]]:
         for x in ("plain", "batched")
     ]
     ray = {"http_options": {"host": "127.0.0.1", "port": ports[2]}, "applications": apps}
-    (folder / "ray.yaml").write_text(json.dumps(ray))  # JSON is YAML, too
+    (folder / "ray.yaml").write_text(json.dumps(ray))  # a JSON document is also a YAML document
     serve = ["cotenant", "serve", str(folder / "services.yaml"), "--http", f"127.0.0.1:{ports[0]}", "--grpc", "none"]
     return {
         "cotenant": (serve, ports[0]),
@@ -192,7 +193,8 @@ def compare(*rows: tuple[str, str, str]) -> None:
         }
         servers = dict[str, subprocess.Popen[Any]]()
         try:
-            for _, name, path in reversed(rows):  # Ray first: it gives up when the machine is busy while it starts
+            # Ray is started first, because it gives up if the machine is busy while it starts
+            for _, name, path in reversed(rows):
                 if name not in servers:
                     servers[name] = subprocess.Popen(commands[name][0], cwd=folder, stdout=log, stderr=log)
                 answered(doors[name], path, body, servers[name])

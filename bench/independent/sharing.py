@@ -179,7 +179,8 @@ def swap() -> None:
 
 def jobs() -> None:
     """Two jobs of 70 % of the memory that tenants share, which always have work: of one alone, first move included."""
-    context, room, seconds = (256, 256, 30) if SOFT else (640, 38 << 10, 60)  # MiB; what contexts leave
+    # MiB of a context, and MiB that the contexts leave to the jobs
+    context, room, seconds = (256, 256, 30) if SOFT else (640, 38 << 10, 60)
     size = (room * 7 // 10) << 20
     file = Path(tempfile.mkdtemp(prefix="independent-")) / "agent.yaml"
     file.write_text(f"gpu_memory: {room + 2 * context}MiB\n")

@@ -36,8 +36,8 @@ from cotenant.sim.serving.verify import plan_verified
 from cotenant.workloads.requests.arrivals import Arrivals
 
 GPU = "A100-80GB"
-SLOTS = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}  # memory slots of a MIG instance by its compute slices
-PROCESSES = 3  # as many as ParvaGPU's planner uses
+SLOTS = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}  # compute slices of a MIG instance -> its memory slots
+PROCESSES = 3  # the number of processes that ParvaGPU's planner uses
 # parameters in millions, four bytes each: torchvision's tables; bert with the sizes of scripts/bert/large.json
 PARAMETERS_M = {
     "bert": 335.1, "densenet121": 8.0, "densenet169": 14.1, "densenet201": 20.0, "inceptionv3": 27.2,
@@ -50,8 +50,9 @@ SOURCE = (
     "wherever a time stands"
 )
 DURATION_S, TARGET = 60.0, 0.99
-QUEUE = 30_000  # requests that may wait: some SLOs hold several thousand
-SLO_FACTOR = 0.9  # ParvaGPU plans for latencies under 0.9 times half the SLO; our plain plans here do too
+QUEUE = 30_000  # number of requests that may wait; it is large, because some SLOs leave time for several thousand
+# ParvaGPU plans for latencies below 0.9 times half the SLO, and our plans without verification do so here, too
+SLO_FACTOR = 0.9
 
 
 def label(slices: int, processes: int) -> str:
@@ -98,7 +99,7 @@ def scenarios(parva: Path) -> list[list[Service]]:
     tables = [(parva / "SLO" / f"SLO_{name}.csv").read_text().split() for name in ("req_rate", "latency")]
     for rates, slos in zip(*tables, strict=True):
         cells = zip(sorted(PARAMETERS_M), rates.split(","), slos.split(","), strict=True)
-        # the public code reads both with atoi
+        # the public code reads both numbers with atoi, which cuts decimals off
         out.append(
             [Service(m, m, float(int(r)), float(int(float(slo))), max_queue=QUEUE) for m, r, slo in cells if r != "N/A"]
         )
@@ -148,7 +149,7 @@ def compare(parva: Path) -> None:
         tight = [replace(s, slo_ms=s.slo_ms * SLO_FACTOR) for s in services]
         rates = [s.rate_rps for s in services]
         sizer = Sizer(spec, gpus, tight, time_limit_s=120.0)
-        sizer.fewest(rates)  # compiled code and tables
+        sizer.fewest(rates)  # a first call without measurement compiles code and builds tables
         began = time.process_time()
         ours = sizer.fewest(rates)
         took = time.process_time() - began

@@ -96,7 +96,7 @@ def main(path: str, out: str, mix: str = "skewed") -> None:
         content["schemes"][name] = {
             "gpulets": found.to_dict()["gpulets"],
             "first_factor": round(first, 4),
-            "blind": name in ("temporal", "mps"),  # it knows nothing of neighbours
+            "blind": name in ("temporal", "mps"),  # these planners know nothing of a model's neighbours
             "simulated_factor": round(first, 4) if name != "mps" else None,
         }
         print(name, round(first, 3), [(g.partition, [(s.service, s.batch) for s in g.seats]) for g in found.gpulets])

@@ -16,7 +16,7 @@ from typing import Any
 from cotenant.profiles.serving.interference_fit import Fit, Pair, fit_interference
 from cotenant.profiles.serving.latency_files import parse_profile
 
-HALF = 0.5  # the part of the GPU that each of a pair had
+HALF = 0.5  # the fraction of the GPU that each model of a pair had
 MARGIN, HAND_OVER_MS = 1.05, 0.15
 
 

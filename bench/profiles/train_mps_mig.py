@@ -122,7 +122,8 @@ def train(columns, targets, labels, weights, seed, classes=33):
         return (optax.apply_updates(params, updates), state), None
 
     @jax.jit
-    def epoch(carry, order, keys):  # one compiled loop per epoch: the steps are too small to dispatch one by one
+    # one compiled loop for a whole epoch, because the steps are too short to be dispatched one by one
+    def epoch(carry, order, keys):
         return jax.lax.scan(step, carry, (order, keys))[0]
 
     rng, key, carry = np.random.default_rng(seed), jax.random.PRNGKey(seed + 99), (params, state)

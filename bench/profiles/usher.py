@@ -33,9 +33,10 @@ from cotenant.workloads.requests.scenarios import generate
 
 GROUP = 4
 BATCHES = (1, 2, 4, 8, 16, 32)
-STEPS = {"equal": 31, "scen1": 13, "scen2": 56, "scen3": 58, "scen4": 44, "scen5": 45}  # those that four GPUs serve
+# mix -> largest step of it that four GPUs can serve
+STEPS = {"equal": 31, "scen1": 13, "scen2": 56, "scen3": 58, "scen4": 44, "scen5": 45}
 TIMES = 4
-H200_LOADS = (0.45, 0.9, 1.8)  # of each model: twice its part of a GPU's time at batches of 32
+H200_LOADS = (0.45, 0.9, 1.8)  # loads of each model: factors on its part of a GPU's time at batches of 32
 
 
 @dataclass(frozen=True)
