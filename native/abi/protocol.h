@@ -149,7 +149,7 @@ struct cotenant_header {
     uint16_t version; /* PROTOCOL_VERSION */
     uint16_t type; /* MessageType */
     uint64_t sequence; /* number of a request; its reply has the same number */
-    uint32_t status; /* Status in replies; 0 in requests */
+    uint32_t status; /* in a reply, a Status: whether the request succeeded; 0 in requests */
     uint32_t slot; /* index of the GPU's slot on the process's page, or NO_SLOT */
     uint64_t sent_ns;
 };

@@ -89,7 +89,7 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* the c
     if (gpu->close_reason == COTENANT_RELEASE_IDLE)
         gpu->burst_ns = first ? gpu->activity_ns - first : 0;
     else if (gpu->waiting > 0 && release.used_ns * 2 > gpu->burst_ns)
-        /* the end of the turn interrupted the busy time, so its real length is larger */
+        /* the turn ended while the process kept the GPU busy, so the real busy time is longer than the turn */
         gpu->burst_ns = release.used_ns * 2;
     gpu->idle_since_ns = now;
     release.burst_ns = gpu->burst_ns;

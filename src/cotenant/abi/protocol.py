@@ -148,7 +148,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("version", "H"),  # PROTOCOL_VERSION
         ("type", "H"),  # MessageType
         ("sequence", "Q"),  # number of a request; its reply has the same number
-        ("status", "I"),  # Status in replies; 0 in requests
+        ("status", "I"),  # in a reply, a Status: whether the request succeeded; 0 in requests
         ("slot", "I"),  # index of the GPU's slot on the process's page, or NO_SLOT
         ("sent_ns", "Q"),
     ),
