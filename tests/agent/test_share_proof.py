@@ -101,6 +101,25 @@ def test_a_limit_that_was_lowered_is_no_escape(sleeper: int, given: int, why: st
     assert why in text
 
 
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [("40", ""), ("10", ""), ("41", "=41, its share has at most 40"), ("much", "=much"), ("", "=(unset), its share")],
+)
+def test_a_percentage_of_its_own_is_named_where_the_server_takes_it(own: str, text: str) -> None:
+    """With protocol 2 the server takes the percentage from the program's environment."""
+    variable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    environment = {"PATH": os.environ["PATH"]} | ({variable: own} if own else {})
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        try:
+            proof, tenant = world(process.pid)
+            assert proof.judge(look(Client(process.pid, MINE)), {})["a"] == [], "with protocol 3 it has no effect"
+            tenant.enforcement = Enforcement({variable: "40"})
+            found = proof.judge(look(Client(process.pid, MINE)), {})["a"]
+            assert [text in line for line in found] == [True] * bool(text)
+        finally:
+            process.kill()
+
+
 def test_what_was_put_right_stays_named_for_a_while(sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
     proof, _ = world(sleeper)
     now = [100.0]

@@ -52,6 +52,19 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
+def variable(pid: int, name: str) -> str | None:
+    """An environment variable with which a process was started; empty if it was not set, None if the process's
+    environment cannot be read.
+    """
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return None
+    start = f"{name}=".encode()
+    return next((entry[len(start) :].decode(errors="replace") for entry in entries if entry.startswith(start)), "")
+
+
 def is_zombie(pid: int) -> bool:
     """Whether the process has ended and only waits to be reaped."""
     fields = _stat_fields(pid)

@@ -7,6 +7,7 @@ A program that leaves its MPS server has the whole GPU without any error; such d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -29,6 +30,7 @@ LOOKS = 2
 # may still be starting, accepts the client
 LOOKS_BY_SHIM = 10
 # a deviation that the agent has corrected is reported for this much longer, so that it appears in the metrics
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 NAMED_S = 30.0
 AGAIN = "start it again with the environment that cotenant run gives"
 LOWERED = "the limit was lowered after it started, and holds for processes that start from now on: start it again"
@@ -105,6 +107,8 @@ class ShareProof:
             if owner is not None and owner.name in tenants and client.place != look.places[owner.name]:
                 mine = look.places[owner.name]
                 found[owner.name].append(f"process {client.pid} is in {client.place}, not in {mine}: {AGAIN}")
+            if owner is not None and owner.name in tenants and (text := self._raised(owner, client.pid)):
+                found[owner.name].append(text)
         for name, tenant in tenants.items():
             found[name] += _sms_seen(tenant, escaped)
         now = time.monotonic()
@@ -137,6 +141,19 @@ class ShareProof:
 
     def _owner(self, pid: int) -> Tenant | None:
         return self._registry.by_connection(pid) or self._tenant_of(pid)
+
+    def _raised(self, tenant: Tenant, pid: int) -> str:
+        """A sentence about a client that was started with a larger percentage of the SMs than its tenant has; empty if
+        it was not. With protocol 2 the server takes the percentage from the client's environment.
+        """
+        given = tenant.enforcement.environment.get(PERCENTAGE)
+        text = processes.variable(pid, PERCENTAGE) if given is not None else None
+        if given is None or text is None:
+            return ""
+        with contextlib.suppress(ValueError):
+            if 0 < float(text or 100) <= float(given) + 0.01:
+                return ""
+        return f"process {pid} started with {PERCENTAGE}={text or '(unset)'}, its share has at most {given}: {AGAIN}"
 
     def _escaped(self, uuid: str, pid: int, beyond: str) -> str:
         index = self._registry.gpus[uuid].index
