@@ -59,4 +59,7 @@ def test_daemons_of_others_are_found_by_their_pipes(tmp_path: Path) -> None:
 
 
 def test_the_software_gpu_has_no_mps(tmp_path: Path) -> None:
-    assert find_mps(SOFT, tmp_path) == MpsHere(Abilities(0))
+    found = find_mps(SOFT, tmp_path)
+    assert (found.can, found.foreign) == (Abilities(0), ())
+    assert "python -m cotenant.softgpu.mps" in mps_prospects(found)[0].obstacles[0], "it names its stand-in"
+    assert "install the version that belongs" in mps_prospects(MpsHere(Abilities(0)))[0].obstacles[0]

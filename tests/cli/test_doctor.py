@@ -88,6 +88,16 @@ def test_without_an_agent_it_looks_itself_and_says_how_to_start_one(machine: Pat
     assert list((machine / "cgroup").glob("cotenant-*")) == []  # the trial leaves nothing
 
 
+def test_of_the_software_gpu_it_names_the_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENANT_SOFTGPU_STATE", str(tmp_path / "state"))
+    for variable in ("COTENANT_SOFTGPU_CGROUPS", "COTENANT_SOFTGPU_MPS"):
+        monkeypatch.delenv(variable, raising=False)
+    (gpu,) = examine("--gpus", "soft", "--dir", tmp_path / "none")[1]["gpus"]
+    obstacles = {row["promise"]: " ".join(row["obstacles"]) for row in gpu["prospects"]}
+    assert "python -m cotenant.softgpu.mps" in obstacles["sms"]
+    assert "python -m cotenant.softgpu.cgroups" in obstacles["memory"]
+
+
 def test_without_a_gpu_it_names_the_software_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cotenant.devices.nvidia import Nvidia
 

@@ -52,6 +52,9 @@ class Device(ABC):
     # memory that must be free, besides a process's own size, when the process is restored
     spare_bytes: ClassVar[int] = 0
     free_is_usable: ClassVar[bool] = True  # whether all memory that the driver reports as free can be allocated
+    # what to do where the driver is too old for memory limits, and where the MPS control command is missing
+    limits_remedy: ClassVar[str] = "install that release or a newer one"
+    mps_remedy: ClassVar[str] = "install the version that belongs to this driver"
 
     @abstractmethod
     def driver(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from cotenant.devices.base import Device, Gpu
@@ -29,6 +30,10 @@ def detect(device: Device, gpu: Gpu) -> Detected:
     """Find the means for one GPU. As root, this creates a control group, sets a limit, reads it back, and removes the
     group.
     """
+    return replace(_detect(device, gpu), remedy=device.limits_remedy)
+
+
+def _detect(device: Device, gpu: Gpu) -> Detected:
     hierarchy, card = device.cgroups(), device.card(gpu.uuid)
     release, root = device.release(), os.geteuid() == 0
     version = hierarchy.version if hierarchy is not None else version_at(MOUNT)

@@ -20,6 +20,8 @@ class Soft(Device):
     name = "soft"
     word = "soft"
     simulated = True
+    limits_remedy = "python -m cotenant.softgpu.cgroups makes a stand-in (docs/howto/memory-limits.md)"
+    mps_remedy = "python -m cotenant.softgpu.mps makes a stand-in (docs/howto/sharing-one-gpu.md)"
 
     def driver(self) -> Path:
         """See Device."""

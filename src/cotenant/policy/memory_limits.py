@@ -25,6 +25,7 @@ class Detected:
     trial: str = ""  # why a trial limit on a control group could not be set and read back; empty if that worked
     # control groups whose limit, set by another program, is below the GPU's memory, such as "PATH: 4.0 GiB"
     foreign: tuple[str, ...] = ()
+    remedy: str = "install that release or a newer one"  # what to do if the driver has no memory limits
 
 
 def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
@@ -67,7 +68,7 @@ def _missing(found: Detected) -> list[tuple[str, str]]:
     if not found.call:
         release = f"driver {found.release}" if found.release else "the driver here"
         text = f"{release} has no memory limits, which need release {FIRST_RELEASE}"
-        missing.append((text, "install that release or a newer one"))
+        missing.append((text, found.remedy))
     if found.cgroup != 2:
         what = (
             f"control groups here are of version {found.cgroup}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cotenant.agent.mechanisms.mps_control import Abilities, abilities
 from cotenant.core.strength import Promise, Prospect, Strength
-from cotenant.devices.base import Gpu
+from cotenant.devices.base import Device, Gpu
 from cotenant.devices.registry import device_of
 
 DAEMON = "nvidia-cuda-mps-control"
@@ -22,16 +22,18 @@ class MpsHere:
     can: Abilities
     compute_mode: str = ""  # compute mode of the GPU, such as EXCLUSIVE_PROCESS; empty if it is unknown
     foreign: tuple[str, ...] = ()  # other MPS daemons, such as "process 12 with pipes in /run/nvidia-mps"
+    remedy: str = Device.mps_remedy  # what to do if the MPS control command is missing
 
 
 def find_mps(gpu: Gpu, folder: Path, command: str | None = None) -> MpsHere:
     """Find out about MPS on this machine. `folder`: the agent's folder; `command`: path to use instead of that of
     nvidia-cuda-mps-control.
     """
-    command = command or device_of(gpu).mps_control()
+    device = device_of(gpu)
+    command = command or device.mps_control()
     if command is None:
-        return MpsHere(Abilities(0))
-    return MpsHere(abilities(command), device_of(gpu).compute_mode(gpu.uuid), foreign_daemons(folder))
+        return MpsHere(Abilities(0), remedy=device.mps_remedy)
+    return MpsHere(abilities(command), device.compute_mode(gpu.uuid), foreign_daemons(folder), device.mps_remedy)
 
 
 def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
@@ -39,7 +41,7 @@ def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
     can, obstacles = found.can, _obstacles(found)
     if not can.protocol:
         why = f"{DAEMON} is not installed, so MPS cannot run"
-        todo = f"{why}: install the version that belongs to this driver"
+        todo = f"{why}: {found.remedy}"
         return (
             Prospect(Promise.SMS, Strength.NOTHING, "no MPS", why, (todo,)),
             Prospect(Promise.FAULTS, Strength.NOTHING, "no MPS", why),
