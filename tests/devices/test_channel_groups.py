@@ -107,9 +107,9 @@ def test_a_program_that_has_gone_is_a_sentence(driver: FakeDriver) -> None:
 def test_answers_of_another_layout_are_noticed(driver: FakeDriver) -> None:
     controls = ChannelControls("580.1", driver)
     driver.slices[GROUP.group] = 2048 << 32
-    assert "not known" in controls.check(7, GROUP)
+    assert "cannot interpret" in controls.check(7, GROUP)
     driver.slices[GROUP.group], driver.number = 2048, 0xFFFFFFFF
-    assert "not known" in controls.check(7, GROUP)
+    assert "cannot interpret" in controls.check(7, GROUP)
     driver.slices.clear()
     assert "status 0x57" in controls.check(7, GROUP)
 
