@@ -67,6 +67,15 @@ def test_ten_tenants_have_ten_colours_and_keep_them(browser: Any, stage: Stage) 
     assert len(set(after.values())) == 9
 
 
+def test_a_gpu_that_two_tenants_have_at_once_is_in_use_once(browser: Any, stage: Stage) -> None:
+    """After a kernel has hung for `stuck_after`, others run beside it, and each has the GPU for the whole window."""
+    stage.rows = [(s, key, fields | ({"got": 1.0} if s == "shares" else {})) for s, key, fields in tenant_rows(2)]
+    browser.get(stage.server.url)
+    until(lambda: "100 %" in text(browser, "#totals"))
+    assert "200 %" not in text(browser, "body")
+    assert not complaints(browser)
+
+
 def test_a_share_that_is_not_enforced_stands_out_with_its_sms_and_memory(browser: Any, stage: Stage) -> None:
     rows = tenant_rows(2)
     more = {

@@ -25,9 +25,10 @@ def print_promises(
         how = "" if nothing else f"--mechanism {row['mechanism']}" + (f": {row['note']}" if row["note"] else "")
         head = f"{'  ' + row['promise']:<{PROMISE}}{row['by']:<{BY}}"
         hanging(console, head, how or row["why"], "yellow" * nothing)
+        label = "in the way: " if row["by"] == Strength.KERNEL else "why not stronger: "  # nothing is stronger
         for text in row["obstacles"] if obstacles else ():
             if text != row["why"]:
-                hanging(console, f"{'':<{PROMISE}}why not stronger: ", text, "dim")
+                hanging(console, f"{'':<{PROMISE}}{label}", text, "dim")
 
 
 def hanging(console: Console, head: str, text: str, style: str = "") -> None:

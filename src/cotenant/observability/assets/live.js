@@ -106,7 +106,7 @@ function drawGpus() {
     return make("article", { className: "gpu", ariaLabel: `GPU ${gpu.index} of ${gpu.node}` },
       make("h3", {}, `GPU ${gpu.index}`, make("span", {}, gpu.model), make("span", {}, gpu.node)),
       line("granted", "granted", Math.max(1, sum("granted")), percent(sum("granted"))),
-      all.some((share) => share.got != null) ? line("got", "got", Math.max(1, sum("got")), percent(sum("got"))) : null,
+      all.some((share) => share.got != null) ? line("got", "got", Math.max(1, sum("got")), percent(Math.min(1, sum("got")))) : null,
       gpu.memory_used_bytes != null ? line("memory", "memory_bytes", gpu.memory_bytes || 1, bytes(gpu.memory_used_bytes), true) : null,
       shares.length ? make("ul", { className: "legend" }, ...shares.map((share) => make("li", { title: share.tenant }, make("i", { style: { "--c": share.color } }), make("span", {}, share.tenant)))) : make("p", { className: "legend" }, "free"));
   });
@@ -257,8 +257,11 @@ function drawTotals() {
   const tiles = [];
   const measured = shares.filter((share) => share.got != null), told = gpus.filter((gpu) => gpu.memory_used_bytes != null);
   if (gpus.length) tiles.push(["GPUs", count(gpus.length)]);
-  if (gpus.length && measured.length) tiles.push(["GPU time in use", percent(total(measured, "got") / gpus.length)]);
-  else if (gpus.length) tiles.push(["GPUs given away", percent(total(shares, "granted") / gpus.length)]);
+  if (gpus.length && measured.length) {
+    const got = new Map(); // of each GPU: beside a kernel that hangs, several tenants have it at the same time
+    for (const share of measured) got.set(share.gpu, (got.get(share.gpu) ?? 0) + share.got);
+    tiles.push(["GPU time in use", percent([...got.values()].reduce((sum, part) => sum + Math.min(1, part), 0) / gpus.length)]);
+  } else if (gpus.length) tiles.push(["GPUs given away", percent(total(shares, "granted") / gpus.length)]);
   if (told.length) tiles.push(["memory in use", percent(total(told, "memory_used_bytes") / (total(told, "memory_bytes") || 1))]);
   const tenants = shares.filter((share) => share.kind == null || share.kind === "tenant");
   if (tenants.length) tiles.push(["tenants", count(new Set(tenants.map((share) => share.tenant)).size)], ["waiting for a turn", count(tenants.filter((share) => share.waiting).length)]);
