@@ -155,6 +155,7 @@ def test_what_is_in_the_way_of_the_strongest_is_not_why_it_is_not_stronger(
     foreign = prospect(Detected("615", call=True, cgroup=2, dmem=True, root=True, foreign=("/user.slice: 4.0 GiB",)))
     monkeypatch.setattr("cotenant.agent.ipc.client.ControlClient", Answering)
     monkeypatch.setattr(Answering, "found", Found(foreign, MpsHere(Abilities(0))))
+    monkeypatch.delenv("COLUMNS", raising=False)
     lines = cotenant("doctor", "--dir", tmp_path).out.splitlines()
     after = lines[next(index for index, line in enumerate(lines) if line.startswith("  memory")) + 1]
     assert after.strip().startswith("in the way: another program limits GPU memory of a control group: /user.slice")
