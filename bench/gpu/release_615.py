@@ -21,6 +21,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "src"))
 
+from release_615_gate import gate  # noqa: E402
+
 from cotenant.agent.mechanisms.mps_control import Control, abilities  # noqa: E402
 from cotenant.core.errors import WorkError  # noqa: E402
 from cotenant.core.strength import Strength  # noqa: E402
@@ -340,10 +342,17 @@ def clients(card: Card615) -> None:
         card.say(row="clients", taken=codes.count(0), tried=len(codes), last_code=codes[-1])
 
 
+def gated(card: Card615) -> None:
+    """Whether the driver shim, the agent's check of shares and the gate of latency-sensitive work hold under MPS."""
+    if abilities(COMMAND).protocol != 3:
+        raise WorkError(f"gate: {COMMAND} does not speak protocol 3")
+    card.say(row="gate", seconds=SECONDS, **gate("soft" if DEVICE.simulated else card.gpu.uuid, SECONDS))
+
+
 STEPS: dict[str, Callable[[Card615], None]] = {
     "costs": costs, "rounding": rounding, "seen": seen, "order": order, "uncharged": uncharged, "texts": texts,
     "namespaces": namespaces, "weights": weights, "lending": lending, "faults": faults,
-    "partition_faults": partition_faults, "clients": clients,
+    "partition_faults": partition_faults, "clients": clients, "gate": gated,
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from cotenant.softgpu.cgroups import FolderCgroups
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu" / "release_615.py"
 UUID = "GPU-636f7465-6e61-6e74-3073-6f6674677075"  # of the software GPU's first card
-STEPS = ("namespaces", "weights", "lending", "faults", "partition_faults", "clients")
+STEPS = ("namespaces", "weights", "lending", "faults", "partition_faults", "clients", "gate")
 
 
 @pytest.mark.slow
@@ -41,6 +41,9 @@ def test_every_question_about_mps_has_an_answer(short_folder: Path, release: str
     assert set(found) - {"machine", "fault"} == {*STEPS} - faults.keys()
     assert found["namespaces"]["sms"][0] == 66
     assert found["clients"]["taken"] == 3
+    assert found["gate"]["not_enforced"] == {"be": [], "ls": []}
+    assert found["gate"]["be_alone"] > 0
+    assert found["gate"]["beside"]["ls"] > 0
     for row in ("faults", "partition_faults"):
         assert (found[row]["other_code"], found[row]["next_code"]) == (0, 0)
 
