@@ -161,6 +161,10 @@ def test_release_620_lends_sms_and_weighs_servers(node: Callable[..., Node]) -> 
     calls = (here.pipe / "calls").read_text()
     assert "server set heavy --timeslice-pct=75\n" in calls
     assert "server set agent --timeslice-pct=25\n" in calls
+    lighter = TenantSpec("heavy", weight=1.0)
+    here.mps.grant(lighter, (TWO,))
+    assert here.mps.resize(lighter, (TWO,)).startswith("memory and weight at once, the SM percentage for processes")
+    assert "server set heavy --timeslice-pct=50\n" in (here.pipe / "calls").read_text()
 
 
 @pytest.mark.parametrize(("release", "why"), [(615, "weights from driver 620 on"), (620, "when the tenant starts")])

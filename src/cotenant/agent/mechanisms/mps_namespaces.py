@@ -110,13 +110,14 @@ class MpsNamespaces:
 
     def resize(self, spec: ShareSpec) -> str:
         """See Mechanism."""
-        sms = self._granted[spec.name].enforcement.sms.values()
-        if any(one.reserved for one in sms):
+        granted = self._granted[spec.name]
+        at_once = "memory and weight at once" if granted.weight else "memory at once"
+        if any(one.reserved for one in granted.enforcement.sms.values()):
             return (
-                "memory at once, the SM limit for processes started from now on; reserved SMs stay as they "
+                f"{at_once}, the SM limit for processes started from now on; reserved SMs stay as they "
                 "are while a program is on the GPU"
             )
-        return "memory at once, the SM percentage for processes started from now on"
+        return f"{at_once}, the SM percentage for processes started from now on"
 
     def revoke(self, name: str) -> None:
         """Delete a removed tenant's namespace and SM partition. After the last tenant the daemon quits."""
