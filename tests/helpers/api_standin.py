@@ -1,4 +1,4 @@
-"""An API server with as much as the webhook and the device plugin ask of one: objects by path, versions, tokens."""
+"""A stand-in for the API server with what the webhook and the device plugin need: objects by path, versions, tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Thing = dict[str, Any]
 
 
 class ApiServer:
-    """Listens on the loopback. `store`: path of an object -> the object. `down`: answers nothing but 503."""
+    """Listens on the loopback interface. `store`: path of an object -> the object. `down`: every request is answered by
+    status 503."""
 
     def __init__(self, token: str = "", tls: tuple[Path, Path] | None = None) -> None:
         self.store: dict[str, Thing] = {}

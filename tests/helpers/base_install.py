@@ -1,4 +1,5 @@
-"""An interpreter that has the base of the package alone: what the extras bring cannot be imported.
+"""An interpreter in which only the base of the package is installed: the modules that extras install cannot be
+imported.
 
 Run as a program: `base_install.py WORDS...` is `cotenant WORDS...` in such an interpreter. `base_install.py` alone
 reads command lines as JSON (a list of lists of words), runs one after the other, and prints [code, out, err] of each.

@@ -1,4 +1,5 @@
-"""Drawn histories of best-effort launches beside latency-sensitive work, for tests of the rule in Python and in C."""
+"""Hypothesis strategies that draw sequences of best-effort launches and latency-sensitive work, for tests of the launch
+rule in Python and in C."""
 
 from __future__ import annotations
 

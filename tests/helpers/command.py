@@ -18,7 +18,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended and what it wrote."""
+    """Exit code of a command, and its output."""
 
     code: int
     out: str
@@ -26,7 +26,7 @@ class Result:
 
 
 def cotenant(*args: object) -> Result:
-    """Run `cotenant ARGS` in this process; an exception that would be a traceback for the user is raised."""
+    """Run `cotenant ARGS` in this process. An exception that the user would see as a traceback is raised."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with mock.patch.object(sys, "argv", ["cotenant", *map(str, args)]), redirect_stdout(out), redirect_stderr(err):
         try:

@@ -1,4 +1,5 @@
-"""Brings the compiled functions of planning and serving into the cache: else each of the tests' workers compiles them.
+"""Compiles the functions of planning and serving into the cache, since otherwise each pytest worker would compile them.
+`sim.jobs.sweep.compile_once` does the same for the training simulator.
 
 The training simulator's are compiled beside it (`sim.jobs.sweep.compile_once`).
 """

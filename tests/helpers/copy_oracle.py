@@ -1,4 +1,5 @@
-"""The rule of copies on a link in plain Python: the oracle of the compiled rule, native/shim/copies/copy_rule.h."""
+"""The scheduling rule of copies on a link in plain Python. Tests compare it with the compiled rule,
+native/shim/copies/copy_rule.h."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ NO_SLOT = -1
 
 @dataclass
 class Queue:
-    """One tenant in one direction. `seen_ns` 0: none of its copies waits; `active_ns`: when one last asked."""
+    """The queue of one tenant in one direction. `seen_ns` 0: none of its copies waits; `active_ns`: time at which one
+    last requested a chunk."""
 
     weight_milli: int = 0
     rank: CopyRank = CopyRank.NORMAL
@@ -37,7 +39,8 @@ class Slot:
 
 @dataclass
 class Link:
-    """One direction of a GPU's link, for pinned or for pageable memory; `twin`: the other of the two."""
+    """One direction of a GPU's link, for pinned or for pageable memory. `twin`: the same direction for the other kind
+    of memory."""
 
     settings: CopySettings
     queues: list[Queue] = field(default_factory=lambda: [Queue() for _ in range(COPY_QUEUES)])
@@ -51,17 +54,17 @@ class Link:
     # -- the rule --------------------------------------------------------------------------------------------------
 
     def waits(self, queue: Queue, now_ns: int) -> bool:
-        """Whether a queue has asked recently."""
+        """Whether a copy of the queue has requested a chunk recently."""
         return bool(queue.weight_milli and queue.seen_ns) and now_ns - queue.seen_ns < self.settings.wait_lapse_ns
 
     def slice_bytes(self, number: int, now_ns: int) -> int:
-        """What a queue may move in one go while others wait."""
+        """Bytes that a queue may move without a break while others wait."""
         weights = sum(q.weight_milli for i, q in enumerate(self.queues) if i == number or self.waits(q, now_ns))
         mine = self.queues[number].weight_milli
         return max(self.settings.chunk_bytes, self.settings.period_bytes * mine // weights if weights else 0)
 
     def next(self, now_ns: int) -> int | None:
-        """The queue whose chunk is next."""
+        """The queue that may move the next chunk."""
         waiting = [i for i, q in enumerate(self.queues) if self.waits(q, now_ns)]
         if not waiting:
             return None
@@ -79,15 +82,15 @@ class Link:
         return holder if self.slice_used < size and before(queue.vruntime, most) else best
 
     def clock(self, queue: Queue) -> int:
-        """Where the link is, for queues of that rank."""
+        """Virtual time of the link, for queues of the same rank."""
         return self.min_ahead if queue.rank == CopyRank.AHEAD else self.min_vruntime
 
     def is_sole(self, number: int) -> bool:
-        """Whether nobody else has a queue."""
+        """Whether no other tenant has a queue."""
         return not any(q.weight_milli for i, q in enumerate(self.queues) if i != number)
 
     def piece_bytes(self, number: int, now_ns: int) -> int:
-        """What a copy that comes now is cut into."""
+        """Size of the chunks into which a copy that arrives now is split."""
         others = [q for i, q in enumerate(self.queues) if i != number and q.weight_milli]
         copying = self._active(number, now_ns) or (self.twin is not None and self.twin._active(number, now_ns))
         mine_ahead = self.queues[number].rank == CopyRank.AHEAD
@@ -96,16 +99,17 @@ class Link:
         return max(self.settings.alone_bytes, self.settings.chunk_bytes)
 
     def _active(self, but: int, now_ns: int) -> bool:
-        """Whether somebody else has copied here recently."""
+        """Whether another queue has copied on this link recently."""
         others = [q for i, q in enumerate(self.queues) if i != but and q.weight_milli]
         return any(q.active_ns and now_ns - q.active_ns < self.settings.slot_lapse_ns for q in others)
 
     def _ahead(self, now_ns: int) -> int:
-        """How many chunks of those who go ahead are in flight."""
+        """Number of chunks in flight of queues with precedence (latency-sensitive tenants)."""
         return sum(slot.ahead for slot in self.slots if slot is not None and not self._free(slot, now_ns))
 
     def free_slot(self, ahead: bool, now_ns: int) -> int | None:
-        """A place for one more chunk. Those ahead do not count the others; the others go only while none is ahead."""
+        """A free slot for one more chunk. Queues with precedence ignore the chunks of the others, which may only move
+        while no queue with precedence has a chunk in flight."""
         held = [slot for slot in self.slots if not self._free(slot, now_ns)]
         held_ahead, most = self._ahead(now_ns), min(self.settings.in_flight, COPY_SLOTS)
         if held_ahead >= most if ahead else held_ahead or len(held) >= most:
@@ -121,7 +125,9 @@ class Link:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def ask(self, number: int, participant: int, size: int, now_ns: int) -> int | None:
-        """A copy asks for the turn of one chunk of `size` bytes. The slot that it now holds, or None: ask again.
+        """A copy requests to move one chunk of `size` bytes. Returns the slot that it now holds, or None: request
+        again. NO_SLOT: the queue belongs to no tenant any more and would never be next, so its copies are not held
+        back.
 
         NO_SLOT: the queue is nobody's any more, and would never be the next; what it still copies goes.
         """
@@ -161,13 +167,13 @@ class Link:
         queue.chunks += 1
 
     def charge(self, number: int, size: int) -> None:
-        """Bytes that were moved, with or without a turn."""
+        """Charge bytes that were moved, whether or not they were granted."""
         queue = self.queues[number]
         queue.vruntime = (queue.vruntime + vtime(size, queue.weight_milli)) % WORD
         queue.bytes += size
 
     def rescue(self, number: int, now_ns: int) -> None:
-        """A queue has waited for two seconds: it is the next of its rank, whatever its vruntime."""
+        """Make a queue that has waited for two seconds the next of its rank, whatever its vruntime."""
         queue = self.queues[number]
         rivals = [q for q in self.queues if (q.rank == CopyRank.AHEAD) == (queue.rank == CopyRank.AHEAD)]
         least = queue.vruntime
@@ -178,17 +184,17 @@ class Link:
             queue.vruntime = (least - 1) % WORD
 
     def done(self, place: int) -> None:
-        """The chunk in that slot has been moved."""
+        """Release the slot of a chunk that has been moved."""
         if place != NO_SLOT:
             self.slots[place] = None
 
     def withdraw(self, number: int) -> None:
-        """No copy of that queue waits any more."""
+        """Record that no copy of the queue waits any more."""
         self.queues[number].seen_ns = 0
 
 
 def vtime(size: int, weight_milli: int) -> int:
-    """vruntime of `size` bytes at that weight (in thousandths)."""
+    """Virtual run time (vruntime) of `size` bytes at a weight in thousandths."""
     return size * SCALE * 1000 // (weight_milli or 1)
 
 

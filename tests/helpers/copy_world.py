@@ -1,4 +1,5 @@
-"""A link in virtual time that programs copy over by the pure rule: what shares and waits come of it."""
+"""A simulated link in virtual time, on which programs copy by the scheduling rule; tests look at the shares and waits
+that result."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ LAUNCH_NS = 3_000  # time from a grant to the first byte on the link
 
 @dataclass
 class Program:
-    """Copies of `size` bytes one after another; `think_ns` from the end of one to the next. None: always more."""
+    """Copies `size` bytes again and again, with `think_ns` between the end of one copy and the next. None: the program
+    always has copies queued."""
 
     weight: float = 1.0
     size: int = 64 << 20
@@ -48,7 +50,7 @@ class Grant:
 
 
 class World:
-    """Programs on one link. `seen_ns`: how long it takes until the end of a chunk is seen (from, to)."""
+    """Programs on one link. `seen_ns`: range (from, to) of the delay until the end of a chunk is noticed."""
 
     def __init__(
         self,
@@ -110,7 +112,8 @@ class World:
         return True
 
     def _everyone_asks(self) -> None:
-        """Until nobody gets a turn; in no fixed order, as processes that look by themselves."""
+        """Let all programs request chunks until none is granted. The order is random, as that of processes which poll
+        on their own."""
         again = True
         while again:
             waiting = [number for number, program in enumerate(self.programs) if program.left > 0]
@@ -118,7 +121,7 @@ class World:
             again = sum(self._ask(number) for number in waiting) > 0
 
     def run(self, seconds: float) -> World:
-        """Let that much time pass."""
+        """Simulate that many seconds."""
         end_ns = self.now_ns + round(seconds * 1e9)
         while self._events and self._events[0][0] <= end_ns:
             self.now_ns, _, what, arguments = heapq.heappop(self._events)
@@ -128,11 +131,11 @@ class World:
         return self
 
     def shares(self) -> list[float]:
-        """Parts of what was moved."""
+        """Fraction of all moved bytes, by program."""
         total = sum(program.moved for program in self.programs)
         return [program.moved / total for program in self.programs]
 
     def busy(self) -> float:
-        """What was moved, over what the link could have moved."""
+        """Bytes moved, as a fraction of those that the link could have moved."""
         span_ns = self.now_ns - START_NS
         return sum(program.moved for program in self.programs) / (span_ns * LINK_BYTES_PER_NS)

@@ -52,7 +52,7 @@ class Scheduler:
         return devices, {s["name"]: {n: number(c["value"]) for n, c in s["counters"].items()} for s in sets}
 
     def allocate(self, name: str, spec: Thing) -> Thing | None:
-        """Allocate a claim of one request; its result, None where nothing fits."""
+        """Allocate a claim with one request. Returns the result, None if no device fits."""
         (request,) = spec["devices"]["requests"]
         exact = request["exactly"]
         devices, counters = self.pool()
@@ -71,7 +71,8 @@ class Scheduler:
         return None
 
     def _matches(self, device: Thing, exact: Thing) -> bool:
-        """Every attribute that is asked for must be there: CEL would fail on a missing one."""
+        """Whether a device has all requested attributes. In the real scheduler a CEL expression fails if an attribute
+        is missing."""
         selectors = [*self._classes[exact["deviceClassName"]]["spec"]["selectors"], *exact.get("selectors", ())]
         found = True
         for selector in selectors:
@@ -81,7 +82,7 @@ class Scheduler:
         return found
 
     def _fits(self, device: Thing, exact: Thing) -> Mapping[str, float] | None:
-        """What a request would consume of a device; None where it does not fit."""
+        """Capacity that a request would consume of a device; None if the request does not fit."""
         users = [one for one in self.claims.values() if one["device"] == device["name"]]
         asked = exact.get("capacity", {}).get("requests", {})
         if not device.get("allowMultipleAllocations"):

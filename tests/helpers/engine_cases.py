@@ -1,4 +1,5 @@
-"""Small random clusters, traces and options for the training engine, and what its record says job by job."""
+"""Hypothesis strategies for small clusters, traces and options of the training engine, and functions that read a record
+by job."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ ORDERINGS, ALLOTMENTS, PLACEMENTS = tuple(ordering.ORDERINGS), tuple(allotment.A
 
 
 def profiles() -> Profiles:
-    """The shipped models and two that use what those leave out: a loss over nodes, measured GPU speeds."""
+    """The built-in models, and two with features that those lack: a slowdown across nodes, and measured speeds by
+    GPU."""
     shipped = load_profiles()
     odd = ModelProfile(
         name="odd",
@@ -58,7 +60,7 @@ def groups() -> st.SearchStrategy[NodeGroup]:
 
 
 def clusters() -> st.SearchStrategy[Cluster]:
-    """Often one group (few jobs wait otherwise), sometimes three unlike ones."""
+    """Clusters with one group of nodes, so that jobs have to wait, and sometimes with three different groups."""
     plain = st.builds(
         lambda count, gpus: Cluster((NodeGroup(count, gpus, CATALOG["A100-40GB"], 3 * gpus, 62_500_000_000 * gpus),)),
         st.integers(1, 4),
@@ -69,7 +71,7 @@ def clusters() -> st.SearchStrategy[Cluster]:
 
 @st.composite
 def traces(draw: Any, cluster: Cluster, max_jobs: int = 24) -> Trace:
-    """Jobs that the cluster has the GPUs for."""
+    """Traces of jobs that do not need more GPUs than the cluster has."""
     names = sorted({g.gpu.name for g in cluster.groups})
     gpus_of = {n: sum(g.count * g.gpus for g in cluster.groups if g.gpu.name == n) for n in names}
     accepts = st.sampled_from(["", "", "", *names, "|".join(names)])
@@ -127,7 +129,8 @@ GRANTS = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE, Kind.PREEMPT, Kind.FI
 
 
 def changes(record: Record) -> list[list[Change]]:
-    """Per job: (time, CPU milli, MB, sorted (node, GPUs)) at every event that changed what it holds."""
+    """For each job: (time, thousandths of a core, MB, sorted (node, GPUs)) at every event that changed its
+    resources."""
     found: list[list[Change]] = [[] for _ in range(record.jobs.height)]
     e, places = record.events, record.placements
     for i in range(len(e)):
@@ -141,7 +144,7 @@ def changes(record: Record) -> list[list[Change]]:
 
 
 def finish_times(record: Record) -> list[float]:
-    """Per job: when it finished; each exactly once."""
+    """Finish time of each job. Asserts that each job finished exactly once."""
     e = record.events
     ends = e.kind == Kind.FINISH
     times = np.full(record.jobs.height, np.nan)
@@ -151,7 +154,8 @@ def finish_times(record: Record) -> list[float]:
 
 
 def crowded_case(seed: int) -> tuple[Cluster, Trace]:
-    """Many jobs at once on up to 70 nodes: what hypothesis is slow to build up to. Worth a second of the oracle."""
+    """Many concurrent jobs on up to 70 nodes, which hypothesis would rarely draw. The plain-Python engine needs about a
+    second for a case."""
     r = random.Random(seed)
     models = r.sample(["A100-40GB", "T4", "V100-16GB"], k=r.choice([1, 1, 2, 3]))
     cluster = Cluster(

@@ -1,6 +1,6 @@
 """The training engine again in plain Python: lists, dictionaries and sorted(), a round at a time, nothing remembered.
 
-Written from docs/policies.md, so that an error of the compiled engine and one of this file are unlikely to agree.
+Written from docs/policies.md, so that the compiled engine and this file are unlikely to have the same error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Level = str | tuple[int, int]  # proportional | ideal | down | a point (CPU mill
 
 @dataclass
 class Node:
-    """One node; `shared[i]`: thousandths left of the i-th GPU held in parts, None: there is none such now."""
+    """One node. `shared[i]`: free thousandths of the i-th GPU that is used in fractions; None: the slot is not in
+    use."""
 
     number: int
     kind: int
@@ -42,7 +43,7 @@ class Node:
         return self.cpu // self.gpus, self.memory // self.gpus
 
     def with_room(self, part: int) -> list[int]:
-        """GPUs already in parts that have room for one more."""
+        """GPUs that are used in fractions and have space for one more fraction."""
         return [i for i, left in enumerate(self.shared) if left is not None and left >= part]
 
 
@@ -86,7 +87,7 @@ Wants = Callable[["Oracle", list[Job]], None]  # sets `wanted` of the selected j
 
 
 class Oracle:
-    """One run. `run()` to its end; jobs then hold finish times and a log of (time, CPU, MB, nodes) changes."""
+    """One simulated run. After `run()`, jobs have finish times and a log of changes (time, CPU, MB, nodes)."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class Oracle:
         return amount * job.part // 1000 if job.part else amount
 
     def amount(self, job: Job, level: Level, node: Node) -> tuple[int, int]:
-        """CPU milli and MB with each GPU (for a part of a GPU: in all) at a level on a node."""
+        """Thousandths of a core and MB per GPU (in total for a fraction of a GPU) at a level on a node."""
         share = (self._part(job, node.share[0]), self._part(job, node.share[1]))
         if level == "proportional":
             return share
@@ -243,7 +244,8 @@ class Oracle:
         return (gpu + cpu + memory) * self._rem(job)
 
     def rank(self, job: Job, now: float) -> tuple[int, int]:
-        """Who runs by a reservation, who waits and has one, the others by priority; larger goes first."""
+        """Rank of a job, larger first: jobs that run by a reservation, then jobs that wait with one, then the others by
+        priority."""
         if job.reserved:
             return 2, 0
         return (1, 0) if now - job.last_run_s > self.policy.reserve_after_s else (0, job.priority)
@@ -391,7 +393,8 @@ class Oracle:
         return chosen if not left else []
 
     def excess(self, job: Job, node: Node) -> tuple[int, int]:
-        """CPU and memory that a job holds on the node above level down; none if it holds less than that anywhere."""
+        """CPU and memory that a job holds on the node above level down; none if the job holds less than level down on
+        any of its nodes."""
         k = len(job.held.get(node.number, []))
         if not k or job.level == "down" or job.level is None:
             return 0, 0
@@ -407,7 +410,7 @@ class Oracle:
         return len(job.held), -cpu, -memory, self.placed.index(job)
 
     def relevel(self, job: Job, level: Level) -> None:
-        """The job to another level on the GPUs it has, if all its nodes have the CPU and memory for it."""
+        """Change a job to another level on its GPUs, if all its nodes have the CPU and memory for it."""
         assert job.level is not None
         changes = []
         for number, gpus in job.held.items():
@@ -424,7 +427,7 @@ class Oracle:
     # -- a round
 
     def prefix(self, order: list[Job]) -> list[Job]:
-        """The jobs whose GPUs fit the cluster by their count alone, in order."""
+        """The jobs, in order, whose GPUs fit into the cluster by number alone."""
         left, chosen = self.cluster_gpus * 1000, []
         for job in order:
             wants = job.part or job.gpus * 1000

@@ -16,7 +16,7 @@ from cotenant.fleet.nodes import NodeSpec
 
 
 class Killed(BaseException):
-    """kill -9 of the controller at this very point."""
+    """Raised to simulate a kill -9 of the controller at this point."""
 
 
 @dataclass
@@ -42,8 +42,9 @@ class FakeAttempt:
 
 @dataclass
 class World:
-    """All nodes, and the one clock behind theirs. `saved`: work that checkpoints hold, by job; `stuck`: chance that a
-    job cannot be parked, or taken back; `mute`: nodes that obey but whose answers are lost; `full`: whose disk is."""
+    """All nodes, and the simulated clock from which their clocks are derived. `saved`: work in checkpoints, by job;
+    `stuck`: probability that a job cannot be parked or resumed; `mute`: nodes that obey orders but whose answers are
+    lost; `full`: nodes with a full disk."""
 
     nodes: tuple[NodeSpec, ...]
     seed: int = 0
@@ -120,7 +121,7 @@ class World:
         attempt.exit = {"code": code, "asked": asked, "oom": False, "error": "", "started": True}
 
     def kill_runner(self, node: str, name: str) -> None:
-        """The job and its runner die; the node says so."""
+        """Kill a job and its runner. The node then reports that."""
         attempt = self.attempts[node][name]
         if attempt.alive:
             self._end(attempt, self.clock(node), 1, "")
@@ -192,11 +193,12 @@ class World:
     # -- what must hold --------------------------------------------------------------------------------------------
 
     def running(self) -> list[tuple[str, FakeAttempt]]:
-        """(node, attempt) of all whose processes run."""
+        """All running attempts, as (node, attempt)."""
         return [(node, a) for node, here in self.attempts.items() for a in here.values() if a.alive and not a.parked]
 
     def check(self) -> None:
-        """No GPU is held twice, no job runs twice at once, no node gives more CPU or memory than it has."""
+        """Check that no GPU is held twice, no job runs twice at once, and no node gives more CPU or memory than it
+        has."""
         gpus: dict[str, float] = {}
         attempts: dict[str, set[int]] = {}
         used: dict[str, list[float]] = {}
@@ -216,8 +218,9 @@ class World:
 
 
 class FakeExecutor(Executor):
-    """Executor over a World. `kill`: chance that the controller is killed at an exchange; `lag`: that orders to a node
-    that does not answer arrive after all, later, `soon`: at each exchange from when it can be reached."""
+    """Executor for a World. `kill`: probability that the controller is killed at an exchange; `lag`: probability that
+    orders to a node that does not answer still arrive later; `soon`: probability, at each exchange once the node can be
+    reached, that they arrive then."""
 
     name = "fake"
 

@@ -1,4 +1,4 @@
-"""Orders for executors, as the controller would write them, and waiting for what comes of them."""
+"""Orders for executors in the form in which the controller writes them, and functions that wait for the effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _names = itertools.count()
 
 
 class Node:
-    """One node of an executor, spoken to by a controller of its own epoch."""
+    """One node of an executor, which gets its orders from a controller with an epoch of its own."""
 
     def __init__(self, executor: Executor, folder: Path, epoch: int, name: str = "node-0") -> None:
         self.executor, self.folder, self.epoch, self.name = executor, folder, epoch, name
@@ -39,7 +39,7 @@ class Node:
     def order(
         self, job: str, command: tuple[str, ...], ranks: int = 1, lease_s: float = 600.0, grace_s: float = 60.0
     ) -> dict[str, Any]:
-        """A start order."""
+        """An order to start an attempt."""
         job_dir = self.folder / "jobs" / job
         return {
             "do": "start",
@@ -62,7 +62,7 @@ class Node:
         }
 
     def report(self, name: str) -> dict[str, Any] | None:
-        """What the node says of an attempt now."""
+        """The node's present report on an attempt."""
         return next((r for r in self.exchange()["reports"] if r["attempt"] == name), None)
 
     def until(self, name: str, done: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> dict[str, Any]:
@@ -76,15 +76,15 @@ class Node:
         return found
 
     def up(self, name: str) -> dict[str, Any]:
-        """Its processes run."""
+        """Wait until an attempt's processes run."""
         return self.until(name, lambda r: r["phase"] >= pages.RUNNING)
 
     def ended(self, name: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """How it ended."""
+        """Wait until an attempt has ended; returns its exit."""
         exit_: dict[str, Any] = self.until(name, lambda r: r["phase"] == pages.ENDED, timeout_s)["exit"]
         return exit_
 
     def log(self, name: str, rank: int = 0) -> str:
-        """What it printed."""
+        """Output of an attempt."""
         path = self.folder / "jobs" / name.removesuffix(".0") / f"log-0-{rank}.txt"
         return path.read_text()

@@ -1,4 +1,5 @@
-"""A controller over nodes in virtual time that is killed and comes back, and a drawn drill of every fault at once."""
+"""A controller with simulated nodes in virtual time that is killed and restarted, and a randomised test with all
+faults."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ PROFILES = ProfileBook()
 
 
 class Setting:
-    """A world and the controllers that come and go over it."""
+    """A simulated World, and one controller after the other that uses it."""
 
     def __init__(
         self, folder: Path, *, seed: int = 0, policy: JobPolicy | None = None, lease_s: float = 2.0,
         keep_s: float = 6.0, early: bool = True, kill: float = 0.0, lag: float = 0.0, nodes: Any = NODES,
         parks: bool = False, planner: Callable[[], Planner] | None = None,
     ) -> None:  # fmt: skip
-        """`planner` makes that of each controller, instead of the policy's."""
+        """`planner` creates the planner of each controller, in place of that of the policy."""
         self.folder = folder
         self.world = World(nodes, seed)
         self.executor = FakeExecutor(self.world, kill=kill, lag=lag)
@@ -45,7 +46,7 @@ class Setting:
         self.kill = kill
 
     def boot(self) -> None:
-        """A controller over what is there."""
+        """Start a controller with the present store and nodes."""
         clock = lambda: self.world.now_ns + self.offset_ns  # noqa: E731
         options = ControllerOptions(self.folder, **self.settings, monotonic_ns=clock)  # type: ignore[arg-type]
         self.controller = Controller(options, self.executor, self.planner())
@@ -65,12 +66,13 @@ class Setting:
         self.restarts += 1
 
     def kill_controller(self) -> None:
-        """kill -9: what was not committed is gone, the lock is free, nothing else happens."""
+        """Simulate a kill -9: uncommitted changes are lost and the lock is free; nothing else changes."""
         self.controller.store.close()
         self.controller.lock.release()
 
     def move(self, offset_s: float) -> None:
-        """The controller's machine dies; the next one has the store, and a clock that began at another time."""
+        """The machine of the controller dies. The next controller has the store, and a clock that began at another
+        time."""
         self.kill_controller()
         with sqlite3.connect(self.folder / "fleet.db") as store:
             store.execute("UPDATE meta SET value='another machine' WHERE key='boot'")
@@ -81,7 +83,7 @@ class Setting:
         self.kill = kill
 
     def run(self, seconds: float, step_s: float = 0.1) -> None:
-        """So much time with a controller that is restarted whenever it was killed."""
+        """Simulate that many seconds, and restart the controller whenever it was killed."""
         end_ns = self.world.now_ns + round(seconds * 1e9)
         while self.world.now_ns < end_ns:
             try:
@@ -111,7 +113,7 @@ class Setting:
 
 
 def work(name: str, seconds: float, code: int = 0, *, attached: bool = True, **more: Any) -> JobSpec:
-    """A job that works so long."""
+    """A job that works for `seconds`."""
     env = {"ATTACHED": "1"} if attached else {}
     return JobSpec(name, ("work", str(seconds), str(code)), env=env | more.pop("env", {}), duration_s=seconds, **more)
 
@@ -120,8 +122,8 @@ FAULTS = ("cut", "cut", "mute", "runner", "disk", "store", "move", "heal", "heal
 
 
 def drill(folder: Path, seed: int) -> None:
-    """Eight jobs over three nodes, and six to ten faults: controllers killed at every boundary, nodes cut off or heard
-    no more, orders that arrive when all has changed, full disks, runners killed, controllers on another machine."""
+    """Run eight jobs on three nodes with six to ten faults: controllers killed at any step, nodes cut off or silent,
+    orders that arrive when the situation has changed, full disks, runners killed, controllers on another machine."""
     draw = random.Random(5000 + seed)
     setting = Setting(
         folder, seed=seed, nodes=pretend_nodes(3, 2, "A100-40GB", 40 << 30, 6.0, 125 * 10**9),

@@ -1,4 +1,5 @@
-"""The rule of best-effort launches in plain Python: the oracle of the compiled rule, native/shim/floor/floor_rule.h.
+"""The rule for best-effort (BE) launches in plain Python. Tests compare it with the compiled rule,
+native/shim/floor/floor_rule.h. Times are whole nanoseconds, so that both give the same results for the same events.
 
 Times are whole nanoseconds, so that both give the same answers to the same events.
 """
@@ -20,9 +21,10 @@ LONGEST_NS = 1_000_000_000  # a limit, so that products of two times fit into 64
 
 @dataclass(frozen=True)
 class Rule:
-    """What does not change from launch to launch. `work_sms`: SMs the BE kernels fill (0: not known).
-    `stretch_permille`: how far tidal's budget may grow for work that leaves the GPU dry (1000: not at all).
-    `duty_cycle_permille`: part of the time that tidal lets BE keep the GPU busy while LS is idle (1000: all of it)."""
+    """Constants of the rule. `work_sms`: number of SMs that BE kernels fill (0: not known). `stretch_permille`: how far
+    the in-flight budget of the scheme tidal may grow for work that leaves the GPU idle (1000: not at all).
+    `duty_cycle_permille`: fraction of the time for which tidal lets BE keep the GPU busy while LS is idle (1000:
+    always)."""
 
     kind: RuleKind
     budget_ns: int
@@ -36,13 +38,13 @@ class Rule:
 
     @property
     def paced(self) -> bool:
-        """Whether BE leaves the GPU idle between its launches."""
+        """Whether the rule makes BE leave the GPU idle between its launches."""
         return 0 < self.duty_cycle_permille < 1000
 
 
 @dataclass
 class GateState:
-    """What is in flight, and what the rule remembers. See struct floor_state."""
+    """The work in flight, and the state of the rule; see struct floor_state."""
 
     outstanding_ns: int = 0
     unfinished: int = 0
@@ -61,7 +63,8 @@ class GateState:
 
 
 def may_go(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: int) -> bool:
-    """May a BE launch that should take `next_ns` go, while LS work of class `active` (NONE: none) runs?"""
+    """Whether a BE launch that is predicted to take `next_ns` may go while LS work of class `active` (NONE: none)
+    runs."""
     if rule.kind is RuleKind.TEMPORAL:
         return active is WorkClass.NONE and state.outstanding_ns == 0
     if rule.kind is RuleKind.ORION:
@@ -72,8 +75,8 @@ def may_go(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns
 
 
 def _orion(rule: Rule, state: GateState, active: WorkClass) -> bool:
-    """Orion's rule (EuroSys'24): beside LS only work of the other class, or of unknown class, that fits the SMs; and no
-    more than DUR_THRESHOLD between two drains, LS or not."""
+    """Orion's rule (EuroSys'24): while LS runs, BE may launch only kernels of the other class, or of unknown class,
+    that fit on the free SMs. With or without LS, it may launch no more than DUR_THRESHOLD between two drains."""
     if active and rule.sm_threshold and rule.work_sms > rule.sm_threshold:
         return False
     if active > WorkClass.UNKNOWN and rule.work_class > WorkClass.UNKNOWN and active == rule.work_class:
@@ -87,8 +90,9 @@ def _orion(rule: Rule, state: GateState, active: WorkClass) -> bool:
 
 
 def _tidal(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: int) -> bool:
-    """Beside LS: nothing, or one launch at a time from a credit growing by `overlap_permille` of the time. Else: work
-    in flight up to `allowed_ns`, and a longer kernel `lead_ns` before the one in front of it should end."""
+    """The scheme tidal. While LS runs, BE launches nothing, or one kernel at a time from a credit that grows by
+    `overlap_permille` of the time. Otherwise BE may have up to `allowed_ns` of work in flight, and may launch a longer
+    kernel `lead_ns` before the predicted end of the one in front of it."""
     passed_ns = now_ns - state.credit_at_ns if active and state.credit_at_ns else 0
     state.credit_at_ns = now_ns if active else 0
     state.credit_ns = min(state.credit_ns + passed_ns * rule.overlap_permille // 1000, rule.budget_ns)
@@ -106,17 +110,20 @@ def _tidal(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns
 
 
 def rested_at_ns(state: GateState) -> int:
-    """When a paced program that stops now has been idle for what it owes."""
+    """Time at which a paced program that stops now has been idle for as long as it must be."""
     return max(state.busy_until_ns, state.open_at_ns) + state.owed_ns
 
 
 def allowed_ns(rule: Rule, state: GateState) -> int:
-    """What tidal lets be in flight now."""
+    """How much work tidal allows in flight now."""
     return rule.budget_ns * max(1000, min(state.stretch_permille, rule.stretch_permille)) // 1000
 
 
 def _adapt(rule: Rule, state: GateState) -> None:
-    """The bound of the next window.
+    """Set the in-flight budget of the next window. A program that its host holds back launches ahead of the GPU if it
+    can, and leaves the GPU idle if the budget prevents that. On average, LS work waits for the mean over time of the
+    work in flight. So for work that leaves the GPU idle the budget grows as long as that mean is below a quarter of its
+    largest value, and it shrinks again when the GPU is kept busy.
 
     A program that its host holds back launches ahead of its GPU when it can, and leaves it dry when the bound does not
     let it. LS work waits for what is in flight when it comes: on average for the mean over time. So for work that
@@ -135,9 +142,9 @@ def _adapt(rule: Rule, state: GateState) -> None:
 
 
 def _look_back(rule: Rule, state: GateState, now_ns: int) -> None:
-    """A launch goes now: since the last one the work in flight has become less until `busy_until_ns`, then the GPU was
-    dry. A longer gap than GAP_NS is a program that has nothing to do: running ahead would not help it; nor would it
-    where the rule asks for gaps."""
+    """Update the state at a launch. Since the previous launch the work in flight decreased until `busy_until_ns`, and
+    then the GPU was idle. A gap longer than GAP_NS means that the program had nothing to do, so a larger budget would
+    not help it. Nor would it if the rule itself requires gaps."""
     passed_ns = min(now_ns - state.open_at_ns, LONGEST_NS)
     left_ns = min(max(0, state.busy_until_ns - state.open_at_ns), LONGEST_NS)
     busy_ns = min(passed_ns, left_ns)
@@ -153,7 +160,7 @@ def _look_back(rule: Rule, state: GateState, now_ns: int) -> None:
 
 
 def went(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: int) -> None:
-    """The launch went."""
+    """Record a launch."""
     if rule.kind is RuleKind.TIDAL and not active:
         _look_back(rule, state, now_ns)
     if rule.paced:
@@ -168,8 +175,8 @@ def went(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: 
 
 
 def ended(state: GateState, predicted_ns: int, now_ns: int) -> None:
-    """A piece of the work in flight was seen to have ended; the rest begins about now. If there is none, the GPU may
-    have been dry for a while, since the work should have ended."""
+    """Record the end of a launch batch in flight; the next one begins about now. If there is none, the GPU may have
+    been idle since the predicted end."""
     state.outstanding_ns -= predicted_ns
     state.unfinished -= 1
     rest = state.outstanding_ns > 0

@@ -1,4 +1,4 @@
-"""What the package logs, for tests that look at it."""
+"""Captures what the package logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _List(logging.Handler):
 
 @contextmanager
 def heard(level: int = logging.INFO) -> Iterator[list[str]]:
-    """The messages logged inside, as they come; behind those about an exception the exception."""
+    """The messages logged inside the block, as they come. A message about an exception is followed by the exception."""
     logger, handler = logging.getLogger("cotenant"), _List()
     before = logger.level
     logger.addHandler(handler)

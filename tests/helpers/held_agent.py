@@ -1,4 +1,4 @@
-"""An agent as a real process whose view of cgroups is a file: pid -> contents of /proc/PID/cgroup."""
+"""An agent as a real process that reads the cgroups of processes from a file: pid -> contents of /proc/PID/cgroup."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class HeldAgent:
         wait_for(self.up, what="the agent listens")
 
     def up(self) -> bool:
-        """The agent answers. AssertionError: it has ended."""
+        """Whether the agent answers. AssertionError: it has ended."""
         assert self.process.poll() is None, (self.folder / "agent.log").read_text()
         try:
             self.call("status")
@@ -92,7 +92,7 @@ class HeldAgent:
         return {row["name"]: row for row in self.call("held", kind="pod")["held"]}
 
     def put(self, text: str, pid: int | None = None) -> None:
-        """From now on that process (this one by default) is in that cgroup, as the agent sees it."""
+        """Make the agent see the process (default: this one) in that cgroup from now on."""
         path = self.folder / "cgroups.json"
         known = json.loads(path.read_text()) if path.exists() else {}
         fresh = path.with_suffix(".new")

@@ -1,4 +1,5 @@
-"""Enough of Helm's templates for our chart, strictly: an action that is not known is an error. And the real Helm."""
+"""A strict subset of Helm's templates, enough for our chart: an unknown action is an error. Also finds and runs the
+real Helm."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _FORMAT = re.compile(rf'^printf ("(?:[^"\\]|\\.)*")((?: {_PATH})+) \| toJson$')
 
 
 def render(chart: Path, chosen: dict[str, Any], namespace: str, release: str) -> list[dict[str, Any]]:
-    """All objects of a release of a chart, with values over its own (a tree)."""
+    """All objects of a release of a chart, with the given values (a tree) in place of its own."""
     values = merge(yaml.safe_load((chart / "values.yaml").read_text()), chosen)
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     scope = {
@@ -38,7 +39,7 @@ def render(chart: Path, chosen: dict[str, Any], namespace: str, release: str) ->
 
 
 def fullname(name: str) -> str:
-    """A name that Kubernetes takes for every object: as it is, or with a hash."""
+    """A name that Kubernetes accepts for every object: the name itself, or with a hash."""
     if re.fullmatch("[a-z][a-z0-9-]{0,39}", name):
         return name
     return f"c-{name.replace('.', '-')[:28]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -90,7 +91,7 @@ def look_up(scope: dict[str, Any], path: str) -> Any:
 
 
 def merge(before: Any, over: Any) -> Any:
-    """Helm's own: maps are merged, null removes, anything else is replaced."""
+    """Merge values as Helm does: maps are merged, null removes a key, anything else is replaced."""
     if not isinstance(before, dict) or not isinstance(over, dict):
         return over
     found = before | {key: merge(before.get(key), value) for key, value in over.items()}
@@ -103,7 +104,7 @@ def real() -> str | None:
 
 
 def run(helm: str, *arguments: str) -> str:
-    """Run it; its output. AssertionError with what it said."""
+    """Run Helm; returns its output. AssertionError quotes what it printed."""
     done = subprocess.run([helm, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout

@@ -13,7 +13,7 @@ from cotenant.serving.server import Running
 
 
 class Peer:
-    """A client that sends what it likes."""
+    """A client that sends any frames, valid or not."""
 
     def __init__(self, server: Running, settings_frame: bytes = b"", *, greet: bool = True) -> None:
         host, port = server.grpc_address.rsplit(":", 1)

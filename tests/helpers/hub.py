@@ -1,4 +1,5 @@
-"""JupyterHub itself with its proxy on loopback, run as root with the shipped configuration; users are numbers here."""
+"""The real JupyterHub with its proxy on loopback, run as root with the shipped configuration. Users are named by
+numbers."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ c.Spawner.environment = dict(COTENANT_DIR={agent!r}, JUPYTERHUB_SINGLEUSER_APP="
 
 
 def missing() -> str:
-    """Why a hub cannot be run here; empty where it can."""
+    """Why a hub cannot run on this machine; empty if it can."""
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
         return f"not on the PATH: {', '.join(absent)}; `make test-clusters` installs them"
@@ -132,7 +133,7 @@ class Hub:
             return False
 
     def said(self) -> str:
-        """The log of hub, servers and agent."""
+        """The logs of the hub, its servers and the agent."""
         return (self.folder / "log").read_text()
 
     def api(self, method: str, path: str, data: Any = None) -> Any:
@@ -145,14 +146,14 @@ class Hub:
         return json.loads(text) if text else {}
 
     def tenant(self, name: str) -> dict[str, Any]:
-        """A row of the agent's table."""
+        """The tenant's row in the agent's list."""
         with ControlClient(self.agent) as client:
             rows = {row["name"]: row for row in client.call("list")["tenants"]}
         found: dict[str, Any] = rows[name]
         return found
 
     def servers(self, user: str) -> dict[str, bool]:
-        """A user's servers: whether each is ready."""
+        """Names of the servers of a user, and whether each is ready."""
         found = self.api("GET", f"/users/{urllib.parse.quote(user)}")["servers"]
         return {name: server["ready"] for name, server in found.items()}
 
@@ -176,11 +177,11 @@ class Browser:
         self.post("/hub/login", username=user, password="any")
 
     def get(self, path: str) -> str:
-        """A page, also one of an error."""
+        """The text of a page, even if it is an error page."""
         return self._open(path, None)
 
     def post(self, path: str, **form: str) -> str:
-        """The page that a form leads to."""
+        """Send a form; returns the page that answers it."""
         self.get(path)
         token = next(cookie.value for cookie in self.cookies if cookie.name == "_xsrf" and cookie.path == "/hub/")
         body = urllib.parse.urlencode(form | {"_xsrf": token or ""}).encode()

@@ -1,4 +1,4 @@
-"""ONNX models that give back their inputs, one for each data type, and the extremes of each type."""
+"""ONNX models that return their inputs, one for each data type, and the extreme values of each type."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ FIELDS = {
 
 
 def identity(path: Path, *datatypes: str) -> None:
-    """A model in a repository: inputs x, x1, ... of these types and any shape of two dimensions to outputs y, y1."""
+    """Write a model into a repository. Its inputs x, x1, ... have these types and two dimensions of any size, and are
+    returned as y, y1, ..."""
     import onnx
 
     helper = onnx.helper

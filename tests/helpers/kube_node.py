@@ -1,4 +1,5 @@
-"""A node for the device plugin: an agent, a stand-in kubelet, a stand-in API server, the plugin as a process."""
+"""A node for tests of the device plugin: an agent, stand-ins for kubelet and API server, and the plugin as a
+process."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from cotenant.kube.admission.mutate import mutate
 
 
 class Node:
-    """Everything a pod meets on a node, apart from containers."""
+    """All components of a node that a pod needs, except containers."""
 
     def __init__(self, folder: Path, gpus: int = 2, memory_gib: int = 8) -> None:
         self.folder = folder
@@ -30,7 +31,7 @@ class Node:
         self._log = open(folder / "plugin.log", "ab")  # noqa: SIM115
 
     def start_plugin(self, *options: str) -> None:
-        """The plugin as a process of its own."""
+        """Start the plugin as a process of its own."""
         arguments = [
             "kube", "plugin", "--node=node-a", f"--agent-dir={self.agent.folder}",
             f"--device-plugins={self.kubelet.plugins}",
@@ -44,7 +45,7 @@ class Node:
         return (self.folder / "plugin.log").read_text()
 
     def ready(self, *resources: str, count: int = 1) -> None:
-        """Wait until the kubelet has those resources, registered so many times."""
+        """Wait until these resources are registered with the kubelet, `count` times each."""
         wanted = resources or ("cotenant.dev/share", "cotenant.dev/memory")
 
         def there() -> bool:
@@ -55,7 +56,7 @@ class Node:
         wait_for(there, what=f"{wanted} registered; the plugin said: {self.said()}")
 
     def schedule(self, pod: Pod, *, webhook: bool = True) -> Pod:
-        """A pod as the scheduler and the webhook leave it, given to the kubelet."""
+        """Give the kubelet a pod as the scheduler and the webhook would leave it; returns the pod."""
         thing = patched(pod, mutate(pod)) if webhook else pod
         thing["status"] = {"phase": "Pending"}
         self.api.put_pod(thing)
@@ -63,7 +64,7 @@ class Node:
         return thing
 
     def finish(self, pod: Pod, phase: str = "Succeeded") -> None:
-        """The pod's containers have ended."""
+        """End the pod's containers."""
         self.kubelet.remove(pod)
         self.api.put_pod(pod | {"status": {"phase": phase}})
 

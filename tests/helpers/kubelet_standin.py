@@ -1,4 +1,5 @@
-"""A kubelet as a device plugin meets it: registration, devices, admission of pods, PodResources, restarts.
+"""A stand-in for the kubelet, as a device plugin sees it: registration, devices, admission of pods, PodResources,
+restarts.
 
 It does what the kubelet's device manager does, from the public description of the interface: it takes a plugin's
 preferred units only where they are free and healthy, gives an init container's devices to the containers after it,
@@ -33,7 +34,7 @@ Allocations = dict[str, dict[str, dict[str, list[str]]]]  # pod's UID -> contain
 
 
 class AdmissionError(Exception):
-    """The pod is not admitted; the text is its event."""
+    """Raised if the pod is not admitted; the text is that of its event."""
 
 
 class Endpoint:
@@ -175,11 +176,12 @@ class Kubelet:
         }
 
     def allocatable(self, resource: str) -> int:
-        """What the node's status says to the scheduler."""
+        """Number of devices in the node's status, which the scheduler reads."""
         return len(self.healthy(resource))
 
     def fits(self, pod: dict[str, Any]) -> bool:
-        """What the scheduler looks at: units that the node shows, without those of its pods."""
+        """Whether the scheduler would place the pod here: whether the units in the node's status, less those of its
+        pods, suffice."""
         wanted: Counter[str] = Counter()
         for container in pod["spec"]["containers"]:
             for resource, count in ((container.get("resources") or {}).get("limits") or {}).items():
@@ -189,7 +191,7 @@ class Kubelet:
     # -- pods ------------------------------------------------------------------------------------------------------
 
     def admit(self, pod: dict[str, Any]) -> None:
-        """Give a pod its devices. AdmissionError: it fails, and that is its event."""
+        """Give a pod its devices. AdmissionError: the pod has failed, with this text as its event."""
         uid = pod["metadata"]["uid"]
         reuse: dict[str, set[str]] = {}
         mine: dict[str, dict[str, list[str]]] = {}
@@ -245,8 +247,8 @@ class Kubelet:
         self.answers.append(answer.container_responses[0])
 
     def readmit(self, pod: dict[str, Any]) -> None:
-        """What a kubelet that started does with a pod that runs: what an ended init container had is asked for again,
-        and is refused while the plugin has not registered. AdmissionError: the pod is ended."""
+        """Admit a running pod again, as a restarted kubelet does. It allocates the devices of an ended init container
+        again, and refuses the pod while the plugin has not registered. AdmissionError: the pod is ended."""
         for kind, container in _containers(pod):
             mine = self.allocated[pod["metadata"]["uid"]].get(container["name"], {})
             ended = kind == "initContainers" and container.get("restartPolicy") != "Always"
@@ -258,7 +260,7 @@ class Kubelet:
                     )
 
     def remove(self, pod: dict[str, Any]) -> None:
-        """The pod has ended."""
+        """Remove a pod that has ended."""
         self.pods.pop(pod["metadata"]["uid"], None)
         self.allocated.pop(pod["metadata"]["uid"], None)
         self._checkpoint()

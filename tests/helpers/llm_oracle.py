@@ -1,4 +1,4 @@
-"""Plain simulators of language models, written apart from the engine: everything is computed anew in each step."""
+"""Plain simulators of language models, written independently of the engine. Each step computes everything anew."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cotenant.profiles.llm.profile import LlmProfile
 
 @dataclass
 class Plain:
-    """A request and what has become of it."""
+    """A request and its progress."""
 
     due_s: float
     prompt: int
@@ -20,7 +20,7 @@ class Plain:
 
 
 def cost_s(profile: LlmProfile, chunks: list[tuple[Plain, int]]) -> float:
-    """The formula of docs/metrics.md, term by term."""
+    """Duration of a step by the formula of docs/metrics.md, term by term."""
     t = profile.times
     prefill, decode, total = False, False, 0.0
     for request, new in chunks:
@@ -36,7 +36,7 @@ def cost_s(profile: LlmProfile, chunks: list[tuple[Plain, int]]) -> float:
 
 
 def one_model(profile: LlmProfile, requests: list[tuple[float, int, int]]) -> list[Plain]:
-    """One model alone on a GPU."""
+    """Simulate one model that is alone on a GPU."""
     everything = [Plain(*r) for r in requests]
     now, admissions = 0.0, 0
     while any(len(r.tokens_s) < r.output for r in everything):
@@ -80,8 +80,8 @@ def one_model(profile: LlmProfile, requests: list[tuple[float, int, int]]) -> li
 
 
 def shared_gpu(work: list[tuple[float, float, float]], quantum_s: float) -> list[float]:
-    """Ends of pieces of work (arrival s, seconds, weight) on one GPU, served in turns of `quantum_s` times the
-    weight."""
+    """End times of jobs (arrival s, seconds of work, weight) on one GPU that serves them in turns of `quantum_s` times
+    the weight."""
     left = [seconds for _, seconds, _ in work]
     ends = [0.0] * len(work)
     now = 0.0

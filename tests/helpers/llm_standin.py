@@ -1,4 +1,5 @@
-"""A program that speaks enough of OpenAI's API for the door's tests, with the standard library alone.
+"""A stand-in for a model's program, with as much of OpenAI's API as the tests of the models endpoint need. It uses only
+the standard library.
 
 Each answer names the model of the program and the request's own prompt. `max_tokens` tokens come `gap` seconds apart.
 A prompt of `die` ends the program at once, `die-once` where the named file is not there yet, `die-late` after two

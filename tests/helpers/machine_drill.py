@@ -1,4 +1,5 @@
-"""One seeded drill over real machines of a lab: a controller, nodes and jobs as processes, faults drawn from the seed.
+"""One randomised test on the machines of a lab: a controller, nodes and jobs as processes, with faults drawn from a
+seed.
 
 What must hold: no job has two attempts running at the same time (each rank holds a file lock while anything of it
 lives), and every job that was taken in ends once, as finished.
@@ -37,7 +38,7 @@ echo "$COTENANT_JOB $COTENANT_ATTEMPT $RANK" >> "$D/done"
 
 
 class Drill:
-    """A fleet in a lab. `url`: of its store; None: in its folder."""
+    """A fleet in a lab. `url`: URL of its store; None: the store is in its folder."""
 
     def __init__(self, lab: Lab, folder: Path, seed: int, *, url: str | None = None, keep_s: float = KEEP_S) -> None:
         self.lab, self.folder, self.draw, self.url, self.keep_s = lab, folder, random.Random(seed), url, keep_s
@@ -66,7 +67,7 @@ class Drill:
             return self.lab.machines[where].start(*command, stdout=out, stderr=out, env=self.environment)
 
     def serve(self, name: str) -> None:
-        """A node's process."""
+        """Start the process of a node."""
         place = str(self.folder / "f" / "nodes" / name)
         self.servers[name] = self._start(name, f"{name}.log", "node", place, str(self.folder / f"{name}.json"))
 
@@ -81,7 +82,7 @@ class Drill:
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def ask(self, op: str, within_s: float = 60.0, **order: Any) -> dict[str, Any]:
-        """One order to the controller that leads, once one answers."""
+        """Send an order to the controller that leads, waiting until one answers."""
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -103,7 +104,7 @@ class Drill:
             time.sleep(0.05)
 
     def submit(self, count: int) -> list[str]:
-        """Jobs of one to four GPUs that take 1 to 4 s."""
+        """Submit jobs of one to four GPUs that take 1 to 4 s."""
         jobs = [
             {"name": f"j{i}", "command": ["sh", "-c", JOB], "gpus": self.draw.choice((1.0, 1.0, 2.0, 4.0)),
              "env": {"S": f"{self.draw.uniform(1, 4):.1f}", "D": str(self.folder / "out")}}
@@ -113,7 +114,7 @@ class Drill:
         return list(self.ask("submit", 300.0, jobs=jobs)["ids"])
 
     def submit_waiting(self) -> list[str]:
-        """Jobs that run until there is a file `go`; all run now."""
+        """Submit jobs that run until a file `go` exists; returns when all run."""
         env = {"S": "0", "GO": "1", "D": str(self.folder / "out")}
         jobs = [{"name": f"w{i}", "command": ["sh", "-c", JOB], "gpus": gpus, "env": env}
                 for i, gpus in enumerate((1.0, 1.0, 2.0, 2.0))]  # fmt: skip
@@ -125,7 +126,7 @@ class Drill:
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def fault(self, kind: str) -> None:
-        """One fault. Links stay as they are until `heal`."""
+        """Cause one fault. Changed links stay changed until `heal`."""
         node = self.draw.choice(NODES)
         self.faults.append(f"{kind} {node}")
         to, back = self.lab.both("c0", node)
@@ -171,7 +172,7 @@ class Drill:
             return
 
     def heal(self) -> None:
-        """What can be mended is."""
+        """Repair all links, continue stopped processes, and free the disks."""
         self.lab.heal()
         for name, server in self.servers.items():
             os.kill(child_of(server), signal.SIGCONT)
@@ -180,7 +181,7 @@ class Drill:
     # -- what must hold --------------------------------------------------------------------------------------------
 
     def finish(self, jobs: list[str], within_s: float = 120.0) -> None:
-        """Wait until all jobs are over, then check. AssertionError names the faults."""
+        """Wait until all jobs have ended, then check them. AssertionError names the violations."""
         deadline = time.monotonic() + within_s
         while True:
             rows = {row["id"]: row for row in self.ask("queue", all=True)["jobs"]}
@@ -214,7 +215,7 @@ def _within(space: str) -> list[int]:
 
 
 def run(lab: Lab, folder: Path, seed: int) -> list[str]:
-    """A whole drill; returns the faults."""
+    """Run the whole test; returns the violations found."""
     drill = Drill(lab, folder, seed)
     try:
         jobs = drill.submit(6)
@@ -235,8 +236,8 @@ def run(lab: Lab, folder: Path, seed: int) -> list[str]:
 
 
 def fail_over(lab: Lab, folder: Path, seed: int, url: str, fail: Callable[[], None]) -> tuple[float, dict[str, int]]:
-    """The server of the store fails, another takes its place. Returns the seconds until a controller leads again, and
-    attempts by job."""
+    """The server of the store fails, and another one replaces it. Returns the seconds until a controller leads again,
+    and the number of attempts by job."""
     drill = Drill(lab, folder, seed, url=url, keep_s=60.0)
     try:
         drill.said("c0", "leads")
@@ -260,8 +261,9 @@ def fail_over(lab: Lab, folder: Path, seed: int, url: str, fail: Callable[[], No
 
 
 def take_over(lab: Lab, folder: Path, seed: int, how: str, url: str) -> tuple[float, dict[str, int]]:
-    """A controller that leads is killed, frozen, or cut off from the store while it still reaches the nodes, one of
-    which its successor does not (split). Returns the seconds until the other leads, and attempts by job."""
+    """A controller that leads is killed, frozen, or cut off from the store. In the last case (split) it still reaches
+    the nodes, and its successor does not reach one of them. Returns the seconds until the successor leads, and the
+    number of attempts by job."""
     split = how == "split"
     drill = Drill(lab, folder, seed, url=url, keep_s=8.0 if split else 60.0)
     try:

@@ -1,4 +1,4 @@
-"""Nodes and jobs without processes for the planner of MISO: jobs do what a plan says at once and make steps."""
+"""Simulated nodes and jobs for the planner of MISO. Jobs follow a plan at once and make steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPEEDS = {"flat": [1.0, 0.98, 0.97, 0.9, 0.8], "steep": [1.0, 0.6, 0.5, 0.3, 0.1
 
 
 class Predicts:
-    """A predictor that knows the jobs: column by column, in the order in which it is told to expect them."""
+    """A predictor for jobs of two kinds, flat and steep, which it recognizes by their latencies."""
 
     def __init__(self) -> None:
         self.seen: list[np.ndarray] = []
@@ -31,7 +31,7 @@ class Predicts:
 
 
 class World:
-    """Nodes of one GPU each and jobs that do what a plan says at once, making steps at their own pace."""
+    """Nodes of one GPU each, and jobs that follow a plan at once and make steps at their own pace."""
 
     def __init__(self, nodes: int = 1, **options: Any) -> None:
         self.predictor = Predicts()

@@ -1,4 +1,4 @@
-"""A door of language models in a thread, in front of stand-ins without a GPU, and a client that sees raw answers."""
+"""The models endpoint in a thread, in front of stand-ins without a GPU, and a client that returns raw answers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PATIENCE_S = 240.0  # seconds; long, because a busy machine may compile the plan
 
 
 def program(name: str, options: str = "") -> str:
-    """The command of a stand-in."""
+    """Command line of a stand-in."""
     return f"{sys.executable} -I -S {STANDIN} --port {{port}} --model {name} {options}"
 
 
 def model(name: str, gib: int = 1, options: str = "", called: str = "", **more: Any) -> dict[str, Any]:
-    """A row of models.yaml."""
+    """An entry of models.yaml."""
     return {"name": name, "memory": f"{gib}GiB", "command": program(called or name, options)} | more
 
 
 class Door:
-    """A running server and how to ask it."""
+    """A running server, and methods that send it requests."""
 
     def __init__(self, server: ModelServer, loop: asyncio.AbstractEventLoop, logs: Path) -> None:
         self.server, self.loop, self.logs = server, loop, logs
@@ -46,7 +46,7 @@ class Door:
     def ask(
         self, body: Any, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], Any]:
-        """Status, headers and content of a POST; of a GET for a body of None."""
+        """Status, headers and content of the answer to a POST, or to a GET if the body is None."""
         with contextlib.closing(self.connect()) as connection:
             data = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
             connection.request("GET" if body is None else "POST", path, data, headers or {})
@@ -56,7 +56,7 @@ class Door:
             return got.status, found, json.loads(text) if "json" in found.get("content-type", "") else text.decode()
 
     def chat(self, name: str, prompt: str = "hello", **more: Any) -> tuple[int, dict[str, str], Any]:
-        """One short answer."""
+        """Request one short chat answer."""
         return self.ask(chat(name, prompt, **more))
 
     def row(self, name: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Door:
         return until(lambda: self.row(name), wanted)
 
     def said(self, name: str) -> str:
-        """What its programs have printed."""
+        """Output of the programs of a model."""
         return (self.logs / f"{name}.log").read_text()
 
 
@@ -80,7 +80,7 @@ def chat(name: str, prompt: str = "hello", **more: Any) -> dict[str, Any]:
 
 
 def until(look: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
-    """What is seen once it is as wanted."""
+    """Wait until the result of `look` satisfies `wanted`; returns the result."""
     found: list[Any] = []
 
     def is_so() -> bool:
@@ -95,7 +95,7 @@ def until(look: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
 def door(
     tmp_path: Path, *models: dict[str, Any], memory: str = "8GiB", services: Any = None, **more: Any
 ) -> Iterator[Door]:
-    """A server for these models, without a GPU."""
+    """Run a server for these models, without a GPU."""
     content = {
         "gpus": {"count": 1, "model": "cpu", "memory": memory}, "models": list(models),
         "listen": {"http": "127.0.0.1:0"}, "load_timeout": "200s",

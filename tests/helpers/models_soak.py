@@ -1,4 +1,4 @@
-"""Load on a door of language models whose programs, agent and clients are killed at random.
+"""Load on the models endpoint while programs, agent and clients are killed at random.
 
 Every answer names its model and its prompt, so one of a wrong model shows. Each request must end with an answer or with
 one sentence, unless its own client hung up.
@@ -34,7 +34,8 @@ MODELS = 5
 
 @dataclass
 class Soak:
-    """What came out. `lost`: requests that ended without a sentence; `wrong`: answers of another model or prompt."""
+    """Results. `lost`: requests that ended without an answer or an error sentence; `wrong`: answers of another model or
+    to another prompt."""
 
     counts: Counter[str] = field(default_factory=Counter)
     sentences: Counter[str] = field(default_factory=Counter)
@@ -71,7 +72,7 @@ def models_file(folder: Path, *, soft: bool) -> Path:
 def soak(
     folder: Path, seconds: float, *, soft: bool, clients: int = 8, seed: int = 1, kill_every_s: float = 3.0
 ) -> Soak:
-    """Run it. `soft`: programs are tenants of an agent, which is killed as well."""
+    """Run the load. `soft`: programs are tenants of an agent, which is killed as well."""
     found, mark = Soak(), uuid.uuid4().hex
     command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(models_file(folder, soft=soft)), "--json"]
     command += ["--program-logs", str(folder / "programs")]
@@ -116,7 +117,8 @@ def soak(
 
 
 def check(found: Soak) -> None:
-    """What must hold."""
+    """Assert that no answer was wrong, no request was lost, no process or open request is left, and some requests were
+    answered."""
     assert not found.wrong, found.wrong[:5]
     assert not found.lost, found.lost[:5]
     assert not found.left, f"processes are left: {found.left}"
@@ -125,7 +127,7 @@ def check(found: Soak) -> None:
 
 
 def status(port: int) -> dict[str, Any]:
-    """The door's own view."""
+    """Status of the server."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET", "/cotenant/status")
         found: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -138,7 +140,7 @@ def files(pid: int) -> int:
 
 
 def memory_mb(pid: int) -> float:
-    """Its resident memory."""
+    """Resident memory of a process."""
     text = Path(f"/proc/{pid}/statm").read_text().split()
     return int(text[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -155,7 +157,7 @@ def marked(mark: str) -> list[int]:
 
 
 def _killer(port: int, stop: threading.Event, found: Soak, mark: str, server: int, seed: int, every_s: float) -> None:
-    """kill -9 of a program, now and then of the agent."""
+    """Kill programs, and sometimes the agent, with SIGKILL."""
     draw = random.Random(seed)
     while not stop.wait(draw.uniform(0.3, 1.7) * every_s):
         if draw.random() < 0.25 and (agents := _agents(mark)):
@@ -228,7 +230,7 @@ def _sentence(message: str, kind: str, found: Soak) -> None:
 
 
 def _belongs(text: str, model: str, prompt: str, found: Soak) -> None:
-    """Both engines say the model; one says the prompt, the other its digest."""
+    """Check that an answer names the model and the prompt. One engine repeats the prompt, the other one its digest."""
     whole = f'"model": "{model}"' in text and (prompt in text or f"{model}/{digest(prompt)}" in text)
     others = any(f'"m{i}"' in text or f"m{i}/" in text for i in range(MODELS) if f"m{i}" != model)
     if not whole or others:

@@ -1,4 +1,4 @@
-"""A program that is a client of the stand-in for MPS, without a GPU: what it would see is what the server answers."""
+"""A program that connects to the stand-in for MPS, without a GPU. It sees what the server answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WHOLE_GPU = "no server: the whole GPU, and no error"
 
 
 class Program:
-    """Connects as libcuda does: by the socket of its pipe folder, and without a word past it where there is none."""
+    """Connects as libcuda does: through the socket in its pipe folder. If there is no socket, it runs without MPS."""
 
     def __init__(self, environment: Mapping[str, str], *devices: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -28,19 +28,19 @@ class Program:
             self.socket.sendall(f"device {device}\n".encode())
 
     def hear(self) -> str:
-        """The next line."""
+        """Read the next line of the answer."""
         return self.socket.recv(256).decode().strip()
 
     @property
     def sms(self) -> int:
-        """SMs that it sees."""
+        """Number of SMs that the program sees."""
         return int(self.answer.split()[1])
 
     @property
     def memory(self) -> int:
-        """Most bytes that it can have by the server; 0: no limit."""
+        """Memory limit that the server sets, in bytes; 0: no limit."""
         return int(self.answer.split()[2])
 
     def close(self) -> None:
-        """The end of the process."""
+        """Disconnect, as at the end of the process."""
         self.socket.close()

@@ -1,4 +1,4 @@
-"""The C sources and headers that tests compile, and what compiled libraries have."""
+"""The C sources and headers that tests compile, and the symbols of compiled libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines on one machine: network namespaces with addresses of their own, joined by a switch with faults.
+"""Several machines simulated on one: network namespaces with addresses of their own, joined by a switch that can fail.
 
 Each namespace has one TAP device. The switch is a thread of this process that reads the frames and passes them on, late
 or not at all, for each direction by itself. So it needs no qdisc (netem is not in every kernel), and a seed decides
@@ -33,7 +33,7 @@ _labs = itertools.count()
 
 
 def needs_lab() -> None:
-    """Skip where namespaces cannot be made."""
+    """Skip the test if this machine cannot create namespaces."""
     if os.geteuid() != 0 or not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         pytest.skip("network namespaces with TAP devices need root and /dev/net/tun")
     absent = [tool for tool in ("ip", "nsenter", "unshare") if shutil.which(tool) is None]
@@ -54,7 +54,7 @@ class Link:
 
 @dataclass
 class Machine:
-    """A namespace; `offset_s`: of its monotonic clock."""
+    """A namespace. `offset_s`: offset of its monotonic clock."""
 
     name: str
     space: str
@@ -63,7 +63,7 @@ class Machine:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def inside(self) -> tuple[str, ...]:
-        """What to write before a command that is to run there."""
+        """Words to put before a command that is to run in the namespace."""
         enter = ("nsenter", f"--net=/run/netns/{self.space}")
         if not self.offset_s:
             return enter
@@ -72,7 +72,7 @@ class Machine:
 
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
-        """Have the calling thread make its connections from there."""
+        """Move the calling thread into the network of the namespace."""
         libc = ctypes.CDLL(None, use_errno=True)
         with open("/proc/thread-self/ns/net") as here, open(f"/run/netns/{self.space}") as there:
             assert libc.setns(there.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
@@ -82,7 +82,7 @@ class Machine:
                 assert libc.setns(here.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
     def start(self, *command: str, **more: Any) -> subprocess.Popen[bytes]:
-        """Start a process there; `end` kills what is left of them."""
+        """Start a process in the namespace. `end` kills the processes that remain."""
         process = subprocess.Popen([*self.inside(), *command], stdin=subprocess.DEVNULL, **more)
         self.processes.append(process)
         return process
@@ -120,7 +120,7 @@ class Lab:
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def link(self, source: str, target: str) -> Link:
-        """The direction from one machine to another, to be changed."""
+        """The link from one machine to another, which the caller may change."""
         return self.links.setdefault((source, target), Link())
 
     def both(self, one: str, other: str) -> tuple[Link, Link]:
@@ -135,7 +135,7 @@ class Lab:
                     link.cut = True
 
     def heal(self) -> None:
-        """All links as they were."""
+        """Restore all links."""
         self.links.clear()
 
     # -- the switch ------------------------------------------------------------------------------------------------

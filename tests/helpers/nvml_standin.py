@@ -1,8 +1,8 @@
 # ruff: noqa: N802, N815 - the names are those of the NVML functions it stands in for
-"""A stateful stand-in for pynvml with MIG, composed from public `nvidia-smi mig -lgip` and `-lgipp` listings.
+"""A stateful stand-in for pynvml with MIG. Its tables come from public `nvidia-smi mig -lgip` and `-lgipp` listings.
 
-It keeps its own tables and its own placement bookkeeping, so that it does not agree with the package by construction,
-and it fails as NVML fails: no permission, in use, insufficient resources, not supported, function not found.
+It has tables and bookkeeping of placements of its own, so that it does not agree with the package by construction, and
+it fails as NVML does: no permission, in use, insufficient resources, not supported, function not found.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class Card:
 
 
 class Interrupted(BaseException):
-    """The process that was changing the GPU died here."""
+    """Raised to simulate the death of the process that was changing the GPU."""
 
 
 class StandIn:
-    """Put in place of the pynvml module. `die_at` kills the n-th call that changes something, before it acts."""
+    """Replaces the pynvml module. `die_at`: number of the change before which the process dies."""
 
     c_nvmlGpuInstancePlacement_t = pynvml.c_nvmlGpuInstancePlacement_t
     c_nvmlGpuInstance_t = pynvml.c_nvmlGpuInstance_t

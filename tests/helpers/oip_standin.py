@@ -1,4 +1,4 @@
-"""A small server of the Open Inference Protocol for tests of clients: what it answers is told request by request."""
+"""A small server of the Open Inference Protocol for tests of clients. A function decides the answer to each request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _ID = re.compile(rb'"id":"([^"]*)"')
 
 @dataclass
 class Reply:
-    """What one request gets: after `delay_s`, a status with headers; None closes the connection without an answer."""
+    """The answer to one request: a status with headers after `delay_s`. None closes the connection without an
+    answer."""
 
     delay_s: float = 0.0
     status: int | None = 200
@@ -29,7 +30,7 @@ class Reply:
 
 @dataclass
 class Seen:
-    """A request as it came: seconds of the event loop's clock, model and number in order."""
+    """A received request: time on the event loop's clock in seconds, model, and position in the order of arrival."""
 
     at_s: float
     model: str

@@ -1,4 +1,4 @@
-"""ONNX models for tests, made here."""
+"""Creates ONNX models for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live page in headless Chromium over rows that a test sets."""
+"""Runs the live page in headless Chromium with rows that a test sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITHIN_S = 15
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium; the test skips where it or its driver is not installed."""
+    """Headless Chromium. The test is skipped if Chromium or its driver is not installed."""
     webdriver = pytest.importorskip("selenium.webdriver")
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("chromium and its driver are not installed")
@@ -38,7 +38,7 @@ def browser() -> Iterator[Any]:
 
 
 def until(condition: Callable[[], Any], within_s: float = WITHIN_S) -> float:
-    """Waits for it; returns how long that took, s."""
+    """Wait until the condition is true; returns the seconds that this took."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < within_s, "waited in vain"
@@ -47,7 +47,7 @@ def until(condition: Callable[[], Any], within_s: float = WITHIN_S) -> float:
 
 
 class Stage:
-    """A live port whose rows a test sets."""
+    """A port with a live page whose rows a test sets."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []

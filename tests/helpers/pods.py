@@ -1,4 +1,5 @@
-"""Pods for tests, by hand and drawn; and the API server's own judgement of one, as far as schemas have it."""
+"""Pods for tests, written by hand or drawn at random, and validation as the API server does it, as far as schemas
+allow."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ def pod(name: str = "train", *, annotations: dict[str, str] | None = None, node:
 
 
 def share(request: str = "30%", **more: str) -> dict[str, str]:
-    """Annotations of a pod that asks."""
+    """Annotations of a pod that requests a share."""
     return {"cotenant.dev/request": request} | {f"cotenant.dev/{key}": value for key, value in more.items()}
 
 
 def patched(before: Pod, operations: list[dict[str, Any]]) -> Pod:
-    """The pod after a patch, by another implementation than ours."""
+    """The pod after a patch, applied by an implementation other than ours."""
     result: Pod = jsonpatch.apply_patch(json.loads(json.dumps(before)), operations)
     return result
 
@@ -66,7 +67,7 @@ def decoded(response: dict[str, Any]) -> list[dict[str, Any]]:
 
 @functools.cache
 def versions() -> tuple[str, ...]:
-    """Kubernetes versions to be valid for: 1.28 to the newest that is known."""
+    """Kubernetes versions for which objects must be valid: from 1.28 to the newest that is known."""
     from kubernetes_validate import utils
 
     found = {utils.major_minor(v) for v in utils.all_versions()}
@@ -94,13 +95,15 @@ def _validator(kind: str, version: str) -> Any:
 
 
 def check_object(thing: dict[str, Any], version: str) -> None:
-    """Strictly valid in that version, by the schema that kubernetes-validate has for its kind, read once."""
+    """Assert that an object is strictly valid in that version, by the schema that kubernetes-validate has for its kind.
+    Each schema is read once."""
     group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", thing["apiVersion"])
     _validator(f"{thing['kind'].lower()}-{group}", version).validate(thing)
 
 
 def check_pod(thing: Pod, version: str | None = None) -> None:
-    """Strictly valid by the pod's schema, and what schemas cannot say: names of volumes, mounts and env."""
+    """Assert that a pod is strictly valid by its schema and by rules that schemas cannot express: names of volumes,
+    mounts and environment variables."""
     _validator("pod-v1", version or versions()[-1]).validate(thing)
     volumes = [volume["name"] for volume in thing["spec"].get("volumes") or []]
     assert len(volumes) == len(set(volumes)), "volumes have names of their own"
@@ -195,7 +198,7 @@ def _container(draw: st.DrawFn, name: str, volumes: list[str], *, init: bool) ->
 
 @st.composite
 def pods(draw: st.DrawFn) -> Pod:
-    """Any pod that asks for a share in a right way, with whatever else pods have."""
+    """Any pod with a valid request for a share, and with any other content that pods may have."""
     names = draw(st.lists(_NAME, min_size=1, max_size=4, unique=True))
     split = draw(st.integers(0, len(names) - 1))
     volume_names = draw(
@@ -221,7 +224,7 @@ def pods(draw: st.DrawFn) -> Pod:
 
 
 def _ask(draw: st.DrawFn, found: Pod, names: list[str]) -> None:
-    """Let the pod ask, by annotations, by resources, or not at all."""
+    """Add a request to the pod: by annotations, by resources, or none."""
     how = draw(st.sampled_from(["annotations", "annotations", "resources", "gpu", "not"]))
     if how == "annotations":
         percent = draw(st.integers(0, 100))

@@ -1,4 +1,5 @@
-"""A PostgreSQL server of a test's own: the machine's programs, a folder in /tmp, loopback or a given address."""
+"""A PostgreSQL server for one test: it uses the programs of this machine, a folder in /tmp, and loopback or a given
+address."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ USER = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
 
 
 class PostgresServer:
-    """`url`: how to reach it. `prefix`: a command in front of the server, such as one that enters a namespace.
-    `primary`: whose standby it is."""
+    """`url`: URL of the server. `prefix`: a command put in front of the server, such as one that enters a namespace.
+    `primary`: the server of which this one is a standby."""
 
     def __init__(
         self, address: str = "127.0.0.1", prefix: tuple[str, ...] = (), primary: PostgresServer | None = None
@@ -69,29 +70,29 @@ class PostgresServer:
             time.sleep(0.1)
 
     def ask(self, query: str, database: str = "postgres") -> str:
-        """What a query answers, asked on the server's own machine."""
+        """Result of a query that runs on the server's own machine."""
         words = (self.programs / "psql", "-h", self.folder, "-p", str(self.port), "-U", "fleet", "-d", database, "-Atc")
         return subprocess.run([*words, query], check=True, capture_output=True, text=True).stdout.strip()
 
     def follow(self, standby: PostgresServer) -> None:
-        """Confirm no commit from now on before the standby has it."""
+        """From now on, confirm commits only when the standby has them."""
         self.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
         self.ask("SELECT pg_reload_conf()")
         synced = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
         wait_for(lambda: self.ask(synced) == "1", 60.0, "the standby follows")
 
     def promote(self) -> None:
-        """Make a standby the primary: what a fail-over tool does."""
+        """Promote a standby to primary, as a fail-over tool does."""
         self.ask("SELECT pg_promote()")
 
     def database(self, name: str) -> str:
-        """A new database; its URL."""
+        """Create a database; returns its URL."""
         subprocess.run([self.programs / "createdb", "-h", self.folder, "-p", str(self.port), "-U", "fleet", name],
                        check=True, capture_output=True)  # fmt: skip
         return self.url.removesuffix("/postgres") + f"/{name}"
 
     def stop(self, number: int = signal.SIGINT) -> None:
-        """Stop it; SIGQUIT: as if the power had gone."""
+        """Stop the server; SIGQUIT stops it as a power failure would."""
         self.process.send_signal(number)
         self.process.wait(60)
 

@@ -1,4 +1,5 @@
-"""Ray on the machines of a lab: a head and nodes at addresses of their own, and programs of ours beside them."""
+"""Runs Ray on the machines of a lab: a head and nodes with addresses of their own, and Cotenant's programs with
+them."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ LONG_S = 300.0  # seconds; longer than any fault takes, even on a machine with o
 
 
 class RayLab:
-    """A lab whose first machine has Ray's head. `folder`: for logs. `offsets_s`: of monotonic clocks. `small`: a
-    machine with a small disk of its own for Ray."""
+    """A lab whose first machine runs Ray's head. `folder`: for logs. `offsets_s`: offsets of the monotonic clocks.
+    `small`: a machine with a small disk of its own for Ray."""
 
     def __init__(
         self, folder: Path, names: tuple[str, ...], offsets_s: Mapping[str, int] = MappingProxyType({}), small: str = ""
@@ -51,7 +52,7 @@ class RayLab:
             raise
 
     def ray(self, name: str) -> None:
-        """Start Ray on a machine, and wait until it has."""
+        """Start Ray on a machine, and wait until it runs."""
         if name in self.rays:
             self.rays[name].kill()
             self.rays[name].wait()
@@ -62,7 +63,7 @@ class RayLab:
         self.rays[name] = self.start(name, *disk, *START, own, *where, word="Ray runtime started")
 
     def pids(self, name: str, word: str = "") -> set[int]:
-        """Processes on a machine, or those whose command has a word."""
+        """Processes of a machine; with `word`, only those whose command line contains it."""
         space = self.lab.machines[name].space
         listed = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=True)
         found = set()
@@ -73,13 +74,13 @@ class RayLab:
         return found
 
     def kill(self, name: str, word: str = "", number: int = signal.SIGKILL) -> None:
-        """Send a signal to those."""
+        """Send a signal to these processes."""
         for pid in self.pids(name, word):
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
 
     def filler(self) -> Path:
-        """A file that nothing else fits beside."""
+        """A file that fills the small disk."""
         path = Path(f"/proc/{child_of(self.rays[self.small])}/root{PLACE}/filler")
         with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
             while True:
@@ -99,7 +100,7 @@ class RayLab:
         return started
 
     def ours(self, name: str, *words: str, word: str) -> subprocess.Popen[bytes]:
-        """Start the command line on a machine."""
+        """Start the `cotenant` command on a machine."""
         return self.start(name, sys.executable, "-m", "cotenant.cli.main", *words, word=word)
 
     def end(self) -> None:

@@ -1,4 +1,5 @@
-"""Records for tests: written out by hand, or drawn from a small round-based scheduler that needs no engine."""
+"""Records for tests, either written by hand or drawn from a small round-based scheduler that does not use the
+engine."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def hand_record(
     label: str = "by hand",
     **info: Any,
 ) -> Record:
-    """A record written out by hand.
+    """A record written by hand. jobs: dicts of schema.JOBS columns, of which missing ones are filled. events: (time_s,
+    job, Kind, Reason, cores, GB, speed, [(node, gpus), ...]); values missing at the end are 0 or empty.
 
     jobs: dicts of schema.JOBS columns (the rest are filled). events: (time_s, job, Kind, Reason, cores, GB, speed,
     [(node, gpus), ...]); what is left out at the end is 0 or empty.

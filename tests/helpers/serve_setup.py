@@ -32,7 +32,7 @@ def deployment(services: Sequence[Mapping[str, Any]], folder: Path, *, gpus: int
 
 
 def drill(folder: Path, name: str, **config: Any) -> str:
-    """A model folder with a timed.json; its path with a slash, as a services file names it."""
+    """Write a model folder with a timed.json; returns its path with a slash, as a services file would name it."""
     version = folder / "models" / name / "1"
     version.mkdir(parents=True, exist_ok=True)
     (version / "timed.json").write_text(json.dumps(config))

@@ -1,4 +1,5 @@
-"""A long run against a real server whose rates change, whose models come and go, and which plans anew all the time."""
+"""A long test of a real server whose request rates change, whose models are loaded and unloaded, and which replans all
+the time."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class EchoPayload(Payload):
 
 @dataclass
 class Soak:
-    """What came out. `memory`: (seconds, bytes of the gateway)."""
+    """Results. `memory`: (seconds, bytes of the gateway)."""
 
     result: LoadResult
     server_outcomes: Counter[tuple[str, str]]
@@ -65,7 +66,8 @@ class Soak:
     exit_code: int = 0
 
     def growth(self) -> float:
-        """Last fifth of the gateway's memory over the second fifth, by medians: 1 is flat."""
+        """Growth of the gateway's memory: the median of the last fifth of the run, divided by that of the second fifth.
+        1: no growth."""
         values = [b for _, b in self.memory]
         n = len(values) // 5
         return float(np.median(values[-n:]) / np.median(values[n : 2 * n]))
@@ -76,7 +78,7 @@ def resident(pid: int) -> int:
 
 
 class Disturber(threading.Thread):
-    """Unloads and loads one model again and again, and looks at the gateway's memory."""
+    """Unloads and loads one model repeatedly, and records the memory of the gateway."""
 
     def __init__(self, url: str, pid: int, every_s: float) -> None:
         super().__init__(daemon=True)
@@ -110,7 +112,7 @@ class Disturber(threading.Thread):
 
 
 def soak(folder: Path, seconds: float, seed: int = 0, scale: float = 1.0) -> Soak:
-    """Run it; `scale` multiplies the rates."""
+    """Run the test; `scale` multiplies the rates."""
     services = folder / "services.yaml"
     services.write_text(yaml.safe_dump(SERVICES))
     server = ServerProcess(
@@ -145,7 +147,7 @@ def soak(folder: Path, seconds: float, seed: int = 0, scale: float = 1.0) -> Soa
 
 
 def check(found: Soak, attainment: float = 0.99, growth: float = 1.05, replans: int = 2) -> None:
-    """What must hold of any such run."""
+    """Assert what must hold for any run."""
     result = found.result
     assert result.wrong == 0, "answers of another request or by another model"
     assert result.stray == 0, "requests answered twice"

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Folder of reference data beside the checkout (or $COTENANT_SHARED); the test skips where it is absent."""
+    """Folder of reference data next to the checkout (or $COTENANT_SHARED). The test is skipped if there is none."""
     folder = Path(os.environ.get("COTENANT_SHARED", ROOT.parent / "shared"))
     if not (folder / "reference").is_dir():
         pytest.skip("the reference data beside the checkout is absent")

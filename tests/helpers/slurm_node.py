@@ -1,4 +1,4 @@
-"""Slurm itself on this machine: one node on loopback, from Debian's slurm-wlm and munge, as root."""
+"""The real Slurm on this machine: one node on loopback, from Debian's slurm-wlm and munge, as root."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PartitionName=p Nodes=localhost Default=YES OverSubscribe=FORCE:4 State=UP
 
 
 def missing() -> str:
-    """Why Slurm cannot be run here; empty where it can."""
+    """Why Slurm cannot run on this machine; empty if it can."""
     absent = [tool for tool in TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if absent:
         return f"{', '.join(absent)} of Slurm and munge are not installed"
@@ -69,7 +69,7 @@ def _free_port() -> int:
 
 
 class SlurmNode:
-    """The daemons, and an agent with two GPUs that finds jobs by their cgroups as the kernel has them."""
+    """Slurm's daemons, and an agent with two GPUs that finds jobs by their cgroups in the kernel."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -130,13 +130,13 @@ class SlurmNode:
         return started
 
     def restart_slurmd(self) -> None:
-        """Slurm's own daemon of the node is started anew; jobs go on."""
+        """Restart slurmd; jobs continue."""
         self.slurmd.terminate()
         self.slurmd.wait(60)
         self.slurmd = self._daemon("slurmd", "-D", "-N", "localhost")
 
     def call(self, *command: str, check: bool = True) -> str:
-        """A command of Slurm's; its output."""
+        """Run a command of Slurm; returns its output."""
         done = subprocess.run(
             command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=LONG_S, check=False
         )
@@ -148,7 +148,7 @@ class SlurmNode:
         return self.call("sinfo", "-h", "-o", "%T", check=False).strip()
 
     def submit(self, script: str, *options: str) -> str:
-        """A batch job with one GPU; its id. Its output is in `output(id)`."""
+        """Submit a batch job with one GPU; returns its id. Its output is in `output(id)`."""
         path = self.folder / "job.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
         said = self.call("sbatch", "--gres=gpu:1", "-o", str(self.folder / "output" / "%j"), *options, str(path))
@@ -157,7 +157,7 @@ class SlurmNode:
         return found.group(1)
 
     def run(self, script: str, *options: str) -> str:
-        """The output of a batch job, once it has ended."""
+        """Run a batch job to its end; returns its output."""
         job = self.submit(script, *options)
         self.ended(job)
         return self.output(job)
@@ -167,12 +167,12 @@ class SlurmNode:
         wait_for(lambda: not self.call("squeue", "-h", "-j", job, check=False).strip(), LONG_S, f"job {job} ended")
 
     def output(self, job: str) -> str:
-        """What a job has written."""
+        """Output of a job."""
         path = self.folder / "output" / job
         return path.read_text() if path.exists() else ""
 
     def held(self) -> set[str]:
-        """Tenants of jobs."""
+        """Names of the tenants of jobs."""
         return {row["name"] for row in self.agent.call("held", kind="slurm")["held"]}
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ def shuffled(epoch: int) -> list[int]:
 
 
 def undisturbed(steps: int) -> list[list[object]]:
-    """The curve of the same job that is never stopped; it does not depend on the GPU."""
+    """The curve of an uninterrupted job. It does not depend on the GPU."""
     random.seed(11)
     weight, curve = Weight(), []
     loop = cotenant.loop(shuffled, epochs=10**6, steps=steps, seed=4)

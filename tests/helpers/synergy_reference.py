@@ -39,7 +39,7 @@ class Golden:
 
 @dataclass(frozen=True)
 class Run:
-    """What an engine made of a trace: completion times by job id, and the makespan."""
+    """Result of an engine for a trace: completion times by job id, and the makespan."""
 
     jct_s: Floats
     makespan_h: float

@@ -48,8 +48,8 @@ def serve_node(folder: Path, spec: NodeSpec) -> None:
 
 
 class TcpExecutor(Executor):
-    """Nodes are members while a connection to them is open. One that does not answer in time loses its connection; what
-    was sent on it may arrive later."""
+    """A node is a member while a connection to it is open. A node that does not answer in time loses its connection,
+    but orders that were sent on it may arrive later."""
 
     name = "tcp"
 
@@ -123,7 +123,7 @@ class TcpExecutor(Executor):
 
 
 def run_controller(config: dict[str, Any]) -> None:
-    """A controller until it is told to end; `store`: URL of its store, or None."""
+    """Run a controller until it is told to end; `store`: URL of its store, or None."""
     logs.configure()
     nodes = [node_from_dict(node) for node in config["nodes"]]
     options = FleetOptions(

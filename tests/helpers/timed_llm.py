@@ -35,7 +35,7 @@ class Instant:
 
 @contextmanager
 def running(profile: LlmProfile, device: Device) -> Iterator[int]:
-    """The port of an engine that serves in a thread."""
+    """Run an engine in a thread; yields its port."""
     listening = threading.Event()
     port = 0
     stop: Callable[[], None] = lambda: None  # noqa: E731
@@ -61,7 +61,7 @@ def running(profile: LlmProfile, device: Device) -> Iterator[int]:
 
 
 def ask(port: int, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-    """Status and JSON of one request."""
+    """Send one request; returns status and JSON of the answer."""
     made = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         made.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))

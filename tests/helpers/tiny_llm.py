@@ -8,8 +8,8 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
 
 
 def make(folder: Path, seed: int, **shape: int) -> Path:
-    """Write it; the same seed gives the same answers. `shape`: fields of LlamaConfig. Answers are letters, digits and
-    signs and never end by themselves, so that each token is a piece of a stream.
+    """Write the model. The same seed gives the same answers. `shape`: fields of LlamaConfig. Answers consist of
+    letters, digits and punctuation and never end by themselves, so that each token is one event of a stream.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -45,8 +45,9 @@ def make(folder: Path, seed: int, **shape: int) -> Path:
 
 
 def make_gguf(path: Path, seed: int) -> Path:
-    """The like for llama.cpp: a vocabulary of bytes, weights of half a megabyte. Answers are letters, digits and signs,
-    since its Python server leaves parts of longer characters out of streams."""
+    """Write a similar model for llama.cpp, with a vocabulary of bytes and half a megabyte of weights. Answers consist
+    of letters, digits and punctuation, since llama.cpp's Python server leaves parts of longer characters out of
+    streams."""
     import gguf
     import numpy as np
 

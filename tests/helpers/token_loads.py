@@ -1,4 +1,4 @@
-"""Tenants of the token engine in tests, and how far their shares are from what was granted."""
+"""Tenants for tests of the turn simulator, and the deviation of their shares from the granted ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def saturated(name: str, request: float, limit: float = 1.0, **more: Any) -> Loa
 def worst_window_error(
     result: TokenResult, granted: dict[str, float], window_ns: int = 10 * SECOND_NS, step_ns: int = SECOND_NS // 4
 ) -> float:
-    """Largest |share held - share granted| of any tenant in any window of that length (windows begin every step)."""
+    """Largest deviation of the share held from the share granted, over all tenants and all windows of that length (a
+    window begins at every step)."""
     worst = 0.0
     start_ns = 0
     while start_ns + window_ns <= result.end_ns:

@@ -1,4 +1,5 @@
-"""told: a mechanism that enforces nothing and gives a program its limit. As small as one can be, for a test."""
+"""The mechanism `told`, as small as a mechanism can be, for a test: it enforces nothing and only tells the program its
+limit."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from cotenant.devices.base import Gpu
 
 
 class Told(Mechanism):
-    """Programs keep to their limits themselves."""
+    """Programs must keep to their limits themselves."""
 
     name = "told"
     uses = frozenset(Use)

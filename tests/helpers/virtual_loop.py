@@ -1,4 +1,5 @@
-"""An event loop whose clock jumps to the next timer instead of waiting for it: for code that waits for nothing else."""
+"""An event loop whose clock jumps to the next timer instead of waiting. Use it only for code that waits for nothing but
+timers."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import selectors
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`time()` begins at 0 s; what is ready on files is seen, but not waited for."""
+    """`time()` begins at 0 s. Files that are ready are handled, but the loop never waits for a file."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

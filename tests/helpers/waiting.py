@@ -1,4 +1,4 @@
-"""Waiting for what other processes and threads do."""
+"""Functions that wait for other processes and threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wait_for(check: Callable[[], Any], seconds: float = WITHIN_S, what: str = ""
 
 
 def stays(check: Callable[[], Any], seconds: float = 0.3, what: str = "") -> None:
-    """Assert that `check` is true all the time; a slow machine looks less often, which fails no test."""
+    """Assert that `check` stays true for `seconds`. A slow machine only checks less often."""
     end = time.monotonic() + seconds
     while True:
         assert check(), f"not all of {seconds} s: {what or check}"

@@ -1,4 +1,4 @@
-"""The webhook as a real process, and the API server's side of its TLS."""
+"""The webhook as a real process, and TLS connections as the API server makes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ["cotenant-webhook.cotenant-system.svc", "localhost"]
 
 
 def write_pair(folder: Path, found: certificates.Certificates | None = None) -> certificates.Certificates:
-    """A certificate and its key in files, put there by renames as a mounted Secret is."""
+    """Write a certificate and its key to files, and rename them into place as for a mounted Secret."""
     found = found or certificates.make(NAMES)
     for name, text in (("tls.key", found.key), ("tls.crt", found.certificate), ("ca.crt", found.ca)):
         fresh = folder / f"{name}.new"
@@ -49,7 +49,7 @@ class Webhook:
     def connect(
         self, ca: bytes, name: str = NAMES[0], client: tuple[Path, Path] | None = None
     ) -> http.client.HTTPSConnection:
-        """A connection as the API server makes it: it believes only that authority, and that name."""
+        """A connection as the API server makes it: it trusts only that CA and that host name."""
         context = ssl.create_default_context(cadata=ca.decode())
         if client is not None:
             context.load_cert_chain(*map(str, client))
@@ -83,7 +83,7 @@ class Webhook:
 
 
 class _Named(http.client.HTTPSConnection):
-    """Connects to an address and expects the certificate of a name."""
+    """Connects to an address and expects a certificate for another name."""
 
     def __init__(self, host: str, port: int, name: str, context: ssl.SSLContext) -> None:
         super().__init__(host, port, timeout=10, context=context)
