@@ -1,4 +1,4 @@
-"""Fixtures of all benchmarks that run under pytest."""
+"""Fixtures of the benchmarks that run under pytest."""
 
 from shared_fixtures import call, pytest_collection_modifyitems, shared
 

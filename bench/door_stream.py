@@ -45,7 +45,7 @@ class Engine(asyncio.Protocol):
 
 
 class Client(asyncio.Protocol):
-    """Request one stream after the other."""
+    """A client that requests one stream after the other."""
 
     def __init__(self, request: bytes, found: list[float]) -> None:
         self.request, self.found = request, found

@@ -27,7 +27,7 @@ def place(work: float, ratio: float, top_ratio: float) -> tuple[float, float]:
 
 
 def draw(rows: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """The whole picture."""
+    """The whole picture as SVG."""
     top = 1.3 * max(row[FIGURE] for loads in rows.values() for row in loads.values())
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONT}>',

@@ -1,4 +1,4 @@
-"""Engine time against rounds x active jobs as an SVG: python bench/plot_growth.py POINTS.csv OUT.svg"""
+"""Plots engine time against rounds x active jobs as an SVG: python bench/plot_growth.py POINTS.csv OUT.svg"""
 
 from __future__ import annotations
 

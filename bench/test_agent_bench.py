@@ -1,4 +1,5 @@
-"""How many token requests the agent serves with 1,000 tenants connected, beside a bare echo server.
+"""Measures how many requests for turns the agent serves with 1,000 tenants connected, compared with a plain echo
+server.
 
 Both servers get the same traffic from the same client. A cycle is what a shim sends at a turn's end: TOKEN_RELEASE and
 TOKEN_REQUEST, answered by a TOKEN_GRANT (to whoever is next). Processor time is counted, so a busy machine changes the

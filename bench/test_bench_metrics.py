@@ -1,4 +1,5 @@
-"""The metrics of a run against the same sums event by event, and how they grow to a million jobs."""
+"""Compares the metrics of a run with the same sums event by event, and measures how their time grows up to a million
+jobs."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def record(jobs: int, changes: int, path: Path | None = None) -> Record:
 
 
 def running_plainly(run: Record) -> float:
-    """Total running time and held core-time, one event after the other."""
+    """Total running time and held core-time, computed event by event."""
     since: dict[int, tuple[float, bool, float]] = defaultdict(lambda: (0.0, False, 0.0))
     total = cores = 0.0
     holding = {int(kind) for kind in HOLDING}
@@ -65,7 +66,7 @@ def running_plainly(run: Record) -> float:
 
 
 def quickest(work: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
-    """Shortest wall time of several goes, and what the last gave."""
+    """Shortest wall time of several runs, and the result of the last."""
     seconds, result = [], None
     for _ in range(times):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Shares of the link that real processes get by their weights, on the software GPU with a slow link.
+"""Measures which shares of the link real processes get by their weights, on the software GPU with a slow link.
 
 pytest -q -s bench/test_copy_shares_bench.py
 """
@@ -63,7 +63,8 @@ def test_pageable_and_both_directions() -> None:
 
 
 def test_who_fills_the_link_does_not_wait_for_a_thread_that_copies_pageable_memory() -> None:
-    """The thread moves a quarter of what the link could: by bytes alone the other would be held to that."""
+    """The thread that copies pageable memory moves a quarter of what the link could. If shares counted bytes alone, the
+    other tenant would be slowed to that rate."""
     with Bench("soft", SETTINGS) as bench:
         pinned = copier(bench, spec("pinned", 1.0))
         pageable = copier(bench, spec("pageable", 1.0), "h2d", "pageable", "sync", 4 * MIB)

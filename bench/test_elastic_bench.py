@@ -1,4 +1,5 @@
-"""Elastic policies against their papers' claims on the public throughput tables, and how their decisions grow.
+"""Compares elastic policies with the claims of their papers on the public throughput tables, and measures how the time
+of a decision grows.
 
     python -m pytest -q -s bench/test_elastic_bench.py                # all figures of docs/benchmarks/elastic.md
     python -m pytest -q -s bench/test_elastic_bench.py -k growth
@@ -43,7 +44,8 @@ MIX = {"cifar10": 0.84, "bert": 0.04, "deepspeech2": 0.08, "yolov3": 0.02, "imag
 
 
 def elastic_jobs(seed: int, jobs: int = 160, over_s: float = 8 * HOURS) -> Trace:
-    """160 jobs in 8 hours, as in both papers: from the artifact's file of that number, else drawn."""
+    """160 jobs in 8 hours, as in both papers: from the artifact's file with the number `seed`, or drawn if there is
+    none."""
     models = load_elastic("sia").models
     folder = os.environ.get("COTENANT_SIA_WORKLOADS")
     if folder:
@@ -119,7 +121,7 @@ def tell(name: str, got: dict[str, float]) -> None:
 
 @pytest.mark.timeout(1800)
 def test_sia_against_gavel_on_three_gpu_models() -> None:
-    """The paper: 30 to 93 % less mean JCT than Pollux and Gavel with tuned jobs, on these 64 GPUs."""
+    """The paper claims 30 to 93 % less mean JCT than Pollux, and than Gavel with tuned jobs, on these 64 GPUs."""
     ratios = []
     for seed in (1, 2):
         trace = elastic_jobs(seed)
@@ -135,7 +137,7 @@ def test_sia_against_gavel_on_three_gpu_models() -> None:
 
 @pytest.mark.timeout(1800)
 def test_pollux_against_rigid_jobs_on_one_gpu_model() -> None:
-    """The paper: 37 to 50 % less mean JCT than Tiresias and Optimus with tuned jobs, on these 64 GPUs."""
+    """The paper claims 37 to 50 % less mean JCT than Tiresias and Optimus with tuned jobs, on these 64 GPUs."""
     ratios = []
     for seed in (1, 2):
         trace = elastic_jobs(seed)
@@ -149,7 +151,7 @@ def test_pollux_against_rigid_jobs_on_one_gpu_model() -> None:
 
 @pytest.mark.timeout(1800)
 def test_gavel_against_itself_without_speeds() -> None:
-    """The paper: up to 3.5 times less mean JCT at high load on 36 V100, 36 P100 and 36 K80."""
+    """The paper claims up to 3.5 times less mean JCT at high load on 36 V100, 36 P100 and 36 K80."""
     for per_hour in (2.0, 3.0, 4.0):
         trace = gavel_jobs(1, 600, per_hour)
         aware = figures(trace, GAVEL_CLUSTER, "gavel")
@@ -161,7 +163,7 @@ def test_gavel_against_itself_without_speeds() -> None:
 
 @pytest.mark.timeout(1800)
 def test_tesserae_against_itself_without_packing() -> None:
-    """The paper: up to 1.62 times less mean JCT and 1.15 times less makespan than other schedulers."""
+    """The paper claims up to 1.62 times less mean JCT and 1.15 times less makespan than other schedulers."""
     for per_hour in (3.0, 5.0):
         trace = gavel_jobs(2, 600, per_hour)
         groups = cluster((20, 4, "V100-16GB"))

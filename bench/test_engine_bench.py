@@ -1,4 +1,4 @@
-"""The training engine against the plain-Python one on the same trace; large runs in processes of their own.
+"""Compares the training engine with the plain-Python one on the same trace; large runs have processes of their own.
 
     python -m pytest -q -s bench/test_engine_bench.py                      # 1,000 and 100,000 jobs, growth
     COTENANT_BENCH_MILLION=1 python -m pytest -q -s bench/test_engine_bench.py -k million    # 1,000,000 and 10,000,000
@@ -167,7 +167,8 @@ def test_ten_million_jobs_on_100000_gpus(tmp_path: Path) -> None:
 
 
 def processor_time(trace: Trace, cluster: Cluster, policy: JobPolicy, options: EngineOptions) -> tuple[Record, float]:
-    """A run and its seconds of processor time once the input is read: on a busy machine wall times scatter."""
+    """Run a simulation. Returns its result and its CPU seconds after the input was read; wall times vary on a busy
+    machine."""
     begun: list[float] = []
     record, _ = run_training(
         trace, cluster, PROFILES, policy, options, on_ready=lambda: begun.append(time.process_time())

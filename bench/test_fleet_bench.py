@@ -1,4 +1,4 @@
-"""The fleet for real against its simulation, by pretend jobs on pretend GPUs (docs/benchmarks/fleet-fidelity.md).
+"""Compares the real fleet with its simulation, by pretended jobs on pretended GPUs (docs/benchmarks/fleet-fidelity.md).
 
 As it stands: 20 jobs in half their time under three policies, local executor, about six minutes. COTENANT_BENCH_FULL=1:
 40 jobs in full under fifo, srtf, las with proportional and tune, local and over Ray, two of the jobs training in

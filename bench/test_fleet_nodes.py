@@ -27,7 +27,8 @@ GANGS = {"mixed": (1, 1, 1, 1, 2, 2, 4, 8, 8, 16), "single": (1,)}
 
 
 def make(nodes: int, ordering: str, folder: Path) -> tuple[Any, Any, list[float]]:
-    """A controller over simulated nodes, their world, and a list for the processor's time of each decision."""
+    """Create a controller with simulated nodes. Returns it, the nodes' World, and a list that gets the CPU time of each
+    decision."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
     from fake_fleet import FakeExecutor, World
 
@@ -40,7 +41,7 @@ def make(nodes: int, ordering: str, folder: Path) -> tuple[Any, Any, list[float]
     cpu_s: list[float] = []
 
     class Quiet(World):
-        """In steps of seconds and without checks: what must hold is for tests, here time is measured."""
+        """A World with steps of seconds and without checks, since this file measures time; tests check."""
 
         def advance(self, seconds: float) -> None:
             self.now_ns += round(seconds * 1e9)
@@ -52,7 +53,7 @@ def make(nodes: int, ordering: str, folder: Path) -> tuple[Any, Any, list[float]
             return
 
     class Timed(JobPlanner):
-        """Keeps the processor's time of each decision, which other work on the machine does not lengthen."""
+        """A planner that records the CPU time of each decision, which other work of the machine does not lengthen."""
 
         def plan(self, view: Any) -> Any:
             began = time.thread_time()
@@ -70,7 +71,7 @@ def make(nodes: int, ordering: str, folder: Path) -> tuple[Any, Any, list[float]
 
 
 def run(nodes: int, waiting: int, ordering: str, gangs: tuple[int, ...], folder: Path) -> dict[str, Any]:
-    """Fill the nodes, then ROUNDS rounds in which jobs end and a hundred arrive."""
+    """Fill the nodes, then run ROUNDS rounds in which jobs end and a hundred arrive."""
     from cotenant.fleet.jobs import JobSpec
 
     draw = random.Random(7)

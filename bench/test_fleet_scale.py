@@ -1,4 +1,4 @@
-"""How the controller bears a long queue: 10,000 jobs waiting and 500 running, seconds per decision and memory.
+"""Measures the controller with a long queue, 10,000 jobs waiting and 500 running: seconds per decision and memory.
 
     .venv/bin/python -m pytest -q -s bench/test_fleet_scale.py
 

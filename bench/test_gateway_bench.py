@@ -1,4 +1,4 @@
-"""What the gateway costs, beside the same model in a bare ASGI app and behind Ray Serve.
+"""Measures the overhead of the gateway, compared with the same model in a bare ASGI app and behind Ray Serve.
 
 pytest -q -s bench/test_gateway_bench.py
 """

@@ -1,4 +1,4 @@
-"""How soon the live page shows a change and how long it keeps the browser busy."""
+"""Measures how soon the live page shows a change, and how long it keeps the browser busy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["browser", "stage"]  # fixtures, which pytest finds by their names in
 
 
 def test_a_thousand_tenants_do_not_stall_it(browser: Any, stage: Stage) -> None:
-    """One of 1,000 changes, again and again: the median change is seen within a second, and no task takes 200 ms."""
+    """One of 1,000 tenants changes repeatedly. The median change must be visible within a second, and no task of the
+    browser may take 200 ms."""
     stage.rows = tenant_rows(1000)
     browser.get(stage.server.url)
     until(lambda: "1,000" in text(browser, "#totals"))

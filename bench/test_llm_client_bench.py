@@ -42,7 +42,7 @@ fast.save_pretrained("tokenizer")
 
 
 def aiperf(url: str, folder: Path) -> list[dict[str, Any]]:
-    """Its rows, one per request."""
+    """The rows that AIPerf writes, one per request."""
     assert AIPERF is not None
     python = Path(AIPERF).with_name("python")
     made = [python, "-c", TOKENIZER, json.dumps(WORDS)]
@@ -60,7 +60,7 @@ def aiperf(url: str, folder: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def served(place: str, folder: Path) -> Iterator[str]:
-    """URL of the engine, or of a door before one."""
+    """URL of the engine, or of the models endpoint in front of one."""
     if place == "engine":
         with timed_engine(replace(roofline("timed", 8e9), name="timed")) as url:
             yield url

@@ -1,4 +1,4 @@
-"""What one sender can do, and how late its requests leave.
+"""Measures the rate that one sender reaches, and how late its requests leave.
 
 pytest -q -s bench/test_load_bench.py
 """

@@ -1,4 +1,5 @@
-"""MIG: speed of the optimizer against permutations, and what each policy gives against whole GPUs.
+"""Measures the speed of the MIG optimizer compared with trying all permutations, and the gain of each policy over whole
+GPUs.
 
 pytest -q -s bench/test_mig_bench.py
 """
@@ -26,7 +27,7 @@ REFERENCE = {"trace_g8_j100_a60_s1": 8, "trace_g8_j1000_a100_s1": 8, "trace_g40_
 
 
 def permutations(geo: Geometry, speeds: np.ndarray) -> float:
-    """The baseline: every multiset of as many slices as jobs, every order of the jobs."""
+    """The baseline: try every multiset of as many slices as jobs, with every order of the jobs."""
     best = -np.inf
     for kinds in maximal_multisets(geo):
         if len(kinds) != len(speeds):
@@ -92,7 +93,7 @@ def test_policies_against_whole_gpus(shared: Path, name: str, gpu: str) -> None:
 
 
 def test_cost_of_prediction_errors(shared: Path) -> None:
-    """miso against miso-perfect on the reference traces, each with five draws of the errors."""
+    """Compares miso with miso-perfect on the reference traces, each with five draws of the prediction errors."""
     print("\nmean JCT of miso over that of miso-perfect")
     for name, gpus in REFERENCE.items():
         trace = read(str(shared / f"reference/miso/{name}.csv"), TraceOptions())

@@ -1,4 +1,4 @@
-"""Twenty minutes of random kills of programs, of the agent and of clients behind the language models' door.
+"""Kills programs, the agent and clients behind the language models' endpoint at random for twenty minutes.
 
 pytest -q -s bench/test_models_soak_bench.py          (COTENANT_SOAK_S=1200 seconds, COTENANT_SOAK_SEED=1)
 """

@@ -1,4 +1,4 @@
-"""A node of eight GPUs that fills and empties: how long admission, binding and freeing take."""
+"""Measures how long admission, binding and freeing take on a node of eight GPUs that fills and empties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving plans: what is planned, how fast, and whether simulated requests agree.
+"""Measures serving plans: what is planned, how fast, and whether simulated requests agree.
 
 pytest -q -s bench/test_serving_bench.py
 """

@@ -1,4 +1,4 @@
-"""Does the simulator say what the server does? The same plan and load, live and in virtual time.
+"""Compares the simulator with the real server: the same plan and load, live and in virtual time.
 
 pytest -q -s bench/test_serving_fidelity_bench.py          (COTENANT_FIDELITY_S=60 seconds)
 """

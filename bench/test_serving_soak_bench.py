@@ -1,4 +1,5 @@
-"""Half an hour of load on a server whose rates change, whose models come and go, and which plans anew all the time.
+"""Runs half an hour of load on a server whose rates change, whose models are loaded and unloaded, and which replans all
+the time.
 
 pytest -q -s bench/test_serving_soak_bench.py          (COTENANT_SOAK_S=1800 seconds, COTENANT_SOAK_SCALE=1)
 """

@@ -1,4 +1,4 @@
-"""Reading and generating a million jobs, against plain Python doing the least of the same work."""
+"""Measures reading and generating a million jobs, compared with plain Python that does the least of the same work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def timed(work: Callable[[], object]) -> tuple[float, object]:
 
 
 def plain_read(path: Path) -> list[tuple[str, float, float, float, str]]:
-    """What a loop over the csv module needs for the five columns, without any check."""
+    """Read the five columns with a loop over the csv module, without any check."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         return [(r["id"], float(r["arrival_s"]), float(r["gpus"]), float(r["duration_s"]), r["model"]) for r in rows]

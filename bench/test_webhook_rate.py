@@ -1,4 +1,5 @@
-"""Reviews a second of the webhook over TLS, as the API server asks it: several connections that stay open."""
+"""Measures reviews per second of the webhook over TLS, in the way the API server calls it: over several connections
+that stay open."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def graphs(report: Keep) -> dict[str, Any]:
 
 
 def resnet50(report: Keep) -> dict[str, Any]:
-    """TorchScript: ms of a batch of each size, eager and by its graph."""
+    """Time TorchScript: ms of a batch of each size, eager and by its graph."""
     found: dict[str, Any] = {"load_s": {}, "ms": {}}
     without = spec(parameters={"no_graphs": {"string_value": "true"}})
     eager, captured = (TorchModel(x, Share(1.0, on_gpu=True)) for x in (without, spec()))
@@ -95,7 +95,7 @@ def resnet50(report: Keep) -> dict[str, Any]:
 
 
 def exported(_report: Keep) -> dict[str, Any]:
-    """A small exported program (.pt2) with a dynamic batch size."""
+    """Time a small exported program (.pt2) with a dynamic batch size."""
     import torch
 
     path = FOLDER / "exported" / "1"
@@ -120,7 +120,8 @@ def timed_small(model: TorchModel, x: np.ndarray) -> float:
 
 
 def ladder(report: Keep) -> dict[str, Any]:
-    """One process on green contexts of several sizes: SMs, ms of a batch of 32, and time of a switch of contexts."""
+    """Measure one process on green contexts of several sizes: SMs, ms of a batch of 32, and time of a switch between
+    contexts."""
     model = TorchModel(spec(), Share(1.0, on_gpu=True, resizes=True))
     if model._contexts is None:
         return {"skipped": "green contexts need a GPU"}
@@ -192,7 +193,7 @@ def worker_spec(name: str, mechanism: str, fraction: float, start: float = 0.0) 
 
 
 def worker(report: Keep) -> dict[str, Any]:
-    """Cost of a worker process, and batch times under several MPS percentages."""
+    """Measure the cost of a worker process, and batch times under several MPS percentages."""
     from cotenant.serving.workers.local import LocalWorkers
 
     async def measure() -> dict[str, Any]:
@@ -215,7 +216,8 @@ def worker(report: Keep) -> dict[str, Any]:
 
 
 def neighbours(report: Keep) -> dict[str, Any]:
-    """Two workers on disjoint green contexts: alone, together, and together after both were resized."""
+    """Measure two workers on disjoint green contexts: each alone, both together, and together after both were
+    resized."""
     from cotenant.serving.workers.local import LocalWorkers
 
     async def measure() -> dict[str, Any]:

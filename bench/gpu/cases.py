@@ -43,7 +43,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """The result of a case that failed: its error, and the notes, which hold the agent's log."""
+    """The result of a failed case: its error, and the notes of the exception, which hold the agent's log."""
     return {"error": repr(error)[-1500:], "notes": [note[-1500:] for note in getattr(error, "__notes__", [])]}
 
 

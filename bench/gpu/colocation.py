@@ -61,9 +61,8 @@ def plan(kinds: list[str], schemes: str, **more: Any) -> Plan:
 
 
 def floor_reaction(found: Found) -> None:
-    """Reaction of the LS gate. After the LS-activity flag is set: time to the last BE launch that still passes (gated
-    on
-    the host), or to the last BE kernel that is seen to end (gated on the device). After it is cleared: time to the next
+    """Measure the reaction time of the LS gate. After the LS-activity flag is set: time to the last BE launch that
+    still passes (host-gated), or to the end of the last BE kernel (device-gated). After it is cleared: time to the next
     launch or kernel."""
     with Rig(GPU, together=TOGETHER) as rig:
         be = rig.be(below=True).wait_ready()
@@ -108,7 +107,8 @@ def reaction(floor: Floor, be: Program, order: str) -> dict[str, Any]:
 
 
 def be_bound(found: Found) -> None:
-    """By in-flight budget: rate of BE alone under the gate over native, and latencies of LS beside it."""
+    """For several in-flight budgets: the rate of BE alone under the gate relative to native, and the latencies of LS
+    with that BE work."""
     with Rig(GPU, together=TOGETHER) as rig:
         ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
         for program in (ls, be, native):
@@ -139,7 +139,7 @@ def be_bound(found: Found) -> None:
 
 
 def host_bound(found: Found) -> None:
-    """By in-flight budget: rates of host-bound BE programs, to see the gain from launching ahead."""
+    """For several in-flight budgets: the rates of host-bound BE programs, which show the gain from launching ahead."""
     with Rig(GPU, together=TOGETHER) as rig:
         ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
         for program in (ls, be, native):
@@ -180,23 +180,24 @@ def ratio(seen: dict[str, Any], alone: dict[str, Any], part: float) -> float:
 
 
 def schemes(found: Found) -> None:
-    """All schemes beside short and long BE kernels."""
+    """Measure all schemes with short and long BE kernels."""
     kinds = [kind for kind in (*SHORT, *LONG) if kind != "mm2048"]
     measure(GPU, plan(kinds, "all", rounds=2, block_s=0.8), found)
 
 
 def tidal(found: Found) -> None:
-    """The scheme tidal, with enough requests to measure an attainment of 99 %. Step `training` has training loads."""
+    """Measure the scheme tidal with enough requests for an attainment of 99 %. The step `training` has training
+    loads."""
     measure(GPU, plan(["mm4096", "mm2048", "add256"], "tidal", rounds=8, block_s=2.0), found)
 
 
 def tidal_long(found: Found) -> None:
-    """The scheme tidal beside long kernels. A request may have to wait for one of them."""
+    """Measure the scheme tidal with long BE kernels: a request may have to wait for one of them."""
     measure(GPU, plan(LONG, "tidal", rounds=4, block_s=2.0), found)
 
 
 def loads(found: Found) -> None:
-    """LS at 30, 50 and 70 % of its capacity."""
+    """Measure LS at 30, 50 and 70 % of its capacity."""
     with Rig(GPU, together=TOGETHER) as rig:
         ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
         for program in (ls, be, native):
@@ -228,7 +229,8 @@ def rounds(ls: Program, be: Program, native: Program, mine: Plan, count: int) ->
 
 
 def two_ls(found: Found) -> None:
-    """Two LS services of 60 requests a second each, beside BE. The baseline are both services without BE."""
+    """Measure two LS services of 60 requests a second each together with BE. The baseline is both services without
+    BE."""
     with Rig(GPU, together=TOGETHER) as rig:
         pair = [rig.ls("ls1"), rig.ls("ls2")]
         be = rig.be(below=True)
@@ -263,12 +265,12 @@ def two_ls(found: Found) -> None:
 
 
 def inputs_copied(found: Found) -> None:
-    """Every request copies its input from pinned host memory."""
+    """Measure a service whose requests each copy their input from pinned host memory."""
     measure(GPU, plan(["mm2048", "add256"], "tidal", rounds=3, block_s=2.0, copy=True), found)
 
 
 def without_mps(found: Found) -> None:
-    """The scheme tidal without MPS, while the driver time-slices between the processes."""
+    """Measure the scheme tidal without MPS, while the driver time-slices between the processes."""
     with Rig(GPU, together=False) as rig:
         ls, be, native = rig.ls(), rig.be(), rig.be_native()
         for program in (ls, be, native):
@@ -284,8 +286,8 @@ def without_mps(found: Found) -> None:
 
 
 def bandwidth_curve(found: Found) -> None:
-    """LS beside memory-bound BE work, by the SMs of BE and the fraction of time with overlap; and the budget chosen
-    from that."""
+    """Measure LS with memory-bound BE work, by the SMs of BE and the fraction of time with overlap; then choose the
+    budget from these measurements."""
     budget_of(GPU, Budget(parse_ls("resnet50:4:300")), found)
 
 
@@ -314,7 +316,7 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
 
 
 class TooLongError(Exception):
-    """A step has exceeded its time limit."""
+    """Raised if a step has exceeded its time limit."""
 
 
 def _too_long(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Faults during co-location, one at a time: how long until the other side continues."""
+"""Injects faults during co-location, one at a time, and measures how long it takes until the other side continues."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Co-location of an unmodified service, whose LS-activity flag the shim sets; of workers with the environment of
-`cotenant serve --colocation`; and detection of a dead MPS server by the agent."""
+"""Three measurements of co-location: an unmodified service, whose LS-activity flag the shim sets; workers with the
+environment of `cotenant serve --colocation`; and how the agent detects a dead MPS server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEW = ("ls_p50_over_alone", "ls_p99_over_alone", "ls_p99_over_alone_ci95", "ls_a
 
 
 def beside(ls: Program, be: Program, native: Program, raises: bool, rounds: int) -> dict[str, Any]:
-    """Alternate blocks alone and beside BE, with the same arrivals."""
+    """Alternate blocks of LS alone and LS with BE; both have the same arrivals."""
     mine = Plan(parse_ls("resnet50:4:100"), [], parse_schemes("tidal"), block_s=0.8)
     series = Series()
     for seed in range(rounds):
@@ -41,7 +41,8 @@ def beside(ls: Program, be: Program, native: Program, raises: bool, rounds: int)
 
 
 def shim_held(found: Found) -> None:
-    """An unmodified service under `cotenant run --latency-sensitive`: overhead of the shim, and effect of BE."""
+    """Measure an unmodified service under `cotenant run --latency-sensitive`: the overhead of the shim, and the effect
+    of BE."""
     with Rig(GPU, together=TOGETHER) as rig:
         be, native, plain = rig.be(below=True), rig.be_native(), rig.ls("ls-plain")
         spec = TenantSpec("ls-held", mechanism=MECHANISM, latency_sensitive=True)
@@ -67,7 +68,8 @@ def shim_held(found: Found) -> None:
 
 
 def serve_workers(found: Found) -> None:
-    """Two workers with the environment that `cotenant serve --colocation tidal` gives them: classes, memory, weight."""
+    """Measure two workers with the environment that `cotenant serve --colocation tidal` gives them: work classes,
+    memory, weight of copies."""
     with Rig(GPU, together=TOGETHER) as rig:
         claims = {"a": Claim(8 << 30, 3.0), "b": Claim(8 << 30, 1.0)}
         made = Colocation("tidal", rig.bench.folder, claims)
@@ -105,7 +107,7 @@ def serve_workers(found: Found) -> None:
 
 
 def mps_watch(found: Found) -> None:
-    """Kill the MPS server: when the agent reports it, and whether new programs get a new server."""
+    """Kill the MPS server. Measures when the agent reports it, and whether new programs get a new server."""
     if not TOGETHER:
         found["skipped"] = "no MPS here"
         return

@@ -1,5 +1,5 @@
-"""Best-effort training beside a service: the fraction of the remaining time that it uses, and where the rest is
-lost."""
+"""Best-effort training next to a service: which fraction of the remaining GPU time the training uses, and where the
+rest is lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Rounds:
         self.beside_ms: dict[str, list[list[float]]] = {way: [] for way in ways if way in (LEFT, BOUNDED)}
 
     def run(self, number: int) -> None:
-        """Run one round. Each round begins with another configuration."""
+        """Run one round, which begins with another configuration than the previous one."""
         alone = ls_block(self.ls, self.plan, number, raises=False)
         self.left.append(1 - alone["active_s"] / BESIDE_S)
         self.alone_ms.append(alone["latency_ms"])
@@ -107,7 +107,7 @@ class Rounds:
 
 
 def training(found: Found) -> None:
-    """Training programs as best-effort work, those that fill the GPU and those that their host holds back.
+    """Measure training as best-effort work, with programs that the GPU limits and programs that their host limits.
 
     no gate over native: the shim, and what two processes differ by.  gate over no gate: the bound, in one process.
     beside over no gate: of what LS leaves, in one process, free of the host's differences between two.  not ahead:

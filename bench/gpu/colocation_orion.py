@@ -1,4 +1,4 @@
-"""Orion with a profile of every kernel, as its authors use it; and tidal with device copies that are split."""
+"""Measures Orion with a profile of every kernel, as its authors use it, and tidal with device copies that are split."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FEW = (
 
 
 def profiled(module: str, arguments: str, said: str) -> list[KernelRow]:
-    """Kernels of one of our programs that is told so much."""
+    """Kernels that one of the benchmark programs launches with these arguments and this input."""
     program = f"printf '{said}' | PYTHONPATH={SOURCE} exec {sys.executable} -m cotenant.bench.{module} {arguments}"
     rows = profile_kernels(GPU, ["sh", "-c", program], timeout_s=60)["kernels"]
     return [
@@ -84,7 +84,8 @@ class Row:
 
 
 def orion(found: Found) -> None:
-    """Scheme orion with its defaults, with a profile, and with 2.5 % of a request in flight; and scheme tidal."""
+    """Measure the scheme orion with its defaults, with a profile, and with 2.5 % of a request in flight; and the scheme
+    tidal."""
     loads = "".join(f"load {kind}\\nrun 0.2\\n" for kind in KINDS)
     be_rows = profiled("be_loads", BACKEND, loads)
     found["be"] = {"kernels": len(be_rows), "time": shares(be_rows)}
@@ -121,7 +122,8 @@ def orion(found: Found) -> None:
 
 
 def compare(rig: Rig, rows: dict[str, Row], native: Program, mine: Plan) -> dict[str, Any]:
-    """Alternate blocks; each round begins with another configuration. Each is compared with its own service alone."""
+    """Alternate blocks of all configurations; each round begins with another one. Each is compared with its own service
+    alone."""
     series = {name: Series() for name in rows}
     names = list(rows)
     for number in range(ROUNDS):
@@ -140,7 +142,7 @@ def compare(rig: Rig, rows: dict[str, Row], native: Program, mine: Plan) -> dict
 
 
 def copies_cut(found: Found) -> None:
-    """Scheme tidal beside device copies of 2 GiB: whole, and split as when a tenant has a copy weight."""
+    """Measure the scheme tidal with device copies of 2 GiB: whole, and split as for a tenant with a copy weight."""
     for name, weight in (("whole", None), ("in pieces", 1.0)):
         with Rig(GPU, together=TOGETHER, pinned=True) as rig:
             ls, native = rig.ls(), rig.be_native()

@@ -1,4 +1,4 @@
-"""Single techniques of co-location: green contexts, a persisting L2 window, kernel profiles.
+"""Measures single techniques of co-location: green contexts, a persisting L2 window, kernel profiles.
 
 Run as a program it is one of the helpers: `colocation_parts.py green|l2`.
 """
@@ -64,7 +64,8 @@ def green(found: dict[str, Any]) -> None:
 
 
 def l2_window(found: Found) -> None:
-    """LS beside a memory-bound BE without a gate (MPS), with and without its weights in the persisting part of L2."""
+    """Measure LS with memory-bound BE work without a gate (MPS), with and without the weights of LS in the persisting
+    part of L2."""
     found["alone without MPS"] = helper("l2")
     for percent in ("100", "50", ""):
         tried = found[f"MPS, {percent or 'no'} limit"] = {}
@@ -101,7 +102,7 @@ def l2_under_mps(found: Found, percent: str) -> None:
 
 
 def kernels(found: dict[str, Any]) -> None:
-    """Work classes of the kernels of a transformer's training, a matrix product and an addition."""
+    """Find the work classes of the kernels of a transformer's training, a matrix product and an addition."""
     profile = profile_kernels(GPU, [sys.executable, "-c", PROGRAM], timeout_s=60)
     rows = profile.pop("kernels")
     found |= profile | {"kinds": len(rows), "most": rows[:14]}
@@ -121,7 +122,7 @@ def green_helper() -> dict[str, Any]:
 
 
 def persisting_limit(cuda: ctypes.CDLL) -> int:
-    """Bytes of L2 that this context may persist, or the error code, negated."""
+    """Bytes of L2 that this context may persist; if the driver refuses to tell, its error code, negated."""
     size = ctypes.c_size_t()
     code = cuda.cuCtxGetLimit(ctypes.byref(size), 6)
     return -code if code else size.value
@@ -141,7 +142,8 @@ class Window(ctypes.Structure):
 
 
 def l2_helper() -> dict[str, Any]:
-    """Service time of ResNet-50 with all weights in one buffer, without and with a persisting window over it."""
+    """Measure the service time of ResNet-50 with all weights in one buffer, without and with a persisting window over
+    it."""
     import torch
 
     found: dict[str, Any] = {}
@@ -195,7 +197,7 @@ def l2_helper() -> dict[str, Any]:
 
 
 def pages(found: Found) -> None:
-    """Whether the driver can pin a page of another process that is mapped read-only."""
+    """Find out whether the driver can pin a page of another process that is mapped read-only."""
     found |= helper("pages")
 
 

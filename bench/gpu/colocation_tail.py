@@ -1,4 +1,4 @@
-"""Stages of an LS request's time beside best-effort kernels of at most 0.2 ms, for several configurations
+"""Measures the stages of an LS request's time with best-effort kernels of at most 0.2 ms, for several configurations
 (candidates)."""
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def mean(values: Sequence[float]) -> float:
 
 
 class Blocks:
-    """What one candidate saw, block by block. Stages of a request, ms: late (before it began, none in front of it),
-    other (the host, before and after the GPU), first (kernels that wait for what was in flight), rest."""
+    """Measurements of one candidate, block by block. Stages of a request in ms: late (waiting before it began although
+    no other request was in front of it), other (time of the host before and after the GPU), first (kernels that wait
+    for the BE work that was in flight), rest."""
 
     def __init__(self) -> None:
         self.latency_ms: list[list[float]] = []
@@ -74,7 +75,7 @@ class Blocks:
         return [request[index] for block in self.stages_ms for request in block]
 
     def clock_mhz(self) -> float:
-        """Median of the SM clock over blocks; 0 where it cannot be read."""
+        """Median of the SM clock over blocks; 0 if it cannot be read."""
         return quantile([card.get("sm_mhz", 0.0) for card in self.card], 0.5)
 
     def raw_us(self) -> list[list[list[int]]]:
@@ -84,7 +85,8 @@ class Blocks:
 
 
 def over(alone: list[list[float]], beside: list[list[float]], part: float) -> dict[str, Any]:
-    """Quantile beside over alone, with a 95 % interval that resamples blocks: both saw the same arrivals."""
+    """Ratio of a quantile with BE to that alone, with a 95 % interval that resamples blocks. Both have the same
+    arrivals."""
     draw = random.Random(0)
 
     def ratio(picked: Sequence[int]) -> float:
@@ -97,8 +99,8 @@ def over(alone: list[list[float]], beside: list[list[float]], part: float) -> di
 
 
 def queued(served_ms: Sequence[float], seed: int) -> list[float]:
-    """Latencies of a long Poisson stream whose requests take times drawn from those measured: w' = max(0, w + s - gap),
-    Lindley 1952. What p99 is when the arrivals' own chance is taken out."""
+    """Latencies of a long Poisson stream of requests whose service times are drawn from the measured ones: w' = max(0,
+    w + s - gap), Lindley 1952. Their p99 does not depend on the chance of the measured arrivals."""
     draw = random.Random(seed)
     wait = 0.0
     found = []
@@ -110,8 +112,8 @@ def queued(served_ms: Sequence[float], seed: int) -> list[float]:
 
 
 def from_service(alone: Blocks, beside: Blocks, skip_late: bool) -> dict[str, Any]:
-    """p99 beside over alone of long streams of the same arrivals; the interval resamples blocks. `skip_late`: without
-    what the host was late by."""
+    """Ratio of p99 with BE to that alone, for long streams with the same arrivals. The interval resamples blocks.
+    `skip_late`: leave out delays of the host."""
     draw = random.Random(1)
     ratios = []
     count = len(alone.stages_ms)
@@ -166,7 +168,7 @@ def block(ls: Program, seed: int, raises: bool, be: Program | None) -> tuple[dic
 
 
 class Stand:
-    """The programs of one measurement: LS, BE without the shim, BE under it, and another BE tenant for products of
+    """The programs of one measurement: LS, BE without the shim, BE with it, and another BE tenant that multiplies
     zeros."""
 
     def __init__(self, rig: Rig, zeros: bool = False) -> None:
@@ -179,7 +181,7 @@ class Stand:
         rig.join(self.ls)
 
     def load(self, kind: str) -> None:
-        """Set the load up in every BE program."""
+        """Set up the load in every BE program."""
         self.native_s = NATIVE_STEPS_S if kind.startswith("train-") else NATIVE_S
         self.rig.scheme("mps-plus")
         self.native.ask(f"load {kind}", 60)
@@ -188,13 +190,13 @@ class Stand:
             self.zeros.ask(f"load {kind.replace('mm', 'mmz')}", 60)
 
     def run(self, name: str, seed: int) -> tuple[dict[str, Any], float, dict[str, float]]:
-        """One block of a candidate."""
+        """Run one block with a candidate's settings."""
         self.rig.scheme("tidal", **CANDIDATES.get(name, {}))
         return block(self.ls, seed, True, self.zeros if name.endswith(ZEROS) else self.be)
 
     def alone(self) -> tuple[float, dict[str, Any]]:
-        """BE without the shim and without LS: its rate after the time that it has beside LS, too, before it counts; and
-        by time, since a card at its power limit begins faster than it goes on."""
+        """Measure BE without the shim and without LS. It runs for some time before it counts, as long as it does beside
+        LS, because a card at its power limit is faster at first."""
         with Watch(GPU) as card:
             work = self.native.ask(f"run {self.native_s + LEAD_S}", 60)
         begin = work["begin_ns"]
@@ -251,13 +253,13 @@ def seconds_of(default: float) -> float:
 
 
 def tidal_tail(found: Found) -> None:
-    """Beside products of 0.2 ms, the hardest case: every candidate, and the GPU's clock."""
+    """Measure every candidate, and the GPU's clock, with products of 0.2 ms, the hardest case."""
     with Rig(GPU, together=TOGETHER) as rig:
         compare(found, Stand(rig, zeros=True), "mm4096", list(CANDIDATES)[1:], seconds_of(85))
 
 
 def tail_short(found: Found) -> None:
-    """Beside shorter kernels and training: the former and the current settings."""
+    """Measure the former and the current settings with shorter kernels and training."""
     with Rig(GPU, together=TOGETHER) as rig:
         stand = Stand(rig)
         for kind in ("mm2048", "add256", "train-resnet50", "train-transformer"):
@@ -265,7 +267,7 @@ def tail_short(found: Found) -> None:
 
 
 def stretch(found: Found) -> None:
-    """Host-bound training, by the largest scale of the in-flight budget."""
+    """Measure host-bound training for several values of the largest budget scale."""
     CANDIDATES.update({f"stretch {n:g}": {"stretch": n} for n in (8.0, 16.0)})
     with Rig(GPU, together=TOGETHER) as rig:
         stand = Stand(rig)
@@ -274,7 +276,7 @@ def stretch(found: Found) -> None:
 
 
 def event_cost(found: Found) -> None:
-    """Launches per second with an event, or a stream memory wait, between two short kernels."""
+    """Measure launches per second with an event, or with a stream memory wait, between two short kernels."""
     with Rig(GPU, together=TOGETHER) as rig, tempfile.NamedTemporaryFile(dir="/dev/shm") as word:
         word.write(bytes(4096))
         word.flush()

@@ -24,7 +24,7 @@ P = ctypes.c_void_p
 
 
 class Hold:
-    """The word, as the device sees it."""
+    """The 32-bit word on which streams wait, at its address on the device."""
 
     def __init__(self, call: Callable[..., None], path: str) -> None:
         self._call = call
@@ -36,7 +36,7 @@ class Hold:
         call("cuMemHostGetDevicePointer_v2", ctypes.byref(self._device), P(at), 0)
 
     def wait(self, stream: int | None = None) -> None:
-        """The stream goes on when the word is 0."""
+        """Make the stream wait until the word is 0."""
         self._call("cuStreamWaitValue32_v2", P(stream), self._device, ctypes.c_uint32(0), EQUAL)
 
 
@@ -44,7 +44,7 @@ Calls = dict[str, Callable[[], None]]
 
 
 def torch_call() -> Callable[..., None]:
-    """Driver calls beside torch."""
+    """A function that makes driver calls in a process that uses torch."""
     import torch
 
     torch.zeros(1, device="cuda")
@@ -59,7 +59,8 @@ def torch_call() -> Callable[..., None]:
 
 
 def cost(load: be_loads.Load, hold: Hold, events: Calls, seconds: float) -> dict[str, list[float]]:
-    """Launches per second with each of these between two launches; four in flight by the load's own marks."""
+    """Measure launches per second with nothing, an event or a wait between two launches. By the load's own marks, four
+    launches are in flight."""
     between: Calls = {"nothing": lambda: None, **events, "wait": hold.wait}
     found: dict[str, list[float]] = {name: [] for name in between}
     plain = load.launch

@@ -1,8 +1,9 @@
-"""Overhead of a tenant that is alone, and the part that its fences have in it: steps of loading.py.
+"""Measures the overhead of a tenant that is alone, and which part of it comes from the shim's fences; used by
+loading.py.
 
-A native program and a tenant launch from one core in turn. Before each block the tenant's agent says whether it is to
-be fenced (COTENANT_SLOT_UNFENCED), so what fences cost compares one process with itself; only ratios to native depend
-on where the two processes have landed.
+A native program and a tenant launch in turn from one core. Before each block the agent switches the tenant's fences on
+or off (COTENANT_SLOT_UNFENCED). So the cost of fences is measured within one process, and only ratios to native depend
+on the memory layout of the two processes.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Pair:
 
 @contextlib.contextmanager
 def started(kind: str, processes: int) -> Iterator[list[Pair]]:
-    """Set up pairs, all at the same time, because that takes longest."""
+    """Set up all pairs at the same time, because setting up takes longest."""
     with tempfile.TemporaryDirectory() as folder:
         pairs = [Pair(Path(folder), kind, number) for number in range(processes)]
         try:
@@ -87,7 +88,8 @@ def started(kind: str, processes: int) -> Iterator[list[Pair]]:
 
 
 def rounds_of(pair: Pair, rounds: int) -> dict[str, list[float]]:
-    """Rates by side. The order rotates and changes direction, so that drift of the machine affects all sides alike."""
+    """Rates of each side. The order rotates and changes direction, so that drift of the machine affects all sides
+    alike."""
     sides = ["native", *WAYS]
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
@@ -109,8 +111,8 @@ def ratios(rates: dict[str, list[float]], side: str, to: str) -> list[float]:
 
 
 def parts(kind: str, processes: int, rounds: int) -> dict[str, Any]:
-    """A tenant with and without fences, over native (sample: medians of the processes), and with over without (sample:
-    all rounds)."""
+    """Ratios of a tenant with fences, and without, to native (sample: the median of each process), and of the tenant
+    with fences to the one without (sample: all rounds)."""
     with started(kind, processes) as pairs:
         found = [rounds_of(pair, rounds) for pair in pairs]
         fences = [pair.agent.clients[0].slot(0, FENCES).value for pair in pairs]

@@ -64,8 +64,9 @@ def work_between(block: dict[str, Any], start_ns: float, end_ns: float) -> float
 
 
 def come_and_go() -> dict[str, Any]:
-    """A (request 20 %) runs for 34 s, B (30 %) from 5 to 30 s, C (50 %) from 12 to 26 s: in any 10 s in which a tenant
-    was there all the time, it got at least its request; and while all three were there, exactly that."""
+    """Check shares while tenants come and go: A (request 20 %) runs for 34 s, B (30 %) from 5 to 30 s, C (50 %) from 12
+    to 26 s. In any 10 s in which a tenant was there all the time, it must get at least its request; while all three are
+    there, exactly that."""
     plan = {"A": (0.2, 0.0, 34.0), "B": (0.3, 5.0, 25.0), "C": (0.5, 12.0, 14.0)}
     with Bench(GPUS, TURNS) as bench:
         native = bench.native("busy")
@@ -101,8 +102,8 @@ def come_and_go() -> dict[str, Any]:
 
 
 def limits_by_time() -> dict[str, Any]:
-    """GPU time by the tenant's own events over wall time: a GPU that idles half the time clocks higher, so that work
-    done says more than the share of time."""
+    """Measure a tenant's GPU time by its own events, relative to wall time. A GPU that is idle half of the time has a
+    higher clock, so the amount of work would show more than the share of time."""
     found: dict[str, Any] = {}
     environment = dict(os.environ)
     alone = subprocess.Popen(timed(8), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -139,7 +140,8 @@ def result(process: subprocess.Popen[str], timeout: float = 90) -> dict[str, Any
 
 
 def memory() -> dict[str, Any]:
-    """A cap of 4 GiB by each of PyTorch's allocators; what NVML says inside and outside; the ledger after kill -9."""
+    """Test a memory limit of 4 GiB with each of PyTorch's allocators, what NVML reports inside and outside of the
+    tenant, and the agent's ledger after kill -9."""
     found: dict[str, Any] = {}
     kinds = {"default": "", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
     with Bench(GPUS, {}) as bench:
@@ -184,7 +186,7 @@ def hold_and_kill(bench: Bench) -> dict[str, Any]:
 
 
 def launch_cost() -> dict[str, Any]:
-    """Host time per launch, native and tenant in turn, 15 times each."""
+    """Measure the host time per launch, native and as a tenant alternately, 15 times each."""
     with tempfile.TemporaryDirectory() as folder, Bench(GPUS, {}) as bench:
         program = str(Path(folder) / "launch_cost")
         subprocess.run(["nvcc", "-O2", "-o", program, str(HERE / "launch_cost.cu")], check=True)
@@ -203,8 +205,8 @@ def launch_cost() -> dict[str, Any]:
 
 
 def launch_pair() -> dict[str, Any]:
-    """Launches and graph launches through the shim and past it, in turn, inside one process; five processes, because
-    one may be lucky in its place in memory by half a percent."""
+    """Time launches and graph launches with and without the shim, alternately, inside one process. Five processes are
+    measured, since the memory layout of one can change the result by half a percent."""
     with tempfile.TemporaryDirectory() as folder, Bench(GPUS, {}) as bench:
         program = str(Path(folder) / "launch_pair")
         source = str(HERE / "launch_pair.c")
@@ -218,13 +220,13 @@ def launch_pair() -> dict[str, Any]:
 
 
 def overheads(kind: str, processes: int, pairs: int) -> dict[str, Any]:
-    """Many pairs of processes with short pairs of blocks, because processes differ by their memory layout."""
+    """Compare many pairs of processes with short pairs of blocks, because processes differ by their memory layout."""
     return overhead.measure(gpus=GPUS, workloads=[kind], pairs=pairs, block_s=0.05, processes=processes)
 
 
 def endless_or_not(kind: str, processes: int, rounds: int) -> dict[str, Any]:
-    """What a turn without an end is worth: tenants of two agents, one of which always gives deadlines, and two native
-    programs, all four interleaved. The two native ones say what such a comparison finds where there is nothing."""
+    """Measure the gain of unbounded turns. Tenants of two agents, one of which always sets deadlines, and two native
+    programs run alternately. The two native programs show the error of such a comparison."""
     agents = {"endless": {"alone_after": "0s"}, "finite": {"alone_after": "1000s"}}
     with contextlib.ExitStack() as stack:
         core = stack.enter_context(overhead.core_of_its_own())
@@ -257,8 +259,8 @@ def endless_or_not(kind: str, processes: int, rounds: int) -> dict[str, Any]:
 
 
 def wake() -> dict[str, Any]:
-    """The first launch after 0.1 s of idleness, until it returns and until the GPU has done it, 130 times: native, as a
-    tenant alone, and as one of 90 %, which must ask for its turn each time."""
+    """Time the first launch after 0.1 s of idleness, until it returns and until the GPU has executed it, 130 times:
+    native, as a tenant that is alone, and as a tenant with 90 %, which must request a turn each time."""
     backend = "driver" if GPUS == "soft" else "torch"
     command = [sys.executable, str(HERE / "waking.py"), backend, "130"]
     with Bench(GPUS, {"alone_after": "0s"}) as one, Bench(GPUS, {}) as other:
@@ -280,7 +282,7 @@ def wake() -> dict[str, Any]:
 
 
 def mps() -> dict[str, Any]:
-    """Two concurrent tenants under MPS with 50 % of the threads each, each relative to a native run."""
+    """Measure two concurrent tenants under MPS with 50 % of the threads each, relative to a native run."""
     with Bench(GPUS, {}) as bench:
         native = bench.native("busy")
         native.wait_ready()

@@ -51,7 +51,7 @@ class Job:
         self.log = folder / "log"
 
     def start(self, gpus: str = FIRST, bench: Bench | None = None, spec: TenantSpec | None = None, **more: str) -> None:
-        """Start it on GPUs (UUIDs, one per rank), or as a tenant."""
+        """Start the job on GPUs (UUIDs, one per rank), or as a tenant."""
         self.attempt += 1
         for rank in range(self.ranks):
             write_lease(self.folder, rank, Lease(attempt=self.attempt))
@@ -77,7 +77,7 @@ class Job:
             client.call("started", name=spec.name, pid=self.processes[0].pid)
 
     def lines(self, rank: int = 0) -> list[Any]:
-        """Its loss curve so far."""
+        """The loss curve so far."""
         path = Path(f"{self.curve}-{rank}") if self.ranks > 1 else self.curve
         whole = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in whole if line.endswith("]")]
@@ -123,7 +123,7 @@ class Job:
         return statistics.median(taken) if len(taken) > 3 else float("nan")
 
     def tail(self) -> str:
-        """The last lines of its output."""
+        """The last lines of the job's output."""
         return self.log.read_text(errors="replace")[-1500:] if self.log.exists() else ""
 
 
@@ -152,8 +152,8 @@ def same_curve(whole: list[Any], parts: list[Any]) -> dict[str, Any]:
 
 
 def loop_bit_identical(folder: Path) -> dict[str, Any]:
-    """A job that is stopped twice and killed once, in between under the shim with half of the GPU: the loss curve of an
-    undisturbed run, bit by bit."""
+    """Stop a job twice and kill it once; in between it runs under the shim with half of the GPU. Its loss curve must
+    equal that of an undisturbed run bit by bit."""
     steps = 60
     whole = Job(folder / "whole", "conv", steps)
     again = Job(folder / "again", "conv", steps)
@@ -187,7 +187,8 @@ def loop_bit_identical(folder: Path) -> dict[str, Any]:
 
 
 def move_cost(folder: Path) -> dict[str, Any]:
-    """Cost of stopping and resuming a job with about 1 GB of state; with two GPUs, on another one."""
+    """Measure the cost of stopping and resuming a job with about 1 GB of state; if there are two GPUs, it resumes on
+    the other one."""
     job = Job(folder / "wide", "wide", 100_000)
     found: dict[str, Any] = {}
     try:
@@ -209,7 +210,8 @@ def move_cost(folder: Path) -> dict[str, Any]:
 
 
 def gang_move(folder: Path) -> dict[str, Any]:
-    """Two ranks over NCCL on two GPUs: stopped, their GPUs exchanged, resumed; one rank alone is asked to leave."""
+    """Run two ranks over NCCL on two GPUs: stop them, exchange their GPUs, resume them; then request only one rank to
+    leave."""
     if not SECOND and not SMALL:
         return {"skipped": "COTENANT_SECOND_GPU is not set"}
     steps = 60
@@ -236,8 +238,8 @@ def gang_move(folder: Path) -> dict[str, Any]:
 
 
 def shares_on_one_gpu(folder: Path) -> dict[str, Any]:
-    """Two jobs of cotenant.loop with 30 and 70 % of one GPU in turns, then half of the SMs each under MPS: their pace
-    against each alone."""
+    """Measure two jobs of cotenant.loop with 30 and 70 % of one GPU in turns, then with half of the SMs each under MPS:
+    their pace relative to each alone."""
     kinds = {"a": "text", "b": "conv"}
     found: dict[str, Any] = {"alone_s": {}}
     for name, kind in kinds.items():
@@ -279,7 +281,7 @@ def shares_on_one_gpu(folder: Path) -> dict[str, Any]:
 
 
 def miso_live(folder: Path) -> dict[str, Any]:
-    """Each kind alone first, for its curve and its pace; then three jobs under MISO."""
+    """Run each kind of job alone, for its curve and pace; then run three jobs under MISO."""
     import fleet_miso
 
     references = {}
@@ -296,7 +298,7 @@ def miso_live(folder: Path) -> dict[str, Any]:
 
 
 def park_resume(folder: Path) -> dict[str, Any]:
-    """An unmodified job that the agent parks and resumes: its loss curve continues."""
+    """Park and resume an unmodified job by the agent. Its loss curve must continue."""
     whole, job = Job(folder / "whole", "conv", 900), Job(folder / "parked", "conv", 900)
     found: dict[str, Any] = {}
     try:

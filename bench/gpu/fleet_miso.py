@@ -1,4 +1,4 @@
-"""MISO live on one GPU, for bench/gpu/fleet.py: the whole fleet and its agent, with MPS percentages as slices."""
+"""Runs MISO on one GPU, for bench/gpu/fleet.py: the whole fleet and its agent, with MPS percentages as slices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT_S = 210.0
 
 
 def miso_live(folder: Path, gpus: str, soft: bool, references: dict[str, list[Any]], program: str) -> dict[str, Any]:
-    """Three jobs arrive, are measured and get slices. Then one is cancelled, and the others get its part of the GPU.
+    """Run three jobs, which are measured and get slices. Then one is cancelled, and the others get its part of the GPU.
     `references`: curves of undisturbed runs by name. Returns the phases with every job's pace in each."""
     without_compiler()
     from cotenant.fleet.controller.miso import MisoPlanner
@@ -97,7 +97,8 @@ def lines(path: Path) -> list[Any]:
 
 
 def add_paces(phases: list[dict[str, Any]], curves: dict[str, list[Any]], references: dict[str, list[Any]]) -> None:
-    """Median seconds per step in every phase without its first second, and the speed relative to running alone."""
+    """Add to every phase each job's median seconds per step, without the first second, and its speed relative to
+    running alone."""
     ends = [phase["since"] for phase in phases[1:]] + [float("inf")]
     zero = phases[0]["since"] if phases else 0.0
     for phase, end in zip(phases, ends, strict=True):

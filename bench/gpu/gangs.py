@@ -1,4 +1,5 @@
-"""Gangs under the hardware's time slices: torchrun jobs on two GPUs (NCCL), beside each other and one-GPU tenants.
+"""Measures gangs under the hardware's time slices: torchrun jobs on two GPUs (NCCL), together with each other and with
+tenants on one GPU.
 
 CUDA_VISIBLE_DEVICES=UUID,UUID PYTHONPATH=src python bench/gpu/gangs.py OUT.jsonl STEP,STEP,... [SECONDS]
 
@@ -39,7 +40,7 @@ NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME
 
 
 class HungError(WorkError):
-    """A program did not start, step or end in time."""
+    """Raised if a program did not start, step or end in time."""
 
 
 class Gangs:
@@ -95,7 +96,7 @@ class Gangs:
         return f"{short}{self._count}"
 
     def row(self, row: str, gangs: Mapping[str, float], *, beside: bool = False, seconds: float = ROW_S) -> None:
-        """Gangs with these requests at once; `beside`: with a busy tenant on each GPU."""
+        """Run gangs with these requests at the same time. `beside`: also a busy tenant on each GPU."""
         began_s = time.monotonic()
         self._deadline_s = began_s + ROW_AT_MOST_S
         busy: list[Busy] = []
@@ -154,7 +155,7 @@ class Gangs:
         self.until(list(busy), "answer", lambda tenant: bool(tenant.marks.get(0)))
 
     def _last(self, tenants: list[Tenant], began_s: float) -> dict[str, Any]:
-        """By tenant and rank: time in the row in seconds, and steps, as last reported."""
+        """The last reported progress by tenant and rank: time in the row in seconds, and number of steps."""
         return {
             each.name: {rank: [round(marks[-1][0] - began_s, 2), marks[-1][1]] for rank, marks in each.marks.items()}
             for each in tenants
@@ -208,27 +209,27 @@ class Gangs:
 
 
 def alone(rig: Gangs) -> None:
-    """Steps per second of a gang alone."""
+    """Measure the steps per second of a gang that is alone."""
     rig.row("alone", {"solo": 1.0}, seconds=ALONE_S)
 
 
 def two(rig: Gangs) -> None:
-    """Two gangs with half of the GPU time each."""
+    """Measure two gangs with half of the GPU time each."""
     rig.row("two", {"a": 0.5, "b": 0.5})
 
 
 def three(rig: Gangs) -> None:
-    """Three gangs of 20, 30 and 50 %."""
+    """Measure three gangs with 20, 30 and 50 %."""
     rig.row("three", {"a": 0.2, "b": 0.3, "c": 0.5})
 
 
 def beside(rig: Gangs) -> None:
-    """Two gangs of 30 % beside a busy tenant of 40 % on each GPU."""
+    """Measure two gangs with 30 % each, and a busy tenant with 40 % on each GPU."""
     rig.row("beside", {"a": 0.3, "b": 0.3}, beside=True)
 
 
 def hold(rig: Gangs) -> None:
-    """After all rows the agent must have no tenant, no process and no promised share."""
+    """Check that the agent has no tenant, no process and no promised share after all rows."""
     found = rig.after_tenants()
     gpus = found["agent"]["gpus"]
     promised, charged = ([gpu[key] for gpu in gpus] for key in ("promised", "memory_charged_bytes"))

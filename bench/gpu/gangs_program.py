@@ -22,7 +22,7 @@ SOFT_KERNEL_NS, SOFT_COLLECTIVE_NS = 500_000, 200_000
 
 
 class Rank:
-    """Print a line about a rank."""
+    """Prints the lines of one rank."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -45,7 +45,7 @@ class Rank:
 
 
 def torch_rank(stop: Path) -> int:
-    """A rank of NCCL."""
+    """Run a rank that uses NCCL."""
     import torch
     import torch.distributed as dist
 
@@ -83,7 +83,7 @@ def torch_rank(stop: Path) -> int:
 
 
 def soft_rank(number: int, board: mmap.mmap, stop: Path) -> int:
-    """A rank on the software GPU, whose stream waits for the other rank's step. `board`: a page that both ranks have
+    """Run a rank on the software GPU. Its stream waits for the other rank's step. `board`: a page that both ranks have
     mapped."""
     from cotenant.bench.driver import SOFT_IMAGE
 

@@ -107,12 +107,12 @@ class Tenant:
         """Request that the program ends."""
 
     def look(self) -> None:
-        """Record its processes, which may outlive the one that started them."""
+        """Record the tenant's processes, which may outlive the one that started them."""
         if self.process.poll() is None:
             self._known |= descendants(self.process.pid)
 
     def kill(self) -> dict[str, str]:
-        """Kill all of its processes; returns the state of each before that."""
+        """Kill all processes of the tenant; returns the state that each had."""
         self.look()
         mine = [pid for pid, began in sorted(self._known.items()) if began and born(pid) == began]
         found = {str(pid): standing(pid) for pid in mine}
@@ -123,7 +123,7 @@ class Tenant:
         return found
 
     def steps_at(self, at_s: float) -> float:
-        """Number of steps that all of its ranks had made by then."""
+        """Number of steps that all ranks of the tenant had made by then."""
         found = []
         for marks in self.marks.values():
             i = bisect.bisect_left(marks, (at_s, 0))
@@ -135,7 +135,7 @@ class Tenant:
         return min(found)
 
     def pause_s(self, begin_s: float, end_s: float) -> float:
-        """Longest time in that interval without a step of any of its ranks."""
+        """Longest time in that interval in which a rank of the tenant made no step."""
         longest = 0.0
         for marks in self.marks.values():
             times = [begin_s, *(at for at, _ in marks if begin_s < at < end_s), end_s]

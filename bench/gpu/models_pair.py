@@ -49,7 +49,7 @@ SHORTEST_S, LONGEST_S = 3.0, 14.0
 
 
 def engine(name: str, port: str) -> list[str]:
-    """The command of a model."""
+    """Command line of a model's engine."""
     if DEVICE == "soft":
         words = ["-m", "cotenant.cli.main", "timed-llm", "--model", name, "--device", "cuda", "--memory", "64MiB"]
         return [sys.executable, *words, "--port", port]
@@ -58,7 +58,7 @@ def engine(name: str, port: str) -> list[str]:
 
 
 async def load(ports: dict[str, int], count: int, seconds: float) -> dict[str, Any]:
-    """`count` requests in flight at each model, for so long; the first quarter is not counted."""
+    """Keep `count` requests in flight at each model for `seconds`; the first quarter of the time is not counted."""
     client = Client(ports)
     each = [(name, PROMPT, OUTPUT, (i + 1) / count) for name in ports for i in range(count)]
     tasks = [asyncio.create_task(client.closed(*given)) for given in each]
@@ -76,7 +76,7 @@ async def load(ports: dict[str, int], count: int, seconds: float) -> dict[str, A
 
 @contextlib.contextmanager
 def plain(names: tuple[str, ...], folder: Path, environment: dict[str, str]) -> Iterator[dict[str, int]]:
-    """Models as ordinary processes; their ports."""
+    """Run the models as ordinary processes; yields their ports."""
     import socket
 
     ports: dict[str, int] = {}
@@ -118,7 +118,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def mps(folder: Path) -> Iterator[dict[str, str]]:
-    """A daemon of MPS in a folder of its own; the environment of programs that have half of the GPU each."""
+    """Run an MPS daemon in a folder of its own; yields the environment of programs that have half of the GPU each."""
     control = "nvidia-cuda-mps-control"
     own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
     for path in own.values():
@@ -132,7 +132,7 @@ def mps(folder: Path) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def cotenant(folder: Path, mechanism: str) -> Iterator[tuple[dict[str, int], str]]:
-    """Both models behind `cotenant serve`: the ports, and the agent's folder."""
+    """Run both models behind `cotenant serve`; yields the ports, and the agent's folder."""
     rows = [
         {"name": name, "command": subprocess.list2cmdline(engine(name, "{port}")), "memory": MEMORY, "keep": 1}
         for name in NAMES
@@ -169,7 +169,7 @@ def cotenant(folder: Path, mechanism: str) -> Iterator[tuple[dict[str, int], str
 
 @contextlib.contextmanager
 def models(way: str, folder: Path) -> Iterator[tuple[dict[str, int], str, dict[str, str]]]:
-    """The models of a step: ports, the agent's folder, and the environment of a program beside them."""
+    """Run the models of a step; yields ports, the agent's folder, and the environment of a further program."""
     with contextlib.ExitStack() as stack:
         environment: dict[str, str] = {}
         if way.startswith("cotenant"):
@@ -187,7 +187,7 @@ def models(way: str, folder: Path) -> Iterator[tuple[dict[str, int], str, dict[s
 
 
 def train() -> None:
-    """Train for ever; a line with the time after each step."""
+    """Train for ever, and print a line with the time after each step."""
     if DEVICE == "soft":
         from cotenant.bench.driver import Driver
 
@@ -242,7 +242,7 @@ class Training:
                 self.stamps.append(float(line))
 
     def rate(self, begin_s: float, end_s: float) -> float:
-        """Steps a second."""
+        """Steps per second between two times."""
         return sum(begin_s <= at < end_s for at in self.stamps) / (end_s - begin_s)
 
     def close(self) -> None:
@@ -251,7 +251,7 @@ class Training:
 
 
 def busy_part(seconds: float) -> float | None:
-    """The part of the time in which the GPU had a kernel, by NVML, which averages over the last 0.17 s or so."""
+    """Fraction of the time in which the GPU had a kernel, by NVML, which averages over about the last 0.17 s."""
     if REHEARSAL:
         time.sleep(seconds)
         return None
@@ -268,7 +268,7 @@ def busy_part(seconds: float) -> float | None:
 
 
 async def requests(ports: dict[str, int], seconds: float) -> tuple[dict[str, Any], float | None, float]:
-    """The row of Poisson requests to each model, how busy the GPU was meanwhile, and the begin."""
+    """Send Poisson requests to each model. Returns their row, how busy the GPU was meanwhile, and the start time."""
     client, begun = Client(ports), time.monotonic()
     sending = [client.open(name, TRAIN_PROMPT, TRAIN_OUTPUT, TRAIN_RATE, begun + seconds) for name in ports]
     busy, *_ = await asyncio.gather(asyncio.to_thread(busy_part, seconds), *sending)
@@ -276,7 +276,7 @@ async def requests(ports: dict[str, int], seconds: float) -> tuple[dict[str, Any
 
 
 def beside_training(way: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """The models without and with a training program, and the program with idle models."""
+    """Measure the models without and with a training program, and the program while the models are idle."""
     with models(way, folder) as (ports, agent, environment):
         asyncio.run(load(ports, 2, 2.0))  # a first load without measurement
         each = max(SHORTEST_S, (seconds - START_S - 10.0) / 2.5)

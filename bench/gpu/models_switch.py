@@ -1,4 +1,5 @@
-"""Eviction and return of a language model behind the server: two models with room for one, used in turn.
+"""Measures the eviction and return of a language model behind the server: two models with space for one, used
+alternately.
 
 CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src:tests/helpers python bench/gpu/models_switch.py OUT.json [ENGINE] [ROUNDS]
 
@@ -41,7 +42,7 @@ COMMANDS = {
 
 
 def models_file(folder: Path, engine: str) -> Path:
-    """A models file with two models and room for one."""
+    """Write a models file with two models, of which one fits on the GPU."""
     rows = []
     for seed, name in enumerate(NAMES):
         model = folder / name
@@ -59,7 +60,7 @@ def models_file(folder: Path, engine: str) -> Path:
 
 
 def ask(port: int, name: str) -> tuple[float, str]:
-    """Seconds to the first piece of text, and the whole answer."""
+    """Send a request; returns the seconds to the first text, and the whole answer."""
     body = {"model": name, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 32, "temperature": 0.0}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
     began, first, text = time.monotonic(), 0.0, ""

@@ -32,7 +32,8 @@ GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]
 
 
 def chunk_curve(_keep: Keep) -> dict[str, Any]:
-    """Successive chunks with and without the shim's stream memory operations around them: native, without an agent."""
+    """Measure successive chunks with and without the shim's stream memory operations around them: native, without an
+    agent."""
     from pcie_curve import measure
 
     return measure()
@@ -46,7 +47,8 @@ def measured(weights: list[float], seconds: float, **case: Any) -> Callable[[Kee
 
 
 def tenant_curve(keep: Keep) -> dict[str, Any]:
-    """Two tenants at 1:1, and an LS copy beside a BE one, by chunk size: the bandwidth that a shorter wait costs."""
+    """Measure two tenants at 1:1, and an LS copy against a BE one, by chunk size. This shows how much bandwidth a
+    shorter wait costs."""
     sizes = (512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
     cases = {f"{chunk >> 10} KiB": measured([1, 1], 1.2, chunk_bytes=chunk, ls=True) for chunk in sizes}
     return each(cases, keep, 40.0)
@@ -64,7 +66,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 
 
 def weights(keep: Keep) -> dict[str, Any]:
-    """Shares and their sum, by weights, direction, kind of memory and kind of copy."""
+    """Measure shares of the link and their sum, by weights, direction, kind of memory and kind of copy."""
     return each({name: measured(seconds=2.0, ls=False, **case) for name, case in WEIGHTS.items()}, keep, 40.0)
 
 
@@ -117,12 +119,12 @@ def run_tenant(
 
 
 def tenant_case(arguments: list[str], settings: dict[str, Any], **more: Any) -> Callable[[Keep], dict[str, Any]]:
-    """A case of `each` that runs such a tenant."""
+    """A case of `each` that runs such a tenant (see `run_tenant`)."""
     return lambda _keep: run_tenant(arguments, settings, **more)
 
 
 def correctness(keep: Keep) -> dict[str, Any]:
-    """Contents, order in a stream, graphs and captures: natively, and as a tenant with both kinds of pacing."""
+    """Check contents, order in a stream, graphs and captures: natively, and as a tenant with both kinds of pacing."""
     ahead = {"copy_weight": 1.0, "beside": "latency-sensitive"}
     cases = {
         "native": tenant_case(["checks"], {}, native=True),
@@ -134,8 +136,8 @@ def correctness(keep: Keep) -> dict[str, Any]:
 
 
 def cost_alone(keep: Keep) -> dict[str, Any]:
-    """Interleaved copies of several sizes by one tenant: native, without turns, and with turns, alone and with an idle
-    tenant."""
+    """Measure interleaved copies of several sizes by one tenant: native, without turns, and with turns, alone and with
+    an idle tenant."""
     turns = {"copies": True}
     kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "native": ({}, {"native": True}),
@@ -157,8 +159,7 @@ def cost_alone(keep: Keep) -> dict[str, Any]:
 
 
 def faults(_keep: Keep) -> dict[str, Any]:
-    """A tenant is killed during its copies, and an agent is killed and restarted: the other tenant's rate every 50
-    ms."""
+    """Kill a tenant during its copies; kill and restart an agent. Records the other tenant's rate every 50 ms."""
     from cotenant.bench.harness import Bench
     from cotenant.bench.pcie import specs_for
 

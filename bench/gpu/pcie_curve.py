@@ -1,4 +1,5 @@
-"""Rate of copies by chunk size, and the cost of a wait in the stream before each chunk: the reason for the default.
+"""Measures the rate of copies by chunk size, and the cost of a wait in the stream before each chunk. The default chunk
+size follows from this.
 
 All are native. `plain`: successive chunks on one stream. `paced`: before each chunk the shim's two stream memory
 operations in one call (write `ready`, wait for `go`), with turns granted beforehand, so only their own cost remains.
@@ -57,14 +58,15 @@ class Curve:
         self.ready_at, self.go_at = ctypes.c_uint64(address.value), ctypes.c_uint64(address.value + 64)
 
     def words(self, kind: str, number: int, stream: ctypes.c_void_p) -> None:
-        """Operations that a kind has before (told: after) each chunk."""
+        """Enqueue the operations that a kind has before (told: after) each chunk."""
         write = WordOperation(WRITE, 0, self.ready_at.value, number)
         wait = WordOperation(WAIT, 0, self.go_at.value, number)
         chosen = {"told": (write,), "waited": (wait,), "evented": (wait,)}.get(kind, (write, wait))
         self.cuda.call("cuStreamBatchMemOp_v2", stream, len(chosen), (WordOperation * len(chosen))(*chosen), 0)
 
     def run(self, direction: str, size: int, kind: str) -> tuple[float, float]:
-        """Bytes per second of the whole buffer in chunks of `size`, and the host's microseconds per chunk."""
+        """Copy the whole buffer in chunks of `size`; returns bytes per second, and the host's microseconds per
+        chunk."""
         self.go.value, self.ready.value = 0x7FFFFFFF, 0
         name = f"{FUNCTIONS[direction]}Async_v2"
         assert self.device.value is not None

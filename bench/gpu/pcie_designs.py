@@ -1,4 +1,4 @@
-"""Compares designs of the copy queue: the settings change while the same programs run.
+"""Compares designs of the copy queue by changing settings while the same programs run.
 
 A round measures every design once, in changing order, relative to the rate of a native program in that round.
 Results are medians over rounds with a 95 % interval.
@@ -80,7 +80,7 @@ class Settings:
 
 
 def together(workloads: Sequence[Workload], seconds: float, warm: float) -> list[float]:
-    """Bytes per second of each tenant in the middle of a block in which all copy."""
+    """Bytes per second of each tenant in the middle of a block in which all tenants copy."""
     for workload in workloads:
         workload.begin(seconds + 2 * warm)
     blocks = [workload.result() for workload in workloads]
@@ -126,7 +126,7 @@ def rounds_of(
 def sharing(
     direction: str, designs: dict[str, dict[str, Any]], seconds: float, mode: str, size: int, keep: Keep
 ) -> dict[str, Any]:
-    """Two tenants at 1:3 together, and the second one alone while the first is idle."""
+    """Measure two tenants at 1:3 together, and the second one alone while the first is idle."""
     copy = program(direction, "pinned", mode, size)
     rows: dict[str, dict[str, list[float]]] = {
         name: {"share of weight 3": [], "together over native": [], "alone over native": []} for name in designs
@@ -162,7 +162,8 @@ def sharing(
 
 
 def beside(direction: str, designs: dict[str, dict[str, Any]], seconds: float, keep: Keep) -> dict[str, Any]:
-    """A latency-sensitive tenant's 1 MiB copies alone and beside a best-effort one that saturates the link."""
+    """Measure the 1 MiB copies of a latency-sensitive tenant, alone and with a best-effort tenant that saturates the
+    link."""
     period_ms = 40.0 if SOFT else 2.0
     alone_us: dict[str, list[float]] = {name: [] for name in designs}
     beside_us: dict[str, list[float]] = {name: [] for name in designs}
@@ -219,7 +220,8 @@ def beside(direction: str, designs: dict[str, dict[str, Any]], seconds: float, k
 
 
 def mixed(seconds: float, keep: Keep) -> dict[str, Any]:
-    """A pinned and a pageable tenant of the same weight: each alone, then together, over the native rates."""
+    """Measure a tenant with pinned and one with pageable memory, of the same weight: each alone, then together,
+    relative to the native rates."""
     programs = {
         kind: program("h2d", kind, "sync" if kind == "pageable" else "async", COPY) for kind in ("pinned", "pageable")
     }
@@ -255,7 +257,7 @@ def mixed(seconds: float, keep: Keep) -> dict[str, Any]:
 
 
 def designs(keep: Keep) -> dict[str, Any]:
-    """Both directions; the direction to the host with fewer designs."""
+    """Compare designs in both directions, with fewer designs for copies to the host."""
     few = {name: CHUNKED[name] for name in ("default", "no larger pieces alone", "lead 40 us")}
     cases = {
         "h2d": lambda part: sharing("h2d", CHUNKED, 70.0, "async", COPY, part),
@@ -265,7 +267,7 @@ def designs(keep: Keep) -> dict[str, Any]:
 
 
 def designs_one_by_one(keep: Keep) -> dict[str, Any]:
-    """Programs that make one copy at a time: of eight chunks and of two."""
+    """Compare designs with programs that make one copy at a time: of eight chunks and of two."""
 
     def case(size: int) -> Callable[[Keep], dict[str, Any]]:
         return lambda part: sharing("h2d", ONE_BY_ONE, 14.0, "sync", size, part)
@@ -274,7 +276,7 @@ def designs_one_by_one(keep: Keep) -> dict[str, Any]:
 
 
 def designs_beside(keep: Keep) -> dict[str, Any]:
-    """A latency-sensitive tenant's copies in either direction."""
+    """Compare designs for a latency-sensitive tenant's copies in either direction."""
 
     def case(direction: str) -> Callable[[Keep], dict[str, Any]]:
         return lambda part: beside(direction, BESIDE, 22.0, part)
@@ -283,5 +285,5 @@ def designs_beside(keep: Keep) -> dict[str, Any]:
 
 
 def designs_mixed(keep: Keep) -> dict[str, Any]:
-    """A pinned and a pageable tenant."""
+    """Compare designs for a tenant with pinned and one with pageable memory."""
     return each({"h2d": lambda part: mixed(10.0, part)}, keep, 30.0)

@@ -126,7 +126,7 @@ IN_STREAM_ORDER = 1
 
 
 def batches(cuda: Driver, memory: Memory, host: Any) -> dict[str, Any]:
-    """Ranges of many lengths in one call, there and back; memory between them must not change."""
+    """Copy ranges of many lengths in one call, there and back; memory between them must not change."""
     stream = cuda.stream()
     sizes = [4096, 1 << 20, 70_001, (3 << 20) + 7, 1, 2 << 20]
     sizes = [size for size in sizes for _ in range(2 if memory.size < 32 << 20 else 1)][:7]
@@ -166,7 +166,7 @@ def batches(cuda: Driver, memory: Memory, host: Any) -> dict[str, Any]:
 
 
 def in_order(cuda: Driver, memory: Memory) -> dict[str, bool]:
-    """A copy waits for the kernel before it, and later work waits for the copy; the call returns at once."""
+    """Whether a copy waits for the kernel before it, later work waits for the copy, and the call returns at once."""
     stream, size = cuda.stream(), ctypes.c_size_t(memory.size)
     text = memory.fill(memory.pinned, 3)
     other = ctypes.c_void_p()
@@ -197,7 +197,8 @@ def in_order(cuda: Driver, memory: Memory) -> dict[str, bool]:
 
 
 def default_stream(cuda: Driver, memory: Memory) -> bool:
-    """Copies and kernels of the NULL stream keep their order, and a synchronous copy waits for the kernel before it."""
+    """Whether copies and kernels of the NULL stream keep their order, and a synchronous copy waits for the kernel
+    before it."""
     size = ctypes.c_size_t(memory.size)
     began = time.perf_counter()
     cuda.launch(50_000_000)
@@ -206,7 +207,7 @@ def default_stream(cuda: Driver, memory: Memory) -> bool:
 
 
 def graphs(cuda: Driver, memory: Memory) -> dict[str, bool]:
-    """A captured copy is a node of the graph, and copies the contents at the time of the launch."""
+    """Whether a captured copy is a node of the graph, and copies the contents at the time of the launch."""
     stream, size = cuda.stream(), ctypes.c_size_t(memory.size)
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
     cuda.call("cuStreamBeginCapture_v2", stream, 0)
@@ -224,7 +225,7 @@ def graphs(cuda: Driver, memory: Memory) -> dict[str, bool]:
 
 
 def many_streams(cuda: Driver) -> bool:
-    """Sixty-four streams copy different contents at once, and all of them end."""
+    """Whether sixty-four streams can copy different contents at the same time."""
     size = 3 << 20 if SIZE > 32 << 20 else 3 << 17
     parts = [(Memory(cuda, size), cuda.stream()) for _ in range(64)]
     texts = [memory.fill(memory.pinned, n) for n, (memory, _) in enumerate(parts)]

@@ -44,7 +44,7 @@ PTX = b"""
 
 
 def cudart12() -> None:
-    """CUDA 12's runtime library ($CUDART12) on this driver: memory, a kernel from PTX, a graph of it."""
+    """Test CUDA 12's runtime library ($CUDART12) on this driver: memory, a kernel from PTX, a graph of it."""
     import ctypes
     from ctypes import byref, c_size_t, c_uint, c_void_p
 
@@ -192,7 +192,7 @@ def numba_program() -> None:
 
 
 def nvml_program() -> None:
-    """What NVML and the driver report about the same GPU in one process."""
+    """Print what NVML and the driver report about the same GPU in one process."""
     import pynvml
     import torch
 
@@ -243,7 +243,7 @@ def products(seconds: float) -> None:
 
 
 def products_timed(seconds: float) -> None:
-    """The same with the GPU time of each product: the fraction of the wall time in which the GPU worked for this
+    """As `products`, with the GPU time of each product: the fraction of the wall time in which the GPU worked for this
     process."""
     import torch
 

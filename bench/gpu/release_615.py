@@ -122,7 +122,7 @@ class Card615:
 
 
 def costs(card: Card615) -> None:
-    """Durations of creating, limiting, reading and clearing a group."""
+    """Measure how long it takes to create, limit, read and clear a group."""
     kinds: dict[str, list[float]] = {"group": [], "set": [], "get": [], "clear": []}
     for i in range(50):
         began = time.perf_counter()
@@ -140,7 +140,7 @@ def costs(card: Card615) -> None:
 
 
 def rounding(card: Card615) -> None:
-    """Limits that are no round number, as the driver returns them."""
+    """Set limits that are not round numbers, and read what the driver returns."""
     group = card.group("cotenant-615")
     for asked in (1000 * MIB, 1000 * MIB + 1, 4000 * MIB, 4096 * MIB + 4095):
         card.card.set_memory_limits(group, asked, asked)
@@ -149,7 +149,7 @@ def rounding(card: Card615) -> None:
 
 
 def seen(card: Card615) -> None:
-    """What a program sees and gets with a limit on its group, and with one on the parent group."""
+    """Find out what a program sees and gets with a limit on its group, and with one on the parent group."""
     for where in ("leaf", "parent"):
         parent = card.group(f"cotenant-615-{where}")
         leaf = card.group(parent.name, "leaf")
@@ -165,7 +165,7 @@ def seen(card: Card615) -> None:
 
 
 def order(card: Card615) -> None:
-    """Whether memory allocated before the first limit counts, and the effect of a limit below the present use."""
+    """Find out whether memory allocated before the first limit counts, and what a limit below the present use does."""
     group = card.group("cotenant-615")
     client = Client(card.hierarchy, group)
     client.ask("take", 1024)
@@ -178,7 +178,7 @@ def order(card: Card615) -> None:
 
 
 def uncharged(card: Card615) -> None:
-    """Time until freed memory no longer counts, which matters for tenants whose memory is moved."""
+    """Measure the time until freed memory no longer counts, which matters for tenants whose memory is moved."""
     group = card.group("cotenant-615")
     card.limit(group, LIMIT_MIB)
     client = Client(card.hierarchy, group)
@@ -197,7 +197,7 @@ def uncharged(card: Card615) -> None:
 
 
 def texts(card: Card615) -> None:
-    """Help texts of the MPS control command, unchanged, for the stand-in."""
+    """Record the help texts of the MPS control command, unchanged, for the stand-in."""
     for words_ in (("-h",), *((module, "help") for module in MODULES), ("server", "set", "help"),
                    ("namespace", "set", "help"), ("sm-partition", "create", "help")):  # fmt: skip
         try:
@@ -211,8 +211,8 @@ def texts(card: Card615) -> None:
 
 @contextlib.contextmanager
 def mps(card: Card615, row: str, needs: str = "") -> Iterator[tuple[Control, Callable[..., Client]]]:
-    """A daemon of protocol 3, and the way to start a program in a namespace of a server; all end with it. `needs`:
-    features of release 620. WorkError with the row's name if the command lacks one."""
+    """Run a daemon of protocol 3; yields its control, and a function that starts a program in a namespace of a server.
+    All end with the block. `needs`: features of release 620. WorkError with the row's name if the command lacks one."""
     can = abilities(COMMAND)
     if can.protocol != 3:
         raise WorkError(f"{row}: {COMMAND} does not speak protocol 3")
@@ -236,14 +236,14 @@ def mps(card: Card615, row: str, needs: str = "") -> Iterator[tuple[Control, Cal
 
 
 def serve(card: Card615, control: Control, server: str, *spaces: str) -> None:
-    """A server of the GPU with namespaces."""
+    """Create a server for the GPU with namespaces."""
     control.order("server", "create", server, f"--allowed-devices={card.gpu.uuid}")
     for space in spaces:
         control.order("namespace", "create", space, f"--server={server}")
 
 
 def namespaces(card: Card615) -> None:
-    """Whether a running program follows a changed ceiling of its namespace, and the duration of an order."""
+    """Find out whether a running program follows a changed limit of its namespace, and how long the order takes."""
     with mps(card, "namespaces") as (control, start):
         serve(card, control, "s", "n")
         began = time.perf_counter()
@@ -258,14 +258,14 @@ def namespaces(card: Card615) -> None:
 
 
 def together(first: Client, second: Client) -> tuple[list[float], list[float]]:
-    """Both programs count kernels at the same time."""
+    """Let both programs count kernels at the same time."""
     for client in (first, second):
         client.tell("count", SECONDS)
     return first.hear(), second.hear()
 
 
 def weights(card: Card615) -> None:
-    """Whether servers with weights divide the GPU's time by them, and over which period."""
+    """Find out whether servers with weights divide the GPU's time by them, and over which period."""
     with mps(card, "weights", "weights") as (control, start):
         clients = []
         for server in ("a", "b"):
@@ -293,7 +293,7 @@ def partitions(card: Card615, control: Control, *options: str) -> list[str]:
 
 
 def lending(card: Card615) -> None:
-    """How much an idle partition lends to another one, and how soon its owner gets it back."""
+    """Measure how much an idle partition lends to another one, and how soon its owner gets it back."""
     with mps(card, "lending", "shareable") as (control, start):
         serve(card, control, "s", "n")
         clients = partitions(card, control, "--shareable=true", "--max-chunks={chunks}")
@@ -307,7 +307,8 @@ def lending(card: Card615) -> None:
 
 
 def faults(card: Card615) -> None:
-    """Effect of a fault in one namespace on a program in another namespace of the same server, and on the server."""
+    """Find out what a fault in one namespace does to a program in another namespace of the same server, and to the
+    server."""
     _fault(card, "faults")
 
 
@@ -333,7 +334,7 @@ def _fault(card: Card615, row: str, *, divided: bool = False) -> None:
 
 
 def clients(card: Card615) -> None:
-    """Number of programs that one server accepts."""
+    """Find out how many programs one server accepts."""
     with mps(card, "clients") as (control, start):
         serve(card, control, "s", "n")
         codes = []

@@ -31,7 +31,7 @@ WRONG = b"""
 
 
 def client_main(library: str, device: str) -> None:
-    """The program on the bare driver."""
+    """Run the program on the driver API."""
     cuda = ctypes.CDLL(library)
     context, module, function, sms = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
     held: list[Any] = []

@@ -34,7 +34,7 @@ GRID_S, PAIRS_S = 215.0, 75.0
 
 
 def grid(report: Callable[[Any], None]) -> dict[str, Any]:
-    """Latency of every model, partition and batch size alone on the GPU; time and memory of loading."""
+    """Measure the latency of every model, partition and batch size alone on the GPU, and time and memory of loading."""
     clock = Clock(GRID_S)
     found: dict[str, Any] = {"cells": {}, "loads": {}, "partitions": {}, "complete": False}
     with Workers() as workers:
@@ -60,7 +60,8 @@ def grid(report: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def pairs(report: Callable[[Any], None]) -> dict[str, Any]:
-    """How much each model slows probes of memory bandwidth and L2 cache, and how much models slow each other."""
+    """Measure how much each model slows probes of memory bandwidth and L2 cache, and how much models slow each
+    other."""
     clock = Clock(PAIRS_S)
     found: dict[str, Any] = {"alone": {}, "probes": {}, "together": [], "complete": False}
     with Workers() as workers:
@@ -97,7 +98,7 @@ def pairs(report: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def pair_list(models: list[str], batches: list[int]) -> list[tuple[tuple[str, int], tuple[str, int]]]:
-    """Every pair of models once, side by side, with varying batch sizes."""
+    """Every pair of models once, with varying batch sizes."""
     out = []
     for i, a in enumerate(models):
         for b in models[i:]:
@@ -107,7 +108,7 @@ def pair_list(models: list[str], batches: list[int]) -> list[tuple[tuple[str, in
 
 
 def live(report: Callable[[Any], None]) -> dict[str, Any]:
-    """The plans of serving_plans.json under load; all schemes get the same requests."""
+    """Measure the plans of serving_plans.json under load; all schemes get the same requests."""
     from serving_live import run_schemes
 
     return run_schemes(report, SMALL)

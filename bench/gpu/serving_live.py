@@ -317,7 +317,7 @@ def run_schemes(report: Callable[[Any], None], small: bool) -> dict[str, Any]:
 
 
 def small_plans() -> dict[str, Any]:
-    """Two models on the CPU, only to run the code."""
+    """Plans for two models on the CPU, only to test the code."""
 
     def model(ms: float) -> dict[str, Any]:
         cells = {"1": ms, "2": 2 * ms}

@@ -1,4 +1,4 @@
-"""One process on one part of a GPU: loads models, answers batches, times them. Orders come over a socket.
+"""A process on a part of a GPU that loads models, runs batches and measures their times. Orders come over a socket.
 
     python serving_worker.py FD      (FD: one end of a SOCK_SEQPACKET pair)
 

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class OutOfTimeError(Exception):
-    """The step's time is over; results until then are kept."""
+    """Raised when the time of a step is over; results until then are kept."""
 
 
 class Clock:

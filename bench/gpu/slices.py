@@ -42,7 +42,7 @@ SHARES = ((0.5, 0.5), (0.3, 0.7), (0.2, 0.3, 0.5), (0.1, 0.9))
 
 
 class Recorder:
-    """GPU time of processes over time, from the driver's log; empty if there is no log."""
+    """Records the GPU time of processes over time from the driver's log; records nothing if there is no log."""
 
     def __init__(self, uuid: str) -> None:
         self._samples: list[tuple[float, dict[int, int]]] = []
@@ -66,7 +66,7 @@ class Recorder:
             self._samples.append((now, {pid: had.busy_ns for pid, had in read.items()}))
 
     def windows(self, pid: int, begin_s: float, end_s: float) -> list[float]:
-        """Fraction of each window that lies in [begin, end)."""
+        """Fraction of GPU time that the process had in each window within [begin, end)."""
         times = [at for at, _ in self._samples]
         if not times:
             return []
@@ -111,7 +111,7 @@ class Card:
         return self.add(name, ["cotenant.bench.be_loads", self.backend], **promise)
 
     def fill(self, name: str, kind: str) -> None:
-        """Load that work, unless the program has already loaded it."""
+        """Load a kind of work into a program, unless it has already loaded it."""
         if self._kinds.get(name) != kind:
             self.programs[name].ask(f"load {kind}", 90)
             self._kinds[name] = kind
@@ -143,7 +143,7 @@ class Card:
         return self.rates[name, what]
 
     def together(self, names: dict[str, str], seconds: float = ROW_S) -> dict[str, dict[str, Any]]:
-        """Run all at once: GPU time in windows, and work relative to each program alone."""
+        """Run all programs at the same time. Returns GPU time in windows, and work relative to each program alone."""
         alone = {name: self.alone(name, what) for name, what in names.items()}
         for name in names:
             self.programs[name].tell(f"run {seconds}")
@@ -160,7 +160,7 @@ class Card:
 
 
 def shares(card: Card) -> None:
-    """Received and promised shares with products, training and kernels of 10 ms."""
+    """Measure received and promised shares with products, training and kernels of 10 ms."""
     names = ["a", "b", "c"]
     spins = {"s1": "spin", "s2": "spin", "s3": "spin"}
     for name in names:
@@ -180,7 +180,7 @@ def shares(card: Card) -> None:
 
 
 def mixed(card: Card) -> None:
-    """Products, training, kernels of 10 ms and a launch-bound loop side by side."""
+    """Measure products, training, kernels of 10 ms and a launch-bound loop at the same time."""
     card.load("a"), card.load("b"), card.load("c"), card.spin("s1"), card.launches("l")
     for program in card.programs.values():
         program.wait_ready()
@@ -213,7 +213,7 @@ def _row(card: Card, kind: str, promised: dict[str, float], what: dict[str, str]
 
 
 def limits(card: Card) -> None:
-    """A tenant with a limit of 25 %, alone."""
+    """Measure a tenant with a limit of 25 % that is alone."""
     for name in ("lim", "lspin"):
         (card.load if name == "lim" else card.spin)(name)
     for program in card.programs.values():
@@ -238,7 +238,7 @@ def _quantiles(latency_ms: list[float]) -> dict[str, float]:
 
 
 def services(card: Card) -> None:
-    """A service beside each load and beside two of them, relative to the service alone; all rows have the same
+    """Measure a service with each load and with two loads, relative to the service alone; all rows have the same
     arrivals."""
     ls = card.add("ls", ["cotenant.bench.ls_client", card.backend, "4"], latency_sensitive=True)
     card.load("be", best_effort=True)
@@ -282,7 +282,7 @@ def services(card: Card) -> None:
 
 
 def hostile(card: Card) -> None:
-    """A service beside a best-effort program that raises its own time slice."""
+    """Measure a service with a best-effort program that raises its own time slice."""
     ls = card.add("ls", ["cotenant.bench.ls_client", card.backend, "4"], latency_sensitive=True).wait_ready()
 
     def serve() -> dict[str, float]:
@@ -297,7 +297,7 @@ def hostile(card: Card) -> None:
 
 
 def native(card: Card) -> None:
-    """A tenant alone relative to the same program without the shim, in alternation."""
+    """Measure a tenant alone relative to the same program without the shim, alternately."""
     for kind in ("launch", "training"):
         mine = card.add(f"n-{kind}", ["cotenant.bench.workload", kind, card.backend]).wait_ready()
         other = card.rig.plain(f"plain-{kind}", ["cotenant.bench.workload", kind, card.backend]).wait_ready()

@@ -1,4 +1,4 @@
-"""Which SMs a green context really has: a kernel records on the device on which SMs its blocks ran."""
+"""Finds the SMs that a green context really has: a kernel records on which SMs its blocks ran."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ again:
 
 
 class SmSets:
-    """Needs a current CUDA context, such as torch's primary one."""
+    """Finds the SMs of streams. Needs a current CUDA context, such as torch's primary one."""
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL(DRIVER)
@@ -71,7 +71,7 @@ class SmSets:
 
 
 def overlaps(sets: Sequence[frozenset[int]]) -> list[tuple[int, int, int]]:
-    """Pairs of groups that share SMs: (first, second, how many). None: they are disjoint."""
+    """Pairs of groups that share SMs: (first, second, number of shared SMs). Empty: the groups are disjoint."""
     found = []
     for i, first in enumerate(sets):
         for j in range(i + 1, len(sets)):
@@ -82,8 +82,8 @@ def overlaps(sets: Sequence[frozenset[int]]) -> list[tuple[int, int, int]]:
 
 
 def check_contexts(starts: Sequence[float], fractions: Sequence[float]) -> dict[str, object]:
-    """Green contexts that begin at `starts` and have `fractions` of the SMs: their sizes, and which of them share
-    SMs."""
+    """Create green contexts that begin at `starts` and have `fractions` of the SMs. Returns their sizes, and which of
+    them share SMs."""
     sets_of = SmSets()
     pools = [GreenContexts(0, start) for start in starts]
     contexts = [pool.of(fraction) for pool, fraction in zip(pools, fractions, strict=True)]

@@ -45,7 +45,7 @@ SHAPES = {
 
 
 class Model:
-    """Weights, the keys and values of all slots, and the two kinds of step."""
+    """The weights, the keys and values of all slots, and the two kinds of step: prefill and decode."""
 
     def __init__(self, shape: Shape, device: str) -> None:
         self.shape, self.device = shape, device
@@ -86,7 +86,7 @@ class Model:
         return self._turned(q, cos, sin), self._turned(k, cos, sin), v
 
     def _rest(self, x: torch.Tensor, had: torch.Tensor, layer: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The layer after its attention."""
+        """Compute the part of a layer that follows the attention."""
         x = x + had.reshape(len(x), -1) @ layer[1]
         gate, up = (rms_norm(x, (self.shape.width,)) @ layer[2]).chunk(2, -1)
         return x + (silu(gate) * up) @ layer[3]
@@ -96,7 +96,7 @@ class Model:
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: list[int]) -> int:
-        """Process a prompt; the first token of its answer."""
+        """Process a prompt; returns the first token of its answer."""
         n = len(prompt)
         x = self.words[torch.tensor(prompt, device=self.device)]
         for i, layer in enumerate(self.layers):
@@ -134,7 +134,7 @@ class Model:
                 self._step(size)
 
     def step(self, most: int) -> list[int]:
-        """The next token of the slots up to `most`."""
+        """Compute the next token of the slots up to `most`."""
         size = next(size for size in self.sizes if size > most)
         if size in self.graphs:
             self.graphs[size].replay()

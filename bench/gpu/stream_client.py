@@ -28,7 +28,7 @@ class Client:
     faults: list[str] = field(default_factory=list)
 
     async def ask(self, name: str, prompt: int, output: int) -> None:
-        """One streamed request on a connection of its own."""
+        """Send one streamed request on a connection of its own."""
         words = " ".join(str(random.getrandbits(30)) for _ in range(prompt))
         body = {
             "model": name, "messages": [{"role": "user", "content": words}], "max_tokens": output, "stream": True,
@@ -58,8 +58,8 @@ class Client:
             writer.transport.abort()
 
     async def closed(self, name: str, prompt: int, output: int, part: float) -> None:
-        """One request in flight for ever, the first one with only a part of the answer: clients with different parts
-        do not go on in step.
+        """Keep one request in flight until cancelled. The first answer is shortened to the fraction `part`, so that
+        clients with different parts do not run in step.
         """
         await self.ask(name, prompt, max(2, int(output * part)))
         while True:
@@ -74,7 +74,7 @@ class Client:
                 group.create_task(self.ask(name, prompt, output))
 
     def row(self, begin_s: float, end_s: float) -> dict[str, Any]:
-        """What happened in a span of time, by all models."""
+        """Statistics of all models over an interval of time."""
         every = [a for answers in self.answers.values() for a in answers]
         tokens = sum(begin_s <= at < end_s for a in every for at in a.stamps)
         first = [(a.stamps[0] - a.sent_s) * 1e3 for a in every if a.stamps and begin_s <= a.sent_s < end_s]
@@ -92,6 +92,6 @@ class Client:
 
 
 def middle(values: list[float], part: float = 0.5) -> float | None:
-    """A quantile, or None of nothing."""
+    """A quantile of the values; None if there are none."""
     values = sorted(values)
     return round(values[min(len(values) - 1, int(part * len(values)))], 2) if values else None

@@ -40,22 +40,22 @@ def bench_swap() -> dict[str, Any]:
 
 
 def many_moves() -> dict[str, Any]:
-    """Thousands of moves of 256 MiB whose contents are checked after each: 1000 out, 1000 in, 500 in both
+    """Move 256 MiB thousands of times and check the contents after each move: 1000 out, 1000 in, 500 in both
     directions."""
     return swap.measure(max(2 << 20, GIB // 4), 500, gpus=GPU, park=False, progress=say)
 
 
 def both_ways() -> dict[str, Any]:
-    """What slows moves in both directions at once: copies of two processes with more and more parts of a move, then
-    variants."""
+    """Find out what slows moves in both directions at once: copies of two processes to which the other parts of a move
+    are added one by one, then variants."""
     if SOFT:
         return swap_copies.experiment(64 * GIB, 8 * GIB, 15, soft_environment())
     return swap_copies.experiment(6 * GIB, GIB // 4, 50, {})
 
 
 def hand_over() -> dict[str, Any]:
-    """Moves in both directions at once by the shim, alternately with and without handing memory from one tenant to the
-    other."""
+    """Measure moves in both directions at once by the shim, alternately with and without passing memory from one tenant
+    to the other."""
     ways: dict[str, dict[str, Any]] = {str(hand): {"gbps": [], "parts": []} for hand in (True, False)}
     size, cap = (256 * GIB, 288 * GIB) if SOFT else (16 * GIB, 18 * GIB)  # so large that a move consists of many pieces
     settings = {"swap_memory": f"{3 * cap}B"} | ({"swap_piece": 16 << 20} if SOFT else {})
@@ -98,8 +98,8 @@ def rate_between(marks: list[list[float]], begin: float, end: float) -> float:
 
 
 def two_jobs_70() -> dict[str, Any]:
-    """Two jobs, each using 70 % of the memory that tenants share, in turns that the policy chooses, relative to one of
-    them alone without the shim."""
+    """Measure two jobs, each of which uses 70 % of the memory that tenants share, in turns that the policy chooses,
+    relative to one of them alone without the shim."""
     size = int(0.70 * SHARED_CARD) - GIB // 2  # half a GiB is left for the context
     alone = Job(["products", str(size), "8"])
     alone.wait_lines(1, 60)
@@ -149,9 +149,9 @@ def gaps(marks: list[list[float]]) -> list[float]:
 
 
 def no_cost_when_fits() -> dict[str, Any]:
-    """Work per second of a tenant that may be swapped, of one that may not, and of the program without the shim: blocks
-    of all three in turns on one core, so that what swapping itself costs stands apart from what the shim costs. One
-    works at a time, so each counts as alone at once, as `cotenant bench overhead` has it."""
+    """Measure the work per second of a tenant that may be swapped, of one that may not, and of the program without the
+    shim. Blocks of all three run alternately on one core, so the cost of swapping can be separated from that of the
+    shim. One program works at a time, so each counts as alone at once, as in `cotenant bench overhead`."""
     found: dict[str, Any] = {}
     with overhead.core_of_its_own() as core, Bench(GPU, overhead.ALONE | {"swap_memory": f"{24 * GIB}B"}) as bench:
         for kind in ("training", "graph", "busy"):
@@ -192,7 +192,7 @@ def in_turns(programs: dict[str, Workload], rounds: int, seconds: float) -> dict
 
 
 def park_resume_torch(kinds: tuple[str, ...] = ("tenant", "plain", "swap")) -> dict[str, Any]:
-    """A training job is parked during its run and resumed: as a tenant, as a plain process, and as a tenant that
+    """Park a training job during its run, and resume it: as a tenant, as a plain process, and as a tenant that
     swaps."""
     steps = 80
     undisturbed = Job(["train", str(steps)])
@@ -236,7 +236,7 @@ def park_one(bench: Bench, kind: str, wanted: list[str]) -> dict[str, Any]:
 
 
 def park_elsewhere() -> dict[str, Any]:
-    """A job is parked on one GPU and resumed on another of the same model."""
+    """Park a job on one GPU, and resume it on another of the same model."""
     second = os.environ.get("COTENANT_SECOND_GPU")
     if not second:
         return {"skipped": "COTENANT_SECOND_GPU is not set"}
@@ -262,7 +262,7 @@ def park_elsewhere() -> dict[str, Any]:
 
 
 def managed_small() -> dict[str, Any]:
-    """4 GiB of managed memory are prefetched out and in, far less than the free memory."""
+    """Prefetch 4 GiB of managed memory out and in, far less than the free memory."""
     with Bench(GPU, {"swap_memory": f"{16 * GIB}B"}) as bench:
         mover = swap.Mover(bench, "managed", 4 * GIB, 6 * GIB, 5, "managed")
         out, back, intact = [], [], []
@@ -276,7 +276,7 @@ def managed_small() -> dict[str, Any]:
 
 
 def faults() -> dict[str, Any]:
-    """A process is killed during a move, and a stopped process is moved: the effect on other tenants and the GPU."""
+    """Kill a process during a move, and move a stopped process. Records the effect on other tenants and on the GPU."""
     found: dict[str, Any] = {}
     with Bench(GPU, {"swap_memory": f"{64 * GIB}B"}) as bench:
         before = used_mib()

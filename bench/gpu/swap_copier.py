@@ -147,7 +147,7 @@ class Device:
 
 
 class Way:
-    """One direction of one case: some pieces are queued ahead, as the shim's mover does."""
+    """One direction of a case. Some parts are queued ahead, as by the shim."""
 
     AHEAD = 8
 
@@ -266,7 +266,7 @@ class Way:
         self.there.discard(at)
 
     def goes_on(self) -> int:
-        """Whether memory received from another process can be passed on: the driver's error code."""
+        """Find out whether memory received from another process can be passed on; returns the driver's error code."""
         fd = ctypes.c_int(-1)
         try:
             handle = next(iter(self.handles.values()))
@@ -325,7 +325,7 @@ def worker(size: int, span: int, fd: int) -> None:
 
 
 def _drain(link: socket.socket) -> None:
-    """Receive what a failed case left in the socket."""
+    """Empty the socket after a failed case."""
     link.setblocking(False)
     try:
         while link.recv(4096):

@@ -1,7 +1,8 @@
-"""Why both directions at once are slower than each alone: what a move adds to copies, one thing after the other.
+"""Finds out why copies in both directions at once are slower than each alone, by adding the other parts of a move to
+copies one by one.
 
 Every case moves BYTES out in one process and BYTES in in another (or both in one), from a common start, through the
-driver API (swap_copier.py). Cases are interleaved, so that whatever else the machine does falls on all of them.
+driver API (swap_copier.py). Cases are interleaved, so that other work of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def table(workers: list[Worker], cases: dict[str, dict[str, Any]], size: int, un
 
 @contextmanager
 def pair(size: int, span: int, environment: dict[str, str], kinds: list[str]) -> Iterator[tuple[list[Worker], Any]]:
-    """Two workers with memory of these kinds, and their answers about it."""
+    """Run two workers with memory of these kinds; yields them and their answers about it."""
     workers: list[Worker] = []
     links = socket.socketpair()
     try:
@@ -166,7 +167,7 @@ def pair(size: int, span: int, environment: dict[str, str], kinds: list[str]) ->
 
 
 def machine() -> dict[str, str]:
-    """Properties of the machine that may matter."""
+    """Properties of the machine that may affect the results."""
     facts = {"kernel": os.uname().release, "nodes": str(len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))))}
     for name in ("enabled", "shmem_enabled"):
         path = Path("/sys/kernel/mm/transparent_hugepage") / name
@@ -175,7 +176,7 @@ def machine() -> dict[str, str]:
 
 
 def experiment(size: int, span: int, seconds: float, environment: dict[str, str]) -> dict[str, Any]:
-    """All cases within about that many seconds; GB/s are 1e9 bytes/s in each direction."""
+    """Run all cases within about that many seconds; GB/s are 1e9 bytes/s in each direction."""
     found: dict[str, Any] = {"bytes": size, "span": span, "machine": machine()}
     with pair(size, span, environment, ["pinned", "huge"]) as (workers, made):
         found["gpu"] = workers[0].gpu

@@ -97,7 +97,7 @@ def soft_train(steps: int, pause_s: float) -> None:
 
 
 def train(steps: int, pause_s: float) -> None:
-    """A small network trained deterministically; prints every loss as an exact number."""
+    """Train a small network deterministically; prints every loss as an exact number."""
     import torch
 
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Shared by the steps of swap.py: jobs, native or as tenants, and facts about the machine."""
+"""Code that the steps of swap.py share: jobs, native or as tenants, and facts about the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a real GPU with the tests' small agent: the shim loads in every kind of program, counts launches, enforces
+"""Tests on a real GPU with the tests' small agent: the shim loads in every kind of program, counts launches, enforces
 limits."""
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Data(torch.utils.data.Dataset[Any]):
 
 
 def build(kind: str) -> tuple[nn.Module, tuple[int, ...], int]:
-    """The model, the shape of a sample, and samples per step."""
+    """Build a model; returns it, the shape of a sample, and the samples per step."""
     if kind == "conv":
         layers = [nn.Conv2d(3, 64, 3, padding=1), *(block(64) for _ in range(8)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         return nn.Sequential(*layers, nn.Linear(64, 10)), (3, 32, 32), 128

@@ -49,7 +49,8 @@ def run(x):
 
 
 def made_up(folder: Path) -> dict[str, Any]:
-    """A profile of seven models that use a part of the GPU well, slow enough for two cores and this client."""
+    """A made-up profile of seven models that use a part of the GPU well. They are slow enough for two cores and this
+    client."""
     models = {}
     for name, one in zip(NAMES, (8, 10, 12, 16, 20, 26, 32), strict=True):
         times = {f"{p}%": {str(b): one * (0.7 + 0.3 * b) / (p / 100) ** 0.9 for b in BATCHES} for p in PERCENT}
@@ -61,7 +62,7 @@ def made_up(folder: Path) -> dict[str, Any]:
 
 
 def profile(folder: Path) -> dict[str, Any]:
-    """The profile of the models, which are written to the folder first."""
+    """Write the models to the folder, and measure their profile."""
     where = folder / "profile.json"
     if SOFT:
         where.write_text(json.dumps(made_up(folder)))
@@ -92,7 +93,7 @@ def write_services(folder: Path, rates: dict[str, float], slo_ms: dict[str, floa
 
 
 def largest_plan(folder: Path, rates: dict[str, float], slo_ms: dict[str, float], planner: str) -> float:
-    """Writes plan.json; the factor that it is for."""
+    """Write plan.json with the largest plan; returns its factor."""
     for percent in range(100, 0, -5):
         services = write_services(folder, {n: r * percent / 100 for n, r in rates.items()}, slo_ms)
         command = ["cotenant", "plan", str(services), "--planner", planner, "--out", str(folder / "plan.json")]
@@ -104,7 +105,7 @@ def largest_plan(folder: Path, rates: dict[str, float], slo_ms: dict[str, float]
 
 
 class Client:
-    """Requests over kept connections, by nothing but asyncio's streams."""
+    """Sends requests over connections that are kept open, with asyncio's streams only."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -114,7 +115,7 @@ class Client:
         self.body = json.dumps({"inputs": [entry | {"data": [7] * shape[1]}]}).encode()
 
     async def ask(self, model: str) -> int:
-        """The status of one answer."""
+        """Send one request; returns the status of the answer."""
         reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
         head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(self.body)}\r\n\r\n"
         writer.write(head.encode() + self.body)
@@ -125,7 +126,8 @@ class Client:
         return int(lines[0].split()[1])
 
     async def trial(self, rates: dict[str, float], slo_ms: dict[str, float]) -> tuple[float, float, float]:
-        """The worst model's part of requests in time; all requests a second; how late this client sent (p99, ms)."""
+        """Run one trial. Returns the worst model's fraction of requests in time, all requests per second, and how late
+        this client sent requests (p99, ms)."""
         begin = time.monotonic() + 0.1
         good, sent, late = dict.fromkeys(rates, 0), dict.fromkeys(rates, 0), list[float]()
 

@@ -23,7 +23,8 @@ COPY_BYTES = 64 << 20
 
 
 class Driver:
-    """The few calls of libcuda that the programs need. Its modules are the software GPU's: kernels that take a time."""
+    """The calls of libcuda that the programs need. Its kernels exist only on the software GPU: they take a given
+    time."""
 
     def __init__(self, kernel_ns: int) -> None:
         self.cuda = ctypes.CDLL("libcuda.so.1")
@@ -55,7 +56,7 @@ class Driver:
 
 
 def unit(kernel_ns: int) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Queue a piece of work of about that length; wait for all."""
+    """Returns a function that queues work of about that length, and one that waits for all work."""
     if SOFT:
         driver = Driver(kernel_ns)
         return driver.launch, driver.wait
@@ -127,7 +128,7 @@ def hold(size: int) -> object:
 
 
 def visit(size: int, seconds: float) -> object:
-    """Products of each block of the memory in turn; the contents of each are looked at when all is over."""
+    """Multiply each block of the memory in turn; the contents of all blocks are checked at the end."""
     if SOFT:
         driver, each = Driver(1_600_000), 8 << 20
         blocks = [driver.allocate(each) for _ in range(size // each)]

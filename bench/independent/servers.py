@@ -1,4 +1,4 @@
-"""Rates that need no card, measured with the standard library's clients and the command line alone.
+"""Measures rates that need no GPU, only with the standard library's clients and the command line.
 
     python bench/independent/servers.py gateway     # requests/s of a small ONNX model, and of the model inside uvicorn
     python bench/independent/servers.py rayserve    # the same, and behind Ray Serve, one by one and by its own batching
@@ -91,7 +91,7 @@ def say(what: str, values: list[float]) -> None:
 
 
 def load(connect: Any, path: str, body: bytes) -> float:
-    """Good answers a second to connections that each wait for their answer; others are printed."""
+    """Correct answers per second to connections that each wait for their answer. Other answers are printed."""
     others: list[int] = []
     counts, until = [0] * CONNECTIONS, time.monotonic() + SECONDS
 
@@ -119,7 +119,7 @@ def load(connect: Any, path: str, body: bytes) -> float:
 
 
 def model(path: Path) -> None:
-    """A perceptron of 64 x 64."""
+    """Write a perceptron of 64 x 64."""
     import numpy as np
     import onnx
     from onnx import TensorProto, helper, numpy_helper
@@ -154,7 +154,7 @@ def answered(connect: Any, path: str, body: bytes, process: subprocess.Popen[Any
 
 
 def prepare(folder: Path) -> dict[str, tuple[list[str], int]]:
-    """Writes the model and every server's files; commands and ports by server."""
+    """Write the model and every server's files; returns commands and ports by server."""
     where = folder / "m" / "1" / "model.onnx"
     where.parent.mkdir(parents=True)
     model(where)
@@ -177,7 +177,10 @@ def prepare(folder: Path) -> dict[str, tuple[list[str], int]]:
 
 
 def compare(*rows: tuple[str, str, str]) -> None:
-    """Rates of (what is said, server, path), in alternating rounds: the first, and the first over each other one.
+    """Measure rates in alternating rounds and print them: of the first row, and of the first relative to each other
+    one. A row is (label, server, path). The servers that are not under load are stopped meanwhile, except Ray's
+    processes: `serve run` is only one of them. These are never quite idle, which is to the disadvantage of the other
+    servers.
 
     Servers other than the one under load are stopped meanwhile, but for Ray's processes, of which `serve run` is only
     one and which are never quite idle: that is to the disadvantage of the others.

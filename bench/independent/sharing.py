@@ -58,7 +58,7 @@ def result(process: subprocess.Popen[str]) -> Any:
 
 
 def done_between(marks: list[tuple[float, int]], begin: float, end: float) -> float:
-    """Pieces of work done in an interval, parts of them by the clock."""
+    """Units of work done in an interval. A unit that is partly in the interval counts in proportion to its time."""
     times = [t for t, _ in marks]
 
     def at(t: float) -> float:
@@ -79,7 +79,7 @@ def say(what: str, values: list[float]) -> None:
 
 
 def alone(kind: str = "work") -> float:
-    """Pieces a second of one tenant without a limit and without company."""
+    """Units of work per second of one tenant that is alone and has no limit."""
     marks = result(tenant("alone", [], kind, SECONDS))
     return (marks[-1][1]) / (marks[-1][0] - marks[0][0])
 
@@ -90,7 +90,8 @@ def windows(marks: list[tuple[float, int]], rate: float, begin: float, end: floa
 
 
 def shares() -> None:
-    """A tenant limited to 25 %, and three of 20, 30 and 50 %: work over that of one alone, all windows of 2 s."""
+    """Measure a tenant limited to 25 %, and three with 20, 30 and 50 %: their work relative to that of one alone, in
+    all windows of 2 s."""
     with agent():
         rate = alone()
         marks = result(tenant("limited", ["--limit", "25%"], "work", SECONDS))
@@ -106,7 +107,7 @@ def shares() -> None:
 
 
 def together() -> None:
-    """Two tenants at once, of one alone, round by round."""
+    """Measure two tenants at the same time, relative to one alone, round by round."""
     found = []
     with agent():
         for _ in range(ROUNDS):
@@ -119,7 +120,8 @@ def together() -> None:
 
 
 def colocation() -> None:
-    """A service beside endless best-effort work: latencies over those alone, what the work gets."""
+    """Measure a service with best-effort work that never ends: latencies relative to those alone, and how much the
+    best-effort work gets."""
     mechanism = ["--mechanism", "time"] if SOFT else []
     with agent():
         p50, p99, left = [], [], []
@@ -138,7 +140,7 @@ def colocation() -> None:
 
 
 def copies() -> None:
-    """Two tenants of weights 1 and 3 that copy without end."""
+    """Measure two tenants of weights 1 and 3 that copy all the time."""
     mechanism = [] if SOFT else ["--mechanism", "mps"]
     heavy, both = [], []
     with agent("--copy-period-bytes", "64MiB"):
@@ -155,7 +157,8 @@ def copies() -> None:
 
 
 def swap() -> None:
-    """A tenant's memory off the GPU and back by the command line: seconds, and whether its contents are whole."""
+    """Move a tenant's memory off the GPU and back by the command line; prints the seconds, and whether the contents are
+    unchanged."""
     size = (256 << 20) if SOFT else 24 * GIB
     with agent():
         holder = tenant("holder", ["--oversubscribe", "swap", "--memory", f"{size // GIB + 2}GiB"], "hold", size)
@@ -178,7 +181,8 @@ def swap() -> None:
 
 
 def jobs() -> None:
-    """Two jobs of 70 % of the memory that tenants share, which always have work: of one alone, first move included."""
+    """Measure two jobs that each use 70 % of the memory that tenants share and always have work, relative to one alone;
+    the first move is included."""
     # MiB of a context, and MiB that the contexts leave to the jobs
     context, room, seconds = (256, 256, 30) if SOFT else (640, 38 << 10, 60)
     size = (room * 7 // 10) << 20

@@ -60,7 +60,7 @@ def label(slices: int, processes: int) -> str:
 
 
 def profile_of(parva: Path) -> dict[str, Any]:
-    """Their tables in our format."""
+    """ParvaGPU's tables as a profile in our format."""
     partitions: dict[str, Any] = {}
     for slices, slots in SLOTS.items():
         partitions[label(slices, 1)] = {"fraction": round(slices / 7, 6), "slots": slots}
@@ -94,7 +94,8 @@ SCENARIOS = range(1, 7)
 
 
 def scenarios(parva: Path) -> list[list[Service]]:
-    """Services of each of its scenarios; SLOs and rates stand in two tables, a column per model in their order."""
+    """Services of each of ParvaGPU's scenarios. SLOs and rates are in two tables, with a column per model in its
+    order."""
     out = []
     tables = [(parva / "SLO" / f"SLO_{name}.csv").read_text().split() for name in ("req_rate", "latency")]
     for rates, slos in zip(*tables, strict=True):
@@ -107,7 +108,7 @@ def scenarios(parva: Path) -> list[list[Service]]:
 
 
 def public_plan(parva: Path, number: int, profile: ServingProfile, services: list[Service]) -> ServingPlan:
-    """What its planner writes for a scenario, on legal places for its instances."""
+    """The plan that ParvaGPU's planner writes for a scenario, with legal placements for its instances."""
     subprocess.run(["./parva_sched", str(number)], cwd=parva, check=True, capture_output=True)
     by_gpu: dict[int, list[tuple[str, int, int, int]]] = {}
     with (parva / "deployment" / f"SLO{number}" / f"SLO{number}_ParvaGPU_deploy.csv").open() as file:
@@ -129,7 +130,8 @@ def public_plan(parva: Path, number: int, profile: ServingProfile, services: lis
 
 
 def compliance(plan: ServingPlan, services: list[Service], profile: ServingProfile, seed: int) -> tuple[float, float]:
-    """(share of all requests in time, of the worst service's) of simulated Poisson requests at the scenario's rates."""
+    """Simulate Poisson requests at the scenario's rates. Returns the fraction of all requests in time, and that of the
+    worst service."""
     found = run(plan, Scenario(services, DURATION_S, {"": Arrivals("poisson")}, seed=seed), {profile.gpu: profile})
     rows: dict[str, Any] = found.summary()["services"]  # type: ignore[assignment]
     sent = sum(r["sent"] for r in rows.values())

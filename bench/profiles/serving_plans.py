@@ -1,4 +1,4 @@
-"""The plans that bench/gpu/serving.py serves live.
+"""Creates the plans that bench/gpu/serving.py serves live.
 
     python bench/profiles/serving_plans.py PROFILE.json OUT.json [skewed|equal]
 
@@ -45,8 +45,9 @@ def services_at(rates: dict[str, float], factor: float) -> list[Service]:
 
 
 def best_plan(profile: ServingProfile, rates: dict[str, float]) -> tuple[float, ServingPlan]:
-    """The largest factor (of a ladder of 2 % steps, from above, since what a planner finds is not monotone in load) for
-    which a plan of any planner keeps the target in simulation, and that plan."""
+    """The largest factor on the rates for which a plan of any planner reaches the target in simulation, and that plan.
+    Factors are tried from above in steps of 2 %, since a planner may find a plan at one load and none at a smaller
+    one."""
     factor = 1.5
     while True:
         for planner in ("gpulet-interference", "gpulet", "exact"):
@@ -58,7 +59,7 @@ def best_plan(profile: ServingProfile, rates: dict[str, float]) -> tuple[float, 
 
 
 def simulated_factor(profile: ServingProfile, rates: dict[str, float], plan: ServingPlan) -> float:
-    """The largest factor (within 2 %) that a plan keeps in simulation."""
+    """The largest factor on the rates (within 2 %) at which a plan reaches the target in simulation."""
     low, high = 0.0, 2.0
     while high - low > 0.02 * high:
         factor = (low + high) / 2

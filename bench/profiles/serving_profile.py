@@ -1,4 +1,4 @@
-"""From what bench/gpu/serving.py measured (grid, pairs) to a serving profile.
+"""Makes a serving profile of the measurements of bench/gpu/serving.py (grid, pairs).
 
     python bench/profiles/serving_profile.py RAW OUT NAME DATE DRIVER
 

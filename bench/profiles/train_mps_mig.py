@@ -97,7 +97,7 @@ def loss(params, x, y, label, weight, key):
 
 
 def train(columns, targets, labels, weights, seed, classes=33):
-    """One member: parameters and the input scaling. columns (mixes, 7, 3)."""
+    """Train one member of the ensemble; returns its parameters and the input scaling. columns (mixes, 7, 3)."""
     scale = np.asarray(features(columns))
     mean, std = scale.mean((0, 1)), scale.std((0, 1))
     params = init(jax.random.PRNGKey(seed), scale.shape[-1], classes)
@@ -195,7 +195,7 @@ def small_slices(names):
 
 
 def regression(big, small):
-    """Least squares 4g, 3g speed -> 2g, 1g speed, with leave-one-out errors."""
+    """Fit a least-squares regression from 4g and 3g speed to 2g and 1g speed; returns it with leave-one-out errors."""
     coefficients, errors = [], []
     for t in range(2):
         ok = ~np.isnan(small[:, t])

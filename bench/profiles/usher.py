@@ -1,4 +1,4 @@
-"""Usher (OSDI'24) beside our planners: GPUs needed, and requests in time.
+"""Compares Usher (OSDI'24) with our planners: GPUs needed, and requests in time.
 
     python bench/profiles/usher.py
 
@@ -76,7 +76,8 @@ def choices(service: Service, profile: ServingProfile) -> list[list[Replica]]:
 
 
 def groups(services: list[Service], profile: ServingProfile) -> list[list[Service]]:
-    """Of each group half need more SMs than memory, compared with the others."""
+    """Divide models into groups. In each group, half of the models need more SMs than memory, compared with the
+    others."""
 
     def lean(service: Service) -> float:
         replicas = min(choices(service, profile), key=lambda x: sum(r.compute + r.memory for r in x))
@@ -131,7 +132,8 @@ def heuristic(services: list[Service], profile: ServingProfile) -> ServingPlan:
 
 
 def scenarios() -> list[tuple[str, ServingProfile, list[Service]]]:
-    """The ladders of gpulet's paper at four times what four GPUs serve; seven models on H200."""
+    """The scenarios: mixes of the gpulet paper at four times the load that four GPUs serve, and seven models on an
+    H200."""
     out = []
     ladder, old = dict(generate("ladder")), load_profile("RTX2080Ti")
     for mix, step in STEPS.items():
