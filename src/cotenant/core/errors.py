@@ -45,7 +45,7 @@ class TakenNameError(InputError):
 
 
 class NothingToDoError(InputError):
-    """What an order asks for is the state already: a parked tenant is to be parked, one that is not, resumed."""
+    """The order has no effect: the tenant to be parked is parked already, or the one to be resumed is not parked."""
 
 
 class NoHostMemoryError(InputError):

@@ -85,7 +85,7 @@ class RayCluster:
         return self._order("nodes")
 
     def actor(self, name: str, class_: type, arguments: tuple[Any, ...], node: str, /, **options: Any) -> Future[None]:
-        """Make an actor without resources on exactly that node; calls name it so. `options`: Ray's."""
+        """Create an actor without resources on exactly that node. Calls use its name. `options`: those of Ray."""
         return self._order("actor", name, class_, arguments, node, options)
 
     def call(self, actor: str, method: str, *arguments: Any) -> Future[Any]:

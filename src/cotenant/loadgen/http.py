@@ -177,7 +177,7 @@ class Connection:
                 return
 
     def _read(self, data: bytes) -> bool:
-        """Take what has arrived; empty: the end. Returns whether to read on."""
+        """Process received bytes; empty bytes mean the end of the stream. Returns whether to read on."""
         if not data:
             self.owner.broken(self, None)
             return False

@@ -17,8 +17,8 @@ from cotenant.workloads.requests.readers import FORMATS
 
 
 def parse_load_arrivals(text: str) -> Arrivals:
-    """The forms of parse_arrivals, and for live load: closed (one client, or as many as the service's number), and
-    trace:FILE, whose format is detected from the file.
+    """Parse an arrival process in the forms of parse_arrivals, and two more for live load: closed (one client, or as
+    many as the service's number), and trace:FILE, whose format is detected from the file.
     """
     if text == "closed":
         return Arrivals("closed")

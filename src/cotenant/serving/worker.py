@@ -84,10 +84,10 @@ class WorkerListener(Protocol):
     """Receives workers' events, in the event loop's thread."""
 
     def finished(self, worker: Worker, job: Job, result: Result) -> None:
-        """A job has an answer."""
+        """Called when a job has an answer."""
 
     def died(self, worker: Worker, why: str) -> None:
-        """The worker has ended. The job that it was running gets no answer."""
+        """Called when the worker has ended. The job that it was running gets no answer."""
 
 
 class Worker(Protocol):

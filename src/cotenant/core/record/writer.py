@@ -44,8 +44,8 @@ class RecordWriter:
     """Takes a run's events and rounds chunk by chunk.
 
     `path` is the folder to write (an earlier run there is replaced), or None to keep the record in memory. `jobs` is
-    the jobs table (see record.jobs_table), whole or in pieces. `info` may be changed until close(). What comes goes to
-    disk piece by piece, so memory does not grow with the run. The same calls with the same data write the same bytes.
+    the jobs table (see record.jobs_table), whole or in pieces. `info` may be changed until close(). Data go to disk
+    piece by piece, so memory does not grow with the run. The same calls with the same data write the same bytes.
 
     Use it as a context manager: it is closed when the block ends, and discarded if the block raises. Raises InputError
     at once if the folder cannot be written, WorkError if the disk fails later.

@@ -153,7 +153,8 @@ class ElasticPlanner:
         return True
 
     def _count(self, jobs: Sequence[Job], nodes: Sequence[NodeSpec]) -> None:
-        """Add what each job ran since the last view to the GPU model that it has held, and forget ended jobs."""
+        """Add the time for which each job ran since the last view to its total on that GPU model, and forget ended
+        jobs."""
         open_ = {job.id for job in jobs}
         books: tuple[dict[str, Any], ...] = (self._most, self._received_s, self._counted_s, self._lost)
         for book in books:
@@ -215,7 +216,7 @@ class ElasticPlanner:
         ]
 
     def _configuration(self, job: Job, nodes: Sequence[NodeSpec], options: Configurations) -> int:
-        """What a job holds, or held when it was parked; NONE if it waits or stops."""
+        """The configuration that a job holds, or held when it was parked; NONE if it waits or stops."""
         if job.attempt is None or job.attempt.phase == STOPPING:
             return NONE
         held = _held([job.attempt.assignment], nodes)
@@ -242,8 +243,9 @@ class ElasticPlanner:
         self, chosen: list[tuple[Job, int]], options: Configurations, nodes: Sequence[NodeSpec],
         everywhere: Sequence[NodeSpec], taken: Sequence[Assignment],
     ) -> dict[str, Assignment]:  # fmt: skip
-        """GPUs of the chosen jobs: those that keep their configuration keep their GPUs, then the largest gangs first.
-        Where one finds no room that way, all jobs are placed again in that order, and those without room wait."""
+        """Choose GPUs. Jobs that keep their configuration keep their GPUs; then the other jobs are placed, the largest
+        gangs first. If a job finds no space that way, all jobs are placed again, the largest first, and those without
+        space wait."""
         placed: dict[str, Assignment] = {}
         for keeps in (True, False):
             placed, chooser = {}, GpuChooser(everywhere)
@@ -273,7 +275,7 @@ class ElasticPlanner:
 
 
 def _now(phases: np.ndarray | None, job: Job) -> float:
-    """The value of a job's present phase; 0 for none."""
+    """The value for the present training phase of a job; 0 without values."""
     return 0.0 if phases is None else float(phases[min(int(job.done * len(phases)), len(phases) - 1)])
 
 
@@ -291,7 +293,7 @@ def _name(node: NodeSpec) -> str:
 
 
 def _room(nodes: Sequence[NodeSpec]) -> Counter[str]:
-    """Whole GPUs by model."""
+    """Number of whole GPUs by model."""
     found: Counter[str] = Counter()
     for node in nodes:
         if node.plain_gpus:
@@ -300,14 +302,15 @@ def _room(nodes: Sequence[NodeSpec]) -> Counter[str]:
 
 
 def _held(assignments: Iterable[Assignment], nodes: Sequence[NodeSpec]) -> Counter[str]:
-    """GPUs by model of which these assignments hold any part."""
+    """Number of GPUs, by model, of which these assignments hold any part."""
     names = {node.name: _name(node) for node in nodes}
     held = {(place.node, share.uuid) for held in assignments for place in held.places for share in place.gpus}
     return Counter(names[node] for node, _ in held if node in names)
 
 
 def _gang(model: str, count: int, nodes: Sequence[NodeSpec], chooser: GpuChooser) -> tuple[Place, ...] | None:
-    """The fullest node that holds the whole gang, else as few nodes as possible; None without room."""
+    """Choose the fullest node that has space for the whole gang, else as few nodes as possible. None if there is not
+    enough space."""
     free = {node.name: chooser.count_free(node.name) for node in nodes if _name(node) == model}
     by_name = {node.name: node for node in nodes}
     if sum(free.values()) < count:

@@ -13,7 +13,7 @@ from cotenant.fleet.nodes import NodeSpec, node_from_dict
 
 
 class NodeActor:
-    """`spec`: of a pretended node; None: this machine with its GPUs."""
+    """The jobs of one node. `spec`: description of a pretended node; None: the node is this machine with its GPUs."""
 
     def __init__(self, folder: str, name: str, spec: dict[str, Any] | None, address: str) -> None:
         if spec is not None:

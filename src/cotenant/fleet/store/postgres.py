@@ -69,7 +69,8 @@ class Postgres:
                     return
 
     def lead(self) -> bool:
-        """Try to become the controller of this fleet. Raises InputError if there is no place for its tables."""
+        """Try to become the controller of this fleet. Raises InputError if the database has no schema for its
+        tables."""
         query = "SELECT current_schema(), pg_try_advisory_lock(hashtext('cotenant fleet in ' || current_schema()))"
         schema, leads = self.read(query)[0]
         # The lock's name contains the schema's name. Without a schema nothing would be locked, and the controller would

@@ -69,8 +69,8 @@ def devices(gpus: Iterable[NodeGpu], pieces: Iterable[MigSlice], kubernetes: Ver
 
 
 def kept(before: Iterable[Thing], now: Iterable[Thing], held: Iterable[str]) -> list[Thing]:
-    """Devices that claims hold although they are not usable now (such as a GPU divided since): no class matches them,
-    and what they consume stays taken.
+    """Devices that claims still hold although they cannot be used now, such as a GPU that was divided since. They are
+    offered so that no device class matches them and what they consume stays allocated.
     """
     gone = set(held) - {device["name"] for device in now}
     return [

@@ -1,9 +1,10 @@
-"""Gandiva (OSDI 2018): jobs take turns, and a second job is tried on a GPU and stays if the two gain by it.
+"""Gandiva (OSDI 2018): jobs take turns, and a second job shares a GPU if both together do more work that way.
 
-Jobs run on the GPUs that they request. Where there are more jobs than GPUs they take turns, those first that have run
-the shortest. A waiting single-GPU job is then put on the GPU of a running one. Gandiva measures a pair and ends it when
-the two together do less than one after the other; here the speeds of pairs are known, so only pairs that gain are made.
-It looks at one pair after the other, where Tesserae solves a matching over all of them.
+Jobs run on the GPUs that they request. If there are more jobs than GPUs, they take turns, beginning with those that
+have run for the shortest time. Then each waiting single-GPU job may share the GPU of a running one. The paper measures
+a pair, and ends it if the two together do less work than one after the other. Here the speeds of pairs are known, so
+only pairs that gain are made. Gandiva looks at one pair after the other, whereas Tesserae solves a matching over all of
+them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from cotenant.policy.elastic.view import NONE, Decision, Ints, View, rigid
 
 @dataclass
 class Gandiva:
-    """Turns by run time, pairs by trial."""
+    """The policy: turns by run time, and pairs of jobs that share a GPU."""
 
     decisions: int = 0
     pairs: int = 0
 
     def decide(self, view: View) -> Decision:
-        """The jobs that have GPUs of their own, and the pairs that share one."""
+        """Decide which jobs have GPUs of their own, and which pairs share one."""
         choices = rigid(view)
         order = np.lexsort((np.arange(len(view)), view.received_s.sum(axis=1), -view.priority))
         config = in_order(view, choices, order)
@@ -37,7 +38,7 @@ class Gandiva:
         return Decision(config, host)
 
     def summary(self) -> dict[str, Any]:
-        """Number of decisions, and the pairs in all of them."""
+        """Return the number of decisions, and the number of pairs in all of them."""
         return {"solves": self.decisions, "reused": 0, "timed_out": 0, "worst_gap": 0.0, "pairs": self.pairs}
 
 

@@ -93,8 +93,8 @@ class Engine:
 
 
 def divided(gpu: str, memory_bytes: int | None = None) -> ServingProfile:
-    """The parts of a GPU of this model, without models: MIG instances and their halves if it has MIG, parts of the SMs
-    of the undivided GPU, and the whole. `memory_bytes`: what models may use of each GPU."""
+    """The possible partitions of a GPU model: MIG instances and their halves if it has MIG, fractions of the SMs of the
+    undivided GPU, and the whole GPU. `memory_bytes`: memory that models may use on each GPU."""
     card = find_gpu(gpu, "divide")
     parts = [Partition(1.0, "100%"), *(Partition(x, f"{x:.0%}") for x in PARTS)]
     slots = 0
@@ -113,8 +113,8 @@ def divided(gpu: str, memory_bytes: int | None = None) -> ServingProfile:
 
 
 def as_services(base: ServingProfile, engines: Sequence[Engine]) -> tuple[ServingProfile, list[Service]]:
-    """The engines as models of a profile and as services, rates in decoded tokens/s. InputError for one that keeps its
-    SLOs on no part."""
+    """The engines as models of a profile and as services whose rates are decoded tokens/s. InputError for an engine
+    that keeps its SLOs on no partition."""
     models, services = dict(base.models), []
     for engine in engines:
         cycle_ms, latency = _table(base, engine)
@@ -129,10 +129,10 @@ def as_services(base: ServingProfile, engines: Sequence[Engine]) -> tuple[Servin
 
 
 def _table(base: ServingProfile, engine: Engine) -> tuple[float, dict[str, tuple[tuple[int, float], ...]]]:
-    """The longest cycle of an engine, and the length of its steps by part and requests.
+    """The longest cycle of an engine, and the length of its steps by partition and number of requests.
 
-    TTFT leaves a longer cycle on a larger part, but a service has one. It is the one at which a token costs the least
-    of a GPU, and parts that would need a shorter one are not used.
+    A larger partition permits a longer cycle within TTFT, but a service has only one cycle. The cycle chosen is the one
+    with which a token costs the smallest fraction of a GPU. Partitions that would need a shorter cycle are not used.
     """
     if engine.most < 1:
         raise InputError(f"the cache of {engine.name} does not hold one mean request", field="profile")

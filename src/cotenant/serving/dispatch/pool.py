@@ -183,7 +183,7 @@ class Pool:
             unit.call.refused(Refusal(Kind.LATE, why, retry))
 
     def withdraw(self, call: Call) -> None:
-        """A call's client has disconnected: remove its items that are not in a batch yet."""
+        """Remove the items of a call whose client has disconnected, unless they are in a batch already."""
         if call.done:
             return
         waiting = self._waiting[call.service]

@@ -121,7 +121,7 @@ class Stats:
         self, service: str, arrived_ms: float, queued_ms: float, batch: int, gpulet: str, executed_ms: float,
         outcome: Outcome, latency_ms: float,
     ) -> None:  # fmt: skip
-        """A request of a service has ended."""
+        """Count a request of a service that has ended."""
         own = self.services[service]
         own.outcomes[outcome] += 1
         if outcome is Outcome.OK or outcome is Outcome.LATE:
@@ -139,5 +139,5 @@ class Stats:
         own.requests.batch(size, parts_ms)
 
     def worker_died(self) -> None:
-        """A worker has ended unexpectedly."""
+        """Count a worker that has ended unexpectedly."""
         self.worker_deaths += 1

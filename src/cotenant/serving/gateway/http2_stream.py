@@ -123,7 +123,7 @@ class Stream:
         self._ending: bytes | None = None
 
     def begin(self, handler: Handler | None) -> None:
-        """The headers have arrived."""
+        """Called when the headers have arrived."""
         if handler is None:
             self.fail(UNIMPLEMENTED, "there is no such method")
             return
@@ -134,7 +134,7 @@ class Stream:
                 self.fail(*refused)
 
     def cancelled(self) -> None:
-        """The client has cancelled the call."""
+        """Called when the client has cancelled the call."""
         self.gone = True
         for slot in self._slots:
             if not slot.filled:

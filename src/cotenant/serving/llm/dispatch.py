@@ -102,7 +102,7 @@ class Dispatch:
         return not model.queue
 
     def over(self, ticket: Ticket, outcome: str) -> None:
-        """A request has been answered, or its client has disconnected."""
+        """Called when a request has been answered, or its client has disconnected."""
         model, now_s = self.models[ticket.model], time.monotonic()
         self.open -= 1
         model.stats.outcomes[outcome] += 1
@@ -121,7 +121,7 @@ class Dispatch:
             self.turn()
 
     def again(self, ticket: Ticket, why: str) -> None:
-        """A request failed with its program: queue it again, before all others."""
+        """Queue a request again, before all others, because its program failed."""
         model, now_s = self.models[ticket.model], time.monotonic()
         self._notice(model)
         model.stats.retries += 1

@@ -24,12 +24,12 @@ class Keeper:
         self.groups: set[int] = set()
 
     def begin(self, group: int) -> None:
-        """A process group has started."""
+        """Tell the keeper process that a process group has started."""
         self.groups.add(group)
         self._tell(f"+{group}\n")
 
     def ended(self, group: int) -> None:
-        """A process group has ended: kill what is left of it."""
+        """Tell the keeper process that a process group has ended; it kills what is left of the group."""
         if group in self.groups:
             self.groups.discard(group)
             kill_group(group)

@@ -61,13 +61,13 @@ class Ticket:
 
     @property
     def running(self) -> bool:
-        """Whether a program is processing it."""
+        """Whether a program is processing the request."""
         return self._program is not None
 
     # ---- to the program ----
 
     def send(self, program: Program, *, fresh: bool = False) -> None:
-        """Send it to a program; `fresh`: on a new connection."""
+        """Send the request to a program; `fresh`: on a new connection."""
         self._program = program
         self.tries += 1
         self.began_s = time.monotonic()

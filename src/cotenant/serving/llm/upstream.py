@@ -18,16 +18,16 @@ class Receiver(Protocol):
     """Receives the answer to one request. `got_end` or `got_fault` is called last, once."""
 
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The status and the headers, their names in lower case."""
+        """Called with the status and the headers, whose names are in lower case."""
 
     def got_body(self, data: bytes) -> None:
-        """A piece of the body, as received."""
+        """Called with each piece of the body, as received."""
 
     def got_end(self) -> None:
-        """The answer is complete."""
+        """Called when the answer is complete."""
 
     def got_fault(self, why: str) -> None:
-        """The answer is missing or incomplete."""
+        """Called if the answer is missing or incomplete."""
 
 
 class Link(asyncio.Protocol):
@@ -51,7 +51,7 @@ class Link(asyncio.Protocol):
         self.transport.write(request)
 
     def abandon(self) -> None:
-        """The answer is no longer wanted: close the connection."""
+        """Close the connection, because the answer is no longer wanted."""
         self._receiver = None
         self.transport.abort()
 

@@ -163,7 +163,7 @@ class Colocation:
             raise InputError(told, field="colocation") from None
 
     def started(self, spec: WorkerSpec, pid: int) -> None:
-        """A worker's process has started."""
+        """Called when the process of a worker has started."""
         client = self._clients.get(spec.name)
         if client is not None:
             client.call("started", name=self._names[spec.name], pid=pid)
@@ -183,8 +183,9 @@ class Colocation:
                     floor.close()
 
     def coming(self, spec: WorkerSpec, service: str) -> None:
-        """A batch is being sent to a worker, which takes tens of microseconds. Set the LS-activity flag now, so that
-        best-effort work in flight ends meanwhile. The worker sets the flag again, and clears it after the batch.
+        """Called while a batch is being sent to a worker, which takes tens of microseconds. Sets the LS-activity flag
+        already now, so that best-effort work in flight ends meanwhile. The worker sets the flag again, and clears it
+        after the batch.
         """
         gpu, pid = self._sensitive.get(spec.name, ("", 0))
         if gpu in self._floors and _sensitive(spec, service):
@@ -195,7 +196,7 @@ class Colocation:
         return str(self.gpus[spec.gpu % len(self.gpus)]["uuid"])
 
     def released(self, spec: WorkerSpec) -> None:
-        """A worker has ended."""
+        """Called when a worker has ended."""
         client = self._clients.pop(spec.name, None)
         if client is not None:
             client.close()
@@ -204,7 +205,7 @@ class Colocation:
             self._floors.pop(gpu).close()  # no latency-sensitive worker is left on that GPU
 
     def close(self) -> None:
-        """All workers have ended."""
+        """Called when all workers have ended."""
         for floor in self._floors.values():
             floor.close()
         self._floors.clear()

@@ -47,10 +47,10 @@ class Devices:
         return self._mechanism.worker_environment(share, self.gpus[spec.gpu])
 
     def released(self, spec: WorkerSpec) -> None:
-        """A worker has ended."""
+        """Called when a worker has ended."""
         self._mechanism.worker_gone(spec.name)
 
     def close(self) -> None:
-        """All workers have ended."""
+        """Called when all workers have ended."""
         self._mechanism.close()
         self._folder.cleanup()

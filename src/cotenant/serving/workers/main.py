@@ -35,8 +35,8 @@ DEVICE_LOST = 75  # exit code of a worker whose GPU is lost
 
 
 def settle(cores: tuple[int, ...]) -> None:
-    """Set up the process: die with the gateway, precise timers, no core files, pinned to the share's cores, with its
-    own signal handling.
+    """Set up the process. It ends with the gateway, has precise timers, writes no core files, runs on the cores of its
+    share, and handles signals in its own way.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -183,7 +183,7 @@ def main() -> int:
 
 
 def void(sent: int) -> None:
-    """Send a packet; nothing is done with the number of bytes sent."""
+    """Send a packet, and ignore the number of bytes sent."""
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ class RayWorkers:
                     said = str(error)
 
     def _lost(self, first: int, end: int, why: str) -> None:
-        """The workers on these GPUs are gone."""
+        """Report that the workers on these GPUs have ended."""
 
         def gone() -> None:
             for worker in [w for w in self.running.values() if first <= w.spec.gpu < end]:
@@ -203,7 +203,7 @@ class RayWorkers:
         self._tell(gone)
 
     def _died(self, name: str, why: str) -> None:
-        """The process of a worker has ended on its node."""
+        """Report that the process of a worker has ended on its node."""
 
         def gone() -> None:
             if (worker := self.running.get(name)) is not None:

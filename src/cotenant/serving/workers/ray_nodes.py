@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster with their GPUs: an actor (`NodeHost`) on each, lost nodes, and those in their place.
+"""The nodes of a Ray cluster with their GPUs: the actor (`NodeHost`) on each, the loss of nodes, and their replacement.
 
 Ray provides membership, transport and the code on every node; it does not schedule workers. Each actor is called twice
 a second, because Ray takes up to half a minute to report a dead node.

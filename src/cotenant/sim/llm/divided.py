@@ -58,9 +58,9 @@ def plan_divided(
     engines: Sequence[Engine], base: ServingProfile, most_gpus: int, headroom: float, target: float, trace: TokenTrace,
     seed: int = 0,
 ) -> DividedPlan:  # fmt: skip
-    """The fewest GPUs, each divided as `base` says, on which simulated requests reach `target`. `trace.models` are the
-    engines, in their order. Where more than `most_gpus` would be needed, the last plan that placed all models, or the
-    first one with what it left out."""
+    """Find the fewest GPUs, each divided as `base` says, on which simulated requests reach `target`. `trace.models` are
+    the engines, in their order. If more than `most_gpus` would be needed, returns the last plan that placed all models,
+    or the first plan, which states what it left out."""
     profile, services = as_services(base, engines)
     sizer = Sizer(find_planner(DEFAULT_PLANNER), Gpus.uniform(profile, most_gpus), services, TIME_LIMIT_S)
     factors = dict.fromkeys((e.name for e in engines), headroom)
@@ -86,8 +86,9 @@ def plan_divided(
 def attainment(
     plan: ServingPlan, profile: ServingProfile, engines: Sequence[Engine], trace: TokenTrace, seed: int
 ) -> dict[str, float]:
-    """The part of each model's requests that keep TTFT and TPOT, each request sent to one of its gpulets by chance, in
-    proportion to what these were given. On a gpulet engines have time in proportion to their work in a cycle."""
+    """Fraction of each model's requests that keep TTFT and TPOT. A request goes to a random gpulet of its model, with a
+    probability in proportion to the rates planned there. The engines of a gpulet share its time in proportion to their
+    work in a cycle."""
     by_name = {e.name: e for e in engines}
     kept: dict[str, list[float]] = {}
     to = _assigned(plan, trace, np.random.default_rng([seed, 21]))
@@ -107,7 +108,7 @@ def attainment(
 
 
 def _assigned(plan: ServingPlan, trace: TokenTrace, draw: np.random.Generator) -> list[np.ndarray]:
-    """Which requests go to each gpulet."""
+    """Draw the gpulet of each request; returns a mask of the requests for each gpulet."""
     to = [np.zeros(len(trace), bool) for _ in plan.gpulets]
     for i, name in enumerate(trace.models):
         seats = [(g, seat) for g, let in enumerate(plan.gpulets) for seat in let.seats]

@@ -143,8 +143,8 @@ class Packer:
 
     @cached_property
     def _undivided(self) -> Packer | None:
-        """The same planner with GPUs left whole, for what the search of divided ones does not find: it prefers small
-        gpulets, in which fewer models can take turns. None where it looks for such plans already, or may not make any.
+        """The same planner without divided GPUs: the search on divided GPUs prefers small gpulets, in which fewer
+        models can take turns, so it may miss plans on whole ones. None if this planner needs no such search.
         """
         rules = self.spec.rules
         if rules.whole_only or rules.seats == 1 or self.spec.exact or self.spec.climb == 0:
