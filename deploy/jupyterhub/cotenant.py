@@ -17,7 +17,7 @@ SHARES = {
     "small": ("An eighth of a GPU, 8 GiB", {"request": "12%", "limit": "50%", "memory": "8Gi"}),
     "large": ("Half a GPU, 32 GiB", {"request": "50%", "limit": "100%", "memory": "32Gi"}),
 }
-COTENANT = "cotenant"  # the program, or its whole path
+COTENANT = "cotenant"  # the command, or its full path
 
 
 def profile(name: str, title: str, share: dict[str, str]) -> dict[str, object]:
@@ -50,7 +50,7 @@ def tenant_name(user: str, server: str = "") -> str:
 
 def local_command(spawner: object) -> list[str]:
     """`cotenant run` for a server: its tenant is named after user and server, the spawn form gives the share."""
-    chosen = (getattr(spawner, "user_options", None) or {}).get("share")  # anything, where a program asked the hub
+    chosen = (getattr(spawner, "user_options", None) or {}).get("share")  # of any type if a program sent it
     share = SHARES[chosen if isinstance(chosen, str) and chosen in SHARES else "small"][1]
     name = tenant_name(spawner.user.name, getattr(spawner, "name", ""))  # type: ignore[attr-defined]
     return [COTENANT, "run", f"--name={name}", *(f"--{key}={value}" for key, value in share.items()), "--"]
@@ -58,7 +58,7 @@ def local_command(spawner: object) -> list[str]:
 
 def refusal(why: str) -> Exception:
     """An error that JupyterHub shows to the user word by word, and does not count among failures of the hub itself."""
-    from tornado.web import HTTPError  # JupyterHub has it; no more of the hub is needed in this file
+    from tornado.web import HTTPError  # JupyterHub installs tornado; this file imports nothing else of the hub
 
     error: Exception = HTTPError(409, why)
     error.jupyterhub_message = why  # type: ignore[attr-defined]

@@ -9,6 +9,6 @@ from pathlib import Path
 
 c = get_config()  # noqa: F821 given by JupyterHub
 
-c.JupyterHub.bind_url = "http://127.0.0.1:8000"  # a proxy with TLS goes in front of it
-c.Authenticator.allow_all = True  # all who can log in to this machine
+c.JupyterHub.bind_url = "http://127.0.0.1:8000"  # put a proxy with TLS in front of it
+c.Authenticator.allow_all = True  # every user who can log in to this machine
 load_subconfig(str(Path(__file__).with_name("cotenant.py")))  # noqa: F821 given by JupyterHub

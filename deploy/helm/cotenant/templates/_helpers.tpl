@@ -1,5 +1,6 @@
-{{/* What the names of all objects begin with: the release, and the chart's name unless the release has it. Names of
-Services have no dot, begin with a letter and end after 63 characters: other releases have a hash that keeps them apart. */}}
+{{/* Prefix of the names of all objects: the release's name, and the chart's name unless the release's contains it. Names
+of Services have no dot, begin with a letter, and have at most 63 characters. If the prefix does not fit, a hash keeps it
+unique. */}}
 {{- define "cotenant.fullname" -}}
 {{- $name := .Release.Name -}}
 {{- if not (contains .Chart.Name $name) -}}{{- $name = printf "%s-%s" $name .Chart.Name -}}{{- end -}}
