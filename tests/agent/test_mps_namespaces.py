@@ -16,7 +16,8 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms.base import WorkerShare
 from cotenant.agent.mechanisms.mps import Mps
 from cotenant.agent.mechanisms.mps_control import Abilities, Control, abilities
-from cotenant.agent.mechanisms.mps_namespaces import mib_of, short_name
+from cotenant.agent.mechanisms.mps_names import short_name
+from cotenant.agent.mechanisms.mps_namespaces import mib_of
 from cotenant.agent.mechanisms.proof import Place, Sms
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Gpu
@@ -118,6 +119,28 @@ def test_names_fit_a_socket_and_stay_apart() -> None:
     assert {len(short_name(name)) for name in ("default", "agent", "a" * 17, "Team/A", "team/A")} == {14, 12, 16, 13}
     assert short_name("Team/A") != short_name("team/A")
     assert short_name("team/A") == short_name("team/A")
+    for name in ("control", "uid_1000"):  # names of the daemon's sockets and of its own servers
+        assert short_name(name) != name
+
+
+def test_a_name_made_to_meet_another_tenants_namespace_gets_one_of_its_own(node: Callable[..., Node]) -> None:
+    here = node()
+    victim = here.mps.grant(TenantSpec("Payroll-service", limit=0.5), (ONE,)).environment
+    sly = TenantSpec(short_name("Payroll-service"), limit=0.25)
+    hostile = here.mps.grant(sly, (ONE,)).environment
+    assert (Program(victim).sms, Program(hostile).sms) == (94, 46)
+    assert here.mps.grant(sly, (ONE,)).environment == hostile, "a change keeps the place"
+    here.mps.revoke(sly.name, (ONE,))
+    wait_for(lambda: len(here.spaces()) == 2, 60)
+    assert Program(victim).sms == 94
+
+
+def test_what_was_prepared_for_another_share_is_not_granted(node: Callable[..., Node]) -> None:
+    here = node()
+    here.mps.grant(TenantSpec("a", limit=0.5), (ONE,))
+    here.mps.prepare(TenantSpec("a", limit=0.25), (ONE,))
+    here.mps.grant(TenantSpec("a", limit=0.75), (ONE,))
+    assert here.spaces()["agent/a"][1] == "75.00"
 
 
 def test_a_request_is_sms_of_its_own_read_back_in_chunks(node: Callable[..., Node]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from cotenant.agent.audit import shares
 from cotenant.agent.audit.shares import ShareProof
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms.base import Enforcement, Mechanism
@@ -43,6 +46,39 @@ def world(pid: int, sms: int = 0, contexts: int = 1, given: int = 66) -> tuple[S
         )
         tenant.sessions.append(cast(Session, session))
     return ShareProof(registry, lambda found: tenant if found == pid else None), tenant
+
+
+def test_a_daemon_that_does_not_answer_is_said_and_asked_once(sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(shares, "LOOK_EVERY_S", 0.01)
+    proof, tenant = world(sleeper)
+    answer, asked = threading.Event(), []
+
+    def hangs() -> Look:
+        asked.append(1)
+        answer.wait(60)
+        return look()
+
+    tenant_mps: Any = proof._registry.mechanisms["mps"]
+    tenant_mps.look = hangs
+    monkeypatch.setattr(shares, "using", lambda gpus: {})
+
+    async def until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    async def watched() -> None:
+        said: list[str] = []
+        task = asyncio.create_task(proof.run(lambda _, text: said.append(text)))
+        await asyncio.wait_for(until(lambda: bool(said)), 60)
+        assert said[0].endswith("is not known: the MPS control daemon has not answered for 0.02 s")
+        await asyncio.sleep(0.1)
+        assert len(asked) == 1, "a second thread would hang as well"
+        answer.set()
+        await asyncio.wait_for(until(lambda: not tenant.not_enforced), 60)
+        task.cancel()
+
+    asyncio.run(watched())
 
 
 def look(*clients: Client, **put_right: str) -> Look:

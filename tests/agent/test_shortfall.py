@@ -40,6 +40,11 @@ def test_what_is_short_of_a_request_of_half(got: float, wanted: float, short: bo
     assert (short_since(None, 7, Wanted(got, wanted), 0.5) == 7) is short
 
 
+@pytest.mark.parametrize(("got", "short"), [(0.0, True), (0.009, True), (0.011, False)])
+def test_a_small_request_is_short_below_half_of_it(got: float, short: bool) -> None:
+    assert (short_since(None, 7, Wanted(got, 1.0), 0.02) == 7) is short
+
+
 def test_since_when_is_kept_until_it_is_made_good() -> None:
     bad, good = Wanted(0.3, 1.0), Wanted(0.5, 1.0)
     since = short_since(None, 10, bad, 0.5)
@@ -147,5 +152,5 @@ def test_ps_top_and_page_say_it() -> None:
 
     row = {"name": "train", "mechanism": "time", "request": 0.5, "limit": 1.0, "state": "running", "class": "normal"}
     rest = {"memory_used_bytes": 0, "memory_limit_bytes": None, "holding": False, "waiting": False, "floor": None}
-    shown = _share(row, share | rest | {"waited_s": 1.0, "turns": 1})
+    shown = _share(row, share | rest | {"waited_s": 1.0, "turns": 1, "sms": None})
     assert (shown["granted"], shown["got"], shown["short_s"]) == (0.5, 0.33, 75)

@@ -66,6 +66,16 @@ def test_pod_that_raises_its_memory_past_the_hook_is_refused() -> None:
         mutate(before, Injection(memory_hook=True))
 
 
+@pytest.mark.parametrize("memory", ["1Gi", None])
+@pytest.mark.parametrize("name", ["NVIDIA_GPU_MEMORY_LIMITS", "NVIDIA_GPU_MEMORY_REQUESTS"])
+def test_no_variable_that_the_hook_reads_is_the_pods(name: str, memory: str | None) -> None:
+    before = pod(annotations=share("30%", **({"memory": memory} if memory else {})))
+    before["spec"]["containers"][0]["env"] = [{"name": name, "value": "80000"}]
+    with pytest.raises(InputError, match=f"sets {name}, which sets its own limit"):
+        mutate(before, Injection(memory_hook=True))
+    assert mutate(before, Injection())
+
+
 @given(pods())
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_pods_stay_valid_and_lose_nothing(before: Pod) -> None:

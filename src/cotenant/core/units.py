@@ -20,6 +20,7 @@ _SECONDS = {
     "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
 }  # fmt: skip
 LEAST_MEMORY_BYTES = 1 << 20
+MOST_MEMORY_BYTES = 1 << 62
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%]*)\s*$")
 
 
@@ -68,6 +69,8 @@ def parse_memory(text: str | float, field: str | None = None) -> int:
     number, unit = _split(text, field, "8GiB or 500MB")
     if number == 0:
         raise InputError("memory must be over 0; write it like 8GiB or 500MB", field=field)
+    if not unit and number >= MOST_MEMORY_BYTES:
+        raise InputError(f"{str(text)[:40]!r} has no unit; write it like 8GiB or 500MB", field=field)
     if not unit:
         raise InputError(f"{str(text)[:40]!r} has no unit; write {meant(number, 'GiB', 'MiB')}", field=field)
     size = parse_bytes(text, field)

@@ -32,6 +32,7 @@ LOOKS_BY_SHIM = 10
 # a deviation that the agent has corrected is reported for this much longer, so that it appears in the metrics
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 NAMED_S = 30.0
+PATIENCE_S = 5.0  # time for the MPS control daemon to answer
 AGAIN = "start it again with the environment that cotenant run gives"
 LOWERED = "the limit was lowered after it started, and holds for processes that start from now on: start it again"
 
@@ -52,6 +53,8 @@ class ShareProof:
         # number of successive checks that found this process outside its MPS server
         self._outside: dict[tuple[str, ProcessKey], int] = {}
         self._put_right: dict[tuple[str, str], float] = {}
+        # mechanisms whose MPS daemon has not answered yet
+        self._asking: dict[str, asyncio.Future[tuple[Look | None, dict[str, list[int]]]]] = {}
 
     async def run(self, warned: Callable[[Tenant, str], None]) -> None:
         """Check as long as the agent runs; `warned` is called with each new deviation."""
@@ -63,7 +66,7 @@ class ShareProof:
                 if not tenants:
                     continue
                 try:
-                    look, running = await asyncio.to_thread(self._ask, mechanism)
+                    look, running = await self._answer(mechanism)
                 except WorkError as error:
                     for tenant in tenants:
                         found[tenant.name].append(f"whether the tenant's share is enforced is not known: {error}")
@@ -74,6 +77,15 @@ class ShareProof:
             for tenant in list(self._registry.tenants.values()):
                 for text in self.take(tenant, [*found.get(tenant.name, ()), *self._memory(tenant)]):
                     warned(tenant, f"ShareNotEnforced: {text}")
+
+    async def _answer(self, mechanism: Mechanism) -> tuple[Look | None, dict[str, list[int]]]:
+        """What the mechanism's servers and the devices report. Raises WorkError if they do not answer in time."""
+        asking = self._asking.pop(mechanism.name, None)
+        asking = asking or asyncio.ensure_future(asyncio.to_thread(self._ask, mechanism))
+        if not (await asyncio.wait({asking}, timeout=PATIENCE_S))[0]:
+            self._asking[mechanism.name] = asking
+            raise WorkError(f"the MPS control daemon has not answered for {PATIENCE_S:g} s")
+        return asking.result()
 
     def _ask(self, mechanism: Mechanism) -> tuple[Look | None, dict[str, list[int]]]:
         look = mechanism.look()

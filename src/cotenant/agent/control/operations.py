@@ -202,6 +202,16 @@ class Operations:
                 ahead[0].settle(spec, ahead[1])
             raise
 
+    async def _prepare_change(self, tenant: Tenant, spec: TenantSpec) -> None:
+        """Let the tenant's mechanism prepare a changed share in a thread, because an MPS daemon may answer late."""
+        mechanism = self._registry.preparing_change(tenant, spec)
+        if mechanism is None:
+            return
+        await asyncio.to_thread(mechanism.prepare, spec, tenant.gpus)
+        if self._registry.tenants.get(tenant.name) is not tenant:
+            mechanism.settle(spec, tenant.gpus)
+            raise InputError(f"tenant {tenant.name} has ended", field="NAME")
+
     async def started(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Record that a launcher has started a tenant's program, and the program's pid."""
         tenant = self._find(order)
@@ -231,6 +241,8 @@ class Operations:
         changes = {key: _number(order, key) for key in allowed if order.get(key) is not None}
         if not changes:
             raise InputError(f"nothing to change: give one of {', '.join(allowed)}")
+        spec = dataclasses.replace(tenant.spec, **changes)
+        await self._prepare_change(tenant, spec)
         when = self._lives.change(tenant, dataclasses.replace(tenant.spec, **changes))
         return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
 

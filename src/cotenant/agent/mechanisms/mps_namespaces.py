@@ -7,7 +7,6 @@ SMs to other tenants, and a tenant with a weight gets an MPS server of its own.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -22,6 +21,7 @@ from typing import NamedTuple, TypeVar
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.base import Enforcement, ShareSpec
 from cotenant.agent.mechanisms.mps_control import CLIENT_PRIORITY, PATIENCE_S, Abilities, Control
+from cotenant.agent.mechanisms.mps_names import DEFAULT, SERVER, free_place
 from cotenant.agent.mechanisms.proof import Client, Look, Place, Sms
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Gpu
@@ -29,14 +29,9 @@ from cotenant.devices.base import Gpu
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
-SERVER = "agent"  # name of the MPS server of all tenants that have no weight
-DEFAULT = "default"
 # limits of clients that name no namespace
 DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")
 STEP_MIB = 256  # granularity of the driver's memory limits
-# names of tenants that can be used as names of namespaces: short, since they are part of a socket's path, which is
-# limited to 107 bytes
-SHORT = re.compile(r"[a-z0-9_]{1,16}")
 PARTITION = "CUDA_MPS_SM_PARTITION"
 
 
@@ -88,13 +83,13 @@ class MpsNamespaces:
         self._can = can
         self._all = tuple(gpu.uuid for gpu in gpus)
         self._granted: dict[str, _Granted] = {}
-        self._prepared: set[str] = set()  # names of tenants that are prepared but not granted yet
+        self._prepared: dict[str, ShareSpec] = {}  # shares that are prepared but not granted yet, by tenant
         self._orders = ThreadPoolExecutor(1, "mps-orders")
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         """Create the tenant's namespace in advance."""
         self._in_order(self._make, spec, gpus)
-        self._prepared.add(spec.name)
+        self._prepared[spec.name] = spec
 
     def settle(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         """See Mechanism."""
@@ -103,9 +98,8 @@ class MpsNamespaces:
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """Create the tenant's namespace, or change its limits."""
-        if spec.name not in self._prepared:
+        if self._prepared.pop(spec.name, None) != spec:
             self._in_order(self._make, spec, gpus)
-        self._prepared.discard(spec.name)
         return self._granted[spec.name].enforcement
 
     def resize(self, spec: ShareSpec) -> str:
@@ -121,7 +115,7 @@ class MpsNamespaces:
 
     def revoke(self, name: str) -> None:
         """Delete a removed tenant's namespace and SM partition. After the last tenant the daemon quits."""
-        self._prepared.discard(name)
+        self._prepared.pop(name, None)
         gone = self._granted.pop(name, None)
         if gone is not None:
             self._orders.submit(self._drop, gone)
@@ -170,10 +164,10 @@ class MpsNamespaces:
 
     def _make(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         uuids = tuple(gpu.uuid for gpu in gpus)
-        space = short_name(spec.name)
         before = self._granted.get(spec.name)  # the present namespace of a tenant whose share is changed
         weighted = before.weight > 0 if before else self._can.weights and spec.weight > 0
-        place = Place(space, "tenant") if weighted else Place(SERVER, space)
+        taken = {one.place for one in self._granted.values()}
+        place = before.place if before else free_place(spec.name, taken, weighted=weighted)
         made = _Granted(
             place,
             uuids,
@@ -371,14 +365,6 @@ class MpsNamespaces:
             until = time.monotonic() + PATIENCE_S
             while self._control.answers() and time.monotonic() < until:
                 time.sleep(0.02)
-
-
-def short_name(name: str) -> str:
-    """Name of a tenant's namespace: the tenant's own name if it is short, otherwise its beginning and a hash."""
-    if SHORT.fullmatch(name) and name not in (DEFAULT, SERVER):
-        return name
-    plain = re.sub(r"[^a-z0-9_]", "_", name.lower())[:9]
-    return f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def mib_of(text: str) -> float | None:

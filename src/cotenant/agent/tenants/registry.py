@@ -143,6 +143,16 @@ class Registry:
             return None
         return mechanism, gpus
 
+    def preparing_change(self, tenant: Tenant, spec: TenantSpec) -> Mechanism | None:
+        """The mechanism that can prepare a tenant's changed share; None if `resize` would refuse it."""
+        try:
+            check_spec(spec)
+            for gpu in tenant.gpus:
+                self._fits(spec, gpu)
+        except InputError:
+            return None
+        return self.mechanisms[spec.mechanism]
+
     def resolved(self, spec: TenantSpec) -> TenantSpec:
         """The spec with its mechanism `auto` replaced: by `slices` where the GPU offers hardware time slices and the
         tenant fits, otherwise by `time` (turns).

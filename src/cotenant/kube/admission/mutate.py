@@ -17,6 +17,8 @@ from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 Operation = dict[str, Any]
 MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
+# NVIDIA's hook also reads these, and what it does with both forms is not documented
+HOOK_VARIABLES = (*MEMORY_VARIABLES, *(f"{name}S" for name in MEMORY_VARIABLES))
 # If a pod sets LD_PRELOAD by reference (valueFrom), its value is kept in this variable.
 USER_PRELOAD = "COTENANT_USER_PRELOAD"
 LIBRARY_VOLUME, SOCKET_VOLUME = "cotenant-lib", "cotenant-run"
@@ -197,6 +199,9 @@ def _environment(patch: Patch, here: tuple[str | int, ...], share: ContainerShar
     entries = [e for e in patch.at(*here, "env") or [] if isinstance(e, dict)]
     # if a name occurs several times the last entry counts, as for the kubelet
     known = {entry.get("name"): entry for entry in entries}
+    for name in HOOK_VARIABLES if injection.memory_hook else ():
+        if name in known and name not in wanted:
+            raise InputError(f"container {container} sets {name}, which sets its own limit on GPU memory: leave it out")
     for name, value in wanted.items():
         entry = known.get(name)
         if entry is None:

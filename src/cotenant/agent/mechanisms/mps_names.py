@@ -1,0 +1,40 @@
+"""Names of tenants' namespaces and servers under MPS control protocol 3."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection
+
+from cotenant.agent.mechanisms.proof import Place
+
+SERVER = "agent"  # name of the MPS server of all tenants that have no weight
+DEFAULT = "default"
+# the daemon uses these names itself: for its namespaces and the sockets beside their folders, and for the servers of
+# users whose programs name no namespace
+RESERVED, UID_SERVER = (DEFAULT, SERVER, "control"), "uid_"
+# tenants' names that can be names of namespaces: they are part of a socket's path, which is limited to 107 bytes
+SHORT = re.compile(r"[a-z0-9_]{1,16}")
+
+
+def short_name(name: str, attempt: int = 0) -> str:
+    """Name of a tenant's namespace: the tenant's own name if it is short, otherwise its beginning and a hash.
+    `attempt`: above 0 for another hash, because another tenant has the first one.
+    """
+    if SHORT.fullmatch(name) and name not in RESERVED and not name.startswith(UID_SERVER) and not attempt:
+        return name
+    plain = re.sub(r"[^a-z0-9_]", "_", name.lower())[:9]
+    return f"{plain}_{hashlib.sha256((name + '/' * attempt).encode()).hexdigest()[:6]}"
+
+
+def free_place(name: str, taken: Collection[Place], *, weighted: bool) -> Place:
+    """The place of a new tenant. Users choose tenants' names, so two of them can lead to the same short name, and then
+    one tenant could change or delete the other's namespace.
+    """
+    attempt = 0
+    while True:
+        space = short_name(name, attempt)
+        place = Place(space, "tenant") if weighted else Place(SERVER, space)
+        if place not in taken:
+            return place
+        attempt += 1
