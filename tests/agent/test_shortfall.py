@@ -126,6 +126,25 @@ def test_a_wait_that_goes_on_counts() -> None:
     assert looks.short_s(tenant, GPU.uuid, 15 * S) == 5.0
 
 
+def test_a_shortfall_is_kept_over_a_restart_of_the_agent() -> None:
+    looks, tenant, account = world(0.5)
+    saved: list[dict[str, int]] = []
+    looks._save = lambda: saved.append(dict(tenant.short_since))  # type: ignore[method-assign]
+    account.waiting, account.requested_ns = True, 0
+    for second in range(16):
+        looks.look(second * S)
+    assert saved == [{GPU.uuid: 10 * S}], "written when it begins"
+    looks, tenant, account = world(0.5)  # the next agent
+    tenant.short_since = dict(saved[0])
+    account.waiting, account.requested_ns = True, 20 * S
+    for second in range(20, 40):
+        looks.look(second * S)
+        assert looks.short_s(tenant, GPU.uuid, second * S) == second - 10
+    account.waiting, account.held_ns = False, 60 * S
+    looks.look(41 * S)
+    assert looks.short_s(tenant, GPU.uuid, 41 * S) == 0.0
+
+
 def test_slices_are_asked_where_they_share_the_gpu() -> None:
     looks, tenant, _ = world(0.5)
     looks._registry.sliced = lambda _: True  # type: ignore[method-assign]

@@ -227,7 +227,7 @@ class Agent:
         self.slices = SliceEnforcer(self.registry, self.history.warned, self._not_sliced)
         self.limits = MemoryLimits(self.folder, self.registry, self.history.warned, self.state.save_now)
         self.state.closing = self.limits.closing
-        self.shortfalls = Shortfalls(self.registry, self.broker, self.slices)
+        self.shortfalls = Shortfalls(self.registry, self.broker, self.slices, self.state.save)
 
     def _make_memory(self) -> None:
         residents, registry, broker, parked = self.residents, self.registry, self.broker, self.parked

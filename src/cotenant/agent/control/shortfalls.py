@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 
 from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.registry import Registry
@@ -51,9 +52,12 @@ class Hour:
 class Shortfalls:
     """Records since when each tenant has got less than its request, measured by turns or by hardware time slices."""
 
-    def __init__(self, registry: Registry, broker: Broker, slices: SliceEnforcer) -> None:
-        self._registry, self._broker, self._slices = registry, broker, slices
-        self._since: dict[_Key, int] = {}
+    def __init__(
+        self, registry: Registry, broker: Broker, slices: SliceEnforcer, save: Callable[[], None] = lambda: None
+    ) -> None:
+        """`save` writes the state file, from which a restarted agent learns since when tenants are short."""
+        self._registry, self._broker, self._slices, self._save = registry, broker, slices, save
+        self._measured: set[_Key] = set()
         self._hours: dict[_Key, Hour] = {}
         # (time, held, waited) in ns of the readings within one window
         self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}
@@ -66,25 +70,34 @@ class Shortfalls:
 
     def look(self, now_ns: int) -> None:
         """Measure all tenants' shares; update the shortfalls and the record of the last hour."""
-        since: dict[_Key, int] = {}
+        measured: set[_Key] = set()
+        changed = False
         counts: dict[_Key, deque[tuple[int, int, int]]] = {}
         hours: dict[_Key, Hour] = {}
         for tenant in self._registry.tenants.values():
+            short: dict[str, int] = {}
             for gpu in tenant.gpus:
                 key = (tenant.name, gpu.uuid)
                 window = self._sliced(tenant, gpu.uuid) or self._turns(key, counts, now_ns)
                 hours[key] = self._hours.get(key) or Hour()
                 hours[key].add(now_ns, window, tenant.spec.request)
-                if window is None:
-                    continue
-                short = short_since(self._since.get(key), now_ns, window, tenant.spec.request)
-                if short is not None:
-                    since[key] = short
-        self._since, self._counts, self._hours = since, counts, hours
+                before = tenant.short_since.get(gpu.uuid)
+                since = before if key not in self._measured else None  # as the previous agent measured it
+                if window is not None or key in self._measured:
+                    measured.add(key)
+                if window is not None:
+                    since = short_since(before, now_ns, window, tenant.spec.request)
+                if since is not None:
+                    short[gpu.uuid] = since
+            changed = changed or short.keys() != tenant.short_since.keys()
+            tenant.short_since = short
+        self._measured, self._counts, self._hours = measured, counts, hours
+        if changed:
+            self._save()
 
     def short_s(self, tenant: Tenant, uuid: str, now_ns: int) -> float:
         """Duration of the current shortfall in s; 0 without one."""
-        since = self._since.get((tenant.name, uuid))
+        since = tenant.short_since.get(uuid)
         return 0.0 if since is None else max(0.0, (now_ns - since) / 1e9)
 
     def hour(self, tenant: Tenant, uuid: str) -> list[tuple[float, float] | None]:

@@ -41,6 +41,7 @@ class SavedTenant:
         self.root = ProcessKey(int(root[0]), int(root[1])) if root else None
         held = data.get("held")
         self.held = ControlGroup(Path(held[0]), bool(held[1])) if held else None
+        self.short_since = {str(uuid): int(ns) for uuid, ns in (data.get("short_since") or {}).items()}
         self.moves = MoveCount(**data.get("moves") or {})
         self.processes = [ProcessKey(int(pid), int(ticks)) for pid, ticks in data.get("processes", ())]
 
@@ -104,6 +105,7 @@ class StateFile:
                 "declared": tenant.declared,
                 "holder": list(tenant.owner) if tenant.owner else None,
                 "held": [str(tenant.held.path), tenant.held.made] if tenant.held else None,
+                "short_since": tenant.short_since,
                 "moves": asdict(self._moves[name]) if name in self._moves else None,
                 "processes": [*map(list, {session.process for session in tenant.sessions} | tenant.orphans)],
             }

@@ -45,6 +45,8 @@ def take_over(
             LOG.warning(f"tenant {saved.spec.name} of the previous agent is not taken over: {error}")
             continue
         tenant.timeout_s = saved.timeout_s
+        if saved.alive:  # else its shortfall has ended, too
+            tenant.short_since = saved.short_since
         if saved.moves != MoveCount():
             residents.counts[tenant.name] = saved.moves
         if saved.held is not None:

@@ -56,6 +56,8 @@ class Tenant:
     warning_count: int = 0
     # deviation from the tenant's share, as a sentence -> time in ns at which it began
     not_enforced: dict[str, int] = field(default_factory=dict)
+    # UUID of a GPU -> time in ns since when the tenant gets less of it than its request
+    short_since: dict[str, int] = field(default_factory=dict)
     launches_gone: int = 0  # sum of the launches of processes that have ended
     waited_gone_ns: int = 0
     held: ControlGroup | None = None  # the control group whose memory is limited by the kernel or the driver
