@@ -135,6 +135,15 @@ def test_a_demand_that_a_new_file_makes_is_refused_where_it_cannot_hold(short_fo
         agent.close()
 
 
+@pytest.mark.parametrize("memory", ["8", True, 1.5, float("inf"), float("nan"), [1]])
+def test_an_order_with_a_wrong_type_of_memory_is_refused(memory: Any) -> None:
+    with pytest.raises(InputError, match="which is not a whole number"):
+        spec_from_dict({"name": "a", "memory_bytes": memory})
+    with pytest.raises(InputError, match="cannot be read"):
+        spec_from_dict({"name": "a", "priority": float("inf")})
+
+
 def test_the_command_names_slips() -> None:
+    assert "'1e300' has no unit; write it like 8GiB or 500MB" in cotenant("run", "--memory", "1e300", "--", "true").err
     assert "'luck' is not one of kernel, driver" in cotenant("run", "--enforce-memory", "luck", "--", "true").err
     assert "of a memory limit" in cotenant("run", "--enforce-memory", "shim", "--", "true").err

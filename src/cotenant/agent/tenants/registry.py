@@ -332,6 +332,9 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
     """Convert a JSON object of the control socket or the state file to a spec. Raises InputError for wrong types."""
     try:
         memory = data.get("memory_bytes")
+        whole = isinstance(memory, int) or (isinstance(memory, float) and memory.is_integer())
+        if memory is not None and (isinstance(memory, bool) or not whole):
+            raise InputError(f"memory_bytes is {str(memory)[:40]!r}, which is not a whole number", field="memory_bytes")
         return TenantSpec(
             name=str(data["name"]),
             request=float(data.get("request") or 0.0),
@@ -352,5 +355,5 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             kernels=str(data.get("kernels") or ""),
             in_flight_us=int(data.get("in_flight_us") or 0),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"the description of the tenant cannot be read: {error}") from None
