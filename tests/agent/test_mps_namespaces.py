@@ -190,6 +190,28 @@ def test_release_620_lends_sms_and_weighs_servers(node: Callable[..., Node]) -> 
     assert "server set heavy --timeslice-pct=50\n" in (here.pipe / "calls").read_text()
 
 
+def test_reserved_sms_of_an_ended_tenant_are_free_once_the_gpu_has_no_programs(node: Callable[..., Node]) -> None:
+    """The daemon refuses to delete a partition while the GPU has clients, also if they are of other tenants."""
+    here = node()
+
+    def reserved() -> int:
+        return here.order("sm-partition", "list", "--format=csv,noheader").count("created")
+
+    again = [here.mps.grant(TenantSpec(name, request=0.3), (ONE,)) for name in ("ended", "again")][1]
+    beside = Program(here.mps.grant(TenantSpec("beside"), (ONE,)).environment, ONE.uuid)
+    wait_for(lambda: ONE.uuid in here.order("client", "list"), 60)
+    for name in ("ended", "again"):
+        here.mps.revoke(name, (ONE,))
+    wait_for(lambda: set(here.spaces()) == {"agent/default", "agent/beside"}, 60)
+    here.mps.look()
+    assert reserved() == 2
+    assert here.mps.grant(TenantSpec("again", request=0.3), (ONE,)).sms == again.sms, "it gets its SMs back"
+    beside.close()
+    wait_for(lambda: ONE.uuid not in here.order("client", "list"), 60)
+    here.mps.look()
+    assert reserved() == 1
+
+
 @pytest.mark.parametrize(("release", "why"), [(615, "weights from driver 620 on"), (620, "when the tenant starts")])
 def test_a_weight_without_effect_is_said(node: Callable[..., Node], release: int, why: str) -> None:
     here = node(release)

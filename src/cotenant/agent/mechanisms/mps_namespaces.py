@@ -7,6 +7,7 @@ SMs to other tenants, and a tenant with a weight gets an MPS server of its own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -83,6 +84,8 @@ class MpsNamespaces:
         self._can = can
         self._all = tuple(gpu.uuid for gpu in gpus)
         self._granted: dict[str, _Granted] = {}
+        # partitions of ended tenants that could not be deleted: (server, UUID of the GPU, name)
+        self._left: set[tuple[str, str, str]] = set()
         self._prepared: dict[str, ShareSpec] = {}  # shares that are prepared but not granted yet, by tenant
         self._orders = ThreadPoolExecutor(1, "mps-orders")
 
@@ -185,6 +188,7 @@ class MpsNamespaces:
                 self._drop(made)
             raise
         self._granted[spec.name] = made
+        self._left = {one for one in self._left if Place(one[0], one[2]) != made.place}
         if weighted:
             self._share_time()
 
@@ -305,6 +309,7 @@ class MpsNamespaces:
         except WorkError:
             listed, spaces = [], []  # the daemon has died; it is started again when the missing namespaces are created
         clients = tuple({Client(int(row[0]), Place(row[1], row[3])) for row in listed if row[0].isdigit()})
+        self._delete_left({row[2] for row in listed})
         found = {Place(row[1], row[0]): row[3:6] for row in spaces}
         put_right = {}
         for name, made in list(self._granted.items()):
@@ -351,7 +356,15 @@ class MpsNamespaces:
             return  # the server does not exist any more, so its partitions do not either
         for row in rows:
             if row[2] in names:
-                self._try("sm-partition", "delete", row[2], f"--server={server}", f"--device={row[1]}")
+                self._left.add((server, row[1], row[2]))
+        self._delete_left(set())
+
+    def _delete_left(self, used: set[str]) -> None:
+        """Delete partitions of ended tenants on GPUs that are not in use; on others the daemon refuses it."""
+        for server, device, name in [one for one in self._left if one[1] not in used]:
+            with contextlib.suppress(WorkError):
+                self._control.order("sm-partition", "delete", name, f"--server={server}", f"--device={device}")
+                self._left.discard((server, device, name))
 
     def _try(self, *order: str) -> None:
         try:
@@ -360,6 +373,7 @@ class MpsNamespaces:
             LOG.warning("%s", error)  # the agent that is started next tries again to delete the partition
 
     def _quit(self) -> None:
+        self._left.clear()
         if self._control.answers():
             self._try("--quit")
             until = time.monotonic() + PATIENCE_S
