@@ -88,7 +88,7 @@ def test_the_largest_load_is_found() -> None:
         (["--openai", "http://[::1:80", "--rate", "1"], "is not an address"),
         (["--url", "http://127.0.0.1:9", "--service", "a"], "needs a rate"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--service", "a=2"], "a is given twice"),
-        (["--url", "http://127.0.0.1:9", "--service", "a=1", "--slo", "b=3"], "'b' is not under load"),
+        (["--url", "http://127.0.0.1:9", "--service", "a=1", "--slo", "b=3"], "'b' is none of the services"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--arrivals", "sometimes"], "not an arrival process"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--arrivals", "trace:/nowhere.csv"], "cannot read"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--find-max"], "no service has an SLO"),

@@ -168,7 +168,7 @@ def test_predict(call: Any, tmp_path: Path) -> None:
         ({"X": np.ones((4, 7, 3))}, "must be (n, 3, 7)"),
         ({"X": np.full((1, 3, 7), np.nan)}, "X[0, 0, 0] is nan"),
         ({"X": np.zeros((1, 3, 7))}, "must be above 0"),
-        ({"X": np.ones((2, 3, 7)), "Y": np.ones((1, 3, 7))}, "not that of X"),
+        ({"X": np.ones((2, 3, 7)), "Y": np.ones((1, 3, 7))}, "both need the same number of mixes"),
         ({"X": np.ones((1, 3, 7)), "Y": np.ones((1, 7, 3))}, "slices 7g/4g/3g"),
         ({"X": np.ones((1, 3, 7)), "Y": -np.ones((1, 3, 7))}, "Y[0, 0, 0] is -1.0"),
         ({"X": np.ones((1, 3, 7)), "Y": np.full((1, 3, 7), "a")}, "Y holds <U1, not numbers"),

@@ -171,7 +171,7 @@ def test_measured_times_replace_the_estimate() -> None:
 
 
 def test_a_model_that_no_part_serves_in_time_is_named() -> None:
-    with pytest.raises(InputError, match="m does not keep 1000 ms to the first token and 1 ms a token"):
+    with pytest.raises(InputError, match=r"m cannot keep its SLOs \(1000 ms to the first token, 1 ms per token\)"):
         as_services(divided("H100-80GB"), [engine("m", 3.0, 1.0, gib=8, tpot=1)])
 
 

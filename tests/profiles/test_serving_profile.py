@@ -118,7 +118,7 @@ def test_shipped_profile_is_the_reference_data(shared: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("resnet50,20,1,nan", "finite"), ("resnet50,20,1,0", "0 or less"), ("resnet50,120,1,3", "percentage"),
+    [("resnet50,20,1,nan", "finite"), ("resnet50,20,1,0", "must be above 0"), ("resnet50,120,1,3", "percentage"),
      ("resnet50,20", "a row is")],
 )  # fmt: skip
 def test_wrong_latency_csv_names_the_line(tmp_path: Path, line: str, says: str) -> None:
@@ -170,7 +170,7 @@ FOLDER = {
         ("interference-constants.csv", "a,b,c,d,e\n1,2\n", "line 2: has 2 cells"),
         ("mem-config.json", "{", "is not"),
         ("mem-config.json", '{"models": [{"name": "m"}]}', "is not"),
-        ("mem-config.json", '{"models": [{"name": "m", "mem": NaN}]}', "is not a memory"),
+        ("mem-config.json", '{"models": [{"name": "m", "mem": NaN}]}', "is not a memory size"),
         ("latency.csv", "model,partition_pct,batch,latency_ms\nm,100,0.5,10\n", "batch 0.5 is not 1 to"),
         ("latency.csv", "\x00", "latency.csv"),
     ],

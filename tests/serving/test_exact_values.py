@@ -238,7 +238,7 @@ def test_raw_contents_are_counted(server: Running) -> None:
         ({"datatype": None}, "an input needs a name and a datatype"),
         ({"datatype": "fp32"}, "input 'x' has the unknown data type 'fp32'"),
         ({"shape": None}, "input 'x' needs a shape: a list of at most 32 sizes"),
-        ({"shape": [True, 2]}, "input 'x' has a shape with True, which is no size"),
+        ({"shape": [True, 2]}, "input 'x' has True in its shape, which is not a valid size"),
         ({"data": None}, "input 'x' needs its data as a list"),
         ({"name": "z"}, "input 'x' is missing"),
         ({"parameters": {"binary_data_size": 8}}, "input 'x' has a list of data beside binary data"),

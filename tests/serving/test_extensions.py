@@ -209,7 +209,7 @@ def test_tensors_in_shared_memory_by_grpc(server: Running, memory: Path) -> None
         ({"key": "/none-of-this-name", "byte_size": 1}, "no such file"),
         ({"key": "/x", "byte_size": 0}, "byte_size above 0"),
         ({"key": "/x", "byte_size": "1"}, "byte_size above 0"),
-        ({"keys": "/x"}, "the body is"),
+        ({"keys": "/x"}, "the body must be"),
     ],
 )
 def test_regions_that_are_none(server: Running, body: Any, said: str) -> None:
@@ -221,7 +221,7 @@ def test_pages_of_other_sites_neither_load_nor_register(server: Running, memory:
     body = {"key": f"/{memory.name}", "byte_size": 8}
     for path in ("systemsharedmemory/region/r/register", "repository/models/a/load"):
         status, _, answer = post(server, path, body, headers={"Origin": "https://elsewhere.example"})
-        assert (status, answer["error"]) == (400, "pages of other sites may not use this")
+        assert (status, answer["error"]) == (400, "requests from pages of other sites are not allowed")
 
 
 def test_cuda_shared_memory_is_refused_with_a_reason(server: Running) -> None:

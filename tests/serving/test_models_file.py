@@ -63,7 +63,7 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
         ),
         (
             ONE.replace("serve --port {port}", "'{port}'"),
-            "field models[0].command: {port} cannot be the program's name",
+            "field models[0].command: must begin with the program's name, and {port} must come after it",
         ),
         (ONE + ONE.removeprefix("models:\n"), "line 5, field models[1].name: a is declared twice"),
         (ONE.replace("name: a", "name: 'a b'"), "line 2, field models[0].name: 'a b' is not a tenant name"),

@@ -240,7 +240,7 @@ def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path)
     with heard() as said, running(services, plan=plan({"a": 1, "b": 1}), colocation="tidal", agent=bench.folder):
         pass
     assert any("b shares a process with a latency-sensitive service" in line for line in said)
-    assert any("no memory is reserved for a: b, in the same process, states none" in line for line in said)
+    assert any("no memory is reserved for a: the same process runs b, for which" in line for line in said)
 
 
 @pytest.mark.parametrize(("mechanism", "between_batches"), [("green", True), ("mps", False)])

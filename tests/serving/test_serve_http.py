@@ -101,7 +101,7 @@ def test_types_of_json_and_strings(server: Running) -> None:
         ({"inputs": [tensor([1.0], 1) | {"datatype": "FLOAT"}]}, "unknown data type 'FLOAT'"),
         ({"inputs": [tensor([1.0], 1) | {"shape": [1]}]}, "input 'INPUT' has shape [1]; the model takes [-1, -1]"),
         ({"inputs": [tensor([1.0], 1) | {"shape": [1, 2]}]}, "has 1 elements; its shape says 2"),
-        ({"inputs": [tensor([1.0], 1) | {"shape": [1, -1]}]}, "which is no size"),
+        ({"inputs": [tensor([1.0], 1) | {"shape": [1, -1]}]}, "which is not a valid size"),
         ({"inputs": [tensor([1.0], 1) | {"shape": [0, 1], "data": []}]}, "needs at least one item"),
         ({"inputs": [tensor([1.0], 1) | {"data": ["1"]}]}, "elements that are not FP32"),
         ({"inputs": [tensor([1.0], 1) | {"data": [[1, 2], [3]], "shape": [1, 3]}]}, "not a rectangular list"),

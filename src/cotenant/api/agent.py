@@ -49,7 +49,7 @@ class Agent:
         """Change a tenant's share. Returns the new share, and the time from which on it applies. Fractions are "30%" or
         0.3, memory is "8GiB" or a number of bytes. Raises InputError if nothing is given."""
         if request is None and limit is None and memory is None:
-            raise InputError("give a request, a limit or a memory", field="set")
+            raise InputError("give at least one of request, limit and memory", field="set")
         return dict(
             self._client.call(
                 "set", name=name, request=_fraction(request, "request"), limit=_fraction(limit, "limit"),

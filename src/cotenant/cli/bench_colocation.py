@@ -143,7 +143,8 @@ def _virtual_seconds(ls: str, seconds: float, requests: int, foreign: list[str])
 
     if foreign:
         raise InputError(
-            "not available in virtual time, which takes --seconds or --requests, and profile:FILE", field=foreign[0]
+            "has no effect in virtual time, where the service is profile:FILE:RATE; leave this out",
+            field=foreign[0],
         )
     return requests / ls_work(ls)[1] if requests else seconds
 

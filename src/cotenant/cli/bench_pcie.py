@@ -11,9 +11,9 @@ Text = str | None
 
 
 def pcie(
-    weights: Annotated[str, typer.Option(metavar="1,3", help="One tenant for each.")] = "1,3",
-    seconds: Annotated[float, typer.Option(help="Length of the measurement together.")] = 4.0,
-    gpus: Annotated[str, typer.Option(metavar="soft|all|UUID", help="The software GPU or a real one.")] = "soft",
+    weights: Annotated[str, typer.Option(metavar="1,3", help="Weights of the tenants, separated by commas.")] = "1,3",
+    seconds: Annotated[float, typer.Option(help="Duration for which all tenants copy at once, in s.")] = 4.0,
+    gpus: Annotated[str, typer.Option(metavar="soft|all|UUID", help="Software GPU, all GPUs, or a UUID.")] = "soft",
     direction: Annotated[
         str, typer.Option(metavar="h2d|d2h", help="Direction of the copies: to the GPU (h2d) or from it (d2h).")
     ] = "h2d",

@@ -33,5 +33,5 @@ def park(
     if as_json:
         print(json.dumps(answer))
         return
-    how = "its own moves; its context stays" if answer["method"] == "swap" else "the driver's checkpoint"
+    how = "copies; its CUDA context stays on the GPU" if answer["method"] == "swap" else "the driver's checkpoint"
     print(f"{name}: parked in {answer['seconds']:.2f} s, {format_bytes(answer['freed_bytes'])} freed, by {how}")

@@ -48,5 +48,5 @@ def unpadded(flags: int, payload: bytes) -> bytes:
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):
-        raise ProtocolError(PROTOCOL_ERROR, "more padding than frame")
+        raise ProtocolError(PROTOCOL_ERROR, "the padding is longer than the frame")
     return payload[1 : len(payload) - payload[0]]

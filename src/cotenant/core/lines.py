@@ -79,7 +79,7 @@ class LineClient:
         except OSError as error:
             raise LostServerError(f"{self._peer} does not answer: {error.strerror or error}") from None
         if not line.endswith(b"\n"):  # the connection ended before the answer was complete
-            raise LostServerError(f"{self._peer} has gone")
+            raise LostServerError(f"{self._peer} has closed the connection without an answer")
         answer: Message = json.loads(line)
         if "error" in answer:
             if (raised := INPUT_ERRORS.get(answer.get("kind", ""))) is not None:

@@ -110,7 +110,7 @@ def make_executor(options: FleetOptions) -> Executor:
 
         nodes = None if options.gpu == "machines" else node_specs(options)
         return RayExecutor(options.folder, nodes, options.address)
-    raise InputError(f"{options.executor!r} is not local or ray", field="executor")
+    raise InputError(f"must be local or ray, not {options.executor!r}", field="executor")
 
 
 class Fleet:

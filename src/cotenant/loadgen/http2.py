@@ -161,7 +161,7 @@ class Http2Client:
         self.going_away = True
         for number in [n for n in self.streams if n > last]:
             stream = self.streams.pop(number)
-            stream.error = "the server is going away"
+            stream.error = "the server is closing the connection (GOAWAY)"
             ended.append(stream)
 
     def _settings(self, body: bytes) -> None:

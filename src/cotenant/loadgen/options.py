@@ -91,7 +91,7 @@ def _closed(service: LoadService) -> LoadService:
         return replace(service, rates_rps=())
     number = service.rates_rps[0] if service.rates_rps else 1.0
     if number != int(number) or not 1 <= number <= 100_000 or len(service.rates_rps) > 1:
-        raise InputError(f"{service.name}: {number:g} is not a number of closed-loop clients", field="service")
+        raise InputError(f"{service.name}: closed-loop clients must be 1 to 100,000, not {number:g}", field="service")
     return replace(service, rates_rps=(), arrivals=Arrivals("closed", clients=int(number)))
 
 
@@ -120,7 +120,7 @@ def _slos(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
         if not math.isfinite(value) or value <= 0:
             raise InputError(f"{text!r} is not an SLO; write 50 or NAME=50, in milliseconds", field="slo")
         if equals and name not in names:
-            raise InputError(f"{name!r} is not under load; known: {', '.join(names)}", field="slo")
+            raise InputError(f"{name!r} is none of the services of this run: {', '.join(names)}", field="slo")
         found |= {name: value} if equals else {n: value for n in names if n not in found}
     return found
 

@@ -146,7 +146,7 @@ def parse_service(text: str, arrivals: Arrivals) -> LoadService:
     if not rates and own.kind not in ("closed", "trace"):
         raise InputError(f"{text!r} needs a rate for {own} arrivals; write {name}=100", field="service")
     if rates and not any(rates):
-        raise InputError(f"{text!r} never sends anything", field="service")
+        raise InputError(f"{text!r} sends no request, because all its rates are 0", field="service")
     return LoadService(name, rates, own)
 
 

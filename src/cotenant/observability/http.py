@@ -130,12 +130,12 @@ class LiveServer:
             await _answer(writer, 400, "not an HTTP request\n")
             return
         if words[0] not in ("GET", "HEAD"):
-            await _answer(writer, 405, "only GET\n", "Allow: GET, HEAD\r\n")
+            await _answer(writer, 405, "only GET and HEAD are allowed\n", "Allow: GET, HEAD\r\n")
             return
         try:
             url, asked = urlsplit(words[1]), urlsplit("//" + headers.get("host", "localhost")).hostname
         except ValueError:  # the host has an unbalanced bracket
-            await _answer(writer, 400, "not an address\n")
+            await _answer(writer, 400, "the URL or the Host header is not valid\n")
             return
         if url.path == "/healthz":
             await _answer(writer, 200, "ok\n")

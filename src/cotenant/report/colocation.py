@@ -95,9 +95,9 @@ def notes(rows: Rows) -> list[str]:
     """Remarks that explain the figures to their reader."""
     every = [row for found in rows.values() for row in found.values()]
     said = [
-        f"✓: LS p99 at most {PROMISE_P99 - 1:.0%} over alone, and BE at least {PROMISE_BE:.0%} of what it does alone in"
-        " the time that LS leaves.",
-        "Alone: the same arrivals without BE. In time: within what 99.5 % of the requests take alone.",
+        f"✓: LS p99 at most {PROMISE_P99 - 1:.0%} above that of LS alone, and BE work at least {PROMISE_BE:.0%} of what"
+        " BE alone does in the time that LS leaves free.",
+        "Alone: the same arrivals without BE. In time: not longer than 99.5 % of the requests take alone.",
     ]
     alone = [(row["ls_alone_p50_ms"], row["ls_alone_p99_ms"]) for row in every if "ls_alone_p99_ms" in row]
     if alone:
@@ -113,7 +113,7 @@ def notes(rows: Rows) -> list[str]:
         more = f" Distinguishing an attainment of 99 % from 99.5 % takes {need:,}." if least < need else ""
         said.append(f"Each line has at least {least:,} requests.{rough}{more}")
     if any(row["be_over_left"] > OVER for row in every):
-        said.append("Over 100 % of what LS leaves: BE ran beside LS, too, or at a clock that LS left it.")
+        said.append("Over 100 % of the time that LS leaves: BE also ran while LS ran, or the GPU's clock was higher.")
     return said + _paused(rows)
 
 
@@ -133,7 +133,7 @@ def _paused(rows: Rows) -> list[str]:
     worst = [words for _, words in sorted(found, key=lambda pair: -pair[0])]
     more = f"; and {len(worst) - MOST_LATE} more" if len(worst) > MOST_LATE else ""
     return [
-        "The host paused: it began 1 % of the requests or more later than it could, so that p99 is the host's of "
+        "The host paused and started at least 1 % of the requests late, so the host determines p99 of "
         + "; ".join(worst[:MOST_LATE])
         + more
         + "."

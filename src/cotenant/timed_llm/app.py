@@ -73,7 +73,7 @@ class App:
         elif path not in (CHAT, COMPLETION, EMBEDDING):
             raise RefusalError(404, f"there is no {method} {path}")
         elif method != "POST":
-            raise RefusalError(405, f"{path} takes POST")
+            raise RefusalError(405, f"{path} accepts only POST")
         elif path == EMBEDDING:
             await self._embed(parse_body(await _body(receive)), receive, send)
         else:

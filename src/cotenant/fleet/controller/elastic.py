@@ -96,7 +96,10 @@ class ElasticPlanner:
         """See Planner."""
         spec = job.spec
         if spec.shared:
-            raise InputError(f"policy {self.name} gives whole GPUs", field="gpus" if spec.slice is None else "slice")
+            raise InputError(
+                f"policy {self.name} assigns only whole GPUs; request neither a fraction nor a slice",
+                field="gpus" if spec.slice is None else "slice",
+            )
         model, room = self.book.model(spec), _room(tuple(nodes))
         if not room:
             return  # no node has answered yet, so there is no GPU to plan for

@@ -40,5 +40,5 @@ def _check_folders(specs: Sequence[JobSpec], open_jobs: Collection[Job]) -> None
     for path in own:
         if path in taken:
             whose = f"job {taken[path]}, which has not ended" if taken[path] else "another of these jobs"
-            raise InputError(f"{path} is the folder of {whose}", field="job_dir")
+            raise InputError(f"{path} is the folder of {whose}; choose another", field="job_dir")
         taken[path] = ""

@@ -61,7 +61,7 @@ class ReportIngest:
             if attempt is not None and node in attempt.nodes and job.id not in seen and node not in attempt.ended:
                 # the orders for the job were sent before this answer, so a job that the answer lacks does not exist on
                 # the node
-                error = "the node has no record of the job" if node in attempt.up else "the job was never started there"
+                error = "the node has no record of the job" if node in attempt.up else "the node never started the job"
                 self._part_ended(node, job, attempt, pages.lost_exit(error), now_s)
 
     def _stranger(self, node: str, report: dict[str, Any], forget: list[str]) -> None:

@@ -41,10 +41,11 @@ def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes:
 
 
 def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
-    """Claim templates for every requesting container of a pod, and the pod with claims instead of units.
+    """Return claim templates for every requesting container of a pod, and the pod, which requests claims instead of
+    units.
 
-    The pod's annotations state the request, so that limits are found as for any pod. Raises InputError if containers
-    request different shares by resources, which annotations cannot express.
+    The share is also written into the pod's annotations, where limits are read for any pod. Raises InputError if
+    containers request different shares by resources, which annotations cannot express.
     """
     changed: Thing = copy.deepcopy(dict(pod))
     shares = shares_of(pod)

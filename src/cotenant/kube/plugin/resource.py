@@ -53,7 +53,7 @@ class ResourcePlugin:
         )
         try:
             if self._server.add_insecure_port(f"unix://{self.path}") == 0:
-                raise RuntimeError("no port")
+                raise RuntimeError("gRPC cannot bind the socket")
             os.chmod(self.path, 0o600)  # raises OSError if a kubelet that is starting has just emptied the folder
         except (RuntimeError, OSError):
             raise WorkError(f"{self.path}: cannot listen") from None

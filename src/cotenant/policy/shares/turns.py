@@ -337,7 +337,7 @@ class GpuTurns:
         self._grant(account, now_ns, self._rule.quota(account, self.settings), out)
 
     def _grant(self, account: Account, now_ns: int, quota_ns: int, out: list[Instruction]) -> None:
-        assert self.turn is None, "two holders on one GPU"
+        assert self.turn is None, "a turn is granted while another tenant has one on this GPU"
         waited_ns = max(0, now_ns - account.requested_ns)
         account.waiting = False
         account.ticket = 0

@@ -135,7 +135,7 @@ def _table(base: ServingProfile, engine: Engine) -> tuple[float, dict[str, tuple
     with which a token costs the smallest fraction of a GPU. Partitions that would need a shorter cycle are not used.
     """
     if engine.most < 1:
-        raise InputError(f"the cache of {engine.name} does not hold one mean request", field="profile")
+        raise InputError(f"the KV cache of {engine.name} is too small for one request of mean length", field="profile")
     steps, longest = {}, {}
     for part in base.partitions:
         times = engine.times_on(part, base.slots)
@@ -149,8 +149,8 @@ def _table(base: ServingProfile, engine: Engine) -> tuple[float, dict[str, tuple
                 best = (part.fraction / max(rates), cycle_ms)
     if best is None:
         raise InputError(
-            f"{engine.name} does not keep {engine.ttft_ms:g} ms to the first token and {engine.tpot_ms:g} ms a token "
-            f"even alone on a whole {base.gpu}",
+            f"{engine.name} cannot keep its SLOs ({engine.ttft_ms:g} ms to the first token, {engine.tpot_ms:g} ms per "
+            f"token) even alone on a whole {base.gpu}",
             field="models",
         )
     cycle_ms = best[1]

@@ -153,7 +153,9 @@ class MpsMigModel:
             return {"mae": None, "mae_by_slice": None, "n_columns": int(predicted.shape[0] * predicted.shape[2])}
         truth = normalised(mig, "Y").transpose(0, 2, 1)
         if len(truth) != len(predicted):
-            raise InputError(f"Y has shape {mig.shape}, not that of X {np.shape(mps)}", field="Y")
+            raise InputError(
+                f"Y has shape {mig.shape} and X has {np.shape(mps)}; both need the same number of mixes", field="Y"
+            )
         real = np.abs(truth - DUMMY).max(-1) > 5e-4
         gap = np.abs(predicted.transpose(0, 2, 1) - truth)[real]
         if not len(gap):

@@ -135,7 +135,7 @@ def parse_profile(data: Any, file: str | Path) -> ServingProfile:
             raise InputError(what, file=file, field=f"models.{name}.latency_ms")
         empty = [label for label, points in m.latency_ms.items() if not points or min(points.values()) <= 0]
         if empty:
-            what = "needs a time above 0 for one batch or more, and none of 0"
+            what = "needs the time of at least one batch size; all times must be above 0"
             raise InputError(what, file=file, field=f"models.{name}.latency_ms.{empty[0]}")
         models[name] = ModelProfile(
             name, round(m.memory_mb * MB), {label: _sorted(points) for label, points in m.latency_ms.items()},
@@ -163,7 +163,7 @@ def _partitions(sizes: Mapping[str, _Size], file: str | Path) -> tuple[Partition
     whole = {label: Partition(x.fraction, label, x.slots) for label, x in sizes.items() if x.of is None}
     for label, size in sizes.items():
         if size.of is not None and size.of not in whole:
-            what = f"{size.of!r} is not a partition that is cut no further"
+            what = f"must name a partition that has no 'of' itself; {size.of!r} is none"
             raise InputError(what, file=file, field=f"partitions.{label}.of")
     parts = [
         whole[x.of].cut(label, x.fraction / x.processes, x.processes) for label, x in sizes.items() if x.of is not None
@@ -234,7 +234,7 @@ def _rows(path: Path, least: int = 1) -> Iterator[tuple[int, list[str]]]:
             for number, row in enumerate(csv.reader(file), start=1):
                 cells = [c.strip() for c in row]
                 if any(cells) and len(cells) < least:
-                    raise InputError(f"has {len(cells)} cells of {least} or more", file=path, line=number)
+                    raise InputError(f"has {len(cells)} cells; at least {least} are needed", file=path, line=number)
                 if any(cells):
                     yield number, cells
     except OSError as error:
@@ -260,7 +260,9 @@ def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
         if line == 1 and row[0] == "model":
             continue
         if len(row) < 4:
-            raise InputError("a row is model,partition_pct,batch,latency_ms", file=path, line=line)
+            raise InputError(
+                "a row is too short; it must be model,partition_pct,batch,latency_ms", file=path, line=line
+            )
         pct, batch = _float(row[1], path, line, "partition_pct"), _float(row[2], path, line, "batch")
         if not 1 <= batch <= MAX_BATCH:
             raise InputError(f"batch {row[2]} is not 1 to {MAX_BATCH}", file=path, line=line, field="batch")
@@ -268,7 +270,7 @@ def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
             raise InputError(f"{row[1]} is not a percentage in (0, 100]", file=path, line=line, field="partition_pct")
         ms = _float(row[3], path, line, "latency_ms")
         if ms <= 0:
-            raise InputError("a latency of 0 or less", file=path, line=line, field="latency_ms")
+            raise InputError(f"a latency must be above 0, not {ms:g} ms", file=path, line=line, field="latency_ms")
         out.setdefault(row[0], {}).setdefault(f"{pct:g}%", {})[int(batch)] = ms
     return out
 
@@ -311,7 +313,7 @@ def _memory(path: Path) -> dict[str, float]:
         raise InputError('is not {"models": [{"name": ..., "mem": MB}, ...]}', file=path) from None
     for name, mb in found.items():
         if not 0 <= mb <= 1e9:
-            raise InputError(f"{mb:g} MB is not a memory", file=path, field=name)
+            raise InputError(f"{mb:g} MB is not a memory size", file=path, field=name)
     return found
 
 

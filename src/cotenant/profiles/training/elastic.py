@@ -180,7 +180,7 @@ class _Reader:
                 table = np.asarray(columns, np.float64)
                 if table.ndim != 2 or len(table) != 3 or (np.diff(table[0]) <= 0).any() or (table[1] <= table[2]).any():
                     raise InputError(
-                        "must be rising batches, seconds per step, and less seconds of synchronisation",
+                        "must be increasing batch sizes, seconds per step, and shorter synchronisation times",
                         file=self.file, field=f"{where}.steps.{gpu}.{count}",
                     )  # fmt: skip
                 best = np.array([goodput(StepTimes(*table), int(count), (least, most), n) for n in noise])
@@ -203,7 +203,11 @@ class _Reader:
         except (KeyError, TypeError, ValueError):
             table, names = np.empty(0), []
         if table.shape != (len(names), len(names)) or not ((table >= 0) & (table <= 1)).all():
-            raise InputError("must be a square of parts between 0 and 1", file=self.file, field=f"beside.{gpu}")
+            raise InputError(
+                "must be one row and one column per model, with fractions between 0 and 1",
+                file=self.file,
+                field=f"beside.{gpu}",
+            )
         return {
             (a, b): float(table[i, k]) for i, a in enumerate(names) for k, b in enumerate(names)
             if table[i, k] > 0 and table[k, i] > 0

@@ -66,7 +66,7 @@ def read_tasks(path: str | Path) -> list[Service]:
     for line, text in lines[1:]:
         cells = [c.strip() for c in text.split(",")]
         if len(cells) < 3:
-            raise InputError("a task is id,rate,SLO", file=where, line=line)
+            raise InputError(f"{text!r} is not a task; write id,rate,SLO", file=where, line=line)
         name = cells[0]
         if name.isdigit():
             if int(name) >= len(MODEL_IDS):
@@ -110,7 +110,9 @@ def _profile(spec: Mapping[str, Any], folder: Path, file: Path) -> ServingProfil
     if memory is None:
         return replace(found, gpu=gpu)
     if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < 1e9:
-        raise InputError(f"{memory!r} is not a memory in MB", file=file, field="mem_mb")
+        raise InputError(
+            f"{memory!r} is not a memory size; write a number of MB, such as 11000", file=file, field="mem_mb"
+        )
     return replace(found, gpu=gpu, memory_bytes=round(memory * 1e6))
 
 
@@ -226,7 +228,9 @@ def read_modellist(path: str | Path, problem: Problem) -> ServingPlan:
         if not text.strip() or text.strip() == "EMPTY":
             continue
         if len(cells) < 6:
-            raise InputError("a row is gpu,partition,dedup,model,batch,duty", file=where, line=line)
+            raise InputError(
+                "a row is too short; it must be gpu,partition,dedup,model,batch,duty", file=where, line=line
+            )
         if cells[3] == "reserved":
             continue
         if cells[3] not in by_model:

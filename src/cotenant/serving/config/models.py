@@ -184,7 +184,7 @@ def _check_model(model: ModelEntry, where: str) -> None:
     if not any(PORT in word for word in words):
         raise InputError(f"must contain {PORT}, for the port on which the program listens", field=f"{where}.command")
     if PORT in words[0]:
-        raise InputError(f"{PORT} cannot be the program's name", field=f"{where}.command")
+        raise InputError(f"must begin with the program's name, and {PORT} must come after it", field=f"{where}.command")
 
 
 def _check_memory(raw: ModelsFile) -> None:

@@ -273,7 +273,7 @@ def _label(value: str | float, i: int) -> str:
         return value.strip()
     fraction = parse_fraction(value, field=f"partitions[{i}]")
     if fraction <= 0:
-        raise InputError("a partition of 0 % serves nothing", field=f"partitions[{i}]")
+        raise InputError(f"a partition must be above 0 %, not {value}", field=f"partitions[{i}]")
     return f"{round(fraction * 100, 4):g}%"
 
 

@@ -66,7 +66,7 @@ class Admission:
         limit = self._concurrency.get(name)
         if limit is not None and self.pool.in_flight[name] + rows > limit:
             self.full(name)
-            what = f"{name} already has {self.pool.in_flight[name]} requests"
+            what = f"{name} already processes {self.pool.in_flight[name]} items; its limit is {limit}"
             raise Refusal(Kind.FULL, what, self.pool.retry_s(name))
         self.stats.services[name].received += rows
         call = Call(request, name, loaded.version, rows, reply)

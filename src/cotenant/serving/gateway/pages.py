@@ -46,7 +46,7 @@ class Pages:
     def events(self, x: Exchange) -> None:
         """Send a viewer all rows, then only changed rows."""
         if len(self._viewers) >= MOST_VIEWERS:
-            raise Refusal(Kind.UNAVAILABLE, "too many viewers", 10.0)
+            raise Refusal(Kind.UNAVAILABLE, f"this page already has {MOST_VIEWERS} viewers", 10.0)
         transport = x.stream(EVENTS)
         if transport is None:
             raise Refusal(Kind.WRONG, "a stream of events cannot be pipelined")

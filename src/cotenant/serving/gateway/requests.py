@@ -62,4 +62,4 @@ class Gateway:
         most = self.limit
         if self.open > (most if priority > 0 else most * 9 // 10 if priority == 0 else most // 2):
             self.admission.full(request.model)
-            raise Refusal(Kind.FULL, f"the server already has {self.open} requests", 0.5)
+            raise Refusal(Kind.FULL, f"the server already has {self.open} open requests; try again later", 0.5)

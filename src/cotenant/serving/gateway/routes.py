@@ -96,10 +96,10 @@ class Routes:
             endpoint = methods.get(x.method) or (methods.get(b"GET") if x.method == b"HEAD" else None)
             if endpoint is None:
                 allowed = b"allow: %s\r\n" % b", ".join(methods)
-                x.respond(405, error_body("wrong method"), JSON + allowed)
+                x.respond(405, error_body("this method is not allowed; use one of the Allow header"), JSON + allowed)
                 return
             if b"origin" in x.headers and x.method == b"POST" and endpoint != self.infer:
-                raise Refusal(Kind.WRONG, "pages of other sites may not use this")
+                raise Refusal(Kind.WRONG, "requests from pages of other sites are not allowed")
             endpoint(x, name, version)
         except Refusal as refusal:
             self._refuse(x, refusal)
@@ -211,7 +211,7 @@ class Routes:
     def _index(self, x: Exchange, name: str, version: str) -> None:
         wanted = _object(x)
         if wanted is None or not isinstance(wanted.get("ready", False), bool):
-            raise Refusal(Kind.WRONG, 'the body is {} or {"ready": true}')
+            raise Refusal(Kind.WRONG, 'the body must be {} or {"ready": true}')
         self._json(x, self.api.index(bool(wanted.get("ready", False))))
 
     def _register(self, x: Exchange, name: str, kind: str) -> None:
@@ -219,7 +219,7 @@ class Routes:
         if kind != "system":
             raise Refusal(Kind.WRONG, NO_CUDA_MEMORY)
         if content is None or content.keys() - {"key", "offset", "byte_size"}:
-            raise Refusal(Kind.WRONG, 'the body is {"key": "/NAME", "offset": 0, "byte_size": BYTES}')
+            raise Refusal(Kind.WRONG, 'the body must be {"key": "/NAME", "offset": 0, "byte_size": BYTES}')
         self.api.register_memory(name, content.get("key"), content.get("offset", 0), content.get("byte_size"))
         x.respond(200)
 

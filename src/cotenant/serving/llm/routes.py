@@ -55,7 +55,7 @@ class ModelRoutes:
             elif x.method in (b"GET", b"HEAD"):
                 self._get(x, path)
             else:
-                raise OpenAIError(405, "wrong method", "method_not_allowed")
+                raise OpenAIError(405, "this method is not allowed here", "method_not_allowed")
         except OpenAIError as error:
             refuse(x, error)
 

@@ -207,7 +207,7 @@ class Replanner:
         self.scaler.most = len(gpus)
         held = self.scaler.decide(min(self.held, len(gpus)), lambda: wish.gpus_used if wish.feasible else None)
         if held != self.held:
-            self.say(f"{held} GPUs are held instead of {self.held}: what the rates need")
+            self.say(f"the number of GPUs in use changes from {self.held} to {held}, which the rates need")
             self.held = held
 
     async def run(self) -> None:

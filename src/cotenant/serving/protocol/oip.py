@@ -58,7 +58,7 @@ def _shape(raw: Any, name: str) -> tuple[int, ...]:
         raise WireError(f"input {name!r} needs a shape: a list of at most {MAX_RANK} sizes")
     for size in raw:
         if type(size) is not int or size < 0 or size > 1 << 40:
-            raise WireError(f"input {name!r} has a shape with {size!r}, which is no size")
+            raise WireError(f"input {name!r} has {size!r} in its shape, which is not a valid size")
     return tuple(raw)
 
 

@@ -138,7 +138,10 @@ class Colocation:
         silent = [m.service for m, c in zip(spec.models, claims, strict=True) if c.memory_bytes is None]
         if memory and silent:
             mine = " and ".join(m.service for m in spec.models if m.service not in silent)
-            LOG.warning(f"no memory is reserved for {mine}: {' and '.join(silent)}, in the same process, states none")
+            LOG.warning(
+                f"no memory is reserved for {mine}: the same process runs {' and '.join(silent)}, for which the "
+                "services file states no memory"
+            )
         part = self.scheme.be_sms if best_effort else self.scheme.ls_sms
         tenant = TenantSpec(
             name=tenant_name(os.getpid(), next(NUMBERS), [model.service for model in spec.models]),

@@ -190,7 +190,7 @@ class RayWorkers:
                     LOG.info("Ray at %s is reached again", self._address)
                 except WorkError as error:
                     if str(error) != said:
-                        LOG.warning("%s; trying on", error)
+                        LOG.warning("%s; trying again", error)
                     said = str(error)
 
     def _lost(self, first: int, end: int, why: str) -> None:

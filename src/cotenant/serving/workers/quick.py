@@ -52,7 +52,9 @@ def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
     entries = {entry.model: entry for entry in sorted(config.models.values(), key=lambda x: x.sample is not None)}
     with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
         for entry in entries.values():
-            LOG.info("measuring %s on this machine's cores (cotenant profile service would keep it)", entry.model)
+            LOG.info(
+                "measuring %s on this machine's cores; `cotenant profile service` would keep the figures", entry.model
+            )
             try:
                 done = _one(gpu, entry, find(entry), Path(folder), done or None)
             except (InputError, WorkError, LoadError) as error:

@@ -110,7 +110,7 @@ class RayNodes:
         if not answer.done():
             answer.cancel()
             if not lost.done():
-                self._lost(slot, f"it has said nothing for {within_s:g} s")
+                self._lost(slot, f"it has not answered for {within_s:g} s")
             raise LostNodeError
         try:
             return answer.result()

@@ -117,7 +117,9 @@ def _config(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read: {error}", file=file) from None
     if len(text) > MOST_CONFIG:
-        raise InputError("is too large for a configuration", file=file)
+        raise InputError(
+            f"is longer than {MOST_CONFIG:,} characters, the most that a configuration may have", file=file
+        )
     return read_config(text, file)
 
 

@@ -151,7 +151,7 @@ def _servegen_windows(path: Path) -> list[np.ndarray]:
         for number, line in enumerate(text.splitlines(), start=1):
             cells = line.split(",")
             if len(cells) < 3:
-                raise InputError(f"{name}: a row is start,rate,cv,...", file=path, line=number)
+                raise InputError(f"{name}: a row must be start,rate,cv,...", file=path, line=number)
             windows.append([_finite(c, path, number, f) for c, f in zip(cells, ("start", "rate", "cv"), strict=False)])
         step = windows[1][0] - windows[0][0] if len(windows) > 1 else 600.0
         if step <= 0:
