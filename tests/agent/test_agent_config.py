@@ -167,15 +167,15 @@ def test_a_change_is_seen_however_it_comes(tmp_path: Path) -> None:
     path.write_text("1")
     watch = FileWatch(path)
     assert not watch.changed()
-    path.write_text("22")  # in place
+    path.write_text("22")  # write into the same file
     assert watch.changed()
     assert not watch.changed()
-    (tmp_path / "new").write_text("33")  # by rename: a new inode of the same size
+    (tmp_path / "new").write_text("33")  # replace the file by a rename: a new inode of the same size
     os.replace(tmp_path / "new", path)
     assert watch.changed()
     path.unlink()
-    assert not watch.changed()  # gone is not changed
-    for version in ("v1", "v2"):  # as Kubernetes does: a symbolic link to a folder is swapped
+    assert not watch.changed()  # a file that was removed does not count as changed
+    for version in ("v1", "v2"):  # replace a symbolic link to the folder, as Kubernetes does
         (tmp_path / version).mkdir()
         (tmp_path / version / "c").write_text(version)
     (tmp_path / "data").symlink_to("v1")

@@ -14,7 +14,7 @@ from waiting import wait_for
 from cotenant.abi.protocol import NO_SLOT, PROTOCOL_MAGIC, PROTOCOL_VERSION, MessageType
 
 GIB = 1 << 30
-# what counts, sizes and times are mostly wrong by
+# values that are mostly wrong for counts, sizes and times
 ODD = (0, 1, 2, 7, 8, 9, 255, 2**16, 2**31, 2**32 - 1, 2**40, 2**62 - 1, 2**62, 2**63, 2**64 - 1)
 SPOKEN = [t for t in MessageType if t not in (MessageType.HELLO, MessageType.GOODBYE)]
 

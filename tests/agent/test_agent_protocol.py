@@ -36,8 +36,8 @@ def test_two_tenants_take_turns(agent: AgentProcess) -> None:
         assert a.page is not None and a.page.slots[0].epoch == first["epoch"]  # noqa: PT018
         assert first["deadline_ns"] > asked_ns
         b.request()
-        assert b.receive(0.1) == {}  # one holder at a time
-        a.wait(MessageType.PAGE_UPDATE)  # somebody waits now: give back when idle
+        assert b.receive(0.1) == {}  # a GPU has one holder at a time
+        a.wait(MessageType.PAGE_UPDATE)  # `b` waits now, so `a` is told to give the GPU back when it is idle
         assert a.page.slots[0].flags & SlotFlag.CONTENDED
         a.release(first["epoch"], reason=ReleaseReason.IDLE)
         second = b.wait(MessageType.TOKEN_GRANT)
@@ -84,7 +84,7 @@ def test_a_lone_tenant_is_never_stopped_and_soon_has_no_deadline(
             assert last["deadline_ns"] < moved["deadline_ns"]
             assert moved["epoch"] == grant["epoch"]
         assert moved["deadline_ns"] == ENDLESS_NS
-        assert a.receive(0.6) == {}  # nothing more to be told
+        assert a.receive(0.6) == {}  # no further message is expected
         b = FakeShim(agent.folder, register(launcher, "b")["token"])
         b.attach(gpu_uuid(0))
         b.request()
@@ -92,7 +92,8 @@ def test_a_lone_tenant_is_never_stopped_and_soon_has_no_deadline(
         assert revoke["epoch"] == grant["epoch"]
         a.release(grant["epoch"], reason=ReleaseReason.REVOKED)
         answer = b.wait(MessageType.TOKEN_GRANT)
-        assert answer["deadline_ns"] < time.monotonic_ns() + 10**9  # they have just met: turns, for a while
+        # the tenants have just met on this GPU, so it is shared by turns for a while
+        assert answer["deadline_ns"] < time.monotonic_ns() + 10**9
 
 
 def test_memory_is_one_budget_for_all_processes(agent: AgentProcess) -> None:
@@ -107,12 +108,12 @@ def test_memory_is_one_budget_for_all_processes(agent: AgentProcess) -> None:
         refused = two.reserve(2 * GIB)
         assert refused["status"] == Status.OUT_OF_MEMORY
         assert refused["used_bytes"] == 3 * GIB
-        one.commit(reply["reservation"], 3 * GIB - 4096)  # the driver took a little less
+        one.commit(reply["reservation"], 3 * GIB - 4096)  # the driver took a little less than was reserved
         wait_for(lambda: two.page.slots[0].memory_used_bytes == 3 * GIB - 4096)
         one.close()
         wait_for(lambda: two.page.slots[0].memory_used_bytes == 0, what="credited")
         assert two.reserve(4 * GIB)["status"] == Status.OK
-        two.send(MessageType.MEMORY_QUERY, slot=0)  # a question about all of it names no family
+        two.send(MessageType.MEMORY_QUERY, slot=0)  # a query for all memory names no memory family
         assert two.wait(MessageType.MEMORY_REPLY)["used_bytes"] == 4 * GIB
         assert any("out of memory" in text for text in agent.tenant("a")["warnings"])
 
@@ -165,7 +166,7 @@ def test_a_launcher_that_goes_takes_what_it_never_started(start_agent: Callable[
         assert len(agent.call("list")["tenants"]) == 2
         gpu = FakeShim(agent.folder, second["token"])
         gpu.send(MessageType.GPU_ATTACH, {"uuid": bytes([1]) * 16})
-        assert gpu.wait(MessageType.GPU_REPLY)["status"] == Status.DENIED  # b was placed on the other GPU
+        assert gpu.wait(MessageType.GPU_REPLY)["status"] == Status.DENIED  # tenant b was placed on the other GPU
         gpu.close()
     wait_for(lambda: not agent.call("list")["tenants"])
 
@@ -202,9 +203,9 @@ def test_bad_clients_are_told_and_dropped(
         assert answer["type"] == MessageType.ERROR
         assert answer["status"] == status
         assert words in answer["text"]
-        assert bad.receive()["type"] == 0  # and closed
+        assert bad.receive()["type"] == 0  # the agent has closed the connection
         good.release(grant["epoch"])
-        good.take()  # nobody else noticed
+        good.take()  # the other connection is not affected
         wait_for(lambda: agent.call("status")["connections"] == 1)
 
 
@@ -227,13 +228,13 @@ def test_after_hello_bad_messages_end_only_that_process(agent: AgentProcess) -> 
             bad.socket.send(attack)
             assert bad.receive()["type"] == MessageType.ERROR
             assert bad.receive()["type"] == 0
-        # lies that are no protocol errors change nothing
+        # false reports that are no protocol errors change nothing
         liar = FakeShim(agent.folder, token)
         liar.attach(gpu_uuid(0))
         held = good.take()
-        liar.release(held["epoch"])  # someone else's turn
+        liar.release(held["epoch"])  # the epoch is that of another tenant's turn
         liar.send(MessageType.MEMORY_RELEASE, {"family": 1, "bytes": GIB}, 0)
-        assert liar.reserve(GIB)["used_bytes"] == GIB  # giving back what was never taken gave no credit
+        assert liar.reserve(GIB)["used_bytes"] == GIB  # releasing memory that was never taken has given no credit
         assert agent.tenant("good")["gpus"][0]["holding"]
 
 
@@ -295,11 +296,12 @@ def test_geminis_file_is_watched(start_agent: Callable[..., AgentProcess], short
         turns = shim.take()["epoch"]
         new = short_folder / "new"
         new.write_text(f"2\npod-a 0.6 0.9 {3 * GIB}\npod-c 0.1 1.0 {GIB}\n")
-        os.replace(new, path)  # by rename, which a watch of the file itself would miss
+        os.replace(new, path)  # a watch of the file itself would miss the rename
         wait_for(lambda: agent.tenant("pod-a")["limit"] == 0.9)
         assert shim.page is not None
-        assert shim.page.slots[0].memory_limit_bytes == 3 * GIB  # at once, not at the next start
-        assert shim.page.slots[0].epoch == turns  # and the turn under way goes on
+        # the limit is changed at once, not when the program is next started
+        assert shim.page.slots[0].memory_limit_bytes == 3 * GIB
+        assert shim.page.slots[0].epoch == turns  # the current turn continues
     names = {tenant["name"] for tenant in agent.call("list")["tenants"]}
     assert names == {"pod-a", "pod-c"}
 

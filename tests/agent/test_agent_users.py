@@ -159,7 +159,7 @@ def test_an_agent_out_of_descriptors_waits_instead_of_spinning(agent: AgentProce
     with agent.client() as client:
         pid = client.call("status")["pid"]
         used = descriptors(pid)
-        for _ in range(5):  # what the agent has open only for a moment leaves again
+        for _ in range(5):  # descriptors that the agent opens only for a moment are closed again
             time.sleep(0.02)
             used &= descriptors(pid)
         free = next(number for number in range(4096) if number not in used)

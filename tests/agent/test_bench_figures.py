@@ -18,10 +18,10 @@ SECOND = 10**9
     [
         ([0.3, 0.7], [1.0, 1.0], [0.3, 0.7]),
         ([0.0], [0.25], [0.25]),
-        ([0.2, 0.3], [1.0, 1.0], [0.5, 0.5]),  # the rest goes to whoever has least
+        ([0.2, 0.3], [1.0, 1.0], [0.5, 0.5]),  # the rest goes to the tenants that have least
         ([0.6, 0.1, 0.1], [1.0, 1.0, 1.0], [0.6, 0.2, 0.2]),
         ([0.0, 0.0], [0.2, 1.0], [0.2, 0.8]),
-        ([0.1, 0.1], [0.3, 0.4], [0.3, 0.4]),  # the limits leave the GPU idle
+        ([0.1, 0.1], [0.3, 0.4], [0.3, 0.4]),  # the limits leave part of the GPU idle
     ],
 )
 def test_granted_by_water_filling(requests: list[float], limits: list[float], granted: list[float]) -> None:
@@ -39,13 +39,14 @@ BLOCK = {
 
 def test_work_and_time_between_two_moments() -> None:
     assert between(BLOCK, 0, 10 * SECOND, COUNT) == 150
-    assert between(BLOCK, 5 * SECOND, 15 * SECOND, COUNT) == 100  # 75 of the first half, 25 of the second
+    assert between(BLOCK, 5 * SECOND, 15 * SECOND, COUNT) == 100  # 75 of the first half and 25 of the second
     assert between(BLOCK, 10 * SECOND, 20 * SECOND, BUSY) == 6 * SECOND
     assert between(BLOCK, 0, 99 * SECOND, COUNT) == 200
 
 
 def test_worst_window() -> None:
-    # 40 % of the first ten seconds, 60 % of the last; granted a half of a run that keeps the GPU busy
+    # The tenant gets 40 % of the first ten seconds and 60 % of the last ten. It was granted half, and the run keeps the
+    # GPU busy.
     assert worst_window_error([BLOCK], [0.5], 1.0, 0, 20 * SECOND) == pytest.approx(0.1)
 
 
@@ -74,7 +75,8 @@ def blocks(*rates: float) -> list[Block]:
 
 
 def test_interval_of_the_median() -> None:
-    # for 10 pairs, P(fewer than 2 below the median) = 11/1024, twice that is 2.1 %: the second and the ninth
+    # For 10 pairs, P(fewer than 2 values below the median) = 11/1024, and twice that is 2.1 %. So the interval is from
+    # the second value to the ninth.
     assert median_interval(10) == (1, 8)
     row = summary(blocks(*[100.0] * 10), blocks(*(99.0 + index / 10 for index in range(10))))
     assert row["ratio"] == pytest.approx(0.9945)
@@ -87,8 +89,9 @@ def test_the_slowest_tenth_is_left_out_of_the_steps() -> None:
     row = summary(blocks(*[100.0] * 5), slow)
     assert row["ratio"] == pytest.approx(1 / 5.95)
     assert row["ratio_trimmed"] == pytest.approx(1.0)
-    half = [Block(100.0 / 1.5, [10_000_000, 20_000_000] * 10)] * 5  # what falls on every other step is not left out
-    # of 100 steps 90 are kept: 50 of 10 ms and 40 of 20 ms
+    # every other step is longer, which trimming must not leave out
+    half = [Block(100.0 / 1.5, [10_000_000, 20_000_000] * 10)] * 5
+    # 90 of 100 steps are kept: 50 of 10 ms and 40 of 20 ms
     assert summary(blocks(*[100.0] * 5), half)["ratio_trimmed"] == pytest.approx(10 / (1300 / 90))
 
 

@@ -154,7 +154,7 @@ print(json.dumps({"launched": 400}))
 def test_a_program_that_ends_while_it_is_held_up_ends(rig: Rig) -> None:
     floor = join_floor(rig.bench.folder, rig.uuid)
     rig.scheme("tidal", heartbeat_timeout_ms=300)
-    floor.raise_()  # and never again: after 0.3 s nobody believes it
+    floor.raise_()  # the gate is raised without further heartbeats, so it counts as lowered after 0.3 s
     assert run(rig, "exits", EXITS) == {"launched": 400}
     floor.close()
     rig.scheme("tidal", heartbeat_timeout_ms=5_000)

@@ -34,7 +34,7 @@ def test_best_effort_work_beside_a_service_has_the_part_of_the_time_that_was_set
     assert moved[0] / moved[2] == pytest.approx(0.1, abs=0.05)
     assert moved[1] / moved[2] == pytest.approx(0.33, abs=0.12)
     assert all(low < high for low, high in pairwise(moved))
-    assert moved[2] < 3000.0  # what one such kernel moves alone
+    assert moved[2] < 3000.0  # number of bytes that one such kernel moves when it runs alone
     assert found["budget"]["slowdown"] <= 1.05
     assert len(said) == 3
 

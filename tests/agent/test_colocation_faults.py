@@ -53,7 +53,8 @@ def test_who_could_not_join_the_floor_at_first_is_on_it_a_little_later(kind: str
         wait_for(lambda: on_it() == 1, what="it has joined")
         if kind == "latency_sensitive":
             return
-        # on a busy machine it would be seen to need run-ahead, and launch what waits on the device
+        # On a busy machine the agent would find that the program needs run-ahead, and the program would launch kernels
+        # that wait on the device.
         rig.scheme("tidal", run_ahead="never", heartbeat_timeout_ms=60_000)
         floor = join_floor(rig.bench.folder, rig.uuid)
         floor.raise_()

@@ -32,7 +32,7 @@ from cotenant.bench.pcie import together
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("resource") is None, reason="Linux only")
 MIB = 1 << 20
-LINK = 200.0  # MB/s: one chunk of 1 MiB takes 5.2 ms, so that a busy machine is in time
+LINK = 200.0  # MB/s; a chunk of 1 MiB takes 5.2 ms, so that a busy machine still reacts in time
 COPIES: dict[str, Any] = {"chunk_bytes": MIB, "period_bytes": 4 * MIB}
 PROGRAMS = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "pcie_programs.py"
 
@@ -145,7 +145,7 @@ def test_pageable_and_both_directions() -> None:
 
 def test_turns_are_only_where_they_are_wanted() -> None:
     """Without the setting and without a weight nobody pays; the first tenant with a weight switches its GPU on."""
-    with quick_link(1000), Bench("soft", {}) as bench:  # with the default chunk of 8 MiB
+    with quick_link(1000), Bench("soft", {}) as bench:  # the default chunk of 8 MiB
         plain = copier(bench, spec("plain"))
         plain.block(0.2)
         assert row(bench, "plain")["copies"] is None
@@ -221,7 +221,7 @@ def test_a_worker_without_the_shim_takes_part() -> None:
         assert not any(queue.layout.links[0].slots)
         counted = row(bench, "worker")["copies"]["to_device"]
         assert (counted["bytes"], counted["chunks"]) == (MIB, 1)
-        # one that goes with a slot in its hand
+        # a process that ends while it holds a slot
         assert queue.ask(TO_DEVICE, MIB) is not None
         other = join(answer["socket"], answer["token"], gpu)
         assert other is not None
@@ -300,7 +300,8 @@ input()
 
             copies[name] = wait_for(counted)  # counters are published a few times a second
             process.communicate("\n", timeout=60)
-        # 64 MiB and 5 bytes in pieces of 32 MiB: three for each of the two; the two over the link count once
+        # A device copy of 64 MiB and 5 bytes is cut into three parts for the best-effort tenant only: 2 x 3, and two
+        # copies over the link, which are not cut.
         assert copies == {"be": 8, "normal": 4}
 
 
@@ -311,7 +312,7 @@ def test_contents_that_move_take_turns_too(short_folder: Path) -> None:
     try:
         programs = [node.program(name) for name in ("a", "b")]
         assert [program.ask("take(200)") for program in programs] == ["0", "0"]
-        for program in programs * 2:  # each makes the other one leave
+        for program in programs * 2:  # each program makes the other one leave the GPU
             assert program.ask("work(0.2)").split()[1] == "intact"
         for name in ("a", "b"):
             gpu = node.tenant(name)["gpus"][0]

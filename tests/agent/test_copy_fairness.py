@@ -46,7 +46,7 @@ def test_over_any_interval_shares_are_the_weights_within_a_slice(
                 lead += (1 if grant.number == one else -1) * grant.size / given_weights[grant.number]
                 leads.append(lead)
         bound = sum(most_ahead(period, given_weights[number], total) for number in (one, other))
-        # lead over an interval is a difference of two leads
+        # the lead over an interval is a difference of two leads
         assert max(leads) - min(leads) <= bound + 1.0
 
 
@@ -94,7 +94,7 @@ def test_who_goes_ahead_finds_at_most_what_is_in_flight(
     for before, after in itertools.pairwise(world.grants):
         if before.number == 0:
             assert before.others_flying <= in_flight
-            # others begin again only when its copy is seen to be done: 20 us of the link at the least
+            # others begin again only after the copy was seen to have ended, which is after at least 20 us of link time
             assert after.number == 0 or after.at_ns - before.at_ns > MIB / 55
 
 
@@ -118,7 +118,7 @@ def test_one_that_moved_much_alone_is_not_made_to_wait_for_it() -> None:
     """Small copies are charged while nobody competes; the debt that is left of them is bounded."""
     world = World(chunked(), [Program(1.0), Program(1.0)])
     for _ in range(10_000):
-        world.link.charge(0, 64 << 10)  # 640 MiB, a quarter of what follows
+        world.link.charge(0, 64 << 10)  # 640 MiB, a quarter of the copies that follow
     world.run(0.05)
     assert world.shares()[0] == pytest.approx(0.5, abs=0.11), "three slices of 32 MiB in 2.7 GiB"
 
@@ -161,10 +161,11 @@ def test_what_one_held_that_is_killed_comes_back() -> None:
         link.queues[number].weight_milli = 1000
     assert [link.ask(0, 1, CHUNK, now_ns) for _ in range(2)] == [0, 1]
     assert link.ask(1, 2, CHUNK, now_ns + 30 * MS) is None, "both are in flight as far as anybody knows"
-    link.slots = [None if slot and slot.participant == 1 else slot for slot in link.slots]  # what the agent does
+    # free the slots of process 1, as the agent does
+    link.slots = [None if slot and slot.participant == 1 else slot for slot in link.slots]
     link.queues[0].seen_ns = 0
     assert link.ask(1, 2, CHUNK, now_ns + 30 * MS) == 0
-    # nobody frees them: an agent that is gone as well
+    # nobody frees the slots, because the agent is gone as well
     link = Link(CopySettings())
     for number in (0, 1):
         link.queues[number].weight_milli = 1000

@@ -37,14 +37,14 @@ class Both:
 
     def __init__(self, weights: list[int], ranks: list[CopyRank], given_settings: CopySettings = SETTINGS) -> None:
         self.page = CopyPage(given_settings)
-        # nobody else's queues: the oracle looks at all that it has
+        # There are no other processes' queues: the oracle sees all queues.
         self.links = [Link(given_settings, queues=[OracleQueue() for _ in weights]) for _ in range(2)]
         self.links[0].twin, self.links[1].twin = self.links[1], self.links[0]
         self.link = self.links[0]
         self.asks = [Queue(self.page.fd, number, number + 1) for number in range(len(weights))]
         self.rows = [self.page.layout.links[0], self.page.layout.links[COPY_PAGEABLE]]
         self.row = self.rows[0]
-        self.tickets: dict[tuple[int, int], CopyTicket] = {}  # by kind and slot
+        self.tickets: dict[tuple[int, int], CopyTicket] = {}  # key: copy kind and slot
         for number, (weight, rank) in enumerate(zip(weights, ranks, strict=True)):
             self.describe(number, weight, rank)
 
@@ -211,14 +211,14 @@ def test_who_slept_gets_three_slices_of_credit_not_its_past() -> None:
     for number in (0, 1):
         link.queues[number].weight_milli = 1000
     now_ns = 10**12
-    for _ in range(1000):  # queue 0 alone for 1000 MiB
+    for _ in range(1000):  # only queue 0 copies, 1000 MiB
         place = link.ask(0, 1, MIB, now_ns)
         assert place is not None
         link.done(place)
         now_ns += 40_000
     link.withdraw(0)
     link.ask(1, 2, MIB, now_ns)
-    # alone at that moment its slice is the whole period of 8 MiB
+    # At that moment queue 0 copies alone, so its slice is the whole period of 8 MiB.
     least = link.min_vruntime - vtime(3 * 8 * MIB, 1000)
     assert link.queues[1].vruntime == least + vtime(MIB, 1000)
     assert link.queues[0].bytes == 1000 * MIB
@@ -264,10 +264,10 @@ def test_claims_of_the_dead_lapse() -> None:
     assert both.ask(0, MIB, now_ns) == 0
     assert both.ask(0, MIB, now_ns) == 1
     assert both.ask(1, MIB, now_ns) is None
-    # process 0 is gone; its slots are free again 200 ms after they were taken, to the microsecond
+    # Process 0 is gone. Its slots are free again 200 ms after they were taken, to the microsecond.
     assert both.ask(1, MIB, now_ns + 200 * MS) is None
     assert both.ask(1, MIB, now_ns + 200 * MS + 2000) == 0
-    # and a ticket that lapsed gives nothing back that is somebody else's now
+    # a ticket that has expired must not free the slot, which another process now holds
     stale = CopyTicket(slot=0, word=1 << 48 | (10**12 // 1000))
     both.asks[0].done(0, stale)
     assert both.row.slots[0] >> 48 == 2
@@ -295,7 +295,7 @@ def test_a_queue_that_became_nobody_s_does_not_wait_for_ever() -> None:
     assert both.ask(1, MIB, now_ns) == NO_SLOT
     both.asks[1].done(0, CopyTicket(slot=0, word=0))
     both.link.done(NO_SLOT)
-    both.agree(now_ns)  # the two that fly hold their slots
+    both.agree(now_ns)  # the two copies in flight hold their slots
     both.done(0, now_ns)
     assert both.ask(0, MIB, now_ns) == 0
     both.close()
@@ -328,7 +328,7 @@ def test_whatever_is_written_on_the_page_nobody_waits_for_ever(seed: int, words:
         now_ns += MS
         for number, queue in enumerate(asks):
             if ranks[number] == CopyRank.AHEAD and step % 10:
-                continue  # it goes before all others, so it must pause for them to be served
+                continue  # a queue of rank AHEAD goes before all others, so it must pause for them to be served
             if step > 2000 and number not in served:
                 queue._rule.queue_rescue(queue._page, 0, number, now_ns)
             ticket = queue.ask(0, MIB, now_ns)

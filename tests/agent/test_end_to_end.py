@@ -24,7 +24,7 @@ from cotenant.core.errors import WorkError
 
 CLIENT = Path(__file__).resolve().parent.parent / "shim" / "client.c"
 
-# long kernels and a deep queue: a test machine's scheduling delays must not look like lost shares
+# long kernels and much work in flight, so that scheduling delays of a test machine do not look like lost shares
 SETTINGS = {"quota": "50ms", "min_quota": "20ms", "max_quota": "50ms", "stuck_after": "1s", "work_in_flight": "10ms"}
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
@@ -152,7 +152,7 @@ def test_kill_9_of_the_agent(start_node: Callable[..., Node], fail: str, limit: 
     node.kill_agent()
     killed_ns = time.monotonic_ns()
     time.sleep(1.2)
-    assert (node.folder / "agent.sock").exists()  # stale: the next agent takes the path over
+    assert (node.folder / "agent.sock").exists()  # the socket is stale, and the next agent replaces it
     node.restart_agent()
     back_ns = time.monotonic_ns()
     row = wait_for(lambda: (r := node.row("survivor")) and r["pids"] and r, what="the tenant reconnects")
@@ -198,7 +198,7 @@ def test_a_tenant_that_never_synchronises_shares_all_the_same(node: Node, client
     fair = ready(node, "fair", request=0.5)
     wait_for(lambda: (node.row("flood") or {}).get("launches", 0) > 10)
     rate = fair.block(3.0)
-    assert 0.3 * 500 < rate < 0.62 * 500  # kernels of 2 ms: 500 a second alone
+    assert 0.3 * 500 < rate < 0.62 * 500  # with kernels of 2 ms, a tenant alone launches 500 a second
     flood.terminate()
     flood.wait(60)
 
@@ -237,7 +237,7 @@ def test_a_process_that_lost_its_token_is_found_by_its_parents(node: Node, clien
     wait_for(lambda: (row := node.row("bare")) and row["launches"] > 0)
     out, _ = shell.communicate("\n", timeout=60)
     count = int(out.split()[1])
-    assert count < 0.75 * 1.5e9 / 100_000  # kernels of 0.1 ms at half of the GPU
+    assert count < 0.75 * 1.5e9 / 100_000  # kernels of 0.1 ms, at half of the GPU
 
 
 MEMORY = """
@@ -278,7 +278,7 @@ def test_memory_is_capped_and_comes_back(node: Node) -> None:
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: node.call("status")["gpus"][0]["memory_charged_bytes"] == 0, what="the account is right")
     assert process.wait(60) == 137
-    # the launcher repeats what the agent noticed
+    # the launcher prints what the agent has noticed
     assert "greedy: out of memory: 256 MiB requested" in process.communicate()[1]
 
 

@@ -44,7 +44,7 @@ def tenant(enforce: str, **more: Any) -> Tenant:
     ("found", "enforce", "refused"),
     [
         (BEST, "kernel", ""),
-        (BEST, "driver", ""),  # the kernel is stronger
+        (BEST, "driver", ""),  # both enforce the limit; the kernel would be the stronger of them
         (DRIVER, "driver", ""),
         (DRIVER, "kernel", "limited by the kernel, which is not possible: memory on GPU 3 is limited by the driver"),
         (OLD, "shim", ""),

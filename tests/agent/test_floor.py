@@ -69,14 +69,14 @@ def test_who_may_not_join_is_hung_up_on(agent: AgentProcess, what: str) -> None:
     uuid = uuid_bytes(uuid_of(agent))
     good = floor_page.pack_join(uuid, FloorRole.LATENCY_SENSITIVE)
     message = {
-        "stranger": floor_page.pack_join(uuid, FloorRole.BEST_EFFORT),  # no tenant of this agent
+        "stranger": floor_page.pack_join(uuid, FloorRole.BEST_EFFORT),  # not a tenant of this agent
         "unknown gpu": floor_page.pack_join(bytes(16), FloorRole.LATENCY_SENSITIVE),
         "unknown role": floor_page.pack_join(uuid, 9),
         "short": good[:100],
         "other message": good[:6] + b"\x01\x00" + good[8:],
     }[what]
     assert ask(agent, message) == (b"", [])
-    assert agent.call("status")["gpus"]  # it goes on
+    assert agent.call("status")["gpus"]  # the agent still works
 
 
 def test_holders_are_told_apart_and_a_place_is_given_again(agent: AgentProcess) -> None:
@@ -242,7 +242,8 @@ def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) ->
     floor.raise_()
     assert be.ask("run 0.3")["count"] > 0
     floor.raise_()
-    floor.mapping.raised_ns[floor.mapping.holder] = time.monotonic_ns() + 10**15  # nonsense
+    # a time in the future, which makes no sense
+    floor.mapping.raised_ns[floor.mapping.holder] = time.monotonic_ns() + 10**15
     assert be.ask("run 0.3")["count"] > 0
     floor.close()
 
@@ -266,7 +267,7 @@ def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(
     started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)
     spec = TenantSpec("ls", mechanism="time", latency_sensitive=True)
     ls = started.tenant(spec, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
-    ls.ask("load mm16384", 60)  # kernels of 13 ms: a host that is late for a moment leaves no gap
+    ls.ask("load mm16384", 60)  # kernels of 13 ms, so that a host that is late for a moment leaves no gap on the GPU
 
     def up() -> bool:
         return any(h["up"] for h in started.scheme("tidal")["gpus"][started.uuid]["holders"])
@@ -297,10 +298,10 @@ def test_a_tenant_may_have_more_in_flight_than_the_scheme_says(rig: tuple[Rig, P
     started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)
     deep = TenantSpec("deep", mechanism="time", best_effort=True, in_flight_us=5_000)
     be = started.tenant(deep, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
-    floor = join_floor(started.bench.folder, started.uuid)  # somebody is there
+    floor = join_floor(started.bench.folder, started.uuid)  # an LS process has joined the gate
     be.ask("load mm2048", 60)
-    # 25 us kernels: at the start 200 of them fit into 5 ms. Of the scheme's 100 us, 20 would take at least 400 us each
-    # time; a busy machine takes longer for many, not for all.
+    # The kernels take 25 us. At the start, 200 of them fit into 5 ms. Within the scheme's 100 us, each 20 of them would
+    # take at least 400 us. A busy machine takes longer for many of them, but not for all.
     wait_for(lambda: soonest_150(be.ask("times 0.05")["times_ns"]) < 300_000)
     floor.close()
     be.close()

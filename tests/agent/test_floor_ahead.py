@@ -60,8 +60,9 @@ def rig() -> Iterator[tuple[Rig, Program]]:
     with Rig("soft", together=True, settings={"fail": "open"}) as started:
         be = started.be(below=True).wait_ready()
         be.ask("load mm2048", 60)
-        started.scheme("tidal", run_ahead="always")  # whatever the program
-        floor = join_floor(started.bench.folder, started.uuid)  # with nobody there nothing is bounded, or learned
+        started.scheme("tidal", run_ahead="always")  # for every program
+        # while no LS process has joined, no launch is limited and nothing is learned
+        floor = join_floor(started.bench.folder, started.uuid)
         be.ask("run 0.1")
         floor.close()
         yield started, be
@@ -94,7 +95,7 @@ def test_what_is_launched_while_the_floor_is_up_runs_when_it_falls(rig: tuple[Ri
     started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=HEARTBEAT_MS)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
-    for seconds in (0.25, 2.0, 10.0):  # a busy machine gives the program its processor late
+    for seconds in (0.25, 2.0, 10.0):  # on a busy machine the program may get its processor late
         answer, down = held(be, floor, f"times {seconds + 0.05}", seconds)
         ahead = len([at for at in answer["times_ns"] if at < down])
         if ahead > 0:
@@ -109,7 +110,8 @@ def test_what_is_launched_while_the_floor_is_up_runs_when_it_falls(rig: tuple[Ri
 def test_either_of_two_services_holds_it(rig: tuple[Rig, Program]) -> None:
     started, be = rig
     started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=HEARTBEAT_MS)
-    floors = [join_floor(started.bench.folder, started.uuid) for _ in range(6)]  # more than one word
+    # more floors than one 64-bit word of the page holds
+    floors = [join_floor(started.bench.folder, started.uuid) for _ in range(6)]
     for number in (0, 5):
         be.ask("run 0.05")
         answer, down = held(be, floors[number], "run 0.2", 0.15)
@@ -267,7 +269,7 @@ def test_a_program_whose_exit_handlers_wait_for_held_work_ends(
 ) -> None:
     """Its handler runs after the shim's, and the service hangs."""
     started, be = rig
-    be.close()  # it would lower for it
+    be.close()  # this program would lower the gate in place of the one that leaves
     (tmp_path / "leaver.py").write_text(LEAVER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     started.bench.environment["PYTHONPATH"] = os.environ["PYTHONPATH"]

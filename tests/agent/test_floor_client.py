@@ -24,7 +24,7 @@ def test_who_lowers_while_another_agent_is_found_stays_down(agent: AgentProcess)
         def _class(self) -> int:
             up, self.reads = self.up, self.reads - 1
             if self.reads == 0:
-                self.lower()  # another thread
+                self.lower()  # as another thread would
             return up
 
         @_class.setter

@@ -39,7 +39,7 @@ class Card:
         if self.broken:
             raise OSError("nvmlDeviceGetClockInfo: 15")
         settled = 1.0 - self.power * (0.144 - 0.45 * (1.0 - self.duty()))
-        self.now += (min(1.0, settled) - self.now) / 2  # half of the way in one look
+        self.now += (min(1.0, settled) - self.now) / 2  # the clock rate moves half of the way in one look
         return self.now
 
 

@@ -30,7 +30,7 @@ def test_the_slot_of_a_process_is_found_by_its_pid_and_gpu() -> None:
     assert slot_of(tenant, 8, GPU) is pages[1].slots[1]
     assert slot_of(tenant, 9, GPU) is None
     tenant.sessions.append(session(8, pages[0]))
-    assert slot_of(tenant, 8, GPU) is None  # two processes of containers may look the same from here
+    assert slot_of(tenant, 8, GPU) is None  # two processes of different containers may look the same to the agent
 
 
 def looked(count: int, works: list[set[int]], blind: bool = False) -> list[list[int]]:
@@ -91,7 +91,8 @@ def test_looks_come_as_often_as_the_settings_of_now_say() -> None:
 
 
 def test_where_one_cannot_be_looked_at_all_divide() -> None:
-    assert looked(2, [set(), set()], blind=True)[-1] == [0, 2]  # 0: it goes by the page, which counts all
+    # 0: the process uses the number on the page, which counts all tenants
+    assert looked(2, [set(), set()], blind=True)[-1] == [0, 2]
 
 
 @pytest.fixture(scope="module")

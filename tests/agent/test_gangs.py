@@ -22,7 +22,7 @@ from cotenant.bench.harness import Bench
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 
-# works on the given devices in step, as ranks of a collective do; prints how many steps it made
+# Launches kernels on the given devices in step, as the ranks of a collective do, and prints the number of steps.
 RANKS = """
 import ctypes, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -85,7 +85,7 @@ class Ranks:
 
 def test_a_gang_beside_single_tenants(node: Bench) -> None:
     gang = Ranks(node, "gang", RANKS, "0,1", 4.0, request=0.5, gpu_count=2)
-    # each sees its own GPU alone, as device 0
+    # each tenant sees only its own GPU, as device 0
     solos = [Ranks(node, f"solo{gpu}", RANKS, "0", 4.0, request=0.5, gpus=(str(gpu),)) for gpu in (0, 1)]
     seen = 0
     while gang.process.poll() is None:
@@ -95,9 +95,9 @@ def test_a_gang_beside_single_tenants(node: Bench) -> None:
     assert seen > 0
     steps = gang.steps()
     alone = [solo.steps() for solo in solos]
-    assert 0 < steps < 1000  # 4 ms a step: 1000 alone
+    assert 0 < steps < 1000  # a step takes 4 ms, so a tenant alone would make 1000
     assert all(count > 0 for count in alone)
-    # every turn of the gang began on both GPUs in one instant
+    # every turn of the gang began on both GPUs at the same instant
     wait_for(lambda: not node.tenants())
     trace = node.trace
     assert trace is not None
@@ -123,15 +123,15 @@ def test_two_gangs_share_without_deadlock(node: Bench) -> None:
 def test_a_gang_that_uses_one_of_its_gpus_keeps_its_turn(node: Bench) -> None:
     gang = Ranks(node, "half", RANKS, "0", 600.0, request=0.5, gpu_count=2)
     rows = wait_for(lambda: [r for r in node.tenants() if r["name"] == "half" and r["launches"] > 50])
-    turns_at_most = rows[0]["age_s"] / 0.02 + 1  # of at least 20 ms each
+    turns_at_most = rows[0]["age_s"] / 0.02 + 1  # a turn is at least 20 ms
     assert rows[0]["gpus"][0]["turns"] < turns_at_most
     gang.process.kill()
     gang.process.communicate()
     gang.client.close()
 
 
-# one process per GPU; each step is kernels and a collective: a wait, on the GPU, until all ranks have come to it.
-# arguments: steps, milliseconds that the last rank comes late to every other step, number of GPUs
+# One process per GPU. Each step launches kernels and then a collective: a wait on the GPU until all ranks have arrived.
+# Arguments: steps, milliseconds by which the last rank is late at every other step, number of GPUs.
 COLLECTIVES = """
 import ctypes, mmap, os, random, sys, time
 steps, late_s, ranks = int(sys.argv[1]), float(sys.argv[2]) / 1e3, int(sys.argv[3])
@@ -200,7 +200,7 @@ def test_a_tenant_sees_its_own_gpus_only(node: Bench, gpus: tuple[str, ...], see
     assert done.stdout.strip() == seen, done.stderr
 
 
-SHARED = ("time", "slices")  # the software GPU's mechanisms under which several tenants of several GPUs run
+SHARED = ("time", "slices")  # mechanisms of the software GPU under which several tenants with several GPUs run
 
 
 @pytest.mark.parametrize("mechanism", [*SHARED, "whole"])

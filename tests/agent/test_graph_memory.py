@@ -50,5 +50,5 @@ def test_memory_of_graphs_counts_at_the_agent() -> None:
         assert process.stdout is not None
         assert process.stdout.readline().split() == ["0", "0", "2", "2", "0"]
         (row,) = node.tenants()
-        assert row["gpus"][0]["memory"]["graph"] >= 600 << 20  # in the driver's own steps
+        assert row["gpus"][0]["memory"]["graph"] >= 600 << 20  # in the driver's own granularity
         assert "of 512 MiB in use (a graph's memory" in process.communicate("\n", timeout=60)[1]

@@ -60,7 +60,7 @@ def memory_kept(pid: int) -> int:
     """Descriptors of memory from other processes that a process has: they stand above the program's own."""
     found = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the descriptor was closed after the folder was listed
             found += int(entry.name) >= 600 and "memfd:soft" in os.readlink(entry)
     return found
 
@@ -69,7 +69,7 @@ def test_a_forked_child_does_not_keep_what_its_parent_gives_back(node: Callable[
     here = node(2 * CONTEXT + 288 * MIB, swap_hand=True, swap_piece=16 * MIB)
     a, b = here.program("a"), here.program("b")
     assert a.ask("take(256, 32)") == b.ask("take(256, 32)") == "0"
-    assert a.ask("check()") == "intact"  # b has left for it
+    assert a.ask("check()") == "intact"  # b has left the GPU to make room
     here.call("exchange", out=["a"], **{"in": ["b"]})
     kept = memory_kept(b.process.pid)
     assert kept > 0, "on a full card it needs what the other one leaves"
@@ -105,13 +105,14 @@ def test_memory_goes_on_and_on(node: Callable[..., Node]) -> None:
     here = node(2 * CONTEXT + 288 * MIB, swap_hand=True, swap_piece=16 * MIB)
     programs = {name: here.program(name) for name in ("a", "b")}
     assert [program.ask("take(256, 32)") for program in programs.values()] == ["0", "0"]
-    assert programs["a"].ask("check()") == "intact"  # b has left for it
+    assert programs["a"].ask("check()") == "intact"  # b has left the GPU to make room
     here.call("exchange", out=["b"])
     last = {"a": handed(here, "a"), "b": handed(here, "b")}
     for leaves, comes in (("a", "b"), ("b", "a")) * 3:
         here.call("exchange", out=[leaves], **{"in": [comes]})
         now = {name: handed(here, name) for name in last}
-        # the card has room for two pieces beside; memory that is freed meanwhile may be taken by either way
+        # The card has room for two more chunks. Memory that is freed during the exchange may be taken through either
+        # path.
         assert now[comes] - last[comes] >= 128 * MIB
         assert now[leaves] - last[leaves] >= 128 * MIB
         assert programs[comes].ask("check()") == "intact"
@@ -130,7 +131,7 @@ def test_one_of_them_killed_in_the_middle(node: Callable[..., Node], killed: str
     here.call("exchange", out=["comes"])
     dead = programs.pop(killed).process
     ((survivor, alive),) = programs.items()
-    dead.send_signal(signal.SIGSTOP)  # it takes and gives nothing
+    dead.send_signal(signal.SIGSTOP)  # a stopped process neither takes nor gives memory
 
     def exchange() -> None:
         with contextlib.suppress(WorkError):
@@ -146,7 +147,7 @@ def test_one_of_them_killed_in_the_middle(node: Callable[..., Node], killed: str
     here.call("exchange", **{"in": [survivor]})
     assert alive.ask("check()") == "intact"
     freed = 256 * MIB + CONTEXT
-    # the software GPU looks for the dead when something does not fit
+    # the software GPU looks for dead processes when an allocation does not fit
     assert witness.ask("raw('cuMemAlloc_v2', byref(c_uint64()), c_size_t(2047 << 20))") == "2"
     wait_for(lambda: int(witness.ask(FREE)) == both + freed, what="the memory of the one that was killed")
 
@@ -179,7 +180,7 @@ def test_memory_never_goes_from_one_user_to_another() -> None:
     way = here.between(["a"], "b")
     assert isinstance(way, HandleTransfer)
     way.close()
-    for name, user in (("a", 1001), ("b", 1000)):  # `a` was another user's, whose process still runs
+    for name, user in (("a", 1001), ("b", 1000)):  # `a` was the tenant of another user whose process still runs
         here.connect(name, user)
     assert here.between(["a"], "b") is here.between(["b"], "a") is None
     here.connect("a", 1000)
@@ -219,7 +220,7 @@ def test_a_process_that_is_stopped_keeps_nothing_that_lies_there(end: Callable[[
     """It has its end of the socket, or will find it: what was sent is free although nobody closes that."""
     way = HandleTransfer()
     giver, stopped = (socket.socket(fileno=os.dup(fd)) for fd in (way.giver, way.taker))
-    reader, memory = os.pipe()  # whose reader learns that no descriptor is left
+    reader, memory = os.pipe()  # the reader sees the end of the pipe when no descriptor is left
     for _ in range(3):
         socket.send_fds(giver, [bytes(8)], [memory])
     os.close(memory)

@@ -91,7 +91,7 @@ def test_a_service_that_runs_gets_the_rest_of_its_memory() -> None:
         assert first == 256
         be, taken = take(bench, TenantSpec("be", mechanism="mps"), 64)
         assert taken == 4096 - 256 - 1024
-        # its cap of 1024 holds its context and six pieces
+        # the limit of 1024 MiB holds the context and six pieces
         assert ask(ls, "64") == 512
         be.communicate(timeout=60)
         ls.communicate(timeout=60)
@@ -103,10 +103,11 @@ def test_what_is_kept_for_a_service_does_not_look_free() -> None:
         be, _ = take(bench, TenantSpec("be", mechanism="mps"), 0)
         assert ask(be, "free") == 4096 - 256
         ls, _ = take(bench, KEPT, 0)
-        # the agent may answer one process before it has read what the other one has sent: what it took, for good
+        # The agent may answer one process before it has read what the other one has sent. So wait until it knows all
+        # that was taken.
         wait_for(lambda: ask(be, "free") == 4096 - 256 - 1024)
         assert ask(ls, "2") == 256
-        # what it has taken of what is kept changes nothing for others
+        # taking memory from the kept amount does not change what others can take
         wait_for(lambda: ask(be, "free") == 4096 - 256 - 1024)
         assert ask(ls, "free") == 1024 - 256 - 256, "its own is free for it"
         assert ask(be, "64") == 4096 - 256 - 1024

@@ -37,7 +37,7 @@ from cotenant.profiles.kernels.profile import KernelRow, read_kernel_rows
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 UNKNOWN, MEMORY, COMPUTE = (int(kind) for kind in (WorkClass.UNKNOWN, WorkClass.MEMORY, WorkClass.COMPUTE))
-SHAPE = (132, 1, 1, 1, 1, 1)  # of the driver's timed kernels
+SHAPE = (132, 1, 1, 1, 1, 1)  # launch shape of the driver's timed kernels
 ROWS = [
     KernelRow("timed_memory", SHAPE, 20_000, 132, MEMORY),
     KernelRow("timed_compute", SHAPE, 20_000, 132, COMPUTE),
@@ -75,7 +75,7 @@ def test_of_too_many_kernels_the_longest_stay() -> None:
     assert len(found) == kernel_table.MOST
     assert hashed(b"k9") not in found
     assert hashed(b"k10") in found
-    assert len(json.dumps(compiled(rows))) < 60_000  # an order of the control socket has 64 KiB
+    assert len(json.dumps(compiled(rows))) < 60_000  # a request to the control socket may have 64 KiB
 
 
 def test_of_a_long_name_what_a_profile_keeps_counts() -> None:
@@ -115,13 +115,13 @@ def test_wrong_profiles_are_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(InputError):
             read_kernel_rows(path)
     os.mkfifo(tmp_path / "pipe")
-    for endless in (tmp_path / "pipe", Path("/dev/zero")):  # an agent that reads its file again would wait for ever
+    for endless in (tmp_path / "pipe", Path("/dev/zero")):  # an agent that read such a file again would wait for ever
         with pytest.raises(InputError, match="not a file"):
             read_kernel_rows(endless)
 
 
 def test_tables_that_are_none_are_refused() -> None:
-    for text in ("?", "AAAA", "A" * 64):  # the last: two rows with the same key, of no class
+    for text in ("?", "AAAA", "A" * 64):  # the last text decodes to two rows with the same key and an unknown class
         with pytest.raises(InputError, match="not a kernel table"):
             check_spec(TenantSpec("t", best_effort=True, kernels=text))
     with pytest.raises(InputError, match="only to best-effort"):
@@ -234,7 +234,8 @@ def refused_beside(rig: Rig, program: Program, work: str, shown: WorkClass) -> b
 def test_the_memory_bound_kernels_wait_for_memory_bound_ls_work(rig: Rig) -> None:
     program = Program(rig, TenantSpec("be", mechanism="mps", best_effort=True, kernels=compiled(ROWS)))
     for shown, held in ((WorkClass.MEMORY, "memory"), (WorkClass.COMPUTE, "compute"), (WorkClass.UNKNOWN, "")):
-        for work in ("memory", "compute", "mixed", "memory"):  # mixed: not in the profile, of no known class
+        # the kernel `mixed` is not in the profile, so its class is unknown
+        for work in ("memory", "compute", "mixed", "memory"):
             expected = refused_beside if work == held else passes_beside
             assert expected(rig, program, work, shown), (shown, work)
     program.close()
@@ -272,7 +273,8 @@ def test_the_scheme_tidal_asks_for_no_class(rig: Rig) -> None:
     program.close()
 
 
-TEMPLATE = "_ZN7cutlass13device_kernel" + "I4LongE" * 80  # as libraries have them: longer than a profile keeps
+# a name as long as libraries have them, longer than a profile stores
+TEMPLATE = "_ZN7cutlass13device_kernel" + "I4LongE" * 80
 TEMPLATES = f"""
 import ctypes, sys, time
 sys.path.insert(0, {str(SOURCE)!r})

@@ -40,13 +40,14 @@ def test_every_kernel_is_timed_and_told_by_name(tmp_path: Path) -> None:
     assert rows["timed_compute"]["narrow_over_wide"] == pytest.approx(3.0, rel=0.05)
     assert rows["timed_compute"]["work_class"] == "compute"
     assert rows["timed_memory"]["narrow_over_wide"] == pytest.approx(1.34, rel=0.05)
-    assert rows["timed_memory"]["work_class"] in ("memory", "unknown")  # memory while the mover was given a processor
+    # memory, if the process that moves memory got a processor
+    assert rows["timed_memory"]["work_class"] in ("memory", "unknown")
     assert {row["sms"] for row in rows.values()} == {132}
     assert found["missed"] == 0
-    assert next(iter(rows)) == "timed_memory"  # most of the time first
+    assert next(iter(rows)) == "timed_memory"  # the kernel with most of the time comes first
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(found))
-    # as `run --kernel-profile` takes it
+    # read it as `run --kernel-profile` does
     known = {row.name: (row.shape, row.work_class) for row in read_kernel_rows(path)}
     assert known["timed_compute"] == ((132, 1, 1, 1, 1, 1), WorkClass.COMPUTE)
 
@@ -71,7 +72,7 @@ print(json.dumps(measure("soft", [sys.executable, "-m", "cotenant.bench.workload
     assert program.returncode == 0, errors.decode()[-2000:]
     (row,) = json.loads(said)
     assert row["count"] > 0
-    # narrow_over_wide and beside_memory_over_alone are there only where the other runs launched it, too
+    # these two are there only if the other runs launched the kernel, too
     assert {"narrow_over_wide", "beside_memory_over_alone"} <= set(row)
 
 
@@ -101,7 +102,7 @@ def test_a_kernel_whose_grid_follows_the_sms_is_found_again_by_name() -> None:
     times = {row.key: row for row in rows}
     assert same_kind(times, timed("gemm", "2,66,1")) == rows[0]
     assert same_kind(times, timed("add", "8,1,1")) == rows[2]
-    assert same_kind(times, timed("add", "16,1,1")) is None  # one of two: which is not known
+    assert same_kind(times, timed("add", "16,1,1")) is None  # two kernels fit, and it is not known which of them it is
     assert same_kind(times, timed("gemm", "2,66,1", "64,1,1")) is None
 
 

@@ -19,11 +19,11 @@ def test_reserve_commit_release() -> None:
     ledger.join(1, "t")
     number = ledger.reserve(1, "g", MemoryFamily.PLAIN, 3 * GIB)
     assert number is not None
-    assert ledger.used("t", "g") == 3 * GIB  # charged before the driver is asked
+    assert ledger.used("t", "g") == 3 * GIB  # charged before the driver is called
     assert ledger.reserve(1, "g", MemoryFamily.PLAIN, 2 * GIB) is None
     assert ledger.commit(1, number, 2 * GIB)
     assert ledger.used("t", "g") == 2 * GIB
-    assert not ledger.commit(1, number, 2 * GIB)  # a number counts once
+    assert not ledger.commit(1, number, 2 * GIB)  # a reservation can be committed only once
     assert ledger.release(1, "g", MemoryFamily.PLAIN, 5 * GIB) == 2 * GIB
     assert ledger.used("t", "g") == 0
 
@@ -94,7 +94,7 @@ def test_used_is_the_sum_of_what_processes_hold_and_never_over_the_cap(operation
     ledger = Ledger()
     ledger.cap("t", "g0", 150)
     outstanding: dict[int, dict[int, tuple[str, int]]] = {}
-    over = 0  # what STATE and a larger COMMIT bring is taken already: it may pass the cap
+    over = 0  # STATE and a larger COMMIT report memory that is taken already, so they may pass the limit
     for action, process, gpu, family, size in operations:
         ledger.join(process, "t")
         mine = outstanding.setdefault(process, {})

@@ -199,7 +199,7 @@ def test_the_group_of_a_service_that_has_ended_is_no_alarm(world, process):
     group = service(world, process)
     tenant, held = started(world, process)
     assert held == group
-    tenant.root = None  # the program has ended, and with it the service
+    tenant.root = None  # the program has ended, and the service with it
     world.groups.enter(world.groups.root, process)
     world.groups.remove(group)
     world.limits.look()
@@ -342,7 +342,7 @@ def test_an_agent_that_was_killed_leaves_no_limit_on_a_group_that_goes_on(
 ):
     group, saved = service(world, process), list[ControlGroup]()
 
-    def save() -> None:  # what the next agent finds in the state file
+    def save() -> None:  # writes what the next agent finds in the state file
         held = [tenant.held for tenant in world.registry.tenants.values() if tenant.held is not None]
         saved[:] = [*held, *world.limits.closing()]
 
@@ -353,7 +353,7 @@ def test_an_agent_that_was_killed_leaves_no_limit_on_a_group_that_goes_on(
     if moment.startswith("after"):
         world.registry.remove(tenant)
         world.limits.end(tenant)
-        save()  # the tenant's removal writes the state
+        save()  # removing a tenant writes the state
     assert world.limit(group) == str(GIB)
     using.clear()
     assert saved == [ControlGroup(group, made=False)]
@@ -374,7 +374,7 @@ def test_a_limit_that_could_not_be_taken_back_is_set_later(world, process, monke
 
 
 def test_groups_of_trials_that_were_killed_do_not_prevent_the_next(world, monkeypatch):
-    left = world.group(f"cotenant-trial-{os.getpid()}")  # an agent in a container always has the same pid
+    left = world.group(f"cotenant-trial-{os.getpid()}")  # an agent in a container has the same pid after each start
     assert world.limits.prospect(world.gpu).by is Strength.KERNEL
     assert not left.exists()
     left = world.group("cotenant-trial-999999999")

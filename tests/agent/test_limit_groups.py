@@ -54,7 +54,7 @@ def test_containers_processes_are_limited_by_the_whole_container(world, process)
     assert world.limits.of(tenant, world.gpu).by is Strength.KERNEL
     world.limits.end(tenant)
     assert world.limit(scope) == "max"
-    assert scope.exists()  # it is the container runtime's
+    assert scope.exists()  # the group belongs to the container runtime, so the agent must not remove it
 
 
 def test_container_that_started_again_has_its_limit_again(world, process):
@@ -75,7 +75,7 @@ def test_container_that_started_again_has_its_limit_again(world, process):
         (f"/c/system.slice/docker-{'cd' * 32}.scope", f"/c/system.slice/docker-{'cd' * 32}.scope"),
         ("/c/system.slice/slurmstepd.scope/job_7/step_0/task_0", "/c/system.slice/slurmstepd.scope/job_7"),
         ("/c/user.slice/session-3.scope", None),
-        # a container's own groups may have any name
+        # groups that a container makes below its own may have any name
         (f"/c/kubepods/burstable/pod1/{'ab' * 32}/{'cd' * 32}", f"/c/kubepods/burstable/pod1/{'ab' * 32}"),
     ],
 )
@@ -290,7 +290,7 @@ def test_the_kernels_own_groups_are_made_entered_watched_and_removed(tmp_path, m
         assert world.warnings[0].startswith(f"process {child} left the tenant's control group")
         world.registry.remove(tenant)
         world.limits.end(tenant)
-        assert card.limits == {group: GIB}  # two processes are left
+        assert card.limits == {group: GIB}  # two processes are left in the group
         os.kill(child, 9)
         shell.kill()
     wait_for(lambda: (world.limits.look(), not group.exists())[1], 60)

@@ -21,8 +21,9 @@ from cotenant.native.libraries import SOFT_DRIVER, library_path
 from cotenant.softgpu.cgroups import FolderCgroups, region
 
 MIB, GIB = 1 << 20, 1 << 30
-CONTEXT = 256  # MiB of a context on the software GPU
-# takes MiB as asked, line by line, past any shim, each context when it is first asked for ("0 2": in the second)
+CONTEXT = 256  # MiB that one context takes on the software GPU
+# Takes the MiB that each input line asks for, without the shim. A line may name a context, which is made when it is
+# first named ("0 2": 0 MiB in the second context).
 PROGRAM = """
 import ctypes, sys
 cuda = ctypes.CDLL(sys.argv[1])
@@ -41,7 +42,7 @@ for line in sys.stdin:
         code = cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(mib) << 20))
     print(code, flush=True)
 """
-SHIMMED = PROGRAM.replace("sys.argv[1]", "None")  # the same through the shim
+SHIMMED = PROGRAM.replace("sys.argv[1]", "None")  # the same program, but through the shim
 
 
 class Machine:
@@ -179,7 +180,7 @@ def test_limit_is_raised_and_lowered_while_the_program_runs(kernel):
 KEPT = [f'{name}="${name}"' for name in ("COTENANT_SOFTGPU_STATE", "COTENANT_SOFTGPU_CGROUPS")]
 
 
-WAYS = {  # to get away from the shim
+WAYS = {  # ways in which a process may escape the shim
     "child": ("sh", "-c", '"$@"; :', "fork"),
     "clean": ("sh", "-c", f'exec env -i {" ".join(KEPT)} "$@"', "clean"),
     "session": ("setsid", "--wait"),
@@ -201,7 +202,7 @@ def test_second_context_and_second_process_have_no_memory_of_their_own(kernel):
     assert take(program, 0, context=2) == 0
     assert take(program, 1024 - CONTEXT) == 2  # two contexts are charged
     other = kernel.run("pair", "")
-    assert take(other, 600) == 2  # and now three
+    assert take(other, 600) == 2  # now three contexts are charged
     assert take(program, 1024 - 3 * CONTEXT) == 0
     for each in (other, program):
         end(each)

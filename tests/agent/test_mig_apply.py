@@ -354,7 +354,8 @@ def test_a_mig_parted_list_is_made_true(tmp_path: Path) -> None:
 
 def test_a_list_is_checked_on_every_gpu_before_one_is_changed(tmp_path: Path) -> None:
     standin = with_media()
-    standin.cards.append(Card(uuid="GPU-bbbbbbbb-1111-2222-3333-444444444444"))  # an A100-40GB: it has no 7g.80gb
+    # an A100-40GB, which has no profile 7g.80gb
+    standin.cards.append(Card(uuid="GPU-bbbbbbbb-1111-2222-3333-444444444444"))
     balanced(standin.cards[0], tmp_path)
     lists = read_mig_config(tmp_path / "config.yaml")
     with Nvml(standin) as nvml:

@@ -202,7 +202,7 @@ def test_what_would_stop_the_agent_itself_is_not_parked(node: Callable[..., Node
     here.call("park", name="a")
     here.call("resume", name="a")
     children = Path(f"/proc/{here.agent.pid}/task/{here.agent.pid}/children").read_text().split()
-    assert children  # the helper that calls the driver
+    assert children  # the helper process that calls the driver
     for pid in (1, os.getpid(), here.agent.pid, *children):
         with pytest.raises(InputError, match="its ancestor, which could not be resumed if parked"):
             here.call("park", name=f"pid:{pid}")
@@ -237,7 +237,7 @@ def test_killed_while_it_is_parked_is_said(node: Callable[..., Node]) -> None:
     here = node(1024 * MIB)
     program = here.program("a", memory=700 * MIB)
     assert program.ask("take(400)") == "0"
-    program.process.send_signal(signal.SIGSTOP)  # so that it is not done before it is killed
+    program.process.send_signal(signal.SIGSTOP)  # so that the move has not ended when the process is killed
 
     def under_way() -> bool:
         with pytest.raises((InputError, WorkError)) as refused:
@@ -283,7 +283,7 @@ def test_managed_memory_that_is_away_is_free_for_others(node: Callable[..., Node
     assert one.ask("take(200)") == "0"
     here.call("exchange", out=["a"])
     here.call("exchange", **{"in": ["a"]})
-    assert two.ask("take(160)") == "2"  # 320 - 200 are left
+    assert two.ask("take(160)") == "2"  # only 320 - 200 MiB are left
     assert two.ask("give()") == "0"
     here.call("park", name="a")
     assert two.ask("take(240)") == "0"
@@ -312,7 +312,7 @@ def test_who_made_way_for_others_comes_back_under_a_new_agent(node: Callable[...
     here = node(CONTEXT + 400 * MIB)
     one = here.program("a", "park")
     assert one.ask("take(200)") == "0"
-    two = here.program("b", "park")  # its context makes a leave
+    two = here.program("b", "park")  # the new program's context makes `a` leave the GPU
     assert two.ask("take(200)") == "0"
     one.tell("check()")
     two.tell("check()")

@@ -19,9 +19,10 @@ from cotenant.core.errors import WorkError
 from cotenant.native.libraries import SOFT_DRIVER, library_path
 from cotenant.softgpu import mps as mps_standin
 
-UUID = "GPU-636f7465-6e61-6e74-3073-6f6674677075"  # of the software GPU's first card
+UUID = "GPU-636f7465-6e61-6e74-3073-6f6674677075"  # UUID of the software GPU's first card
 MIB = 1 << 20
-# prints what it sees of the GPU: SMs, and how many times 100 MiB it gets; then waits for its input's end
+# Prints the number of SMs that it sees, and how many times it can allocate 100 MiB; then waits for the end of its
+# input.
 PROGRAM = """
 import ctypes, os, sys
 cuda = ctypes.CDLL(sys.argv[1] or None)
@@ -146,7 +147,8 @@ def test_hostile_programs_are_contained_or_named(machine: Machine) -> None:
     machine.named("neighbour", "is in namespace good of server agent, not in namespace neighbour of server agent")
     assert machine.run("door", CUDA_MPS_PIPE_DIRECTORY=str(pipe))[0] == 132
     machine.named("door", "is in namespace default of server uid_")
-    machine.order("namespace", "set", "good", "--server=agent", "--active-thread-percentage=100")  # root in a container
+    # this is sent by root in a container
+    machine.order("namespace", "set", "good", "--server=agent", "--active-thread-percentage=100")
     machine.named("good", "had 100.00 % of the SMs and 900M of memory: it was restored")
     rows = machine.rows()
     assert [name for name in ("percent", "second", "forked") if rows[name]["not_enforced"]] == []

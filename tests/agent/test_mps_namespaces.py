@@ -103,7 +103,8 @@ def test_a_namespace_per_tenant_with_a_ceiling_that_it_cannot_raise(node: Callab
     assert half["CUDA_VISIBLE_DEVICES"] == ONE.uuid
     assert quarter["CUDA_VISIBLE_DEVICES"] == f"{ONE.uuid},{TWO.uuid}", "several GPUs per tenant"
     hostile = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
-    assert [Program(half | hostile).sms, Program(half).memory] == [94, 10 * GIB]  # as measured by others on 188 SMs
+    # half of 188 SMs, as measured elsewhere
+    assert [Program(half | hostile).sms, Program(half).memory] == [94, 10 * GIB]
     assert Program(quarter | hostile).sms == 46
     outside = Program(half | {"CUDA_MPS_PIPE_DIRECTORY": str(here.pipe / "agent")})
     assert (outside.sms, outside.memory) == (2, 256 << 20), "the default namespace is no way out"
@@ -144,7 +145,7 @@ def test_what_was_prepared_for_another_share_is_not_granted(node: Callable[..., 
 
 
 def test_a_request_is_sms_of_its_own_read_back_in_chunks(node: Callable[..., Node]) -> None:
-    here = node()  # 188 SMs are 23 chunks of 8
+    here = node()  # 188 SMs are 23 chunks of 8 (and 4 SMs that no chunk has)
     given = here.mps.grant(TenantSpec("a", request=0.3, limit=1.0), (ONE,))
     assert given.sms == {ONE.uuid: Sms(reserved=56, at_most=56)}, "30 % of 23 chunks are 7"
     assert given.remarks == ()
@@ -235,7 +236,7 @@ def test_a_new_agent_keeps_what_its_tenants_have_and_removes_the_rest(node: Call
     kept = here.mps.grant(TenantSpec("kept", request=0.25, limit=0.5), (ONE,))
     gone = here.mps.grant(TenantSpec("gone", request=0.25), (TWO,))
     program, left = Program(kept.environment, ONE.uuid), Program(gone.environment)
-    here.agent()  # the one before was killed
+    here.agent()  # start a new agent; the first one was killed
     again = here.mps.grant(TenantSpec("kept", request=0.25, limit=0.5), (ONE,))
     here.mps.taken_over()
     here.mps.taken_over()

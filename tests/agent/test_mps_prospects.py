@@ -49,7 +49,7 @@ def test_daemons_of_others_are_found_by_their_pipes(tmp_path: Path) -> None:
     process(7, daemon, "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps")
     process(8, daemon, "CUDA_MPS_PIPE_DIRECTORY=/run/cotenant/mps/pipe")
     process(9, daemon, "")
-    process(12, daemon, "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps")  # a child of process 7
+    process(12, daemon, "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps")  # a child of process 7, so not another daemon
     process(10, ["nvidia-cuda-mps-control", "server", "list"], "")
     process(11, ["vim", "nvidia-cuda-mps-control.md"], "")
     (tmp_path / "proc" / "uptime").touch()

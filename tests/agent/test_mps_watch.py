@@ -41,7 +41,7 @@ def test_a_server_that_is_killed_is_noticed() -> None:
         looking = asyncio.create_task(watch(daemon, died).run())
         await asyncio.sleep(0.9)
         assert not died
-        assert daemon.asked == 1  # once it is known, the kernel tells
+        assert daemon.asked == 1  # after the first query the kernel reports when the server ends
         server.kill()
         server.wait()
         daemon.answer = None

@@ -69,7 +69,7 @@ def test_a_process_with_the_same_number_starts_with_its_channels_on() -> None:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 def test_a_tenant_that_is_off_when_agent_and_keeper_die_goes_on_with_the_next_agent(node: Node) -> None:
     """Both are killed at once where one control group has them. The driver has then counted a disabling."""
-    tenant = node.add("limited", limit=0.02)  # off for nearly all of the time
+    tenant = node.add("limited", limit=0.02)  # its channels are disabled for nearly all of the time
     tenant.begin(4)
     (keeper,) = wait_for(node.keepers)
     time.sleep(1.5)

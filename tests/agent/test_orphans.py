@@ -16,7 +16,8 @@ from waiting import stays, wait_for
 from cotenant.agent.processes import is_zombie
 from cotenant.agent.tenants.orphans import by_token
 
-# Forks twice with a session between, as daemons do; the grandchild tells its pid, sleeps and only then says hello.
+# Forks twice with a new session in between, as daemons do. The grandchild prints its pid, sleeps, and only then
+# connects to the agent.
 DAEMON = """
 import os, sys, time
 if os.fork(): os._exit(0)
@@ -66,7 +67,7 @@ def test_stop_finds_a_daemon_that_has_not_used_the_gpu(agent: AgentProcess, tmp_
     assert [key.pid for key in by_token([token])[token]] == [daemon]
     answer = agent.call("stop", name="d", grace_s=2.0)
     assert answer["left"] == []
-    assert is_zombie(daemon)  # or gone
+    assert is_zombie(daemon)  # or it has been reaped
     wait_for(lambda: not agent.call("list")["tenants"])
     assert by_token([token]) == {}
 

@@ -85,7 +85,7 @@ def test_a_tenant_that_stays_bounds_the_others(node: Callable[..., Node]) -> Non
     with pytest.raises(InputError, match="left to promise"):
         here.program("sand", "swap", 600 * MIB)
     sand = here.program("sand", "swap", 500 * MIB)
-    # 524 MiB of the card are left, 256 of them for its context
+    # 524 MiB of the card are left, of which its context takes 256
     assert sand.ask("take(320)") == "2"
     assert sand.ask("check()") == "intact"
 
@@ -106,10 +106,10 @@ def test_killed_in_the_middle_of_a_move(node: Callable[..., Node], dies: str) ->
     assert [program.ask("take(240)") for program in pair] == ["0", "0"]
     for program in pair:
         assert program.ask("check()") == "intact"
-    comes, leaves = pair  # b ran last: a is brought back at its cost
+    comes, leaves = pair  # b ran last, so a is brought back at b's expense
     dead, alive = (leaves, comes) if dies == "the one that leaves" else (comes, leaves)
     comes.tell("check()")
-    soon = time.monotonic() + 0.3  # it may be over before one looks
+    soon = time.monotonic() + 0.3  # the move may have ended before this test sees it
     while not any(here.where(name)["moving"] for name in ("a", "b")) and time.monotonic() < soon:
         pass
     dead.process.send_signal(signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_a_stopped_victim_does_not_stop_the_gpu_for_ever(node: Callable[..., Nod
     assert one.ask("take(200)") == "0"
     assert two.ask("take(96)") == "0"
     one.process.send_signal(signal.SIGSTOP)
-    assert two.ask("take(96)") == "2"  # after four times stuck_after
+    assert two.ask("take(96)") == "2"  # refused after four times stuck_after
     assert any("does not answer" in text for text in here.tenant("a")["warnings"])
     assert two.ask("work(0.2)").endswith("intact")
     one.process.send_signal(signal.SIGCONT)
@@ -155,7 +155,8 @@ def test_park_and_resume(node: Callable[..., Node], mode: str) -> None:
     back = here.call("resume", name="a")
     assert back["name"] == "a"
     assert program.answer().endswith("intact")
-    moves = here.where("a")  # once out, once in, and what that took: for whole processes, too
+    # moved out once and in once, with the time that both took; this is counted also when whole processes move
+    moves = here.where("a")
     assert (moves["moves_out"], moves["moves_in"]) == (1, 1)
     assert moves["moved_out_bytes"] == moves["moved_in_bytes"] == parked["freed_bytes"]
     assert 0 < moves["moving_s"] <= parked["seconds"] + back["seconds"]
@@ -205,7 +206,7 @@ def test_a_plain_process_parks_too(node: Callable[..., Node]) -> None:
     name = f"pid:{plain.process.pid}"
     here.call("park", name=name)
     tenant = here.program("a", "none", 700 * MIB)
-    assert tenant.ask("take(400)") == "0"  # 1024 - 256: only while the other one is away
+    assert tenant.ask("take(400)") == "0"  # 1024 - 256 MiB, which are there only while the other program is away
     plain.tell("check()")
     assert tenant.ask("give()") == "0"
     here.call("resume", name=name)
@@ -271,7 +272,8 @@ def test_parked_on_one_gpu_and_back_on_another(node: Callable[..., Node]) -> Non
     here.call("park", name="a")
     assert here.call("resume", name="a", gpu=uuids[0])["gpus"] == [uuids[0]]
     assert program.ask("check()") == "intact"
-    # the driver says no (more is there than the agent knows of): it stays where it was, and says why
+    # The driver refuses, because more memory is in use than the agent knows of. The program stays moved out, and the
+    # agent reports why.
     here.call("park", name="a")
     hog = Program(here, "hog", None)
     assert hog.ask("on(1)") == "0"
@@ -287,7 +289,7 @@ def test_whole_processes_in_turns(node: Callable[..., Node]) -> None:
     here = node(CONTEXT + 400 * MIB, most_moving=0.3)
     one = here.program("a", "park")
     assert one.ask("take(200)") == "0"
-    here.call("park", name="a")  # or the other one's context would not find room
+    here.call("park", name="a")  # otherwise the other program's context would not find room
     two = here.program("b", "park")
     assert two.ask("take(200)") == "0"
     here.call("resume", name="a")
@@ -374,7 +376,7 @@ def test_what_a_tenant_that_stays_was_promised_is_kept_for_it(node: Callable[...
     here = node(1100 * MIB)
     rock = here.program("rock", "none", 500 * MIB)
     sand = here.program("sand", "swap", 600 * MIB)
-    # 600 MiB for the sand, 256 of them its context
+    # 600 MiB are for this program, of which its context takes 256
     assert sand.ask("take(320)") == "0"
     assert sand.ask("take(64)") == "2"
     assert rock.ask("take(240)") == "0"

@@ -47,15 +47,15 @@ def hold(agent: HeldAgent, tenant: dict[str, Any] = TRAIN, uid: str = UID, conta
         (f"0::/kubepods/burstable/pod{UID}/{ID}\n", Place("pod", UID, ID)),
         (f"0::/kubepods/pod{UID}/{ID}\n", Place("pod", UID, ID)),
         (f"12:pids:/kubepods/besteffort/pod{UID}/{ID}\n11:cpu:/x\n", Place("pod", UID, ID)),
-        # as an agent in a container of its own cgroup namespace sees it
+        # as an agent in a container with its own cgroup namespace sees the path
         (f"0::/../../kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice/crio-{ID}.scope\n",
          Place("pod", UID, ID)),
-        # kind, and a cgroup that the container made below its own
+        # kind, with a cgroup that the container made below its own
         (f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice"
          f"/cri-containerd-{ID}.scope/init.scope\n", Place("pod", UID, ID)),
-        # a static pod's UID is a hash
+        # the UID of a static pod is a hash
         (f"0::/kubepods/burstable/pod{'0f' * 16}/{ID}\n", Place("pod", "0f" * 16, ID)),
-        # what a container names below its own cgroup does not make it another pod
+        # names that a container gives to groups below its own cgroup do not make it another pod
         (f"0::/kubepods/burstable/pod{UID}/{ID}/pod{OTHER}/{'cd' * 32}\n", Place("pod", UID, ID)),
         (f"0::/kubepods/burstable/pod{UID}\n", Place("pod", UID)),
         ("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n", Place("slurm", "4711")),
@@ -133,7 +133,7 @@ def test_containers_of_a_pod_have_their_own_shares(held: HeldAgent) -> None:
     lost = FakeShim(held.tenants)
     assert lost.answer["status"] == Status.UNKNOWN_TENANT
     assert "shares for main, aux" in lost.answer["text"]
-    hold(held, container_id=ID)  # now the runtime's id of the container is known, and the environment is not needed
+    hold(held, container_id=ID)  # the runtime's id of the container is known now, so the environment is not needed
     assert FakeShim(held.tenants).answer["tenant"].rstrip(b"\0") == b"team/train/main"
 
 
@@ -217,7 +217,7 @@ def test_wrong_orders_are_one_sentence(held: HeldAgent, order: dict[str, Any], s
 def test_root_of_a_container_cannot_hold_others_off_a_gpu(held: HeldAgent) -> None:
     hold(held)
     gpu = uuid_of(0)
-    join_floor(held.tenants, gpu).close()  # a worker of this machine's administrator
+    join_floor(held.tenants, gpu).close()  # a worker started by this machine's administrator may join
     held.put(pod_cgroup(UID, ID))
     with pytest.raises(WorkError, match="did not let this process join the LS gate"):
         join_floor(held.tenants, gpu)

@@ -14,7 +14,7 @@ from cotenant.softgpu import mps as mps_standin
 from cotenant.softgpu.cgroups import FolderCgroups
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu" / "release_615.py"
-UUID = "GPU-636f7465-6e61-6e74-3073-6f6674677075"  # of the software GPU's first card
+UUID = "GPU-636f7465-6e61-6e74-3073-6f6674677075"  # UUID of the software GPU's first card
 STEPS = ("namespaces", "weights", "lending", "faults", "partition_faults", "clients", "gate")
 
 

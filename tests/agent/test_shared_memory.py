@@ -38,4 +38,5 @@ def test_memory_shared_between_processes_stays_and_the_rest_makes_room(node: Cal
     assert here.where("b")["moves_out"] > 0
     assert any("32 MiB" in text for text in here.tenant("a")["warnings"])
     owner.process.kill()
-    assert guest.ask("shared_contents()") == guest.ask("first_contents")  # it lives as long as anybody has it open
+    # the memory lives as long as any process has it open
+    assert guest.ask("shared_contents()") == guest.ask("first_contents")

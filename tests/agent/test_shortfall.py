@@ -27,11 +27,11 @@ GPU = Gpu("GPU-1", "H100", 80 << 30, 3)
     ("got", "wanted", "short"),
     [
         (0.50, 1.0, False),
-        (0.49, 1.0, False),  # within the margin
+        (0.49, 1.0, False),  # below the request, but within the margin
         (0.33, 1.0, True),
-        (0.33, 0.6, False),  # promised 0.3 of the 0.6 that it wanted
+        (0.33, 0.6, False),  # promised 0.3, half of the 0.6 that it wanted
         (0.20, 0.6, True),
-        (0.0, 0.0, False),  # it did not want the GPU
+        (0.0, 0.0, False),  # the tenant did not want the GPU
         (0.0, 0.03, False),
         (0.0, 1.0, True),
     ],
@@ -52,8 +52,9 @@ def test_since_when_is_kept_until_it_is_made_good() -> None:
     assert since == 10
     assert short_since(since, 30, good, 0.5) is None
     assert short_since(None, 40, bad, 0.5) == 40
-    assert part_of(Wanted(0.9, 1.1), 0.5) == 0.5  # a turn and the wait for the next one may overlap
-    assert short_since(None, 5, Wanted(0.0, 1.0), 0.0) is None  # without a request nothing is promised
+    # the fractions may add up to more than 1, because a turn and the wait for the next one may overlap
+    assert part_of(Wanted(0.9, 1.1), 0.5) == 0.5
+    assert short_since(None, 5, Wanted(0.0, 1.0), 0.0) is None  # a tenant without a request was promised nothing
 
 
 def world(request: float) -> tuple[Shortfalls, Tenant, Account]:
@@ -67,12 +68,12 @@ def world(request: float) -> tuple[Shortfalls, Tenant, Account]:
 
 def test_a_tenant_under_turns_is_short_after_a_whole_window_and_not_once_it_gets_its_part() -> None:
     looks, tenant, account = world(0.5)
-    for second in range(31):  # a third held, the rest waited for
+    for second in range(31):  # the tenant holds the GPU a third of the time and waits the rest
         account.held_ns, account.waited_ns = second * S // 3, second * S * 2 // 3
         looks.look(second * S)
         assert (looks.short_s(tenant, GPU.uuid, second * S) > 0) is (second > 10)
     assert looks.short_s(tenant, GPU.uuid, 30 * S) == 20.0
-    for second in range(31, 45):  # then two thirds
+    for second in range(31, 45):  # afterwards it holds the GPU two thirds of the time
         account.held_ns += S * 2 // 3
         account.waited_ns += S // 3
         looks.look(second * S)
@@ -82,14 +83,16 @@ def test_a_tenant_under_turns_is_short_after_a_whole_window_and_not_once_it_gets
 def test_a_tenant_that_rests_is_not_short() -> None:
     looks, tenant, account = world(0.5)
     for second in range(30):
-        account.held_ns = second * S // 10  # a tenth, without waiting
+        account.held_ns = second * S // 10  # holds the GPU a tenth of the time and never waits
         looks.look(second * S)
     assert looks.short_s(tenant, GPU.uuid, 29 * S) == 0.0
 
 
 def test_the_last_hour_is_kept_by_whole_minutes() -> None:
     looks, tenant, account = world(0.5)
-    for second in range(75 * 60):  # a third held and the rest waited for; after 50 min all that it wants, a tenth
+    # For 50 minutes the tenant holds the GPU a third of the time and waits the rest. Afterwards it gets the tenth that
+    # it wants.
+    for second in range(75 * 60):
         account.held_ns += S // 3 if second < 3000 else S // 10
         account.waited_ns += S - S // 3 if second < 3000 else 0
         looks.look(second * S)
@@ -99,8 +102,8 @@ def test_the_last_hour_is_kept_by_whole_minutes() -> None:
             assert looks.hour(tenant, GPU.uuid) == [(0.5, 0.33)]
     minutes = looks.hour(tenant, GPU.uuid)
     assert len(minutes) == 60
-    assert minutes[:36] == [(0.5, 0.33)] * 36  # 14 to 49
-    assert minutes[37:] == [(0.05, 0.1)] * 23  # of a tenth of the time, half is promised
+    assert minutes[:36] == [(0.5, 0.33)] * 36  # minutes 14 to 49
+    assert minutes[37:] == [(0.05, 0.1)] * 23  # the tenant wanted a tenth of the time, of which half is promised
     looks._registry.tenants.clear()
     looks.look(75 * 60 * S)
     assert looks.hour(tenant, GPU.uuid) == []

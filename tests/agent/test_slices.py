@@ -30,8 +30,9 @@ from cotenant.core.errors import InputError
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 
-KERNEL_NS = 20_000_000  # queues that last longer than a test machine keeps a program waiting
-# One LS request every so often, of one kernel: prints how long each took, in ms. Arguments: pause and kernel in ms.
+KERNEL_NS = 20_000_000  # ns; long kernels, so that a queue outlasts the delays of a test machine's scheduler
+# Serves one LS request of one kernel after each pause, and prints how long each took, in ms.
+# Arguments: pause and length of the kernel, in ms.
 SERVICE = """
 import sys, time
 from cotenant.bench.driver import Driver
@@ -49,7 +50,8 @@ for line in sys.stdin:
 """
 
 
-# Two ranks on two GPUs: some kernels, then a short one and a wait in the stream for the peer's, as collectives are.
+# Two ranks on two GPUs. Each launches some kernels, then a short one and a wait in the stream for the peer's, as a
+# collective does.
 GANG = """
 import ctypes as C, mmap, os, sys, time
 from cotenant.bench.driver import SOFT_IMAGE
@@ -216,7 +218,9 @@ def test_a_service_waits_a_switch_beside_kernels_of_any_length(node: Node, besid
     service.process.stdin.write("100\n")
     service.process.stdin.flush()
     times = json.loads(service.process.stdout.readline())
-    assert times[len(times) // 2] < 6.0  # 1 ms of its own and 0.22 of a switch; a loaded machine adds its own; kernels
+    # The request takes 1 ms and a switch 0.22 ms, and a loaded machine adds delays. If nothing cut the kernels of 20
+    # ms, a request would wait 10 ms on average.
+    assert times[len(times) // 2] < 6.0
     # of 20 ms, which nothing would cut, are 10 ms on average
     got = node.got()
     assert sum(got[f"be{i}"] or 0.0 for i in range(beside)) >= 0.8
@@ -265,7 +269,7 @@ def test_a_tenant_that_is_off_when_the_agent_dies_goes_on_within_a_second(node: 
     node.agent.wait()
     block = tenant.result()
     assert longest_gap_s(block) < 1.0
-    assert block["busy_ns"] >= 3e9  # without an agent it has no limit
+    assert block["busy_ns"] >= 3e9  # without an agent the program is not limited
     wait_for(lambda: not node.keepers(), what="the keeper has ended")
     node.restart()
     tenant.begin(30)
@@ -281,7 +285,7 @@ def test_a_keeper_that_dies_is_replaced(node: Node) -> None:
     assert node.agent is not None
     node.agent.kill()
     node.agent.wait()
-    tenant.result()  # it goes on
+    tenant.result()  # the program continues
     wait_for(lambda: second not in node.keepers())
 
 
@@ -367,7 +371,7 @@ def test_a_driver_that_does_not_take_the_controls_means_turns(agent: AgentProces
         group_message(shim, odd.fileno())
         shim.wait(MessageType.PAGE_UPDATE)
         assert not page.flags & SlotFlag.UNGATED
-        assert page.epoch != 0  # no launch goes by what was open before
+        assert page.epoch != 0  # a new epoch, so that no launch relies on the permission that it had before
         row = agent.tenant("first")
         assert row["mechanism"] == "time"
         assert any("takes turns that the agent grants" in text for text in row["warnings"])
@@ -384,5 +388,6 @@ def test_a_group_that_makes_no_sense_ends_its_connection(agent: AgentProcess) ->
         shim.send(MessageType.CHANNEL_GROUP, values)
         assert shim.wait(MessageType.ERROR)["status"] == Status.TOO_MANY
         shim = FakeShim(agent.folder, answer["token"])
-        shim.send(MessageType.CHANNEL_GROUP, values | {"channel_count": 1})  # without the driver's file
+        # no descriptor of the driver's file is sent with the message
+        shim.send(MessageType.CHANNEL_GROUP, values | {"channel_count": 1})
         assert shim.wait(MessageType.ERROR)["status"] == Status.BAD_MESSAGE

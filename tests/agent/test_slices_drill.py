@@ -17,7 +17,7 @@ from cotenant.bench.harness import Workload
 __all__ = ["node"]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")]
 KILLS, SEED = 200, 17
-ROUND = 10  # kills between two looks
+ROUND = 10  # kills between two checks
 
 
 def another(node: Node, name: str, kind: str) -> Workload:

@@ -18,7 +18,8 @@ __all__ = ["node"]
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 
 
-# Launches kernels of a length in ns, and answers each line with the slices of all groups, which "set" sets before.
+# Launches kernels of the given length in ns. Answers each line with the time slices of all channel groups; a line "set"
+# sets them first.
 LOOPS = """
 import os, sys, threading
 from cotenant.bench.driver import Driver
@@ -67,7 +68,7 @@ def slices(program: Workload, order: str = "") -> list[int]:
 def test_a_service_preempts_long_kernels_and_waits_for_short_ones(node: Node) -> None:
     node.service(20, 1)
     programs = {name: loops(node, name, kernel_ns) for name, kernel_ns in (("short", 50_000), ("long", 5_000_000))}
-    wait_for(lambda: BRIEF_US in slices(programs["short"]))  # each program sees the groups of all
+    wait_for(lambda: BRIEF_US in slices(programs["short"]))  # each program sees the channel groups of all programs
     for _ in range(10):
         assert TINY_US in slices(programs["long"])
         time.sleep(0.1)
@@ -87,7 +88,8 @@ def test_between_two_requests_that_follow_each_other_no_best_effort_work_starts(
     service.process.stdin.write("100\n")
     service.process.stdin.flush()
     service.process.stdout.readline()
-    # a flag that is cleared at once is set for each of the 100; a loaded machine may pause the service between some
+    # A flag that is cleared at once is set for each of the 100 requests. On a loaded machine the service may pause
+    # between some of them.
     assert 1 <= raises() - before <= 90
 
 

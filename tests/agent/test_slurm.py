@@ -87,7 +87,7 @@ def test_a_jobs_share_from_prolog_to_epilog(agent: HeldAgent, run: Any) -> None:
 
     assert run("epilog.sh", JOB).returncode == 0
     assert tenants(agent) == {}
-    end(JOB, agent.folder)  # twice does no harm
+    end(JOB, agent.folder)  # ending it a second time does no harm
 
 
 def test_tasks_are_started_with_the_shim(agent: HeldAgent, run: Any) -> None:
@@ -110,7 +110,7 @@ def test_a_job_that_asks_for_nothing_is_left_alone_and_starts_no_python(
     for comment in ("just a remark", "", "contact: ada", "cost=3"):
         remark = JOB | {"SLURM_JOB_COMMENT": comment}
         for script, environment in (("prolog.sh", remark), ("task_prolog.sh", JOB), ("epilog.sh", JOB)):
-            if comment != "contact: ada":  # nearly a request: Python looks at it
+            if comment != "contact: ada":  # this comment looks like a request, so the script runs Python
                 done = run(script, environment)
                 assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert start(remark, agent.folder) == ""
@@ -154,7 +154,7 @@ def test_a_missed_epilog_is_made_good() -> None:
     try:
         start(ASKS, agent.folder)
         start(ASKS | {"SLURM_JOB_ID": "4712"}, agent.folder)
-        agent.kill()  # both end meanwhile, 4713 goes on
+        agent.kill()  # while the agent is down, 4711 and 4712 end and 4713 goes on
         start_later = ASKS | {"SLURM_JOB_ID": "4713", "SLURM_JOB_GPUS": "1"}
         agent.start()
         start(start_later, agent.folder)
@@ -162,7 +162,7 @@ def test_a_missed_epilog_is_made_good() -> None:
         wait_for(lambda: set(tenants(agent)) == {"slurm-4712", "slurm-4713"})
         assert "slurm-4711 ended without its epilog" in (agent.folder / "agent.log").read_text()
         assert {path.name for path in agent.folder.glob("*.job")} == {"slurm-4712.job", "slurm-4713.job"}
-        agent.put("0::/init.scope\n")  # 4712 ends
+        agent.put("0::/init.scope\n")  # the processes of 4712 have left its cgroup
         wait_for(lambda: set(tenants(agent)) == {"slurm-4713"})
     finally:
         agent.close()
@@ -215,7 +215,7 @@ def test_a_wrong_request_ends_the_jobs_tasks_and_not_the_node(agent: HeldAgent, 
     job = JOB | {"SLURM_JOB_COMMENT": comment}
     assert sentence in start(job, agent.folder), "said, and no error: that would drain the node"
     with pytest.raises(InputError) as refused:
-        task_lines(JOB, agent.folder)  # the comment is not in a task prolog's environment
+        task_lines(JOB, agent.folder)  # a task prolog's environment does not contain the job's comment
     assert sentence in str(refused.value)
     end(JOB, agent.folder)
     assert not list(agent.folder.glob("*.job"))
@@ -339,7 +339,7 @@ def test_a_refusal_is_in_the_jobs_output(agent: HeldAgent, run: Any) -> None:
     assert done.returncode == 2
     assert done.stdout.startswith("print cotenant: --comment: 'Cotennat:request=30%' does not begin with")
     assert done.stdout.count("\n") == 1
-    start(ASKS, agent.folder)  # requeued with a right comment
+    start(ASKS, agent.folder)  # requeue the job with a correct comment
     assert "held" not in run("task_prolog.sh", JOB).stdout
     agent.call("let_go", kind="slurm", id="4711")
     done = run("task_prolog.sh", JOB)

@@ -38,7 +38,7 @@ def test_a_third_tenant_can_start_on_a_full_card(node: Callable[..., Node], mode
     """Its context has to be there at once: the others make way, though they run."""
     here = node(3 * CONTEXT + 200 * MIB, swap_memory=4096 * MIB)
     first = [here.program(name, mode, 700 * MIB) for name in ("a", "b")]
-    # 200 of 456 MiB beside two contexts are left for a third one, whose context takes 256
+    # 200 of the 456 MiB that two contexts leave must stay free for a third program, whose context takes 256
     assert [program.ask("take(200)") for program in first] == ["0", "0"]
     for program in first:
         program.tell("work(1)")
@@ -53,7 +53,7 @@ def test_a_program_that_is_parked_whole_parks_others_for_its_memory(node: Callab
     one, two = (here.program(name, "park", 900 * MIB) for name in ("a", "b"))
     assert one.ask("take(200)") == "0"
     assert two.ask("take(200)") == "0"
-    assert one.ask("take(320)") == "0"  # 520 + 200 are over the 500 beside two contexts
+    assert one.ask("take(320)") == "0"  # refused, because 520 + 200 MiB exceed the 500 MiB that two contexts leave
     assert here.tenant("a")["gpus"][0]["memory_used_bytes"] == 520 * MIB + CONTEXT
     assert two.ask("check()") == "intact"
     assert one.ask("check()") == "intact"
@@ -64,14 +64,15 @@ def test_memory_held_by_a_stranger_is_found_out(node: Callable[..., Node]) -> No
     and what the stranger gives back is used again."""
     here = node(2 * CONTEXT + 1024 * MIB, context_reserve=CONTEXT)
     stranger = Program(here, "stranger", None)
-    assert stranger.ask("take(256)") == "0"  # 512 MiB with its context
+    assert stranger.ask("take(256)") == "0"  # 512 MiB with the context of this program
     programs = [here.program(name, "swap", 700 * MIB) for name in ("a", "b")]
-    # 512 MiB are left beside two contexts
+    # two contexts leave 512 MiB
     assert [program.ask("take(304)") for program in programs] == ["0", "0"]
     for program in programs:
         program.tell("work(0.8)")
     assert all(program.answer().endswith("intact") for program in programs)
-    assert [program.ask("check()") for program in programs * 2] == ["intact"] * 4  # each makes the other one leave
+    # each program makes the other one leave the GPU
+    assert [program.ask("check()") for program in programs * 2] == ["intact"] * 4
     assert min(here.where(name)["moves_in"] for name in ("a", "b")) > 0
     stranger.process.kill()
     stranger.process.wait()
@@ -137,7 +138,7 @@ def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
     }
     registry: Any = SimpleNamespace(gpus={"g": gpu}, tenants=tenants, on_gpu=lambda uuid: list(tenants.values()))
     parked = ParkedTable()
-    for name in tenants:  # together more than the card has
+    for name in tenants:  # together they need more than the card has
         parked.rows[name] = Parked(name, "checkpoint", ("g",), 800 * MIB)
     in_force = InForce(AgentConfig(most_moving=0.25))
 
@@ -153,7 +154,7 @@ def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
         residents.refresh("g")
         made: Any = (residents, registry, Ledger(), parked, turns, Driver(), in_force, lambda: None)
         running = asyncio.create_task(Residency(*made).run())
-        for epoch in (7, 6):  # the second has been taken back: nothing happens
+        for epoch in (7, 6):  # the turn of the second epoch has been taken back, so nothing is done for it
             turns.paused.put_nowait(PausedTurn(tenants["a"], "g", epoch))
         while not turns.floors:
             await asyncio.sleep(0.01)
@@ -162,7 +163,7 @@ def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
 
     floors, moved_ns = asyncio.run(run())
     assert took_s * 1e9 <= moved_ns < 10**12
-    assert floors == [pytest.approx(moved_ns * 3, abs=1)]  # x (1 - 0.25) / 0.25
+    assert floors == [pytest.approx(moved_ns * 3, abs=1)]  # moved_ns x (1 - 0.25) / 0.25
 
 
 @pytest.mark.slow

@@ -36,11 +36,11 @@ def test_a_lone_tenant_is_fenced_seldom(alone_after: str, most: float, least: fl
     with Bench("soft", TURNS | {"alone_after": alone_after}) as bench:
         tenant = bench.tenant("graph", TenantSpec("a"))
         tenant.wait_ready()
-        tenant.block(0.3)  # what a replay takes is known, and the first deadline has passed
+        tenant.block(0.3)  # until the shim knows how long a replay takes and the first deadline has passed
         before = fences(bench)
         tenant.begin(0.6)
         replays = tenant.result()["count"]
-        time.sleep(0.3)  # published five times a second
+        time.sleep(0.3)  # the count is published five times a second
         assert least * replays <= fences(bench) - before <= most * replays
 
 
@@ -61,4 +61,4 @@ def test_an_idle_holder_without_a_deadline_gives_way_to_whoever_comes() -> None:
             taken_ms.append((done["end_ns"] - done["begin_ns"]) / 1e6)
         turns = {row["name"]: row["gpus"][0]["turns"] for row in bench.tenants()}
     assert statistics.median(taken_ms) < 1.2 + 10, taken_ms
-    assert min(turns.values()) >= 11  # each step was a turn of its own
+    assert min(turns.values()) >= 11  # each step was a separate turn

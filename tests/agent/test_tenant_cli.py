@@ -56,7 +56,7 @@ def test_ps_top_set_stop(busy_agent: AgentProcess) -> None:
         look = cotenant("top", "--once", *where)
         assert "promised 30%" in look
         assert "turn of team/a" in look
-        assert "LAUNCHES" in look  # a pipe has no width: nothing is left out
+        assert "LAUNCHES" in look  # the output is a pipe, which has no width, so no column is left out
         assert json.loads(cotenant("top", "--json", *where))["tenants"][0]["name"] == "team/a"
         changed = json.loads(cotenant("set", "team/a", "--limit", "80%", "--json", *where))
         assert (changed["limit"], changed["holds"]) == (0.8, "at once")
@@ -85,10 +85,10 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
     assert list(told["mechanisms"]) == ["time", "slices", "whole", "mps"]
     (gpu,) = told["gpus"]
     by = {row["promise"]: (row["by"], row["mechanism"]) for row in gpu["promises"]}
-    assert by["time"] == ("shim", "time")  # as its tenants are
+    assert by["time"] == ("shim", "time")  # the same as for its tenants
     assert by["memory"] == ("shim", "time")
     assert by["sms"] == ("nothing", "time")
-    assert by["bandwidth"][0] in ("nothing", "shim")  # a tenant of another test may have a weight on the link
+    assert by["bandwidth"][0] in ("nothing", "shim")  # "shim" if a tenant of another test has a link weight
     assert by["faults"] == ("driver", "time")
     shown = cotenant("ps", "--mechanisms", "--dir", str(busy_agent.folder))
     assert "time by shim, SMs by nothing, memory by shim" in shown

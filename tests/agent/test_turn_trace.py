@@ -53,7 +53,7 @@ def test_a_full_disk_is_said_once_and_counted() -> None:
     assert "No space left on device" in trace.flush()
     trace._retry_at = 0.0
     trace.turn(turn(2))
-    assert trace.flush() == ""  # the same fault again
+    assert trace.flush() == ""  # the same fault is not reported twice
     assert trace.dropped == 2
     trace.close()
 

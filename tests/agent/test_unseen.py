@@ -21,7 +21,8 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.core.errors import WorkError
 from cotenant.native.libraries import SOFT_DRIVER, library_path
 
-# takes 4 MiB of the software GPU, by the driver named past any shim, by none through it; waits for its input's end
+# Takes 4 MiB of the software GPU and waits for the end of its input. With an argument it loads the driver by that name,
+# past the shim; without one it uses the shim.
 PROGRAM = """
 import ctypes, sys
 cuda = ctypes.CDLL(sys.argv[1] or None)
@@ -145,7 +146,7 @@ def test_strict_ends_them_and_leaves_those_that_came_to_the_agent(machine: Calla
     assert [row["name"] for row in here.list()["tenants"]] == ["good"]
     here.agent.kill()
     here.agent.wait()
-    here.start_agent()  # the idle program may not have come back when the new agent looks
+    here.start_agent()  # the idle program may not have reconnected when the new agent looks
     assert here.program().wait(60) == -9
     assert good.poll() is None
     assert [row["name"] for row in here.list()["tenants"]] == ["good"]
@@ -157,9 +158,9 @@ def test_a_process_counts_from_the_second_look_on(tmp_path: Path) -> None:
     (tmp_path / str(sleeper.pid)).mkdir()
     (tmp_path / str(sleeper.pid) / "comm").write_text("sleep\n")
     try:
-        longest_s = watch.next_look_s  # between the start of a process and the look that finds it
+        longest_s = watch.next_look_s  # time between the start of a process and the look that finds it
         assert watch.look({"GPU-1": [sleeper.pid]}) == []
-        assert longest_s + watch.next_look_s <= 1.5  # and half a second for the two looks
+        assert longest_s + watch.next_look_s <= 1.5  # half a second is for the two looks themselves
         (row,) = watch.look({"GPU-1": [sleeper.pid], "GPU-2": [os.getpid()]})
         assert (row.process, row.program, row.tenant, row.uid) == (key_of(sleeper.pid), "sleep", "", os.getuid())
         assert watch.look({"GPU-1": [sleeper.pid]}) == [], "new only once"
@@ -168,7 +169,7 @@ def test_a_process_counts_from_the_second_look_on(tmp_path: Path) -> None:
         maps = tmp_path / str(sleeper.pid) / "maps"
         maps.write_text("7f00-7f01 r-xp 00000000 08:01 7 /opt/cotenant/libcotenant-shim.so\n")
         assert watch.look({"GPU-1": [sleeper.pid]}) == watch.now == []
-        maps.write_text("7f00-7f01 r-xp 00000000 08:01 7 /usr/bin/sleep\n")  # after exec with a clean environment
+        maps.write_text("7f00-7f01 r-xp 00000000 08:01 7 /usr/bin/sleep\n")  # as after an exec with a clean environment
         watch.look({"GPU-1": [sleeper.pid]})
         assert [row.process for row in watch.look({"GPU-1": [sleeper.pid]})] == [key_of(sleeper.pid)]
         assert watch.look({}) == []

@@ -67,7 +67,7 @@ def test_a_tenant_evicted_while_it_takes_memory_asks_for_a_turn(
         assert await desk.evict(cast("Any", tenant)) is None
         while rounds < 3:
             await asyncio.sleep(0)
-        table.rows.clear()  # it is back
+        table.rows.clear()  # the tenant is back
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             await task
 

@@ -33,7 +33,8 @@ static void must(int result, const char *what)
     }
 }
 
-/* base name, version to ask for, exported name */
+/* Looks an entry point up. `base` is the name for cuGetProcAddress, `version` the CUDA version to ask for, and
+ * `exported` the name for dlsym. */
 static call get(const char *base, int version, const char *exported)
 {
     void *found = NULL;
@@ -83,7 +84,7 @@ static int launch_for(word stream, uint64_t length_ns)
     return launch(kernel_timed, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
 }
 
-/* launches COUNT: as many launches, one wait */
+/* launches COUNT: launches a kernel COUNT times and then waits once for the GPU. */
 static void do_launches(int count)
 {
     uint64_t began = now_ns();
@@ -93,7 +94,8 @@ static void do_launches(int count)
     printf("launches %d in_ns %llu\n", count, (unsigned long long)(now_ns() - began));
 }
 
-/* rate SECONDS EVERY: launch for so long, waiting every so many launches (0: never); prints launches done */
+/* rate SECONDS EVERY: launches for SECONDS and waits after each EVERY launches (0: never). Prints the number of
+ * launches. */
 static void do_rate(double seconds, int every)
 {
     uint64_t began = now_ns(), until = began + (uint64_t)(seconds * 1e9);
@@ -108,7 +110,7 @@ static void do_rate(double seconds, int every)
     printf("count %ld seconds %.6f\n", count, (double)(now_ns() - began) / 1e9);
 }
 
-/* variants: each member of the launch family once */
+/* variants: calls each function of the launch family once. */
 static void do_variants(void)
 {
     struct {
@@ -135,7 +137,8 @@ static void do_variants(void)
     printf("variants nodes %zu\n", nodes);
 }
 
-/* capture COUNT WAIT_MS: capture COUNT launches, waiting in the middle (a turn may end meanwhile), and run the graph */
+/* capture COUNT WAIT_MS: captures COUNT launches into a graph, with a pause in the middle in which a turn may end, and
+ * runs the graph. */
 static void do_capture(int count, int wait_ms)
 {
     word stream, other, graph, exec;
@@ -161,7 +164,7 @@ static void do_capture(int count, int wait_ms)
     printf("capture nodes %zu\n", nodes);
 }
 
-/* overshoot LENGTH_US SECONDS: launch kernels of that length without ever waiting */
+/* overshoot LENGTH_US SECONDS: launches kernels of LENGTH_US for SECONDS and never waits for them. */
 static void do_flood(int length_us, double seconds)
 {
     uint64_t until = now_ns() + (uint64_t)(seconds * 1e9);
@@ -174,7 +177,7 @@ static void do_flood(int length_us, double seconds)
     fflush(stdout);
 }
 
-/* phases: many short kernels, then long ones, over and over, never waiting */
+/* phases: launches many short kernels, then long ones, over and over, and never waits for them. */
 static void do_phases(double seconds)
 {
     uint64_t until = now_ns() + (uint64_t)(seconds * 1e9);
@@ -203,12 +206,13 @@ static void do_threads(int threads, long each)
         pthread_create(&ids[i], NULL, thread_body, (void *)each);
     for (int i = 0; i < threads; i++)
         pthread_join(ids[i], NULL);
-    if (getenv("CLIENT_LINGER_MS")) /* until the last turn is over and reported */
+    if (getenv("CLIENT_LINGER_MS")) /* stay alive until the last turn has ended and is reported */
         usleep(1000 * (unsigned)atoi(getenv("CLIENT_LINGER_MS")));
     printf("threads done\n");
 }
 
-/* fork: the parent has a context; the child must not hang, and the parent goes on */
+/* fork: the parent has a CUDA context and forks. The child must not hang, and the parent must still be able to
+ * launch. */
 static void do_fork(void)
 {
     must(launch_on(0), "launch");
@@ -226,7 +230,7 @@ static void do_fork(void)
     printf("child %d\n", WEXITSTATUS(status));
 }
 
-/* bypass REAL: launches through the real driver behind the shim's back */
+/* bypass REAL: launches through the real driver library REAL, so that the shim does not see the launches. */
 static void do_bypass(const char *real, double seconds)
 {
     void *(*plain_open)(const char *, int) = dlsym(RTLD_NEXT, "dlopen");
@@ -239,7 +243,8 @@ static void do_bypass(const char *real, double seconds)
     printf("bypassed\n");
 }
 
-/* many KERNELS COUNT: so many different kernels in turn, with three grids each, as a training step launches them */
+/* many KERNELS COUNT: launches KERNELS different kernels in turn, each with three grid sizes, as a training step
+ * does. */
 static void do_many(int kernels, int count)
 {
     char image[4096] = "cotenant-soft-module\n";

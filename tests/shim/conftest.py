@@ -59,7 +59,8 @@ def tenants(soft_environment: dict[str, str], soft_library: Path, client_program
     yield started
     for process in started.processes:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # children too: one that hangs would keep the pipes open
+            # kill the children too, because one that hangs would keep the pipes open
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
 
 

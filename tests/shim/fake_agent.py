@@ -38,7 +38,7 @@ class Message:
     sequence: int
     status: int
     fields: dict[str, Any]
-    fd: int = -1  # that came with it
+    fd: int = -1  # file descriptor that came with the message, or -1
 
     def __getitem__(self, name: str) -> int:
         """A number of the body."""
@@ -94,8 +94,10 @@ class FakeAgent:
         self.inflight_ns, self.idle_ns, self.drain_ns = inflight_ns, idle_ns, drain_ns
         self.context_bytes = context_bytes
         self.oversubscribe, self.backing_bytes = oversubscribe, backing_bytes
-        self.backing_there = backing_bytes if backing_there is None else backing_there  # what the system really has
-        self.room_answers: list[int] = []  # statuses for MOVE_ROOM, in order; then OUT_OF_MEMORY
+        # host memory that the system really has
+        self.backing_there = backing_bytes if backing_there is None else backing_there
+        # statuses to answer MOVE_ROOM with, in order; afterwards the answer is OUT_OF_MEMORY
+        self.room_answers: list[int] = []
         self.denied: set[bytes] = set()
         self.used: dict[int, int] = {}
         self.reservations: dict[int, int] = {}
@@ -105,7 +107,8 @@ class FakeAgent:
         self.holder: Client | None = None
         self.granting = True
         self.closed = False
-        self.silent = False  # as one that hangs: connections stay, nothing is read or answered
+        # true to act as an agent that hangs: connections stay open, and nothing is read or answered
+        self.silent = False
         self.next_epoch = 1
         self.next_reservation = 1
         with contextlib.suppress(FileNotFoundError):
@@ -144,7 +147,7 @@ class FakeAgent:
                 connection, _ = self.listener.accept()
             except OSError:
                 return
-            if self.closed:  # it came while we went
+            if self.closed:  # the connection came while this agent was closing
                 connection.close()
                 return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()

@@ -1,8 +1,9 @@
-/* The shim's own gate of best-effort launches (floor.c, floor/pieces.c, floor/ahead.c) in virtual time, before a GPU of one stream.
+/* Runs the shim's gate of best-effort launches (floor.c, floor/pieces.c, floor/ahead.c) in virtual time against a
+ * simulated GPU that has one stream.
  *
- * Every look at the clock takes LOOK_NS, so waiting makes time pass.  A kernel starts launch_ns after its launch or when what is in
- * front of it ends; an event takes
- * event_ns of the GPU, a wait for the floor WAIT_NS (measured: 1.9 to 2.2 us). */
+ * Each read of the clock takes LOOK_NS of virtual time, so a loop that waits makes time pass. A kernel starts launch_ns
+ * after its launch, or later, when the work queued before it has ended. An event takes event_ns of GPU time. A wait on
+ * the LS gate takes WAIT_NS (1.9 to 2.2 us were measured). */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -33,7 +34,8 @@ static struct thread this_thread;
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
 HIDDEN void *cot_real_cuEventCreate, *cot_real_cuEventRecord, *cot_real_cuEventQuery, *cot_real_cuEventElapsedTime;
 HIDDEN void *cot_real_cuMemHostRegister_v2, *cot_real_cuMemHostGetDevicePointer_v2, *cot_real_cuStreamBatchMemOp_v2;
-HIDDEN void *cot_real_cuEventDestroy_v2, *cot_real_cuCtxPushCurrent_v2, *cot_real_cuCtxPopCurrent_v2; /* of more contexts than one */
+/* for programs with more than one context */
+HIDDEN void *cot_real_cuEventDestroy_v2, *cot_real_cuCtxPushCurrent_v2, *cot_real_cuCtxPopCurrent_v2;
 
 bool cot_profiling;
 bool cot_exiting(void) { return false; }
@@ -62,7 +64,7 @@ static int world_yield(void) { now += yield_cost_ns; return 0; }
 static int world_sleep(const struct timespec *time, struct timespec *left)
 {
     (void)left;
-    now += time->tv_sec * 1000000000 + time->tv_nsec + 50000; /* timer slack */
+    now += time->tv_sec * 1000000000 + time->tv_nsec + 50000; /* the slack of the kernel's timers */
     return 0;
 }
 
@@ -98,7 +100,7 @@ uint32_t cot_gpu_count(void) { return 1; }
 struct gpu *cot_gpu_at(uint32_t number) { (void)number; return &world_gpu; }
 static struct cotenant_floor page;
 static struct cotenant_floor_words words_page;
-static int64_t part_began; /* on the GPU: what is behind the last wait */
+static int64_t part_began; /* time at which the GPU began the work that follows the last stream wait */
 static CUresult host_pointer(CUdeviceptr *address, void *host, unsigned flags)
 {
     (void)flags;
@@ -108,7 +110,8 @@ static CUresult host_pointer(CUdeviceptr *address, void *host, unsigned flags)
 static int64_t floor_down_at(int64_t at);
 static int64_t waits, stream_number = 1;
 int64_t world_waits(void) { return waits; }
-void world_streams(int64_t number) { stream_number = number, waits = 0; } /* that launches take in turn */
+/* Sets the number of streams that launches use in turn. */
+void world_streams(int64_t number) { stream_number = number, waits = 0; }
 static CUresult batch(CUstream stream, unsigned count, const struct word_operation *operations, unsigned flags)
 {
     (void)stream, (void)flags;
@@ -125,20 +128,23 @@ static struct cotenant_slot slot;
 static struct stream world_stream;
 
 struct settings {
-    uint32_t scheme, in_flight_us, own_us, run_ahead, duty_cycle_permille; /* own_us: the program's own budget */
+    /* own_us: budget that the program itself was given */
+    uint32_t scheme, in_flight_us, own_us, run_ahead, duty_cycle_permille;
     int64_t launch_ns, event_ns, yield_ns;
 };
 struct launch {
-    int64_t kind, length_ns, host_ns; /* host_ns: of the program, before the launch */
+    int64_t kind, length_ns, host_ns; /* host_ns: time that the program spends on the host before the launch */
 };
 struct burst {
-    int64_t up_ns, down_ns; /* LS work, from the start of the run */
+    int64_t up_ns, down_ns; /* start and end of the LS work, from the start of the run */
 };
 struct result {
     int64_t took_ns, busy_ns;
     uint64_t events;
-    int64_t longest_in_flight_ns; /* really, after any launch */
-    int64_t waited_ns;            /* LS: for BE work in flight when the floor went up, over all bursts */
+    /* largest amount of work in flight after any launch, by the simulated GPU's own account */
+    int64_t longest_in_flight_ns;
+    /* time that LS work waited, over all bursts, for BE work that was in flight when the gate was raised */
+    int64_t waited_ns;
     int64_t longest_wait_ns;
     int64_t launched_while_up;
     int64_t bursts;
@@ -175,7 +181,7 @@ void world_start(const struct settings *s)
     now = 1000000;
 }
 
-/* The agent's decision, and that it is gone. */
+/* Sets what the agent has decided about dividing the GPU, and whether the agent is lost. */
 void world_divide(uint32_t tenants, uint64_t parts, bool lost)
 {
     page.tenants = tenants;
@@ -183,12 +189,13 @@ void world_divide(uint32_t tenants, uint64_t parts, bool lost)
     world_gpu.stale = lost;
 }
 
-static int64_t asked_ns; /* ago, at the end of a run */
+static int64_t asked_ns; /* at the end of a run: how long ago a launch last checked the LS gate */
 int64_t world_asked_ns(void) { return asked_ns; }
 
 int64_t world_cost(int64_t kind) { return cot_costs[kind].ns; }
 
-/* LS comes and goes by the clock, whatever the program does: the page is set before each look. */
+/* LS work comes and goes by the clock, whatever the program does: the gate page is updated before each read of the
+ * clock. */
 static const struct burst *bursts;
 static int64_t burst_count, burst_at, burst_up, began;
 static struct result *run;
@@ -201,12 +208,12 @@ static int64_t floor_down_at(int64_t at)
     return at;
 }
 
-/* Kernels as the GPU runs them: the last ones. */
+/* The last kernels, with the times at which the GPU ran them. */
 #define RUNS 65536
 static struct { int64_t start, end, part, launched; } runs[RUNS];
 static int64_t run_count;
 
-/* What LS work that comes up at that time has to wait for: to the end of the part that is under way. */
+/* Returns the time until which LS work that arrives at `up` has to wait: the end of the part that then runs. */
 static int64_t in_the_way_until(int64_t up)
 {
     int64_t until = up;
@@ -266,7 +273,7 @@ void world_run(const struct launch *launches, int64_t count, const struct burst 
             cot_floor_launched(&this_thread);
     }
     asked_ns = now - (int64_t)slot.floor_ns;
-    while (now < gpu_free_at) { /* LS work comes until all is done */
+    while (now < gpu_free_at) { /* LS work may arrive until all work has ended */
         now += 10000;
         look_at_ls();
     }

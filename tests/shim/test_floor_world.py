@@ -20,9 +20,10 @@ from cotenant.abi.floor import LEAD_NS, RunAhead
 from cotenant.policy.colocation import APART, settings_for
 
 US, MS = 1_000, 1_000_000
-LS_NS = 1_050_000  # of a request
-SLOW_YIELD_NS = 140_000  # of a sandboxed machine
-Kernel = tuple[int, int, int]  # kind, length, time that the program's host takes before it
+LS_NS = 1_050_000  # length of an LS request
+SLOW_YIELD_NS = 140_000  # time that a yield takes in a sandboxed machine
+# kind, length in ns, and time in ns that the program spends on the host before the launch
+Kernel = tuple[int, int, int]
 
 
 class Settings(ctypes.Structure):
@@ -129,7 +130,7 @@ class World:
         )
 
 
-Start = Callable[..., World]  # each replaces the one before
+Start = Callable[..., World]  # each call replaces the world that the one before has made
 
 
 def warm(here: World, kernels: list[Kernel], rate_rps: float = 100.0) -> Seen:
@@ -173,7 +174,7 @@ def test_what_launches_cost_is_learned(world: Start) -> None:
 def test_events_are_few_where_lengths_are_known(world: Start) -> None:
     """An event costs the card 3 us: one for each piece of 50 us takes 5 % of short kernels' time."""
     clocked = warm(world(), SHORT)
-    assert clocked.events_per_ms < 7  # one in 156 us, three pieces of two kernels
+    assert clocked.events_per_ms < 7  # an event every 156 us, after three pieces of two kernels
     assert clocked.work > 0.98
 
 
@@ -182,7 +183,8 @@ def test_what_is_really_in_flight_is_bounded(world: Start, kernels: list[Kernel]
     """At most the interval, or a kernel and the lead before its end; what an LS request finds is half of that."""
     seen = warm(world(), kernels, 400)
     own = settings_for("tidal")
-    assert seen.longest_wait_ns <= max(own.in_flight_us * US, length + LEAD_NS) + 25 * US  # lengths vary
+    # 25 us more, because the lengths vary
+    assert seen.longest_wait_ns <= max(own.in_flight_us * US, length + LEAD_NS) + 25 * US
     assert seen.mean_wait_ns < max(0.75 * own.in_flight_us * US, 0.62 * length)
     assert seen.work > 0.98
 
@@ -235,10 +237,10 @@ def test_a_program_with_a_fast_host_keeps_the_gpu_busy_with_kernels_of_any_lengt
 @pytest.mark.parametrize(
     ("tenants", "parts", "lost", "bound_us"),
     [
-        (3, 0, False, 33),  # an agent that does not say who works
-        (3, 1, False, 100),  # the others are idle
+        (3, 0, False, 33),  # an old agent, which does not report who has work
+        (3, 1, False, 100),  # the other tenants are idle
         (3, 2, False, 50),
-        (3, 2, True, 33),  # nobody looks any more
+        (3, 2, True, 33),  # the agent is lost, so nobody observes any more which tenants have work
     ],
 )
 def test_the_bound_is_divided_as_the_agent_says(

@@ -16,7 +16,7 @@ from cotenant.abi.tenant_page import SlotFlag
 Agents = Callable[..., FakeAgent]
 MS = 1_000_000
 
-# Launches `timed` for as long as standard input says, never waiting for it: lines "NS SECONDS".
+# Reads lines "NS SECONDS" from standard input. For each it launches kernels of NS for SECONDS and never waits for them.
 FLOOD = """
 from cuda_calls import *
 import ctypes, sys, time
@@ -120,7 +120,7 @@ def test_a_tenant_that_is_not_fenced_launches_and_gives_back(tenants: Tenants, a
     with agent(inflight_ns=2 * MS, flags=SlotFlag.UNFENCED) as broker:
         flood = Flood(tenants, broker)
         flood.order(MS, 0.01)
-        flood.answer()  # what the first launch waits for is there
+        flood.answer()  # the memory and threads that the first launch creates exist now
         flood.order(MS, 0.1)
         launched = int(flood.answer())
         fences = broker.clients[0].slot().fences

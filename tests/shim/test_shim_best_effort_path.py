@@ -23,7 +23,8 @@ FEW, MANY = 2000, 6000
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     with Rig("soft", together=True) as started:
-        started.scheme("tidal", in_flight_us=100_000)  # nobody waits: valgrind is slow and so is its program
+        # so large that no launch waits, because the program is slow under valgrind
+        started.scheme("tidal", in_flight_us=100_000)
         yield started
 
 

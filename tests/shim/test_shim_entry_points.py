@@ -26,8 +26,8 @@ def test_every_launch_family_is_seen(tenants: Tenants, agent: Agents, resolve: s
     with agent() as broker:
         assert tenants.output(tenants.client_run(broker, resolve, "variants")).strip() == "variants nodes 2"
         client = broker.clients[0]
-        assert client.slot().launches == 4  # launches
-        assert client.slot().graph_launches == 1  # of which graphs
+        assert client.slot().launches == 4  # all launches, including those of graphs
+        assert client.slot().graph_launches == 1  # launches of graphs
 
 
 def test_addresses_are_replaced_by_what_the_driver_returned(tenants: Tenants, agent: Agents) -> None:

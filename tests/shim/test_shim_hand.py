@@ -20,7 +20,7 @@ def memory_from_others(pid: int) -> int:
     """Descriptors of a process for memory that the test has handed to it."""
     found = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the descriptor was closed after the folder was listed
             found += "memfd:handed" in os.readlink(entry)
     return found
 

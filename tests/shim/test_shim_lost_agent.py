@@ -18,7 +18,7 @@ HOST = MemoryFamily.HOST
 COUNTED = (MessageType.MEMORY_STATE, MessageType.MEMORY_COMMIT, MessageType.MEMORY_RELEASE)
 MIB = 1 << 20
 
-# Takes memory and launches, and says each time that both went.
+# Allocates memory and launches kernels repeatedly, and prints a line each time that both have succeeded.
 BUSY = """
 from cuda_calls import *
 import time
@@ -45,7 +45,7 @@ def test_who_fails_open_goes_on_when_the_agent_hangs(tenants: Tenants, agent: Ag
     while time.monotonic() < stopped + 30:
         count = int(process.stdout.readline())
         if time.monotonic() - last > 5:
-            began = time.monotonic()  # a line after a long wait: it goes on
+            began = time.monotonic()  # the program printed a line after a long wait, so it works again
             break
         last = time.monotonic()
     assert 9 < began - stopped < 25

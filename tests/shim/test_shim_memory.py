@@ -15,7 +15,7 @@ from cotenant.abi.protocol import MessageType
 Agents = Callable[..., FakeAgent]
 MIB = 1 << 20
 
-# How to take a piece (returns its handle) and how to give it back.
+# For each kind of allocation: code that makes it (and returns its handle), and code that frees it.
 FAMILIES = {
     "plain": ("p = c_uint64(); cu('cuMemAlloc_v2', byref(p), c_size_t(size)); return p", "cu('cuMemFree_v2', h)"),
     "pitch": (
@@ -37,7 +37,7 @@ FAMILIES = {
         " cu('cuArray3DCreate_v2', byref(p), d); return p",
         "cu('cuArrayDestroy', h)",
     ),
-    "mipmapped": (  # one level: the software GPU and the shim count a piece alike
+    "mipmapped": (  # one level, because the software GPU and the shim count such an array alike
         "d = (c_uint64 * 5)(size // 4096, 1024, 0, 0x20 | 1 << 32, 0); p = c_void_p();"
         " cu('cuMipmappedArrayCreate', byref(p), d, 1); return p",
         "cu('cuMipmappedArrayDestroy', h)",

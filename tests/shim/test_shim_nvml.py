@@ -60,7 +60,8 @@ def test_tool_that_only_asks_nvml_sees_the_tenants_card(tenants: Tenants, agent:
 def test_without_a_cap_nvml_is_left_alone(tenants: Tenants, agent: Agents, soft_nvml: Path) -> None:
     script = NVML.replace("NAME", "'libnvidia-ml.so.1'") + "print(memory(), nvml.nvmlDeviceGetFanSpeed(device, None))"
     with agent() as broker:
-        assert start(tenants, broker, soft_nvml, script).strip() == "[4096, 4096, 0] 13"  # 13: function not found
+        # 13 is NVML_ERROR_FUNCTION_NOT_FOUND
+        assert start(tenants, broker, soft_nvml, script).strip() == "[4096, 4096, 0] 13"
 
 
 def test_nvml_shim_exports_whatever_the_library_exports(soft_nvml: Path) -> None:

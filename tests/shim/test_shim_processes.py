@@ -47,7 +47,7 @@ def test_python_multiprocessing_fork_before_cuda(tenants: Tenants, agent: Agents
         "cu('cuCtxSynchronize')\n"
         "assert pid == 0 or os.waitpid(pid, 0)[1] == 0\n"
     )
-    with agent(flags=SlotFlag.CONTENDED) as broker:  # the parent waits for the child: its turn must not
+    with agent(flags=SlotFlag.CONTENDED) as broker:  # the parent must not hold its turn while it waits for the child
         tenants.output(tenants.python(broker, script))
         assert sorted(client.slot().launches for client in broker.clients) == [5, 5]
 

@@ -87,7 +87,7 @@ def test_what_is_shared_stays_and_the_rest_moves(tenants: Tenants, agent: Agents
     assert sum(b"10 MiB" in text and b"stays on the GPU" in text for text in said) == 1
     closed(broker)
     assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING)) == (OK, 8 * MIB, 0, 8 * MIB)
-    broker.resume()  # the guest has no memory that moves: it runs, and still sees the other's
+    broker.resume()  # the guest owns no memory that can move, so it runs on and still sees the owner's memory
     assert guest.ask(f"digest(opened['opened'], {10 * MIB})") == owner.ask("expected['large']")
     closed(broker)
     assert moved(broker.move(MessageType.MOVE_IN, EVERYTHING)) == (OK, 8 * MIB, 8 * MIB, 0)
@@ -132,7 +132,8 @@ def test_allocations_of_many_pieces_small_ones_and_addresses_inside(tenants: Ten
 def test_opened_twice_is_the_same_memory_until_closed_twice(tenants: Tenants, agent: Agents) -> None:
     _, owner, guest = pair(tenants, agent)
     handle = owner.ask("export('large')")
-    assert owner.ask("export('large')") == handle  # libraries keep what they have opened by its handle
+    # exporting again gives the same handle, because libraries remember opened memory by its handle
+    assert owner.ask("export('large')") == handle
     assert guest.ask(f"open_({handle!r}, 'one')") == "opened"
     assert guest.ask(f"open_({handle!r}, 'two', 'cuIpcOpenMemHandle')") == "opened"
     assert guest.ask("opened['one'].value == opened['two'].value") == "True"
@@ -145,7 +146,8 @@ def test_opened_twice_is_the_same_memory_until_closed_twice(tenants: Tenants, ag
 def test_handles_that_lead_nowhere_are_errors_at_once(tenants: Tenants, agent: Agents) -> None:
     _, owner, guest = pair(tenants, agent)
     handle = owner.ask("export('large')")
-    assert owner.ask(f"open_({handle!r})") == str(INVALID_CONTEXT)  # its own, as with the driver
+    # a process cannot open memory that it exported itself, as with the driver
+    assert owner.ask(f"open_({handle!r})") == str(INVALID_CONTEXT)
     assert owner.ask("give('large')") == "0"
     assert guest.ask(f"open_({handle!r})") == str(INVALID_HANDLE)
     other = owner.ask("export('odd')")
@@ -173,7 +175,8 @@ def test_a_stopped_owner_costs_a_bounded_wait(tenants: Tenants, agent: Agents) -
     threads = Path(f"/proc/{owner.process.pid}/task")
     stopped = lambda: {(each / "stat").read_text().rsplit(")", 1)[1].split()[0] for each in threads.iterdir()} == {"T"}  # noqa: E731
     wait_for(stopped)
-    assert guest.ask(f"open_({handle!r})") == str(INVALID_HANDLE)  # after ten seconds
+    # the owner does not answer for ten seconds, and then the open fails
+    assert guest.ask(f"open_({handle!r})") == str(INVALID_HANDLE)
     os.kill(owner.process.pid, signal.SIGCONT)
     assert guest.ask(f"open_({handle!r})") == "opened"
 

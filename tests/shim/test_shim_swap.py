@@ -17,7 +17,7 @@ MIB = 1 << 20
 EVERYTHING = 1 << 60
 OK, DENIED, OUT_OF_MEMORY = Status.OK, Status.DENIED, Status.OUT_OF_MEMORY
 
-# A program that is told what to do line by line, and answers with one line each.
+# A program that reads commands from standard input, one a line, and answers each with one line.
 PROGRAM = """
 from cuda_calls import *
 import hashlib, random, sys
@@ -106,13 +106,14 @@ def sizes(broker: FakeAgent) -> list[tuple[int, int]]:
 
 def test_contents_leave_and_come_back_at_the_same_addresses(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
-    # 40 MiB, 3 MiB + 17 rounded to granules of 2 MiB, and a granule for each class of small ones: 1000 and 16 bytes
+    # 40 MiB; 3 MiB + 17 bytes, rounded up to granules of 2 MiB; and one granule for each size class of the small
+    # allocations of 1000 and 16 bytes
     held = (10 + 4 + 2 + 2) * MIB
     before = program.ask("[p.value for p in held.values()]")
     assert program.ask("raw('cuMemGetInfo_v2', byref(c_size_t()), byref(c_size_t()))") == "0"
     out = broker.move(MessageType.MOVE_OUT, EVERYTHING)
     assert moved(out) == (OK, held, 0, held)
-    assert broker.clients[0].of(MessageType.MOVE_PROGRESS) == []  # told at every 64 MiB
+    assert broker.clients[0].of(MessageType.MOVE_PROGRESS) == []  # none, because progress is reported at every 64 MiB
     back = broker.move(MessageType.MOVE_IN, EVERYTHING)
     assert moved(back) == (OK, held, held, 0)
     broker.resume()
@@ -150,7 +151,7 @@ def test_allocating_and_freeing_while_away(tenants: Tenants, agent: Agents) -> N
     broker.move(MessageType.MOVE_OUT, EVERYTHING)
     assert program.ask("take('new', 8 << 20)") == "0"
     assert program.ask("give('odd')") == "0"
-    # the thread that pins host memory reports too, so the order of sizes counts, not the number of reports
+    # the thread that pins host memory reports too, so check the order of the sizes and not the number of reports
     wait_for(lambda: (0, 22 * MIB) in sizes(broker))
     assert (0, 26 * MIB) in sizes(broker)[: sizes(broker).index((0, 22 * MIB))]
     # a launch waits for the turn, and the turn for the memory
@@ -193,7 +194,7 @@ def test_the_way_in_goes_no_further_than_allowed(tenants: Tenants, agent: Agents
 
 def test_no_memory_on_the_way_back_loses_nothing(tenants: Tenants, agent: Agents) -> None:
     """While it is away somebody else fills the card: the move ends with OUT_OF_MEMORY, a later one brings all back."""
-    broker, program = started(tenants, agent, memory=570 * MIB)  # a context takes 256 MiB
+    broker, program = started(tenants, agent, memory=570 * MIB)  # 570 MiB, of which a context takes 256
     broker.move(MessageType.MOVE_OUT, EVERYTHING)
     script = "from cuda_calls import *\nstart()\np = c_uint64()\ncu('cuMemAlloc_v2', byref(p), c_size_t(50 << 20))\n"
     hog = tenants.python(None, script + "print('up', flush=True)\ninput()\n")
@@ -212,12 +213,13 @@ def test_no_memory_on_the_way_back_loses_nothing(tenants: Tenants, agent: Agents
 def test_a_full_card_asks_for_room_and_takes_the_answer(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent, memory=400 * MIB)
     client = broker.clients[0]
-    # without a turn: not now, so it is there without memory until the next turn
+    # The tenant has no turn, and the agent denies room for now: the allocation succeeds and gets its memory in the next
+    # turn.
     broker.room_answers = [DENIED]
     assert program.ask("take('later', 200 << 20)") == "0"
     wait_for(lambda: (18 * MIB, 200 * MIB) in sizes(broker))
     assert program.ask("give('later')") == "0"
-    # nothing to be had at all: the program's own error
+    # The card can never have so much room: the program gets CUDA_ERROR_OUT_OF_MEMORY (2).
     assert program.ask("take('never', 200 << 20)") == "2"
     assert len(client.of(MessageType.MOVE_ROOM)) == 2
     broker.resume()
@@ -230,7 +232,9 @@ def test_less_host_memory_than_promised_is_told_and_kept_to(tenants: Tenants, ag
     client = broker.clients[0]
     wait_for(lambda: any(b"of host memory for swapping" in m.fields["text"] for m in client.of(MessageType.WARNING)))
     status, out, here, away = moved(broker.move(MessageType.MOVE_OUT, EVERYTHING))
-    assert (status, out, here, away) == (OK, 0, 18 * MIB, 0)  # registered in spans of 256 MiB: not even one is there
+    # nothing could be moved out, because host memory is registered in spans of 256 MiB and the system does not have
+    # even one
+    assert (status, out, here, away) == (OK, 0, 18 * MIB, 0)
     broker.resume()
     assert program.ask("check()") == "intact"
 
@@ -292,10 +296,11 @@ def test_extents_are_those_of_the_allocations(tenants: Tenants, agent: Agents) -
     assert program.ask("extent('tiny')") == "(0, 16)"
     assert program.ask("raw('cuMemFree_v2', c_uint64(held['odd'].value + 4096))") != "0"
     freed = "raw('cuMemGetAddressRange_v2', byref(c_uint64()), byref(c_size_t()), p), raw('cuMemFree_v2', p)"
-    assert program.ask(f"[(p := held['tiny'], give('tiny')) and ({freed})]") == "[(1, 1)]"  # INVALID_VALUE, both
+    # CUDA_ERROR_INVALID_VALUE from both calls
+    assert program.ask(f"[(p := held['tiny'], give('tiny')) and ({freed})]") == "[(1, 1)]"
 
 
-# Frees the same allocation from two threads at once, many times: what each was told.
+# Frees one allocation from two threads at the same time, many times, and prints the status that each thread got.
 TWICE = """
 import collections, threading
 context = c_void_p()

@@ -75,7 +75,8 @@ def test_revocation_through_the_page_and_by_message(tenants: Tenants, agent: Age
         assert (release["epoch"], release["reason"]) == (1, ReleaseReason.REVOKED)
         assert (release["drained"], release["wants_more"]) == (1, 1)
         assert release["launches"] > 10
-        wait_for(lambda: len(client.of(MessageType.TOKEN_REQUEST)) == 2)  # it wants more, and says so
+        # the tenant has more to launch, so it requests another turn
+        wait_for(lambda: len(client.of(MessageType.TOKEN_REQUEST)) == 2)
         launches = client.slot().launches
         stays(lambda: client.slot().launches == launches, what="it launches nothing meanwhile")
         broker.resume()
@@ -111,7 +112,7 @@ def test_idle_turn_is_given_back_only_when_somebody_waits(tenants: Tenants, agen
         broker.set_flags(SlotFlag.CONTENDED)
         wait_for(broker.releases)
         assert broker.releases()[0]["reason"] == ReleaseReason.IDLE
-        assert broker.releases()[0]["wants_more"] == 0  # wants no more
+        assert broker.releases()[0]["wants_more"] == 0  # it has nothing left to launch
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline().strip() == "again"
@@ -178,7 +179,8 @@ def test_lost_agent(tenants: Tenants, agent: Agents, fail_mode: int, goes_on: bo
     stays(lambda: page.launches == launches)
     with FakeAgent(broker.path, fail_mode=fail_mode) as heir:
         wait_for(lambda: heir.clients and heir.clients[0].epoch >= 1)
-        wait_for(lambda: 9 in {m.type for m in heir.clients[0].messages})  # what it holds was reported
+        # message type 9: the shim has reported what memory it holds
+        wait_for(lambda: 9 in {m.type for m in heir.clients[0].messages})
         wait_for(lambda: heir.clients[0].slot().launches > launches)
 
 

@@ -46,7 +46,7 @@ def test_kernels_take_the_time_the_module_says(tenants: Tenants) -> None:
         "cu('cuEventElapsedTime', byref(ms), a, b)\n"
         "print(ms.value)\n"
     )
-    # the first kernel keeps the device busy while the others are queued, a longer one on a busy machine
+    # The first kernel keeps the device busy while the others are queued. It is longer on a busy machine.
     assert float(tenants.output(tenants.python(None, script))) == pytest.approx(1.0, abs=1e-4)
 
 

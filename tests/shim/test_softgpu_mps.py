@@ -17,7 +17,8 @@ from cotenant.softgpu import mps as mps_standin
 
 UUID = "GPU-636f7465-6e61-6e74-3073-6f6674677075"
 MIB = 1 << 20
-# the code of cuInit; SMs, free and total MiB; then for each line of input the code of a call
+# Prints the status of cuInit, then SMs, free MiB and total MiB, then for each input line the status of the call that it
+# names.
 PROGRAM = """
 import ctypes, sys
 cuda = ctypes.CDLL(sys.argv[1])
@@ -74,7 +75,8 @@ def said(program: subprocess.Popen[str], call: bool = False) -> str:
 
 @pytest.fixture
 def programs() -> Iterator[Programs]:
-    folder = tempfile.TemporaryDirectory(prefix="cot-")  # a short path, for sockets
+    # a short path, because socket addresses are limited to 107 characters
+    folder = tempfile.TemporaryDirectory(prefix="cot-")
     made = Programs(Path(folder.name))
     yield made
     for program in made.started:

@@ -123,7 +123,7 @@ def test_channels_taken_off_stop_what_runs_and_go_on(rig: Rig) -> None:
     rig.programs[0].stdin.write("run 1\n")
     rig.programs[0].stdin.flush()
     time.sleep(0.3)
-    for _ in range(2):  # the driver counts
+    for _ in range(2):  # the driver counts how often a group was disabled
         rig.controls.disable(rig.fd, [group])
     stopped = rig.controls.usage(rig.fd, group).busy_ns
     rig.controls.enable(rig.fd, [group])
@@ -133,7 +133,7 @@ def test_channels_taken_off_stop_what_runs_and_go_on(rig: Rig) -> None:
         rig.controls.enable(rig.fd, [group])
     assert rig.programs[0].stdout is not None
     block = json.loads(rig.programs[0].stdout.readline())
-    assert block["busy_ns"] > 0  # the kernel went on where it was
+    assert block["busy_ns"] > 0  # the kernel continued where it had been stopped
 
 
 def test_a_program_killed_while_it_is_off_leaves_the_gpu_to_others(rig: Rig) -> None:

@@ -32,10 +32,10 @@ else:
         (" 1 , 2 ", "1 2"),
         (UUIDS[1], "1"),
         (f"{UUIDS[2]},{UUIDS[0]}", "2 0"),
-        (UUIDS[1].upper().replace("GPU", "GPU")[:26], "1"),  # a beginning that only one has
-        ("GPU-636f", f"{NO_DEVICE}"),  # one that all have
+        (UUIDS[1].upper().replace("GPU", "GPU")[:26], "1"),  # a prefix that only one UUID has
+        ("GPU-636f", f"{NO_DEVICE}"),  # a prefix that all UUIDs have
         (f"1,{UUIDS[0]}", "1 0"),
-        ("0,7,1", "0"),  # the list ends before what is not there
+        ("0,7,1", "0"),  # the list ends before the first index that does not exist
         ("1,-1,2", "1"),
         ("1,1", "1"),
         ("-1", f"{NO_DEVICE}"),
