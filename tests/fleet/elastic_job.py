@@ -20,7 +20,8 @@ import cotenant
 from cotenant.bench.driver import Driver
 
 kernel_ns, steps, out = int(sys.argv[1]) * 1000, int(sys.argv[2]), sys.argv[3]
-os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # of a pretended node: not a GPU of the software GPU's library
+# The name is that of a pretended node's GPU, which the software GPU's library does not have.
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 gpus = len(os.environ["COTENANT_GPUS"].split(","))
 batch, attempt = int(os.environ.get("COTENANT_BATCH", "0")), int(os.environ["COTENANT_ATTEMPT"])
 random.seed(11)

@@ -26,7 +26,7 @@ while worked < seconds and time.monotonic() < end:
     launch(kernel)
     cu("cuCtxSynchronize")
     time.sleep(0.002)
-    worked += min(0.05, time.monotonic() - began)  # time parked is no work
+    worked += min(0.05, time.monotonic() - began)  # time in which the program was moved out of the GPU is no work
     steps += 1
 back = ctypes.create_string_buffer(len(data))
 cu("cuMemcpyDtoH_v2", back, pointer, c_size_t(len(data)))

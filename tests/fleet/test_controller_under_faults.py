@@ -58,7 +58,7 @@ def test_between_rounds_nobody_loses_gpus(tmp_path: Path) -> None:
     setting.run(8)
     assert setting.events("long") == [Kind.ARRIVE, Kind.START]
     assert setting.state("short") == "waiting"
-    assert setting.world.starts == ["long.0", "long.0"]  # on both nodes
+    assert setting.world.starts == ["long.0", "long.0"]  # one process on each of the two nodes
 
 
 def test_a_crashed_job_frees_its_gpus_at_once_and_is_retried(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_job_that_cannot_save_itself_is_parked_where_its_node_can(tmp_path: Pa
     }  # fmt: skip
     setting.run(12)
     assert sorted(setting.world.finished) == ["long", "other", "short"]
-    assert setting.world.starts == ["long.0", "other.0", "short.0", "short.0"]  # a gang over both nodes
+    assert setting.world.starts == ["long.0", "other.0", "short.0", "short.0"]  # "long" is a gang over both nodes
     assert setting.events("long") == [Kind.ARRIVE, Kind.START, Kind.PREEMPT, Kind.RESUME, Kind.FINISH]
 
 
@@ -126,13 +126,13 @@ def test_a_lost_node_is_waited_for_as_long_as_its_leases_then_its_jobs_start_els
     node = setting.controller.table.jobs["a"].attempt.nodes[0]  # type: ignore[union-attr]
     setting.world.unreachable.add(node)
     setting.run(4)
-    assert setting.world.starts == ["a.0"]  # it may run there still, and does
+    assert setting.world.starts == ["a.0"]  # the node is cut off, but the job may still run there, and does
     assert len(setting.world.running()) == 1
     setting.run(8)
     assert setting.world.starts == ["a.0", "a.1"]
     ((where, attempt),) = setting.world.running()
     assert where != node
-    assert attempt.done_s > 4.0  # from its checkpoint
+    assert attempt.done_s > 4.0  # it continued from its checkpoint
     setting.world.unreachable.clear()
     setting.run(45)
     assert setting.state("a") == "finished"
@@ -143,7 +143,7 @@ def test_a_job_started_between_two_extensions_has_its_lease_counted_too(tmp_path
     """Else a silent node's job would be started elsewhere while it still runs there (World.check would see it)."""
     setting = Setting(tmp_path, keep_s=16.0, lease_s=50.0)
     setting.submit(work("first", 60.0))
-    setting.run(3.5)  # its lease was extended at the beginning and is due again at 4 s
+    setting.run(3.5)  # the lease was extended at the start and must be extended again at 4 s
     setting.submit(work("second", 60.0))
     setting.run(0.4)
     setting.world.unreachable.add("node-0")
@@ -154,7 +154,8 @@ def test_a_job_started_between_two_extensions_has_its_lease_counted_too(tmp_path
 def test_a_start_that_arrives_when_the_job_runs_elsewhere_starts_nothing(tmp_path: Path) -> None:
     setting = Setting(tmp_path, keep_s=4.0)
     setting.executor.lag, setting.executor.soon = 1.0, 0.0
-    setting.submit(work("a", 30.0, gpus=2.0, processes="node"))  # a gang would ask for a port first
+    # without a port request, which a gang of several processes would send first
+    setting.submit(work("a", 30.0, gpus=2.0, processes="node"))
     setting.run(0.3)
     node = setting.world.late[0][0]
     setting.world.unreachable.add(node)
@@ -162,7 +163,7 @@ def test_a_start_that_arrives_when_the_job_runs_elsewhere_starts_nothing(tmp_pat
     setting.run(10)
     assert [where for where, _ in setting.world.running()] != [node]
     setting.world.unreachable.clear()
-    setting.executor.soon = 1.0  # the old order comes first (World.check would see the second run)
+    setting.executor.soon = 1.0  # the old order arrives first (World.check would notice a second run)
     setting.run(40)
     assert setting.world.starts == ["a.1"]
     assert setting.world.finished == ["a"]
@@ -210,7 +211,8 @@ def test_a_gang_over_two_nodes_starts_and_ends_as_one(tmp_path: Path) -> None:
     setting.run(1.5)
     assert setting.events("gang")[-2:] != [Kind.ARRIVE, Kind.START]
     setting.run(3)
-    assert setting.world.starts.count("gang.1") == 2  # lost, not failed: it needs no retry
+    # a lost process is not a failed one, so the job needs no retry for it
+    assert setting.world.starts.count("gang.1") == 2
     setting.run(40)
     assert setting.state("gang") == "finished"
 
@@ -243,7 +245,7 @@ def test_a_full_disk_stops_nothing_that_runs_and_takes_nothing_in(tmp_path: Path
 
     def full(*_: Any) -> None:
         if not setting.controller.store._db.connection.in_transaction:
-            return  # nothing to write
+            return  # no write is pending
         setting.controller.store.rollback()
         raise StoreError("cannot be written: database or disk is full")
 
@@ -252,7 +254,7 @@ def test_a_full_disk_stops_nothing_that_runs_and_takes_nothing_in(tmp_path: Path
     with pytest.raises(StoreError):
         setting.submit(work("b", 1.0))
     with heard() as said:
-        setting.run(20)  # longer than any lease, and than the job
+        setting.run(20)  # longer than any lease and than the job
     assert setting.world.starts == ["a.0"]
     assert setting.world.finished == ["a"]
     assert len(said) == 1
@@ -295,7 +297,7 @@ def test_whatever_is_killed_no_job_is_lost_or_runs_twice(tmp_path: Path, seed: i
     for spec in specs:
         try:
             submitted += setting.submit(spec)
-        except Killed:  # it may have been taken in: then it must run, else not
+        except Killed:  # If the job was stored before the crash it must run, otherwise it must not.
             setting.kill_controller()
             while True:
                 try:

@@ -88,7 +88,7 @@ def test_gpu_models_go_to_whom_they_help(profiles: str) -> None:
     plan = ElasticPlanner("gavel-cost", profiles).plan(
         View(0.0, nodes((1, SLOW), (1, FAST)), (job(0, "slow"), job(1, "fast")))
     )
-    # per price: fast has 4/2 against 1/1, slow 3/2 against 2/1
+    # Per price, the fast model is worth 4/2 for j0 and 1/1 for j1, the slow model 3/2 and 2/1.
     assert {name: shares(a) for name, a in plan.assign.items()} == {"j0": ["n0-0"], "j1": ["n1-0"]}
 
 
@@ -120,7 +120,7 @@ def test_the_batch_of_the_best_goodput_goes_with_the_gpus(tmp_path: Path) -> Non
     planner, here = ElasticPlanner("sia"), nodes((2, FAST))
     one = planner.plan(View(0.0, here, (job(0, "", profile=str(path)),))).assign["j0"]
     two = planner.plan(View(60.0, here, (holding(0, "", one, profile=str(path)),))).assign["j0"]
-    # one GPU takes 16 examples in two passes of 8, as fast as two times 8
+    # one GPU processes 16 examples in two passes of 8, which takes as long as two batches of 8
     assert [(len(shares(a)), a.batch) for a in (one, two)] == [(1, one.batch), (2, 16)]
     assert one.batch in (8, 16)
 
@@ -200,7 +200,7 @@ def test_elastic_jobs_end_once_whatever_is_killed(tmp_path: Path, profiles: str,
     assert {name: setting.state(name) for name in ids} == dict.fromkeys(ids, "finished")
     assert sorted(setting.world.finished) == sorted(ids)
     moved = [setting.events(name).count(Kind.START) + setting.events(name).count(Kind.RESUME) for name in ids]
-    assert max(moved) > 1  # at least one was resized
+    assert max(moved) > 1  # at least one job was resized
     setting.kill_controller()
 
 
@@ -234,10 +234,11 @@ def test_a_live_job_is_resized_through_its_checkpoint(tmp_path: Path, monkeypatc
         "first": ("finished", 0), "second": ("finished", 0),
     }  # fmt: skip
     curve = [json.loads(line) for line in (tmp_path / "first").read_text().splitlines()]
-    assert [point[:2] for point in curve] == undisturbed(5000)  # every step once, as in one run
+    assert [point[:2] for point in curve] == undisturbed(5000)  # each step exactly once, as in an undisturbed run
     widths = [point[2] for point in curve]
     assert set(widths) <= {1, 2, 4}
-    assert len(set(widths)) > 1  # at which steps depends on how fast programs start
+    # the width changes at least once; at which steps depends on how fast the programs start
+    assert len(set(widths)) > 1
     assert all(batch == 4 * width for _, _, width, batch, _ in curve)
     held = record.rounds["gpus_held"].to_list()
     assert max(held) <= 4

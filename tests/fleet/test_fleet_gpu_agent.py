@@ -30,7 +30,7 @@ JOB = str(Path(__file__).with_name("gpu_job.py"))
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An agent over one software GPU; its folder."""
-    folder = Path(tempfile.mkdtemp(prefix="cot"))  # a socket's path must be short
+    folder = Path(tempfile.mkdtemp(prefix="cot"))  # the path of a socket must be short
     for name, value in (("STATE", str(folder / "softgpu")), ("MEMORY", str(2 << 30)), ("COUNT", "1")):
         monkeypatch.setenv(f"COTENANT_SOFTGPU_{name}", value)
     settings = {"quota": 0.05, "min_quota": 0.02, "max_quota": 0.05, "context_reserve": "256MiB"}
@@ -66,7 +66,7 @@ def _fleet(agent: Path, tmp_path: Path, ordering: str) -> Fleet:
 
 
 def _job(name: str, seconds: float, **more: Any) -> JobSpec:
-    # a tenth of a core each: the point is the GPU
+    # A tenth of a core for each job, so that only the GPU is scarce.
     return JobSpec(name, (sys.executable, JOB, str(seconds)), duration_s=seconds, cpus=0.1, workdir=os.getcwd(), **more)
 
 
@@ -75,7 +75,7 @@ def test_a_job_that_cannot_save_itself_is_parked_and_goes_on_where_it_was(agent:
         fleet.submit(_job("long", 4.0))
         log = tmp_path / "fleet" / "jobs" / "long" / "log-0-0.txt"
         wait_for(lambda: log.exists() and "pid" in log.read_text(), what="the long job")
-        # one that the controller still thinks starting is stopped, not parked
+        # A job that the controller still considers to be starting would be stopped instead of parked.
         wait_for(lambda: fleet.job("long")["state"] == "running")
         fleet.submit(_job("short", 0.5))
         wait_for(lambda: fleet.job("long")["state"] == "parked", what="long is parked")
@@ -86,11 +86,11 @@ def test_a_job_that_cannot_save_itself_is_parked_and_goes_on_where_it_was(agent:
         long, short = fleet.job("long"), fleet.job("short")
         record = fleet.record()
     assert (long["state"], short["state"]) == ("finished", "finished")
-    assert long["attempts"] == 1  # the same processes all along
+    assert long["attempts"] == 1  # the same processes ran from the start to the end
     assert log.read_text().splitlines()[-1] == "intact"
     assert short["finished_s"] < long["finished_s"]
     kinds = [int(kind) for kind, job in zip(record.events.kind, record.events.job, strict=True) if job == 0]
-    assert kinds == [0, 1, 5, 2, 6]  # arrive, start, preempt, resume, finish
+    assert kinds == [0, 1, 5, 2, 6]  # the codes of arrive, start, preempt, resume, finish
 
 
 def test_shares_of_one_gpu_are_tenants_with_that_share(agent: Path, tmp_path: Path) -> None:

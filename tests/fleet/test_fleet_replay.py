@@ -132,7 +132,7 @@ def test_what_a_start_cost_is_read_off_the_record() -> None:
             cpu_milli=[1000] * len(rows), memory_mb=[1] * len(rows), speed=[r[3] for r in rows],
         )  # fmt: skip
         record = writer.close()
-    # delays of 0.2, 0.4 and 0.4 s: 0.4 in the median
+    # the start delays are 0.2, 0.4 and 0.4 s, with a median of 0.4 s
     assert start_costs_s(record, 10.0, np.array([False, False])).tolist() == pytest.approx([0.9, 0.9])
     assert start_costs_s(record, 10.0, np.array([True, True])).tolist() == pytest.approx([0.9, 0.9])
 
@@ -152,5 +152,5 @@ def test_a_first_start_costs_time_and_no_work() -> None:
     )
     config = TrainingConfig(ordering="srtf", lease=10.0, restart_cost=1.0)
     record, _ = simulate(Trace(jobs, "made"), cluster, config, launch_s=np.array([2.5, 0.5]))
-    # b waits for the round after a's end, and pays its own start
+    # b waits for the round after a's end, and its own start takes 0.5 s
     assert Analysis(record).jobs.jct_s.tolist() == pytest.approx([22.6, 30.0 + 0.5 + 31 * 0.67])

@@ -54,7 +54,7 @@ def test_a_profile_file_may_be_removed_or_rewritten_once_its_job_is_taken(tmp_pa
     assert changed.profile != first.profile
     file.unlink()
     plan = planner().plan(View(0.0, NODES, (Job(0, "a", first, 0.0, arrived=True),)))
-    assert plan.assign["a"].cpus == 4.0  # by the file as it was
+    assert plan.assign["a"].cpus == 4.0  # as the file was when the job was submitted
     with pytest.raises(InputError, match="cannot read it"):
         admitted(JobSpec("a", ("true",), profile=str(file)), folder=tmp_path)
 
@@ -75,6 +75,6 @@ def test_a_profile_that_is_gone_holds_up_nobody(tmp_path: Path) -> None:
     jobs = tuple(Job(row, spec.name, spec, 0.0, arrived=True) for row, spec in enumerate((lost, renamed)))
     plan = mine.plan(View(0.0, NODES, jobs))
     assert sorted(plan.assign) == ["lost", "renamed"]
-    assert plan.assign["lost"].cpus == 3.0  # its share, as without a profile
+    assert plan.assign["lost"].cpus == 3.0  # the proportional share, as for a job without a profile
     assert "gone.json: cannot be read" in mine.fault()
     assert "'no-longer-there' has no profile" in mine.fault()

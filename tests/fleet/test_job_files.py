@@ -104,7 +104,7 @@ def test_what_is_wrong_is_one_sentence_with_its_field(
 
 def test_the_file_is_named_too(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text("command: [true]\n")  # YAML reads a boolean here
+    file.write_text("command: [true]\n")  # YAML reads `true` as a boolean
     with pytest.raises(InputError, match=r"job\.yaml, line 1, field command: 'True' is not a string"):
         read_job_file(file)
     file.write_text("command: [a\n")

@@ -41,7 +41,7 @@ def test_a_second_controller_takes_over(lab: Lab, server: PostgresServer, tmp_pa
     took_s, attempts = machine_drill.take_over(lab, tmp_path / "d", 3, how, url)
     print(f"\n{how}: the second controller led after {took_s:.1f} s; attempts {attempts}")
     if how != "split":
-        assert set(attempts.values()) == {1}  # jobs never noticed
+        assert set(attempts.values()) == {1}  # the jobs ran on without a restart
 
 
 @pytest.mark.extras
@@ -68,7 +68,7 @@ def test_jobs_outlive_the_machine_of_their_database(lab: Lab, tmp_path: Path, ho
         url = f"postgresql://fleet@{hosts}/fleet?target_session_attrs=read-write"
         took_s, attempts = machine_drill.fail_over(lab, tmp_path / "d", 3, url, fail)
         print(f"\n{how}: a controller led on the second server after {took_s:.1f} s; attempts {attempts}")
-        assert {attempts[name] for name in attempts if name.startswith("w")} == {1}  # they never noticed
+        assert {attempts[name] for name in attempts if name.startswith("w")} == {1}  # the jobs ran on without a restart
     finally:
         for server in servers:
             server.end()

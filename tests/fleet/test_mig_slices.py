@@ -56,7 +56,7 @@ def test_instances_come_as_jobs_do_and_those_in_the_way_go() -> None:
         assert len({whole, four, three}) == 3
         ensure_instance(nvml, UUID, Placement(2, "2g"))
         assert placed(standin) == [("MIG 2g.10gb", 2), ("MIG 3g.20gb", 4)]
-        assert ensure_instance(nvml, UUID, Placement(4, "3g")) == three  # it was there all the time
+        assert ensure_instance(nvml, UUID, Placement(4, "3g")) == three  # the instance existed already
 
 
 def test_an_instance_in_use_is_not_taken_away() -> None:
@@ -68,7 +68,7 @@ def test_an_instance_in_use_is_not_taken_away() -> None:
         standin.cards[0].processes = {4711: by_start[0]}
         with pytest.raises(WorkError, match="4711"):
             ensure_instance(nvml, UUID, Placement(0, "2g"))
-        ensure_instance(nvml, UUID, Placement(6, "1g"))  # in the way of nobody who runs
+        ensure_instance(nvml, UUID, Placement(6, "1g"))  # in a place that no running job uses
         assert placed(standin) == [("MIG 1g.5gb", 6), ("MIG 4g.20gb", 0)]
 
 

@@ -51,10 +51,10 @@ def test_three_jobs_are_measured_predicted_and_repartitioned(tmp_path: Path, mon
         curve = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         assert curve == soft_train.undisturbed(steps)
     assert planner.measurements == 2
-    assert any(len(layout) == 2 for layout in layouts)  # two slices, then three
+    assert any(len(layout) == 2 for layout in layouts)  # layouts for two jobs, then for three
     assert any(len(layout) == 3 for layout in layouts)
     reasons = record.events.reason
-    assert (reasons == Reason.MEASURED).sum() >= 6  # three levels for two jobs, at least
-    assert (reasons == Reason.NEW_LAYOUT).sum() >= 5  # slices for two, then for three
+    assert (reasons == Reason.MEASURED).sum() >= 6  # at least three levels for each of two jobs
+    assert (reasons == Reason.NEW_LAYOUT).sum() >= 5  # layouts for two jobs, then for three
     assert (record.events.kind == Kind.FINISH).sum() == 3
     assert np.isfinite(Analysis(record).jobs.jct_s).all()

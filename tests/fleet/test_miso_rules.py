@@ -46,7 +46,7 @@ def test_two_jobs_are_measured_at_three_levels_and_the_steep_one_gets_the_larger
     assert list(dict.fromkeys(limits)) == [1.0, 0.5, 0.14]
     assert wishes == {"a": Wish(0.428571, 0.428571, "3g@4"), "b": Wish(0.571428, 0.571428, "4g@0")}
     assert world.planner.measurements == 1
-    # what the predictor was given: seconds per step of each job, and dummies in the other columns
+    # input of the predictor: seconds per step of each job, and dummies in the other columns
     table = world.predictor.seen[0]
     assert table.shape == (3, 7)
     assert table[:, 0] == pytest.approx([0.1, 0.1, 0.1], rel=0.05)
@@ -80,7 +80,7 @@ def test_a_job_that_ends_while_it_is_measured_holds_up_nobody() -> None:
     world.tick()
     for name in ("a", "c"):
         world.finish(name)
-    assert world.tick()["d"] == Wish(1.0, 1.0)  # alone before the measurement was over
+    assert world.tick()["d"] == Wish(1.0, 1.0)  # d was alone before the measurement had ended, so it gets the whole GPU
 
 
 def test_a_job_that_shows_no_steps_is_taken_to_be_slow_after_a_while() -> None:
@@ -157,7 +157,7 @@ def test_a_new_controller_adopts_slices_that_exist() -> None:
     world.planner = MisoPlanner(model=world.predictor)  # type: ignore[arg-type]
     starts = {name: job.n for name, job in world.jobs.items()}
     assert world.tick() == before
-    assert {name: job.n for name, job in world.jobs.items()} == starts  # nobody was started anew
+    assert {name: job.n for name, job in world.jobs.items()} == starts  # no job was restarted
 
 
 @given(
@@ -207,7 +207,8 @@ def test_columns_without_a_job_are_dummies() -> None:
     assert table.shape == (3, 7)
     assert table[:, :2].tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
     assert (table[0, 2:] == 1.0).all()
-    assert (np.diff(table[:, 2:], axis=0) < 0).all()  # a dummy beside few others is no slower with fewer threads
+    # with few other jobs, a dummy is not slower when it has fewer threads
+    assert (np.diff(table[:, 2:], axis=0) < 0).all()
     seven = np.arange(1.0, 22.0).reshape(3, 7)
     assert predictor_input(seven) is seven
     with pytest.raises(ValueError, match="three levels"):

@@ -82,7 +82,7 @@ def test_shares_fill_a_gpu_before_another_is_begun_and_mechanisms_do_not_mix() -
     assert found["j0"] == GpuShare("node-0-gpu-0", 0.5, "time")
     assert found["j1"] == GpuShare("node-0-gpu-0", 0.4, "time")
     assert found["j2"] == GpuShare("node-0-gpu-1", 0.3, "time")
-    assert "j3" not in found  # both GPUs are shared by turns
+    assert "j3" not in found  # both GPUs are shared by turns, so j3 finds none
     assert plan.waiting["j3"] == Reason.GPUS_FULL
 
 
@@ -108,7 +108,8 @@ def test_slices_are_instances_that_exist() -> None:
     again.spec = jobs[0].spec
     assert planner().plan(View(1.0, (node,), (again,))).assign["j0"] is again.attempt.assignment  # type: ignore[union-attr]
     whole = planner().plan(View(0.0, (node, *NODES), (job(9),)))
-    assert where(whole.assign["j9"]) == ["node-0-gpu-0"]  # not the GPU in MIG mode
+    # the first GPU is in MIG mode, so it cannot be given as a whole
+    assert where(whole.assign["j9"]) == ["node-0-gpu-0"]
 
 
 def test_without_nodes_everybody_waits() -> None:
@@ -150,8 +151,9 @@ def test_a_profile_file_is_found_by_its_only_model(tmp_path: Path) -> None:
     spec = JobSpec("a", ("true",), profile=str(file), iterations=100.0)
     assert book.key(spec) == f"{file}:mine"
     plan = JobPlanner(JobPolicy(sticky=True), book).plan(View(0.0, NODES, (Job(0, "a", spec, 0.0, arrived=True),)))
-    assert plan.assign["a"].cpus == 4.0  # what it can put to use
-    assert plan.assign["a"].speed == pytest.approx(2.0 / 1.5)  # against three cores, half way between 1.0 and 2.0
+    assert plan.assign["a"].cpus == 4.0  # as many as the job can use
+    # relative to three cores, whose speed is half way between 1.0 and 2.0
+    assert plan.assign["a"].speed == pytest.approx(2.0 / 1.5)
 
 
 def test_choosing_and_giving_back() -> None:

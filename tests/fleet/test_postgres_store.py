@@ -48,7 +48,7 @@ def test_what_was_flushed_is_there_for_the_next_controller(folder: Path) -> None
     table.touch(first)
     table.tell(3.0, first, Kind.START, 5, HELD)
     table.flush()
-    second.n = 9  # not flushed
+    second.n = 9  # this change is not flushed
     table.touch(second)
     again = JobTable(Store(folder))
     assert again.jobs["job"].attempt == first.attempt
@@ -66,7 +66,7 @@ def test_one_statement_that_fails_undoes_the_whole_transition(folder: Path) -> N
     (job,) = table.add([(SPEC, 1.0)])
     job.n = 5
     table.touch(job)
-    table.tell(float("nan"), job, Kind.START, 10**30)  # no such number
+    table.tell(float("nan"), job, Kind.START, 10**30)  # a number that the database cannot store
     with pytest.raises(StoreError, match="cannot be written"):
         table.flush()
     assert table.jobs["job"].n == 0

@@ -44,7 +44,8 @@ def test_jobs_outlive_their_actor_and_rays_head(tmp_path: Path) -> None:
     options = FleetOptions(folder=tmp_path / "f", nodes=2, executor="ray", lease_s=1.0, keep_s=600.0, grace_s=2.0)
     with Fleet(options) as fleet:
         fleet.submit(_waits(tmp_path, "job"))
-        # told to the controller, too: a report that is lost with its actor comes again only after the next exchange
+        # Wait until the controller knows it, too: a report that is lost together with its actor is repeated only after
+        # the next exchange.
         wait_for(lambda: fleet.job("job")["state"] == "running", LONG_S, "the job runs")
         head = json.loads((tmp_path / "f" / "ray.json").read_text())["pid"]
         for actor in _below(head, "ray::NodeActor"):

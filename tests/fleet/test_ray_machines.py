@@ -90,7 +90,7 @@ def test_links_that_fail_for_less_than_a_lease_restart_nothing(fleet: Fleet) -> 
     rounds = fleet.ask("status")["rounds"]
     wait_for(lambda: fleet.ask("status")["rounds"] >= rounds + 5, LONG_S, "rounds over slow links")
     lab.heal()
-    filler = fleet.cluster.filler()  # of Ray's disk; that of a job's node: test_machines.py
+    filler = fleet.cluster.filler()  # fills Ray's disk; test_machines.py fills that of a job's node
     rounds = fleet.ask("status")["rounds"]
     wait_for(lambda: fleet.ask("status")["rounds"] >= rounds + 5, LONG_S, "rounds over a full disk")
     filler.unlink()
@@ -103,7 +103,7 @@ def test_links_that_fail_for_less_than_a_lease_restart_nothing(fleet: Fleet) -> 
     lab.heal()
     wait_for(lambda: not fleet.silent(), LONG_S, "it is back")
     assert fleet.attempts() == dict.fromkeys(ids, 1)
-    lab.isolate("n1")  # for longer than its leases: what ran there runs elsewhere, after it has ended there
+    lab.isolate("n1")  # longer than its leases: the jobs of n1 are run elsewhere, after they have ended on n1
     wait_for(
         lambda: 2 in fleet.attempts().values() or "waiting" in fleet.states(), LONG_S,
         "the jobs of a lost node are taken back",
@@ -118,7 +118,7 @@ def test_jobs_outlive_a_cluster_whose_head_died(fleet: Fleet) -> None:
     cluster.kill("h", "gcs_server")
     wait_for(lambda: fleet.ask("status")["faults"], LONG_S, "the fault is told")
     for name in cluster.names:
-        cluster.rays[name].wait(LONG_S)  # a minute after its head, Ray ends itself everywhere
+        cluster.rays[name].wait(LONG_S)  # Ray ends itself on all nodes a minute after its head has gone
         assert fleet.states() == {"running"}
     for name in cluster.names:
         cluster.ray(name)

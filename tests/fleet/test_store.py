@@ -31,7 +31,7 @@ def test_what_was_flushed_is_there_after_a_kill(tmp_path: Path) -> None:
     table.touch(first)
     table.tell(3.0, first, Kind.START, 5, HELD)
     table.flush()
-    second.n = 9  # not flushed
+    second.n = 9  # this change is not flushed
     table.touch(second)
     again = JobTable(Store(tmp_path))
     assert again.jobs["job"].attempt == first.attempt
@@ -67,8 +67,8 @@ def test_a_full_disk_undoes_the_whole_transition(tmp_path: Path) -> None:
         table.tell(1.0, job, Kind.WAIT, 1)
     with pytest.raises(StoreError, match="full"):
         table.flush()
-    assert table.jobs["job"].n == 0  # as it is in the store
-    assert not table.orders  # what was not written down is not acted on
+    assert table.jobs["job"].n == 0  # the value that is in the store
+    assert not table.orders  # an order that was not stored must not be carried out
     store.rows(f"PRAGMA max_page_count={1 << 20}")
     assert len(table.add([(SPEC, 0.0)] * 5000)) == 5000
 

@@ -54,7 +54,8 @@ def test_up_at_once_down_with_patience() -> None:
     for wish in (2, 5, 3, 3, 5, 3, 2, 3, None, 1):
         held = scaler.decide(held, lambda wish=wish: wish)
         seen.append(held)
-    # 5 at once; 3 and 3 are broken off by 5; 3, 2, 3 bring it down to 3, not 2; None is all there is
+    # The count rises to 5 at once. The two values 3 do not lower it, because a 5 follows. The values 3, 2, 3 lower it
+    # to 3, the largest of them. None asks for all GPUs.
     assert seen == [2, 5, 5, 5, 5, 5, 5, 3, 8, 8]
 
 

@@ -46,7 +46,7 @@ def test_what_does_not_fit_the_cache_waits_in_order() -> None:
     b = batcher(kv=100, step=1000)
     b.add(1, 60, 5)
     b.add(2, 50, 5)
-    b.add(3, 10, 5)  # would fit, but comes later
+    b.add(3, 10, 5)  # it would fit, but it arrives later
     assert b.begin() == Step(tokens=60, pairs=60 * 61 // 2)
     assert [s.id for s in b.waiting] == [2, 3]
 
@@ -56,9 +56,9 @@ def test_the_last_admitted_gives_its_place_up_and_computes_all_again() -> None:
     b.add(1, 10, 5)
     b.add(2, 9, 5)
     assert b.begin() == Step(tokens=19, pairs=55 + 45)
-    assert b.end() == [Token(1, False), Token(2, False)]  # 11 and 10 tokens: 21
+    assert b.end() == [Token(1, False), Token(2, False)]  # the two sequences have 11 and 10 tokens, together 21
     assert b.begin() == Step(sequences=2, context=21)
-    b.end()  # 12 and 11: 23 are too many
+    b.end()  # they now have 12 and 11 tokens, and 23 are more than fit
     assert b.begin() == Step(sequences=1, context=12)
     assert b.preempted == 1
     assert b.end() == [Token(1, False)]
@@ -66,7 +66,8 @@ def test_the_last_admitted_gives_its_place_up_and_computes_all_again() -> None:
     b.end()
     b.begin()
     assert b.end() == [Token(1, True)]
-    assert b.begin() == Step(tokens=11, pairs=66)  # 9 of the prompt and 2 that it had produced
+    # 9 tokens of the prompt and 2 that it had produced before it was preempted
+    assert b.begin() == Step(tokens=11, pairs=66)
     assert b.end() == [Token(2, False)]
 
 

@@ -45,8 +45,8 @@ def test_a_share_is_never_nothing() -> None:
     assert ColocationSettings(in_flight_us=100).rule(tenants=APART).budget_ns == 1
 
 
-SOME = st.integers(0, 127).map(lambda bits: {i for i in range(7) if bits >> i & 1})  # of seven processes
-LIVES = st.lists(SOME, min_size=1, max_size=60)  # who works at each look
+SOME = st.integers(0, 127).map(lambda bits: {i for i in range(7) if bits >> i & 1})  # a subset of seven processes
+LIVES = st.lists(SOME, min_size=1, max_size=60)  # which processes have work at each observation
 
 
 @settings(max_examples=400, deadline=None)

@@ -33,7 +33,7 @@ def test_tidal_bounds_the_work_in_flight_by_time() -> None:
         assert may_go(rule, state, NONE, 30 * US, 0)
         went(rule, state, NONE, 30 * US, 0)
     state.unfinished = 3
-    assert not may_go(rule, state, NONE, 30 * US, 0)  # 90 + 30 > 100
+    assert not may_go(rule, state, NONE, 30 * US, 0)  # 90 us in flight + 30 us > 100 us
     assert may_go(rule, state, NONE, 10 * US, 0)
     ended(state, 30 * US, 30 * US)
     assert state.outstanding_ns == 60 * US
@@ -43,20 +43,21 @@ def test_tidal_bounds_the_work_in_flight_by_time() -> None:
 
 def test_tidal_queues_a_long_kernel_just_before_the_one_in_front_ends() -> None:
     rule, state = FloorRule(scheme=RuleKind.TIDAL, budget_ns=100 * US, lead_ns=20 * US), FloorState()
-    assert may_go(rule, state, NONE, 1600 * US, 0)  # nothing in front: a kernel of any length goes
+    assert may_go(rule, state, NONE, 1600 * US, 0)  # nothing is in flight, so a kernel of any length may be launched
     went(rule, state, NONE, 1600 * US, 0)
     state.unfinished = 1
     assert not may_go(rule, state, NONE, 1600 * US, 1579 * US)
     assert may_go(rule, state, NONE, 1600 * US, 1580 * US)
     went(rule, state, NONE, 1600 * US, 1580 * US)
     state.unfinished = 2
-    assert not may_go(rule, state, NONE, 1600 * US, 3190 * US)  # two that are not known to have ended: never a third
+    # two launches are not known to have ended, and a third must not follow
+    assert not may_go(rule, state, NONE, 1600 * US, 3190 * US)
 
 
 def test_tidal_beside_ls_spends_a_credit_that_time_earns() -> None:
     rule, state = settings_for("tidal", overlap=0.1).rule(), FloorState()
     assert not may_go(rule, state, MEMORY, 50 * US, 1000)
-    assert not may_go(rule, state, MEMORY, 50 * US, 1000 + 400 * US)  # 40 us earned
+    assert not may_go(rule, state, MEMORY, 50 * US, 1000 + 400 * US)  # 40 us of credit have been earned
     assert may_go(rule, state, MEMORY, 50 * US, 1000 + 500 * US)
     went(rule, state, MEMORY, 50 * US, 1000 + 500 * US)
     ended(state, 50 * US, 1000 + 560 * US)
@@ -70,7 +71,7 @@ def test_a_longer_kernel_than_the_credit_can_be_leaves_a_debt() -> None:
     went(rule, state, MEMORY, 300 * US, 1 + 200 * US)
     ended(state, 300 * US, 1 + 500 * US)
     assert state.credit_ns == -200 * US
-    assert not may_go(rule, state, MEMORY, 300 * US, 1 + 500 * US)  # earned 150 since: still 50 in debt
+    assert not may_go(rule, state, MEMORY, 300 * US, 1 + 500 * US)  # 150 us were earned since, so 50 us of debt remain
 
 
 def test_orion_pairs_other_classes_and_drains_each_batch() -> None:
@@ -78,14 +79,15 @@ def test_orion_pairs_other_classes_and_drains_each_batch() -> None:
     state = FloorState()
     assert not may_go(rule, state, MEMORY, 100 * US, 0)
     assert may_go(rule, state, COMPUTE, 100 * US, 0)
-    assert may_go(rule, state, UNKNOWN, 100 * US, 0)  # Orion's free pass
+    assert may_go(rule, state, UNKNOWN, 100 * US, 0)  # Orion lets kernels of unknown class pass
     for _ in range(2):
         assert may_go(rule, state, NONE, 100 * US, 0)
         went(rule, state, NONE, 100 * US, 0)
     state.unfinished = 2
-    assert not may_go(rule, state, NONE, 1, 0)  # 200 > 160: full, also while LS is idle
+    # 200 us > 160 us: the window is full, which counts also while the LS process is idle
+    assert not may_go(rule, state, NONE, 1, 0)
     ended(state, 100 * US, 100 * US)
-    assert not may_go(rule, state, NONE, 1, 100 * US)  # until all of it has ended
+    assert not may_go(rule, state, NONE, 1, 100 * US)  # no launch until all of them have ended
     ended(state, 100 * US, 200 * US)
     assert may_go(rule, state, NONE, 1, 200 * US)
     assert state.batch_ns == 0
@@ -146,7 +148,7 @@ class Play:
 
     def __init__(self, rule: FloorRule) -> None:
         self.rule, self.state, self.now = rule, FloorState(), 1
-        self.pieces: list[tuple[int, int]] = []  # (end, length)
+        self.pieces: list[tuple[int, int]] = []  # (end, length) of each kernel in flight
         self.area = 0.0
         self.busy = self.took = 0
 
@@ -229,7 +231,8 @@ def test_a_paced_program_owes_idle_time_and_pays_it_at_once() -> None:
     went(rule, state, NONE, 100 * US, 1000 * US)
     state.unfinished = 1
     ended(state, 100 * US, 1100 * US)
-    assert may_go(rule, state, NONE, 400 * US, 1100 * US)  # owes 100 us, less than a rest
+    # the debt of 100 us is less than the idle time that is paid at once
+    assert may_go(rule, state, NONE, 400 * US, 1100 * US)
     went(rule, state, NONE, 400 * US, 1100 * US)
     state.unfinished = 1
     ended(state, 400 * US, 1500 * US)
@@ -244,7 +247,7 @@ def test_idle_time_of_the_programs_own_pays_and_the_time_of_ls_work_does_not() -
     went(rule, state, NONE, 700 * US, 1000 * US)
     ended(state, 700 * US, 1700 * US)
     state.unfinished = 0
-    assert may_go(rule, state, NONE, 100 * US, 1800 * US)  # owes 175 us; 100 have passed idle
+    assert may_go(rule, state, NONE, 100 * US, 1800 * US)  # the debt is 175 us, of which 100 have passed idle
     went(rule, state, NONE, 100 * US, 1800 * US)
     assert state.owed_ns == 100 * US
     ended(state, 100 * US, 1900 * US)
@@ -280,7 +283,7 @@ def test_whatever_the_program_does_the_bound_stays_between_its_ends(
             allowed = allowed_ns(play.rule, play.state)
             assert 100 * US <= allowed <= 100 * US * stretch
             longest = max((piece for _, piece in play.pieces), default=0)
-            # one kernel may be longer than the bound, and one may be queued just before it ends
+            # one kernel may be longer than the bound, and another one may be queued just before it ends
             assert sum(piece for _, piece in play.pieces) <= 100 * US * stretch + 2 * longest
 
 

@@ -14,7 +14,8 @@ from cotenant.abi.rules import FloorRule, FloorState
 from cotenant.native import rules
 from cotenant.policy.colocation import APART, share_ns
 
-LAUNCHES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 200)), min_size=60, max_size=60)  # class, SMs of each
+# (work class, SMs) of each launch
+LAUNCHES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 200)), min_size=60, max_size=60)
 
 
 @settings(max_examples=300, deadline=None)

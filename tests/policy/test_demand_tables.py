@@ -29,10 +29,10 @@ def one(model: str, gpus: float, **more: float) -> Jobs:
     ("model", "gpus", "speedup"),
     [
         ("alexnet", 1, 2.94),
-        ("alexnet", 4, 1 + 1.94 * (24 - 12) / (48 - 12)),  # 1.647: CPU clipped to one node's 24 cores
+        ("alexnet", 4, 1 + 1.94 * (24 - 12) / (48 - 12)),  # 1.647: the CPU share is clipped to the 24 cores of one node
         ("alexnet", 8, 1.0),  # 24 cores are the proportional share of 8 GPUs
-        ("alexnet", 16, 1.0),  # larger than a node: proportional as soon as anything is clipped
-        ("m5", 4, 2.5),  # 750 GB clipped to 500 GB does not lower the speedup
+        ("alexnet", 16, 1.0),  # a job larger than a node gets the proportional share as soon as anything is clipped
+        ("m5", 4, 2.5),  # clipping 750 GB to 500 GB does not lower the speedup
         ("res50", 1, 1.15),
         ("gnmt", 16, 1.0),
     ],
@@ -47,7 +47,7 @@ def test_two_speed_speedup_after_clipping(model: str, gpus: int, speedup: float)
 def test_amounts_per_gpu_of_each_level() -> None:
     built = build_workload(one("alexnet", 4), load_profiles(), cluster(), two_speed=True)
     cpu, memory = (built.demand.amount[name][:3, 0, 0].tolist() for name in ("cpu", "memory"))
-    assert cpu == [3000, 6000, 3000]  # 24 / 8; 48 clipped to 24, over 4; the smaller of the two
+    assert cpu == [3000, 6000, 3000]  # 24 / 8; 48 clipped to 24 and divided by 4; the smaller of both
     assert memory == [62500, 125000, 62500]
 
 
@@ -58,11 +58,11 @@ def test_language_models_ask_for_less_than_their_share() -> None:
 
 
 def test_matrix_speed_is_interpolated_between_table_points() -> None:
-    # alexnet at 4 GPUs: 6 cores and 125 GB per GPU stand in the table: 1.75 against 1.0 at 3 cores and 62.5 GB
+    # The table has a row for 6 cores and 125 GB per GPU: 1.75 times the speed of 3 cores and 62.5 GB.
     pace = build_workload(one("alexnet", 4), load_profiles(), cluster()).demand.amount["iteration_s"][:, 0, 0]
     assert pace[PROPORTIONAL] == pytest.approx(0.6)
     assert pace[IDEAL] == pytest.approx(0.6 / 1.75)
-    # 28 cores over 8 GPUs: 3.5 per GPU, half way between 1.0 and 1.25
+    # 28 cores for 8 GPUs are 3.5 per GPU, a point between 1.0 and 1.25 in the table.
     wide = build_workload(one("alexnet", 1), load_profiles(), cluster(cpus=28)).demand.amount["iteration_s"][:, 0, 0]
     assert wide[PROPORTIONAL] == pytest.approx(0.6 / 1.125)
 
@@ -77,13 +77,13 @@ def test_stated_cpus_and_memory_are_the_ideal() -> None:
     demand = build_workload(one("alexnet", 1, cpus=6, memory_bytes=100e9), load_profiles(), cluster()).demand
     assert demand.amount["cpu"][IDEAL, 0, 0] == 6000
     assert demand.amount["memory"][IDEAL, 0, 0] == 100_000
-    assert demand.amount["iteration_s"][IDEAL, 0, 0] == pytest.approx(0.6 / 1.75)  # the table's row of 6 cores
+    assert demand.amount["iteration_s"][IDEAL, 0, 0] == pytest.approx(0.6 / 1.75)  # the table's row for 6 cores
 
 
 def test_duration_is_the_time_at_the_proportional_share() -> None:
     jobs = Jobs.build(1, id=["a"], arrival_s=[0.0], model=["alexnet"], gpus=[1], duration_s=[1200.0])
     built = build_workload(jobs, load_profiles(), cluster(cpus=32), two_speed=True)
-    assert built.iterations[0] == pytest.approx(1200 / 0.48)  # 4 cores per GPU: 0.48 s per iteration
+    assert built.iterations[0] == pytest.approx(1200 / 0.48)  # with 4 cores per GPU an iteration takes 0.48 s
     assert built.demand.type["isolated_s"][0] * built.iterations[0] == pytest.approx(1200)
 
 
@@ -103,7 +103,8 @@ def test_the_traces_gpu_is_the_yardstick() -> None:
     faster = find_gpu("H100-80GB").relative_speed
     own = build_workload(jobs, load_profiles(), h100)
     other = build_workload(jobs, load_profiles(), h100, trace_gpu="A100-40GB")
-    assert own.iterations[0] == other.iterations[0] == pytest.approx(10_000)  # 0.64 s each where the trace was measured
+    # an iteration takes 0.64 s on the GPU on which the trace was measured
+    assert own.iterations[0] == other.iterations[0] == pytest.approx(10_000)
     pace = [w.demand.amount["iteration_s"][PROPORTIONAL, 0, 0] for w in (own, other)]
     assert pace[0] / pace[1] == pytest.approx(faster)
     assert other.demand.type["isolated_s"][0] * other.iterations[0] == pytest.approx(6400)

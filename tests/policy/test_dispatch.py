@@ -16,7 +16,7 @@ from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
 from cotenant.policy.serving.dispatch import Dispatcher, Drop, Start
 from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingProfile
 
-# a batch of b takes 10 + 2 b ms on half a GPU
+# A batch of b requests takes 10 + 2 b ms on half a GPU.
 CURVE = tuple((b, 10.0 + 2.0 * b) for b in range(1, 9))
 PROFILES = {
     "X": ServingProfile(
@@ -72,9 +72,10 @@ def test_what_is_lost_is_dropped_and_a_late_head_shrinks_its_batch() -> None:
     d.request("a", 1.0)
     d.request("a", 2.0)
     d.request("a", 13.0)
-    # at 18: the head must be answered by 31, which a batch of 1 makes (30) and of 2 does not (32)
+    # At 18 ms: the oldest request must be answered by 31. A batch of 1 ends at 30, a batch of 2 at 32, which is too
+    # late.
     assert d.done(0, 18.0) == [Start(0, "a", (1,), 12.0)]
-    # at 30: the next had until 32, too late even alone; the last has until 43
+    # At 30 ms: the next request had to be answered by 32, which is impossible even alone. The last one has until 43.
     assert d.done(0, 30.0) == [Drop("a", 2, "late"), Start(0, "a", (3,), 12.0)]
 
 
@@ -84,7 +85,8 @@ def test_under_overload_full_batches_go_first() -> None:
     d.request("a", 1.0)
     for _ in range(6):
         d.request("a", 20.0)
-    # at 25: the head (until 41) could go alone but not with three others (43); more than a batch waits
+    # At 25 ms: the oldest request (until 41) could run alone, but not with three others (43). More requests than one
+    # batch are waiting.
     assert d.done(0, 25.0) == [Drop("a", 1, "late"), Start(0, "a", (2, 3, 4, 5), 18.0)]
 
 
@@ -212,6 +214,6 @@ def test_agrees_with_the_naive_one_and_loses_nothing(
     while math.isfinite(free):
         now = free
         free = check(list(d.done(0, now)), naive.done(now))
-    # every request ran, was dropped or was taken back, once
+    # each request was run, dropped or taken back exactly once
     assert sorted(seen) == sorted((n, i) for n, k in sent.items() for i in range(k))
     assert np.all(d.desk.lets["busy"] == 0)

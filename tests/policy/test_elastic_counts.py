@@ -51,7 +51,7 @@ def test_the_cost_of_pollux_worked_out() -> None:
     rate = np.array([[2.0, 3.0, 4.0], [2.0, 4.0, 8.0]])
     view = view_of(rate, [0, 0, 0], [1, 2, 4], [4], most=np.array([2, 2]), held=np.array([1, 1]))
     assert costs(view) == pytest.approx(np.array([[1.5, 1.0, 0.75], [2.0, 1.0, 0.5]]))
-    # both on 2: 1 + 1; one of them on 4 leaves nothing for the other
+    # With both jobs on 2 GPUs the value is 1 + 1. If one of them had 4, nothing would be left for the other.
     assert Pollux().decide(view).config.tolist() == [1, 1]
 
 
@@ -160,7 +160,8 @@ def test_gandiva_makes_only_pairs_that_gain_and_leaves_none_that_would(seed: int
     assert len(set(hosts.tolist())) == len(hosts)
     own = np.flatnonzero((decision.config != NONE) & (decision.host == NONE))
     assert len(own) == gpus
-    assert view.received_s[own, 0].max() <= np.delete(view.received_s[:, 0], own).min()  # the shortest have GPUs
+    # the jobs that have received least have the GPUs
+    assert view.received_s[own, 0].max() <= np.delete(view.received_s[:, 0], own).min()
 
     def gain(a: int, b: int) -> float:
         one, other = float(beside[a, b, 0]), float(beside[b, a, 0])
@@ -175,4 +176,4 @@ def test_gandiva_makes_only_pairs_that_gain_and_leaves_none_that_would(seed: int
         held=decision.config,
     ))  # fmt: skip
     assert again.host is not None
-    assert again.host.tolist() == decision.host.tolist()  # present pairs stay
+    assert again.host.tolist() == decision.host.tolist()  # jobs that run stay where they are

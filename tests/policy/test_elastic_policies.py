@@ -24,7 +24,8 @@ def view_of(rate: np.ndarray, gpu: list[int], count: list[int], capacity: list[i
     return View(options=options, rate=np.asarray(rate, float), **{**fields, **more})  # type: ignore[arg-type]
 
 
-# two GPU models with one GPU each: the first is 4 times as fast for the first job, 1.5 times for the second
+# Two GPU models with one GPU each. For the first job the first model is 4 times as fast as the second, for the second
+# job 1.5 times.
 TWO = view_of(np.array([[4.0, 1.0], [3.0, 2.0]]), [0, 1], [1, 1], [1, 1])
 GRID = np.linspace(0.0, 1.0, 41)
 
@@ -44,14 +45,14 @@ def shares(goal: str, view: View) -> np.ndarray:
 
 def test_fairness_is_the_best_of_all_shares() -> None:
     x = shares("fairness", TWO)
-    # normalised by half the time on each model: 2.5 for both jobs
+    # divided by the speed with half of the time on each model, which is 2.5 for both jobs
     least = min(4 * x[0, 0] + x[0, 1], 3 * x[1, 0] + 2 * x[1, 1]) / 2.5
     best = grid_best(lambda a, b, c, d: np.minimum(4 * a + b, 3 * c + 2 * d) / 2.5)
     assert best - 1e-9 <= least + 2e-3
     assert least <= best + 0.05
     assert (x.sum(axis=1) <= 1 + 1e-9).all()
     assert (x.sum(axis=0) <= 1 + 1e-9).all()
-    # worked out: 4a + (1-a) = 3(1-a) + 2a, so a = 0.5 and both get 2.5, as on an equal share
+    # By hand: 4a + (1-a) = 3(1-a) + 2a gives a = 0.5, so both get 2.5, as with equal shares.
     assert least == pytest.approx(1.0, abs=2e-3)
 
 
@@ -59,13 +60,14 @@ def test_makespan_is_the_best_of_all_shares() -> None:
     view = view_of(TWO.rate, [0, 1], [1, 1], [1, 1], left=np.array([4.0, 1.0]))
     x = shares("makespan", view)
     least = min((4 * x[0, 0] + x[0, 1]) / 4, 3 * x[1, 0] + 2 * x[1, 1])
-    # worked out: the first job alone needs the fast GPU for the whole second, the second ends on the slow one
+    # By hand: the first job needs the fast GPU for the whole second, and the second job runs on the slow one.
     assert least == pytest.approx(1.0, abs=2e-3)
     assert grid_best(lambda a, b, c, d: np.minimum((4 * a + b) / 4, 3 * c + 2 * d)) == pytest.approx(1.0)
 
 
 def test_cost_takes_the_model_with_most_work_per_price() -> None:
-    # fast 3, slow 1 an hour: per price the first job has 1/3 against 1/4, the second 1/3 against 2/3
+    # The fast model costs 3 an hour, the slow one 1. Per price, the first job gets (4/4)/3 = 1/3 against (1/4)/1 = 1/4,
+    # and the second one 1/3 against 2/3.
     assert shares("cost", TWO).tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
@@ -90,7 +92,7 @@ def test_a_round_serves_who_got_least_of_its_share() -> None:
     choices = rigid(TWO)
     x = np.array([[0.5, 0.5], [0.5, 0.5]])
     spent = np.array([[0.4, 0.0], [0.1, 0.0]])
-    # the first job was not on the slow model and had more of the fast one
+    # the first job has not been on the slow model, and has had more time than the other on the fast one
     assert serve_round(TWO, choices, x, spent).tolist() == [1, 0]
 
 

@@ -23,7 +23,7 @@ from cotenant.policy.shares import (
 from cotenant.policy.shares.turn import GANG_DRAIN_NS, UNDRAINED
 
 STEPS = 30
-STEP_MS = 8  # GPU time of a step of one rank, of which the last thing is a collective
+STEP_MS = 8  # GPU time of one step of a rank; each step ends with a collective
 SETTINGS = {"quota_ns": 50 * MS_NS, "min_quota_ns": 20 * MS_NS, "max_quota_ns": 100 * MS_NS}
 
 
@@ -33,12 +33,12 @@ class Rank:
     waits at the end of each until all ranks are there."""
 
     gpu: str
-    ahead: int  # steps that the host launches before it waits for the first
-    late_ms: int  # before every other step its host does something else
+    ahead: int  # number of steps that the host launches before it waits for the first
+    late_ms: int  # time for which the host does something else before every other step
     launched: int = 0
-    begun: int = 0  # collectives that its GPU has come to
-    done: int = 0  # steps
-    left_ms: int = STEP_MS  # of the kernels of the step at the front
+    begun: int = 0  # number of collectives at which this GPU has arrived
+    done: int = 0  # number of completed steps
+    left_ms: int = STEP_MS  # GPU time that is left of the oldest step
     busy_host_ms: int = 0
     epoch: int = 0
     deadline_ns: int = 0
@@ -54,7 +54,8 @@ class Program:
     name: str
     ranks: list[Rank]
     share: Share
-    killed_ms: int | None = None  # its first rank then vanishes, and the others wait for it until the end
+    # time at which the first rank vanishes; the other ranks then wait for it until the end
+    killed_ms: int | None = None
     ended_ms: int | None = None
     idle_ms: dict[str, int] = field(default_factory=dict)
 
@@ -109,7 +110,7 @@ class Node:
                     epoch, rank.epoch, rank.closing = rank.epoch, 0, False
                     self.obey(self.turns.release(rank.gpu, program.name, epoch, self.now_ns, self.now_ns, "gone"))
                 continue
-            # the GPU
+            # the part of the GPU
             if rank.launched > rank.done:
                 rank.left_ms = max(0, rank.left_ms - 1)
                 if rank.left_ms == 0:
@@ -119,13 +120,13 @@ class Node:
                         rank.busy_host_ms = rank.late_ms * (rank.done % 2)
             elif rank.busy_host_ms:
                 rank.busy_host_ms -= 1
-            # the gate
+            # the part of the shim, which holds launches back outside a turn
             if rank.epoch and self.now_ns >= rank.deadline_ns:
                 rank.closing = True
             if rank.closing and rank.launched == rank.done:
                 epoch, rank.epoch, rank.closing = rank.epoch, 0, False
                 self.obey(self.turns.release(rank.gpu, program.name, epoch, self.now_ns, self.now_ns, again=rank.wants))
-            # the host
+            # the part of the program on the host
             if rank.wants and rank.epoch and not rank.closing:
                 rank.launched += 1
             elif rank.wants and not rank.epoch:

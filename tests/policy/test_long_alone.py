@@ -29,7 +29,8 @@ class Gpu:
         self.held_ns: dict[str, int] = {}
         self.stuck: list[str] = []
         self.hangs: set[str] = set()
-        self._ends: tuple[str, int, int] | None = None  # tenant, epoch, when it gives its turn back
+        # tenant, epoch, and time at which the tenant gives its turn back
+        self._ends: tuple[str, int, int] | None = None
 
     def come(self, name: str, share: Share | None = None) -> None:
         if name not in self.turns.accounts:
@@ -139,7 +140,7 @@ def test_a_holder_that_hangs_at_its_limit_does_not_keep_who_was_at_his() -> None
     while gpu.turns.turn is None or gpu.turns.turn.revoked_ns is None:
         gpu.run(0.01)
     assert gpu.turns.turn.account.name == "a"
-    assert not gpu.turns.contended  # `b` may not run yet
+    assert not gpu.turns.contended  # `b` may not run yet, so the turn of `a` stays without contention
     got = gpu.run(15)
     assert gpu.stuck == ["a"]
     assert got["b"] > 0.1
@@ -154,7 +155,7 @@ def test_two_that_hang_leave_the_broker_nothing_to_do() -> None:
     gpu.come("b", Share(limit=0.3))
     gpu.run(2)
     assert gpu.stuck == ["a"]
-    gpu.come("a")  # another of its processes
+    gpu.come("a")  # another process of `a`
     for _ in range(40):
         gpu.now_ns += 250 * MS_NS
         gpu._obey(gpu.turns.advance(gpu.now_ns))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cotenant.policy.residency import Action, Do, ModelFacts, ModelResidency, ModelSettings, MoveRates, Place
 
 GIB = 1 << 30
-# 40 GiB come back in 1 s, without a fixed cost
+# Moving 40 GiB back takes 1 s, and a move has no fixed cost.
 RATES = MoveRates(in_bps=40 * GIB, fixed_s=0.0)
 
 
@@ -59,13 +59,13 @@ def test_the_cheapest_idle_one_leaves_once_waiting_costs_as_much_as_the_move() -
     serve(it, "b", 9.5)
     it.arrived("c", 10.0)
     assert it.decide(10.0) == [Action(Do.EVICT, "a", 0)]
-    assert it.decide(10.1) == []  # a is on its way out
+    assert it.decide(10.1) == []  # `a` is being moved out
     it.settled("a", 10.5)
     assert it.rows["a"].place is Place.EVICTED
     assert it.decide(10.5) == [Action(Do.START, "c", 0)]
     it.settled("c", 11.0)
     serve_all(it, "c", 11.0)
-    # both others were used less than a second ago when a comes back: b at 11.2, c at 11.0
+    # When `a` comes back, both other models were used less than a second ago: b at 11.2, c at 11.0.
     serve(it, "b", 11.2)
     it.arrived("a", 11.3)
     assert it.decide(11.3) == []
@@ -100,7 +100,7 @@ def test_an_open_stream_keeps_a_model_until_its_stay_is_over() -> None:
     assert it.decide(7.0) == [Action(Do.EVICT, "a", 0)]
     it.settled("a", 7.2)
     assert it.decide(7.2) == [Action(Do.START, "b", 0)]
-    # the waiting model has gone before: the busy one goes on
+    # The model that waited has gone meanwhile, so the busy model is not moved out.
     it.settled("b", 8.0)
     it.began("b", 8.0)
     assert it.decide(14.0) == []
@@ -117,7 +117,7 @@ def test_rank_goes_before_lateness_and_best_effort_never_drains_others() -> None
     it.began("night", 0.0)
     it.arrived("chat", 0.0)
     assert it.decide(0.1) == []
-    assert not it.admits("night")  # at once, without a stay
+    assert not it.admits("night")  # a model that is not admitted is told at once
     it.ended("night", 0.5)
     assert it.decide(0.5) == [Action(Do.EVICT, "night", 0)]
     it.settled("night", 1.0)
@@ -125,7 +125,7 @@ def test_rank_goes_before_lateness_and_best_effort_never_drains_others() -> None
     it.settled("chat", 2.0)
     serve_all(it, "chat", 2.0)
     it.arrived("night", 2.0)
-    # only when chat has been idle for 10 s
+    # only after chat was idle for 10 s
     assert it.decide(11.9) == []
     assert it.wake_s == 12.0
     assert it.decide(12.0) == [Action(Do.EVICT, "chat", 0)]
@@ -138,7 +138,7 @@ def test_kept_models_stay_and_failures_wait() -> None:
     it.arrived("b", 2.0)
     assert it.decide(1e6) == []
     it.died("kept", 1e6, again_s=2.0)
-    # its place is free: b, whose request waits, and no longer the kept one
+    # Its place goes to b, for which a request waits, and no longer to the model that was kept.
     assert it.decide(1e6) == [Action(Do.START, "b", 0)]
     it.failed("b", 1e6 + 1, again_s=5.0)
     assert it.decide(1e6 + 2) == [Action(Do.START, "kept", 0)]
@@ -156,7 +156,8 @@ def test_evicted_models_come_back_to_their_gpu_and_cold_ones_go_where_there_is_r
     it.settled("c", 11.0)
     it.arrived("a", 20.0)
     serve_all(it, "c", 19.0)
-    assert it.decide(20.5) == [Action(Do.EVICT, "c", 0)]  # though b has been idle for longer: a's memory is of GPU 0
+    # c leaves although b has been idle for longer, because only c is on GPU 0, which a needs
+    assert it.decide(20.5) == [Action(Do.EVICT, "c", 0)]
 
 
 def test_without_host_memory_programs_are_stopped() -> None:
@@ -187,7 +188,7 @@ def test_small_models_do_not_keep_a_large_one_out() -> None:
     assert it.decide(1.0) == []
     it.arrived("s3", 2.0)
     assert it.decide(2.0) == []
-    assert it.decide(3.5) == []  # 0.75 s * 4 = 3 s of stay are over
+    assert it.decide(3.5) == []  # 0.75 s * 4 = 3 s of minimum stay are over
     assert not it.admits("s1")
     it.ended("s1", 4.0)
     it.ended("s2", 4.0)
@@ -246,7 +247,7 @@ def test_no_gpu_is_overfilled_no_stream_is_cut_and_everybody_is_served(
             else:
                 it.settled(action.model, now, passed)
         act()
-    # from now on all goes well: every waiting request is served within bounded time
+    # From here on no operation fails, so every waiting request must be served within a bounded time.
     for _ in range(400):
         now = min(now + 5.0, max(it.wake_s, now + 0.01))
         for action in under_way:

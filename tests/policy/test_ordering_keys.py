@@ -18,16 +18,17 @@ from cotenant.policy.jobs.ordering import ORDERINGS, gittins_table, key, sort_jo
 
 @bare
 def _sort(order: Any, n: int, jobs: Any, scratch: Any) -> None:
-    sort_jobs(order, n, jobs, scratch)  # kernels only call it from kernels
+    sort_jobs(order, n, jobs, scratch)  # compiled kernels can only be called from compiled code
 
 
 def test_gittins_index_of_two_equally_likely_sizes() -> None:
-    # X is 1 or 10. New: stop at 1: P = 1/2, E[min(X, 1)] = 1 -> 0.5; stop at 10: 1 / 5.5. After 1: 9 remain: 1/9
+    # The size X is 1 or 10 with equal probability. A new job: stopping at 1 gives P = 1/2 and E[min(X, 1)] = 1, so 0.5;
+    # stopping at 10 gives 1 / 5.5. A job that has received 1: 9 remain, so 1/9.
     attained, index = gittins_table(np.array([1.0, 10.0]))
     at = dict(zip(attained.tolist(), index.tolist(), strict=True))
     assert at[0.0] == pytest.approx(0.5)
     assert at[1.0] == pytest.approx(1 / 9)
-    assert at[10.0] == 0.0  # older than anything seen
+    assert at[10.0] == 0.0  # received more than any known job
 
 
 def test_gittins_prefers_the_young_where_most_jobs_are_short() -> None:
@@ -77,17 +78,18 @@ def _key(name: str, now: float = 1000.0, active: int = 40, **job: float) -> floa
 def test_keys() -> None:
     assert _key("fifo") == 0
     assert _key("sjf") == 100  # 50 iterations of 2 s
-    assert _key("srtf") == 60  # 30 left
-    assert _key("srsf") == 240  # on 4 GPUs
+    assert _key("srtf") == 60  # 30 iterations are left
+    assert _key("srsf") == 240  # the job has 4 GPUs
     assert _key("las") == 2400  # 600 s on 4 GPUs
     assert _key("las-queues") == 0
-    assert _key("las-queues", attained_s=900.0) == 1  # exactly one GPU-hour: the next queue
+    assert _key("las-queues", attained_s=900.0) == 1  # exactly one GPU-hour, which is the limit of the first queue
     assert _key("las-queues", attained_s=9000.0) == 2
-    assert _key("gittins", attained_s=0.25) == pytest.approx(-1 / 9)  # one GPU-second received
+    assert _key("gittins", attained_s=0.25) == pytest.approx(-1 / 9)  # one GPU-second has been received
     assert _key("ftf-public") == pytest.approx((900 + 60) / 150)
-    # 40 unfinished jobs on 32 GPUs: a 1/40 share gives 4 GPUs' work in 5 times the isolated 150 s
+    # 40 unfinished jobs on 32 GPUs: with a share of 1/40 the work on 4 GPUs takes 5 times the isolated 150 s.
     assert _key("ftf") == pytest.approx(-(900 + 60) / (150 * 5))
-    assert _key("ftf", active=2) == pytest.approx(-(900 + 60) / 150)  # never faster than alone
+    # a share never makes a job faster than it is alone
+    assert _key("ftf", active=2) == pytest.approx(-(900 + 60) / 150)
     assert _key("drf") == 0.25
     assert _key("tetris") == 30
     assert _key("smallest-gang") == 4

@@ -90,7 +90,7 @@ def test_a_replan_leaves_the_latency_sensitive_service_where_it_is() -> None:
     at = {seat.service: (let.gpu, let.partition) for let in new.gpulets for seat in let.seats}
     assert at["lenet2"] == (0, "50%")
     assert at["googlenet"] == at["mnasnet1_0"] == (1, "100%")
-    assert at["lenet1"][0] == 0  # in the half that was free, in a gpulet of its own
+    assert at["lenet1"][0] == 0  # in the half that was free, in a separate gpulet
     assert mixed(new, best_effort) == []
 
 
@@ -112,7 +112,7 @@ def test_what_only_the_rule_leaves_out_is_said() -> None:
     plan = apart.plan()
     assert [x.service for x in plan.left_out] == ["night"]
     assert plan.notes == (KEPT_APART,)
-    # too much with the rule and without: nothing to do with it
+    # This rate is too high with and without the rule, so the note about the rule must not appear.
     assert apart.plan([1e5, 1e5]).notes == ()
     assert Packer(spec.apart(), Gpus.uniform(PROFILE, 2), both).plan().feasible
 

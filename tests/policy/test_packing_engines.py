@@ -120,7 +120,7 @@ def drawn(draw: st.DrawFn) -> list[Engine]:
 def test_every_plan_holds_by_an_independent_checker(engines: list[Engine], gpu: str) -> None:
     try:
         plan = fewest(engines, gpu)
-    except InputError:  # one of them meets its targets on no part, even alone
+    except InputError:  # one of the engines meets its targets on no partition, even alone
         return
     assert wrong(plan, engines, gpu) == []
 
@@ -152,7 +152,7 @@ def test_one_model_has_the_fewest_gpus_that_any_layout_gives(rate: float) -> Non
                 cap = max(cap, b * 1e3 / ms)
         memory = base.planned_memory_bytes() * (part.slots / base.slots if part.slots else 1)
         best[part.label] = cap if one.memory_bytes <= memory * part.share else 0.0
-    # two engines in an instance need the memory of both
+    # two engines in one instance need the memory of both
     per = {kind: max(best.get(kind, 0), 2 * best.get(f"{kind}/50%", 0)) for kind in ("2g", "1g")}
     per["4g"] = max(best["100%"], 2 * best["50%"], best["40%"] + best["60%"])
     slots = {"4g": 4, "2g": 2, "1g": 1}

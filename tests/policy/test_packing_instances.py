@@ -68,7 +68,8 @@ def test_layouts_are_those_of_mig(gpu: str, double: bool) -> None:
     names = {int(T.size["kind"][0, p]): x.instance for p, x in enumerate(profile.partitions)}
     mine = [Counter({names[k]: n for k, n in x.items()}) for x in gpu_layouts(T, 0)]
     theirs = [Counter(m) for m in maximal_multisets(geometry(gpu, double_memory=double))]
-    # a placed layout may be maximal though its kinds, placed otherwise, leave room for one more
+    # A placed layout may be maximal although instances of the same kinds, placed elsewhere, would leave room for one
+    # more.
     assert all(x in theirs for x in mine)
     assert all(any(m <= x for x in mine) for m in theirs)
 
@@ -112,7 +113,7 @@ def test_what_is_claimed_holds(gpu: str, processes: int, count: int, slo: float,
     legal(plan, p.gpus.profiles[0])
     if plan.feasible:
         assert p.bound(np.array(rates)) >= 1 - 1e-6
-        again = p.plan(rates, start=plan)  # a plan that is kept is read back into the same places
+        again = p.plan(rates, start=plan)  # planning from an existing plan must find its instances in the same places
         assert problems(again, wanted, p.gpus) == []
     for (g, _, label), n in Counter((x.gpu, x.instance, x.partition) for x in plan.gpulets).items():
         assert n == p.gpus.profile_of(g).partition(label).processes
@@ -190,7 +191,8 @@ def test_an_instance_is_cut_into_sms_and_turns() -> None:
     together = Counter((x.gpu, x.instance) for x in halves)
     assert max(together.values()) == 2
     slowed = next(x for x in halves if together[x.gpu, x.instance] == 2)
-    # a neighbour of half the instance that uses half of the cache slows by 0.25; other instances do not
+    # A neighbour that has half of the instance and uses half of the cache adds 25 % to the latency. Other instances add
+    # nothing.
     assert slowed.duty_ms == pytest.approx(25.0)
     result = run(plan, Scenario(services, 30.0, {"": Arrivals("constant")}), {profile.gpu: profile})
     assert all(r["slo_attainment"] == 1.0 for r in result.summary()["services"].values())  # type: ignore[attr-defined]
@@ -255,7 +257,7 @@ def test_the_check_refuses_what_mig_does_not_allow() -> None:
     assert any("2 processes of one service" in x for x in wrong(*mixed))
 
 
-# services and GPUs of ParvaGPU's public scenarios (SLO/SLO_req_rate.csv, SLO/SLO_latency.csv at 5f3de1e)
+# Services and GPUs of ParvaGPU's public scenarios (SLO/SLO_req_rate.csv and SLO/SLO_latency.csv at commit 5f3de1e).
 MODELS = ("bert", "densenet121", "densenet169", "densenet201", "inceptionv3", "mobilenetv2", "resnet101", "resnet152",
           "resnet50", "vgg16", "vgg19")  # fmt: skip
 PUBLIC = (

@@ -96,7 +96,7 @@ def test_the_limit_is_named() -> None:
     assert {x.reason for x in one.left_out} == {
         "every gpulet has its one model, and there is no room for another gpulet"
     }
-    # eight batches of 0.4 ms and as many again take 6.4 ms; nine take more than an SLO of 7 ms
+    # Eight batches of 0.4 ms, twice, take 6.4 ms. Nine, twice, take more than the SLO of 7 ms.
     tight = planned(20, 7.0, [1.0] * 20)
     assert [len(x.seats) for x in tight.gpulets] == [8, 8]
     assert {x.reason for x in tight.left_out} == {

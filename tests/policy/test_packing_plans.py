@@ -46,7 +46,7 @@ def test_what_is_claimed_holds(planner: str, mix: int, gpus: int, rates: list[fl
     plan = p.plan(rates[: len(p.services)])
     wanted = [replace(s, rate_rps=r) for s, r in zip(p.services, rates, strict=False)]
     if planner not in ("greedy", "gpulet", "usher") or plan.feasible:
-        # a plan that leaves somebody out still holds for the rest
+        # a plan that leaves out some services must still be valid for the rest
         assert problems(plan, wanted, p.gpus) == []
     if plan.feasible:
         assert all(plan.headroom()[s.name] >= 1 - 1e-6 for s in wanted)
@@ -64,7 +64,7 @@ def test_feasibility_is_monotone_along_a_ray(
     planner: str, mix: int, gpus: int, rates: list[float], less: float
 ) -> None:
     p = packer(planner, mix, gpus)
-    # binary fractions, so that the direction of both is exactly the same
+    # binary fractions, so that both vectors have exactly the same direction
     unit = np.round(np.array(rates[: len(p.services)]) / 900 * 64 + 1)
     factor = p.bound(unit) * 0.9
     if p.plan(unit * factor).feasible:
@@ -131,7 +131,7 @@ def test_gpulets_share_in_turns() -> None:
         plan = Packer(PLANNERS[planner], Gpus.uniform(profile, 1), three).plan()
         assert plan.feasible
         assert {s.service for s in plan.gpulets[0].seats} == {"a", "b", "c"}
-    # with 50 ms each of SLO two batches of others and one's own do not fit twice
+    # with SLOs of 50 ms, two cycles of the others' batches and the service's own do not fit
     tight = [replace(s, slo_ms=50.0) for s in three]
     assert not Packer(PLANNERS["temporal"], Gpus.uniform(profile, 1), tight).plan().feasible
 
@@ -149,7 +149,7 @@ def test_memory_is_a_limit() -> None:
 def test_network_is_a_limit() -> None:
     model = ModelProfile("m", 1, {"100%": ((1, 1.0),)})
     profile = ServingProfile("X", "x", 100, (Partition(1.0, "100%"),), {"m": model}, network_bps=8000.0)
-    one = [Service("a", "m", 90.0, 40.0, input_bytes=10.0)]  # 100 requests/s fill the link
+    one = [Service("a", "m", 90.0, 40.0, input_bytes=10.0)]  # 100 requests/s fill the network link
     assert Packer(PLANNERS["temporal"], Gpus.uniform(profile, 1), one).plan([99.0]).feasible
     assert not Packer(PLANNERS["temporal"], Gpus.uniform(profile, 1), one).plan([101.0]).feasible
 
@@ -174,7 +174,7 @@ def test_types_of_gpu_are_told_apart() -> None:
     kinds = (ServingProfile("S", "x", 9, whole, {"m": slow}), ServingProfile("F", "x", 9, whole, {"m": fast}))
     gpus = Gpus(kinds, (0, 1))
     p = Packer(PLANNERS["exact"], gpus, [Service("s", "m", 1.0, 40.0)])
-    plan = p.plan([99.0])  # an SLO of 40 ms rules the slow one out
+    plan = p.plan([99.0])  # the slow GPU model cannot meet an SLO of 40 ms
     assert [let.gpu_model for let in plan.gpulets] == ["F"]
     assert not p.plan([101.0]).feasible
 

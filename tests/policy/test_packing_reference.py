@@ -15,7 +15,7 @@ from cotenant.cli.plan_sets import plan_set
 from cotenant.policy.serving.packing.specs import PLANNERS
 from cotenant.workloads.requests.scenarios import generate, read_scenarios, write_scenarios
 
-# last step of the public planners with their shipped flags, in one row of successes from the first
+# The last step at which the public planners with their shipped options succeed; they succeed at all steps before it.
 PUBLIC_STEPS = {"equal": 27, "scen1": 9, "scen2": 52, "scen3": 52, "scen4": 39, "scen5": 39}
 
 

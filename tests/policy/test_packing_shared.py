@@ -58,7 +58,7 @@ def by_hand() -> np.ndarray:
         work = [work_ms(PROFILE, x, [y for y in lets if y is not x]) for x in lets]
         timed = [replace(x, duty_ms=ms) for x, ms in zip(lets, work, strict=True)]
         if any(2 * x.duty_ms > 120 for x in timed):
-            continue  # no service waits longer: saves most of the checks
+            continue  # some service would wait longer than its SLO allows; skipping it here saves most of the checks
         plan = ServingPlan("x", 1, tuple(timed))
         if not [p for p in problems(plan, SERVICES, gpus) if "capacity" not in p]:
             caps = plan.capacities()

@@ -49,7 +49,7 @@ def test_same_optimum_as_brute_force(geo: Geometry, most: int, objective: str) -
             assert best == np.inf
             return
         total = -plan.objective if objective == "throughput" else plan.objective * len(speeds)
-        # the tie-break in favour of small slices is worth at most 1e-9 per memory slot
+        # preferring small slices changes the objective by at most 1e-9 per memory slot
         assert total == pytest.approx(best, abs=2e-8, rel=1e-7)
         assert geo.fits(plan.placements)
         assert all(speeds[j, geo.kinds.index(p.kind)] > 0 for j, p in enumerate(plan.placements))
@@ -103,7 +103,8 @@ def test_does_not_move_jobs_for_nothing() -> None:
     paid = best_partition(A100, speeds, "throughput", current, 10.0, 300.0)
     assert free is not None
     assert paid is not None
-    assert [p.kind for p in free.placements] in (["4g", "3g"], ["3g", "4g"])  # 0.01 better, at a move
+    # 0.01 better than the current layout, but at the cost of a move
+    assert [p.kind for p in free.placements] in (["4g", "3g"], ["3g", "4g"])
     assert list(paid.placements) == current
     assert paid.moved == ()
 
@@ -121,9 +122,10 @@ def test_limits_of_jobs() -> None:
     assert list(speed_row(A100, PartitionJob("a", speed, min_slice="2g"))) == [1.0, 0.7, 0.71, 0.4, 0.0]
     assert list(speed_row(A100, PartitionJob("a", speed, qos_floor=0.5))) == [1.0, 0.7, 0.71, 0.0, 0.0]
     assert list(speed_row(A100, PartitionJob("a", speed, memory_bytes=15 * 2**30))) == [1.0, 0.7, 0.71, 0.0, 0.0]
-    holes = PartitionJob("a", {"7g": 1.0, "2g": 0.4})  # 3g and 4g not measured, 1g out of memory
+    holes = PartitionJob("a", {"7g": 1.0, "2g": 0.4})  # 3g and 4g were not measured, and 1g has too little memory
     assert list(speed_row(A100, holes)) == [1.0, 0.0, 0.0, 0.4, 0.0]
-    # the double-memory 1g is as fast as a 1g where only that is known; foreign profile names are no slices here
+    # A 1g with double memory counts as fast as a 1g if only the latter is known. Profile names of another GPU model are
+    # ignored.
     assert list(speed_row(H100, PartitionJob("a", speed | {"1g.5gb": 9.0}))) == [1.0, 0.7, 0.71, 0.4, 0.2, 0.2]
 
 
@@ -136,7 +138,7 @@ def test_floors_are_honoured_or_there_is_no_plan(floors: list[float]) -> None:
     rows = np.array([speed_row(A100, j) for j in jobs])
     plan = best_partition(A100, rows)
     fits = (
-        len(floors) == 2 and sorted(floors)[0] <= 0.6 and sorted(floors)[1] <= 0.7  # on 3g and 4g
+        len(floors) == 2 and sorted(floors)[0] <= 0.6 and sorted(floors)[1] <= 0.7  # one job on 3g and the other on 4g
     )
     assert (plan is not None) == fits
     if plan is not None:

@@ -23,7 +23,7 @@ def test_a_tenant_that_is_owed_keeps_its_turn_through_short_pauses() -> None:
         turns.release("a", turn.epoch, now_ns, reason="idle")
     account = turns.accounts["a"]
     account.gap_ns = 4 * MS_NS
-    account.window.add(now_ns, now_ns + 6 * SECOND_NS)  # of 10 s: it has its request
+    account.window.add(now_ns, now_ns + 6 * SECOND_NS)  # 6 of the last 10 s, so the tenant has got its request
     assert turns.patience_ns("a", now_ns + 6 * SECOND_NS) == 0
-    turns.configure(QuotaSettings(discipline="temporal"))  # which promises nothing
+    turns.configure(QuotaSettings(discipline="temporal"))  # under this discipline tenants are promised nothing
     assert turns.patience_ns("a", now_ns + 60 * SECOND_NS) == 0

@@ -93,19 +93,19 @@ def test_sticky_jobs_keep_their_gpus_and_the_outranked_are_preempted() -> None:
     jobs = _jobs(5)
     policy = JobPolicy("srtf", "proportional", sticky=True)
     first = plan_jobs(_snapshot(jobs), 10.0, policy, PROFILES)
-    jobs.duration_s[4] = 60.0  # the newcomer is short now
+    jobs.duration_s[4] = 60.0  # the new job is now the shortest
     second = plan_jobs(_snapshot(jobs, running=first.grants), 20.0, policy, PROFILES)
     assert second.preempt == ("j3",)
     kept = {g.job: g.nodes for g in first.grants if g.job != "j3"}
     now = {g.job: g.nodes for g in second.grants}
     assert {name: now[name] for name in kept} == kept
-    assert now["j4"] == (3,)  # where j3 was
+    assert now["j4"] == (3,)  # where j3 was before
 
 
 def test_a_job_that_runs_by_a_reservation_keeps_its_gpus() -> None:
     jobs = _jobs(5)
     policy = JobPolicy("srtf", "proportional", reserve_after_s=3600.0)
-    jobs.duration_s[0] = 36000.0  # last by its ordering
+    jobs.duration_s[0] = 36000.0  # the last one by the policy's order
     starving = plan_jobs(_snapshot(jobs), 3600.5, policy, PROFILES)
     assert [(g.job, g.nodes, g.reserved) for g in starving.grants if g.reserved] == [("j0", (0,), True)]
     later = Snapshot(CLUSTER, jobs, np.zeros(5), np.zeros(5), np.full(5, 3900.5), running=starving.grants)
@@ -128,5 +128,6 @@ def test_optimal_gives_what_is_left_to_whom_it_helps_most() -> None:
     plan = plan_jobs(_snapshot(jobs), 10.0, JobPolicy("fifo", "optimal"), PROFILES)
     assert len(plan.grants) == 8
     speed = {g.job: g.speed for g in plan.grants}
-    assert all(speed[f"j{i}"] > 1.3 for i in range(4))  # four gangs share what four frugal ones leave
+    # the four jobs that need much CPU share what the four others leave
+    assert all(speed[f"j{i}"] > 1.3 for i in range(4))
     assert all(speed[f"j{i}"] == pytest.approx(1.0) for i in range(4, 8))

@@ -52,7 +52,7 @@ class World:
             if isinstance(step, Grant):
                 current = self.holders.get(step.gpu)
                 if current == (step.tenant, step.epoch):
-                    continue  # asked again while holding
+                    continue  # the tenant asked again while it held the GPU
                 assert current is None, f"{step.gpu} granted to {step.tenant} while {current} holds it"
                 assert step.epoch > self.last_epoch[step.gpu]
                 assert step.deadline_ns > self.now
@@ -75,9 +75,9 @@ class World:
         for gpu, machine in self.node.gpus.items():
             wake = machine.wake_ns()
             waiting = [a for a in machine.accounts.values() if a.waiting and a.name not in machine.overrun]
-            overdue = wake is not None and wake <= self.now  # time has passed and nobody has called yet
+            overdue = wake is not None and wake <= self.now  # time has passed, but the machine has not been called yet
             if machine.turn is None and machine.claim is None and not overdue:
-                # nobody who may run is left waiting for nothing: only limits and gangs hold somebody back
+                # A tenant that may run never waits while the GPU is free: only limits and gangs hold tenants back.
                 for account in waiting:
                     assert account.share.gang or account.eligible_at_ns(self.now) > self.now
                     assert account.share.gang or wake is not None
@@ -88,7 +88,8 @@ class World:
             assert machine.crowd.active >= 0
             turn = machine.turn
             if turn is not None and turn.deadline_ns == ENDLESS_NS:
-                # a turn has no end only while nobody else wants anything, and never one whose time is counted
+                # a turn has no end only while no other tenant wants the GPU, and never for a tenant with a limit below
+                # 1
                 assert turn.account.share.limit == 1.0
                 assert not turn.account.share.gang
                 assert machine.claim is None
@@ -149,7 +150,7 @@ def test_no_sequence_of_events_breaks_an_invariant(events: list, discipline: str
         elif event == "conf":
             world.obey(node.configure(world.settings, now))
         world.check()
-    # when everybody has left nothing is held, claimed or waiting
+    # when all tenants have left, no GPU is held, claimed or waited for
     for target in GPUS:
         for name in list(node.gpus[target].accounts):
             world.obey(node.leave(target, name, world.now))

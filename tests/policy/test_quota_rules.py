@@ -26,9 +26,9 @@ from cotenant.policy.shares import (
     discipline,
 )
 
-# first and least quota as published
+# The first and the smallest quota are the published ones.
 GEMINI = QuotaSettings(quota_ns=250 * MS_NS, min_quota_ns=100 * MS_NS, max_quota_ns=SECOND_NS)
-PLAIN = replace(GEMINI, idle_credit_ns=10 * SECOND_NS)  # idle time is never counted: Gemini's own window
+PLAIN = replace(GEMINI, idle_credit_ns=10 * SECOND_NS)  # idle time never counts as used, as in Gemini's own window
 
 
 def kinds(instructions: list) -> list[type]:
@@ -41,7 +41,7 @@ def test_window_cuts_the_oldest_span_at_its_edge() -> None:
     window.add(6 * SECOND_NS, 7 * SECOND_NS)
     window.trim(10 * SECOND_NS)
     assert window.held_ns == 5 * SECOND_NS
-    window.trim(13 * SECOND_NS)  # [3, 13]: one second of the first span, all of the second
+    window.trim(13 * SECOND_NS)  # of the window [3, 13] it held one second of the first span and all of the second
     assert window.held_ns == 2 * SECOND_NS
     window.trim(30 * SECOND_NS)
     assert window.held_ns == 0
@@ -51,7 +51,8 @@ def test_window_cuts_the_oldest_span_at_its_edge() -> None:
 def test_a_limit_frees_the_tenant_when_its_oldest_time_leaves_the_window() -> None:
     account = Account("a", Share(limit=0.25), Window(10 * SECOND_NS), Crowd())
     account.window.add(1 * SECOND_NS, 4 * SECOND_NS)
-    # 3 s held, 2.5 s allowed: free again once more than 0.5 s has left, that is after 1.5 s + 10 s
+    # It held 3 s of the allowed 2.5 s. It is eligible again when more than 0.5 s have left the window, which is after
+    # 1.5 s + 10 s.
     at_ns = account.eligible_at_ns(5 * SECOND_NS)
     assert at_ns == pytest.approx(11.5 * SECOND_NS, abs=2000)
     assert account.budget_ns(at_ns - 2000) <= 0
@@ -62,13 +63,13 @@ def test_quota_is_half_burst_half_last_quota_clamped() -> None:
     rule = discipline("request-limit")
     settings = replace(GEMINI, max_quota_ns=8 * SECOND_NS)
     account = Account("a", Share(limit=0.5), Window(settings.window_ns), Crowd())
-    assert rule.quota(account, settings) == 250 * MS_NS  # nothing known: the base quota
+    assert rule.quota(account, settings) == 250 * MS_NS  # without earlier bursts the quota is the base quota
     account.burst_ns, account.quota_ns = 50 * MS_NS, 250 * MS_NS
     assert rule.quota(account, settings) == 150 * MS_NS
     account.burst_ns, account.quota_ns = 10 * MS_NS, 100 * MS_NS
-    assert rule.quota(account, settings) == 100 * MS_NS  # 55 ms, clamped to the minimum
+    assert rule.quota(account, settings) == 100 * MS_NS  # 55 ms, raised to the minimum
     account.burst_ns, account.quota_ns = 30 * SECOND_NS, 100 * MS_NS
-    assert rule.quota(account, settings) == 5 * SECOND_NS  # LIMIT x window
+    assert rule.quota(account, settings) == 5 * SECOND_NS  # limit x window
 
 
 def test_largest_relative_deficit_goes_first() -> None:
@@ -78,8 +79,8 @@ def test_largest_relative_deficit_goes_first() -> None:
         turns.join(name, Share(request=request), now)
     grant = turns.request("hold", now)[0]
     assert isinstance(grant, Grant)
-    turns.accounts["big"].window.add(-5 * SECOND_NS, -2 * SECOND_NS)  # 3 of 6 s: deficit 1/2
-    turns.accounts["small"].window.add(-2 * SECOND_NS, 0)  # 2 of 2 s: none
+    turns.accounts["big"].window.add(-5 * SECOND_NS, -2 * SECOND_NS)  # 3 of 6 s, a deficit of 1/2
+    turns.accounts["small"].window.add(-2 * SECOND_NS, 0)  # 2 of 2 s, no deficit
     turns.accounts["small"].window.add(0, 0)
     turns.request("small", now)
     turns.request("big", now)
@@ -119,7 +120,7 @@ def test_alone_a_tenant_never_stops() -> None:
         (move,) = turns.advance(wake)
         assert isinstance(move, Move)
         moves += 1
-    assert move.deadline_ns == ENDLESS_NS  # nobody else has wanted the GPU for 2 s
+    assert move.deadline_ns == ENDLESS_NS  # no other tenant has wanted the GPU for 2 s
     assert moves == 9  # 2 s in steps of 230 ms
 
 
@@ -141,7 +142,7 @@ def test_a_turn_has_no_end_only_after_two_seconds_alone() -> None:
     turns.configure(GEMINI)
     assert kinds(turns.request("b", 5 * SECOND_NS)) == [Revoke]
     (_, second) = turns.release("a", grant.epoch, 5001 * MS_NS)
-    turns.release("b", second.epoch, 5002 * MS_NS)  # since then nobody else wants it
+    turns.release("b", second.epoch, 5002 * MS_NS)  # after this no other tenant wants the GPU
     turns.request("a", 5100 * MS_NS)
     moved = []
     while (wake := turns.wake_ns()) is not None:
@@ -150,7 +151,7 @@ def test_a_turn_has_no_end_only_after_two_seconds_alone() -> None:
     assert finite == [250 * MS_NS] * len(finite)
     at_ns, deadline_ns = moved[-1]
     assert deadline_ns == ENDLESS_NS
-    assert 7001 * MS_NS <= at_ns <= 7001 * MS_NS + 250 * MS_NS  # at the first deadline after that
+    assert 7001 * MS_NS <= at_ns <= 7001 * MS_NS + 250 * MS_NS  # at the first deadline after 2 s without other tenants
 
 
 def test_whoever_comes_ends_an_endless_turn_at_once_and_its_whole_length_alone_costs_nothing() -> None:
@@ -163,7 +164,8 @@ def test_whoever_comes_ends_an_endless_turn_at_once_and_its_whole_length_alone_c
     assert granted.tenant == "b"
     window = turns.accounts["a"].window
     window.trim(60_064 * MS_NS)
-    # charged against the others: the 64 ms that were still queued; the rest of the window is time that nobody wanted
+    # Of the time alone, only the last 64 ms count against the tenant, which were still queued when another tenant
+    # asked. During the rest of the window no other tenant wanted the GPU.
     assert window.sums[0] == 64 * MS_NS
     assert window.sums[1] == window.window_ns - 64 * MS_NS
     assert turns.accounts["a"].overrun_ns == 64 * MS_NS
@@ -172,13 +174,15 @@ def test_whoever_comes_ends_an_endless_turn_at_once_and_its_whole_length_alone_c
 def test_a_turn_without_an_end_gets_one_when_it_must_be_counted() -> None:
     turns, _ = endless(a=Share(), capped=Share(limit=0.2))
     turns.accounts["capped"].window.add(-SECOND_NS, 2 * SECOND_NS)
-    (move,) = turns.request("capped", 3 * SECOND_NS)  # it may not run yet: the holder goes on, but with turns
+    # the tenant has used up its limit and may not run yet, so the holder continues, but in turns
+    (move,) = turns.request("capped", 3 * SECOND_NS)
     assert isinstance(move, Move)
     assert move.deadline_ns == 3250 * MS_NS
     turns, _ = endless(a=Share())
     (move,) = turns.resize("a", Share(limit=0.5), SECOND_NS)
     assert isinstance(move, Move)
-    # of the last 10 s it slept 9.52 (all but its credit), held 0.23: half of 0.48 s less that is left
+    # Of the last 10 s, 9.52 s count as idle (all idle time but the credit of 0.25 s). The tenant may hold the GPU for
+    # half of the other 0.48 s, of which it has held it 0.23 s. So 10 ms are left.
     assert move.deadline_ns == 1010 * MS_NS
     turns, _ = endless("low", low=Share(), high=Share(priority=1))
     assert kinds(turns.request("high", 3 * SECOND_NS)) == [Revoke]
@@ -229,7 +233,7 @@ def test_a_limit_ends_a_lone_turn_in_few_steps() -> None:
         if any(isinstance(step, Revoke) for step in out):
             break
     assert moves <= 4
-    # the credit of 250 ms at 60 % is 150 ms of budget, so the first quota is all there is, and a debt
+    # The credit of 250 ms at 60 % gives a budget of 150 ms. So the first quota uses it up, and leaves a debt.
     assert turns.turn is not None
     assert turns.turn.deadline_ns <= grant.deadline_ns + 400 * MS_NS
 
@@ -260,7 +264,7 @@ def test_overuse_is_debt() -> None:
     assert kinds(out) == [Ended]
     assert turns.accounts["a"].overrun_ns == 400 * MS_NS
     wake = turns.wake_ns()
-    assert wake == pytest.approx(1250 * MS_NS, abs=2000)  # 250 ms of the 500 have left the window of 1 s
+    assert wake == pytest.approx(1250 * MS_NS, abs=2000)  # 250 of the 500 ms have left the window of 1 s
     assert kinds(turns.advance(wake)) == [Grant]
 
 
@@ -282,10 +286,10 @@ def test_a_holder_that_does_not_release_is_revoked_then_passed_over() -> None:
     assert kinds(seen) == [Revoke, Stuck, Grant]
     assert seen[0].reason == "expired"
     assert seen[2].tenant == "next"
-    # while it hangs it gets nothing, whatever it asks
+    # a tenant that hangs gets no turn, whatever it requests
     turns.request("hung", 7 * SECOND_NS)
     assert all(s.tenant != "hung" for s in turns.advance(8 * SECOND_NS) if isinstance(s, Grant))
-    # once it drains, all of the time is charged to it
+    # when it answers again, all of the time is charged to it
     out = turns.release("hung", hung.epoch, 9 * SECOND_NS)
     ended = next(s for s in out if isinstance(s, Ended))
     assert ended.end_ns - ended.start_ns == 9 * SECOND_NS
@@ -326,7 +330,7 @@ def test_priority_ends_a_lower_turn_at_once() -> None:
     assert out[0].reason == "preempted"
     out = turns.release("low", low.epoch, 6 * MS_NS, again=True)
     assert [s.tenant for s in out if isinstance(s, Grant)] == ["high"]
-    # and the lower one does not end the higher one's turn
+    # a request of the lower tenant does not end the turn of the higher one
     assert kinds(turns.request("low", 7 * MS_NS)) == []
 
 
@@ -349,11 +353,11 @@ def test_a_gang_gets_all_of_its_gpus_or_none() -> None:
     for gpu in ("0", "1"):
         node.join(gpu, "gang", gang, 0)
     solo = node.request("0", "solo", 0)[0]
-    assert node.request("1", "gang", MS_NS) == []  # GPU 1 is free, GPU 0 is not: it gets neither
+    assert node.request("1", "gang", MS_NS) == []  # GPU 1 is free and GPU 0 is not, so the gang gets neither
     assert node.holders() == {"0": "solo"}
     out = node.release("0", "solo", solo.epoch, 50 * MS_NS)
     assert {(s.gpu, s.tenant) for s in out if isinstance(s, Grant)} == {("0", "gang"), ("1", "gang")}
-    # losing one GPU ends the turn on the other
+    # when a gang loses one GPU, its turn on the other one ends
     epoch = node.gpus["0"].turn.epoch  # type: ignore[union-attr]
     out = node.release("0", "gang", epoch, 90 * MS_NS)
     assert [(s.gpu, s.reason) for s in out if isinstance(s, Revoke)] == [("1", "gang")]

@@ -35,9 +35,9 @@ def test_the_last_in_line_leaves_first() -> None:
     """a, b, c in a round of which two fit: c comes, a is next, so b leaves, though a was used longer ago."""
     residency = gpu(90, a=(40, 40), b=(40, 40), c=(40, 0))
     assert residency.switch("c", line=["a", "b"]).out == (("b", 30),)
-    # nobody waits: the longest unused
+    # no tenant waits, so the one leaves that was not used for longest
     assert residency.switch("c").out == (("a", 30),)
-    # one that does not wait goes before one that does
+    # a tenant that does not wait leaves before one that does
     assert residency.switch("c", line=["a"]).out == (("b", 30),)
 
 
@@ -58,14 +58,14 @@ def test_a_card_that_has_less_than_the_sums_say() -> None:
     residency.ran_short(100)
     assert residency.overhead_bytes == 150
     assert residency.switch("b").out == (Victim("a", 50),)
-    # 800 - 400 that are there - 150 free: others hold 250 of it, however much that is of the card
+    # Of the card's 800 bytes, 400 are a's and 150 are free. So others hold 250, however much the card really has.
     residency.driver_says(150)
     assert residency.overhead_bytes == 250
     assert residency.switch("b").out == (Victim("a", 150),)
-    # of what a is charged, 100 could not be had; the others have gone
+    # `a` is charged with 400 bytes but never took 100 of them, and 500 are free. So others hold 800 - 300 - 500 = 0.
     residency.driver_says(500, not_taken=100)
     assert residency.overhead_bytes == 0
-    residency.driver_says(900)  # more than there is: a card on which tenants share only a part
+    residency.driver_says(900)  # more than the card has, as on a card of which the tenants share only a part
     assert residency.overhead_bytes == 0
 
 
@@ -76,7 +76,7 @@ def test_a_driver_that_refuses_what_it_calls_free() -> None:
         residency.need_margin()
         residency.driver_says(40 * gib)
         assert residency.overhead_bytes == min(refusals << 27, 2 * gib)
-    assert residency.switch("b").out == (Victim("a", 7 * gib),)  # 5 are lacking, and 2 to be sure
+    assert residency.switch("b").out == (Victim("a", 7 * gib),)  # 5 GiB are lacking, and 2 GiB are added as a margin
 
 
 def test_a_turn_pays_for_its_move() -> None:
@@ -85,7 +85,7 @@ def test_a_turn_pays_for_its_move() -> None:
     assert residency.settings.most_moving == 0.05
     assert residency.floor_ns(SECOND_NS) == pytest.approx(19 * SECOND_NS)
     residency.remove("a")
-    assert residency.floor_ns(SECOND_NS) == 0  # nobody will have to move again
+    assert residency.floor_ns(SECOND_NS) == 0  # no tenant will have to move again
     with pytest.raises(ValueError, match="between 0 and 1"):
         ResidencySettings(1.0)
 
@@ -97,7 +97,7 @@ def test_the_time_of_a_switch() -> None:
     assert rates.seconds(0, 10_000_000_000) == pytest.approx(0.2)
     assert rates.seconds(32_000_000_000, 42_000_000_000) == pytest.approx(1.0)
     assert rates.seconds(0, 0) == 0.0
-    rates.observe(0, 10_000_000_000, 0.25)  # the first measurement counts alone
+    rates.observe(0, 10_000_000_000, 0.25)  # the first measurement is used without an average
     assert rates.in_bps == pytest.approx(40e9)
 
 
@@ -135,7 +135,7 @@ def test_every_switch_is_possible_and_no_larger_than_needed(residency: GpuReside
         occupant = residency.occupants[victim.tenant]
         assert occupant.can_leave
         assert 0 < victim.size <= occupant.resident_bytes
-    # room is made for exactly what is lacking, or everything that can leave does
+    # exactly the lacking amount leaves, or everything that can leave
     assert switch.out_bytes == max(0, need - free) - switch.short_bytes
     if switch.short_bytes:
         can = sum(o.resident_bytes for o in residency.occupants.values() if o.can_leave and o.name not in {me} | stay)
@@ -162,7 +162,8 @@ def test_three_that_do_not_fit_two_at_a_time_do_not_thrash(most: float) -> None:
     run = engine(80, dict.fromkeys("abc", 48), equal("abc"), most)
     until_ns = 3000 * SECOND_NS
     result = run.run(until_ns)
-    last = max(move.end_ns - move.start_ns for move in run.moves)  # the end may cut the turn that pays for it
+    # the run may end before the turn that pays for the last move
+    last = max(move.end_ns - move.start_ns for move in run.moves)
     assert 0 < run.moving_ns(0, until_ns) <= most * until_ns + last
     shares = result.shares(100 * SECOND_NS, until_ns)
     assert shares == pytest.approx(dict.fromkeys("abc", 1 / 3), abs=0.07)
@@ -174,7 +175,7 @@ def test_two_jobs_of_70_percent_reach_90_percent_of_one_alone() -> None:
     result = run.run(until_ns)
     worked = sum(end - start for _, _, start, end in result.worked)
     assert worked / until_ns >= 0.94
-    # only what is lacking moves: 112 - 80 = 32 GiB each way
+    # only the lacking amount moves: 112 - 80 = 32 GiB each way
     assert {(m.out_bytes // GIB, m.in_bytes // GIB) for m in run.moves[2:]} == {(32, 32)}
 
 

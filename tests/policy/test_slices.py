@@ -79,7 +79,7 @@ def test_best_effort_makes_way_by_the_shortest_slice() -> None:
     gpu = gpu_with(Share(0.5), Share(), classes=("latency-sensitive", "best-effort"))
     assert slices(gpu) == {"t0": SETTINGS.longest_ns // 1000, "t1": 1}
     assert gpu.wake_ns(0) is None
-    gpu.groups("t0", 0, 5)  # the service has gone
+    gpu.groups("t0", 0, 5)  # the service has ended
     assert gpu.tenants["t1"].slice_us == SETTINGS.longest_ns // 1000
 
 
@@ -96,14 +96,14 @@ def test_beside_a_service_one_best_effort_tenant_runs_at_a_time() -> None:
         assert wake_ns > now_ns
         now_ns = wake_ns
         steps = gpu.advance(now_ns)
-        assert [type(step) for step in steps] == [Go, Stop]  # never without work
+        assert [type(step) for step in steps] == [Go, Stop]  # a tenant without work does not run
     assert seen == {("t1",), ("t2",)}
 
 
 def test_tenants_of_several_gpus_run_at_the_same_time_on_all() -> None:
     gang = ("0", "1")
     gpus = [GpuSlices(name) for name in gang]
-    for gpu, names in zip(gpus, (("a", "b"), ("b", "a")), strict=True):  # whatever the order in which they came
+    for gpu, names in zip(gpus, (("a", "b"), ("b", "a")), strict=True):  # in any order of arrival
         for name in names:
             gpu.join(name, Share(0.5, gang=gang), "normal", 0)
             gpu.groups(name, 1, 0)
@@ -132,7 +132,7 @@ def test_a_tenant_without_work_has_no_turn_and_may_run_at_any_time() -> None:
         assert gpu.tenants["t0"].on != gpu.tenants["t1"].on
     assert off == [{True, False}, {True, False}]
     gpu.used({"t0": Usage(had["t0"]), "t1": Usage(had["t1"]), "t2": Usage(MS_NS)}, at_ns + SECOND_NS)
-    assert gpu.shares() == pytest.approx({"t0": 0.5, "t1": 0.3, "t2": 0.2})  # it has work again
+    assert gpu.shares() == pytest.approx({"t0": 0.5, "t1": 0.3, "t2": 0.2})  # t2 has work again
 
 
 @given(requests=REQUESTS, limits=st.lists(st.sampled_from([0.3, 0.5, 1.0]), min_size=6, max_size=6))
@@ -187,7 +187,7 @@ def test_any_sequence_of_events_keeps_the_rules(events: list) -> None:
         assert {step.tenant for step in out} <= here
         assert len([s for s in out if isinstance(s, SetSlice)]) <= len(here)
         assert all(t.slice_us >= 1 and t.slice_us * 1000 <= SETTINGS.longest_ns for t in gpu.present())
-        # somebody may run, unless limits alone keep all off
+        # at least one tenant may run, unless limits alone keep all of them off
         if here and all(t.share.limit >= 1.0 for t in gpu.present()):
             assert any(t.on for t in gpu.present())
         wake_ns = gpu.wake_ns(now_ns)
@@ -245,7 +245,7 @@ def test_two_that_yield_and_starve_each_other_are_run_one_at_a_time() -> None:
     """With slices of 1 us all time went into switches: on a card, two best-effort programs had none for a minute."""
     gpu = gpu_with(Share(), Share(), Share(), classes=("best-effort", "best-effort", "latency-sensitive"))
     card = Card(gpu)
-    for _ in range(10):  # no tenant works
+    for _ in range(10):  # no tenant has work
         card.step(t0=0, t1=0)
     assert not any(t.competes for t in gpu.background()[0])
     for _ in range(2):
@@ -306,7 +306,7 @@ def test_turns_are_long_enough_and_divide_time_by_part(weights: list[int], perio
         for name, length in lengths.items():
             had[name] += length
     for name, part in parts.items():
-        if part * periods > 500:  # has had enough turns to be judged
+        if part * periods > 500:  # only if the tenant had enough turns for a judgement
             assert had[name] / (periods * period_ns) == pytest.approx(part, rel=0.1)
 
 
@@ -335,11 +335,11 @@ def test_one_that_wakes_has_its_share_within_the_tenth_of_a_second() -> None:
         card.step("t1", t0=180, t1=18)
     while gpu.tenants["t1"].competes:
         card.step(t0=200, t1=0)
-    assert gpu.wake_ns(card.now_ns) is None  # it has no turn
+    assert gpu.wake_ns(card.now_ns) is None  # no tenant has an exclusive turn
     card.had["t1"] = Usage(card.had["t1"].busy_ns + MS_NS, card.had["t1"].runs + 1, card.had["t1"].yields + 1)
     card.had["t0"] = card.had["t0"]._replace(busy_ns=card.had["t0"].busy_ns + 49 * MS_NS)
     gpu.used(card.had, card.now_ns + 50 * MS_NS)
-    assert gpu.one_at_a_time  # as before it slept
+    assert gpu.one_at_a_time  # as before the tenant became idle
 
 
 def test_whether_queues_run_empty_is_seen_soon_after_a_tenant_came() -> None:

@@ -99,7 +99,7 @@ def test_extremes_come_back_exactly(server: Running, datatype: str, door: str) -
 @pytest.mark.parametrize("door", DOORS)
 def test_bytes_that_are_no_text_are_refused_where_strings_are_text(server: Running, door: str) -> None:
     photo = b"\xff\xd8\xff\xe0"
-    if door == "json":  # has only text
+    if door == "json":  # JSON can only carry text
         return
     if door == "binary":
         status, why = over_http(server, "BYTES", pack_strings([photo]), 1, True)

@@ -91,7 +91,8 @@ def test_statistics_tell_where_time_goes(server: Running) -> None:
     before = statistics(server)
     for _ in range(3):
         assert infer_json(server, {"data": ROWS.ravel().tolist()}, {})[0] == 200
-    assert post(server, "models/a/infer", {"inputs": []})[0] == 400  # no request of the model's: not counted
+    # an invalid request, which is not counted for the model
+    assert post(server, "models/a/infer", {"inputs": []})[0] == 400
     after = statistics(server)
     assert after["inference_count"] - before["inference_count"] == 6
     assert 3 <= after["execution_count"] - before["execution_count"] <= 6
@@ -124,7 +125,7 @@ def test_classes_by_both_ports(server: Running) -> None:
     assert (answer["datatype"], answer["shape"], answer["data"]) == ("BYTES", [2, 2], wanted)
     message = infer_message(classification=2)
     message.raw_input_contents.append(ROWS.tobytes())
-    for _ in range(2):  # the second time the head of the request is known
+    for _ in range(2):  # at the second time the server knows the head of the request
         found = infer_grpc(server, message)
         assert (found.outputs[0].datatype, list(found.outputs[0].shape)) == ("BYTES", [2, 2])
         assert [x.decode() for x in unpack_strings(found.raw_output_contents[0])] == wanted
@@ -174,7 +175,7 @@ def test_tensors_in_shared_memory_by_http(server: Running, memory: Path) -> None
     ):
         status, _, answer = infer_json(server, {"parameters": entry}, output)
         assert (status, said in answer["error"]) == (400, True), answer
-    memory.open("r+b").truncate(20)  # what a mapping would end the server for
+    memory.open("r+b").truncate(20)  # the server would be killed if it read this part of a mapping
     status, _, answer = infer_json(server, {"parameters": placed("r", 8)}, {})
     assert (status, "has become smaller" in answer["error"]) == (400, True)
     assert post(server, f"{path}/unregister", {})[0] == 200

@@ -25,7 +25,8 @@ def test_shares_side_by_side_are_disjoint_and_inside(parts: list[int], pieces: i
         first, count = span(start, part / total, pieces)
         assert count >= 1
         assert 0 <= first <= pieces - count
-        if round((start + part / total) * pieces) > round(start * pieces):  # one of less than a piece still gets one
+        # a share smaller than one piece still gets one
+        if round((start + part / total) * pieces) > round(start * pieces):
             taken.append(frozenset(range(first, first + count)))
         start += part / total
     assert sum(map(len, taken)) == len(frozenset().union(*taken))

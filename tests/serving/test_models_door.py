@@ -81,7 +81,7 @@ def test_answers_come_from_the_model_that_was_named(one: Door) -> None:
         assert headers["x-request-id"] == "r7"
         assert headers["x-program"] == "stand-in"
         assert float(headers["cotenant-queued-ms"]) >= 0.0
-    # the program calls it /models/b, the client never sees that
+    # the program names the model /models/b, which the client must never see
     assert one.chat("b", "two")[2]["model"] == "b"
     text = one.chat("b", "three", stream=True, max_tokens=2)[2]
     assert [event if event == "[DONE]" else event["model"] for event in events(text)] == ["b", "b", "[DONE]"]
@@ -99,7 +99,7 @@ def test_a_stream_is_handed_on_as_it_comes_and_its_connection_is_kept(one: Door)
             assert [part["text"] for part in parts[:-1]] == ["s 0", "s 1", "s 2"]
             assert parts[-1] == "[DONE]"
             assert connection.sock is not None
-        # a first piece is there while the program still waits
+        # the first part arrives while the program still waits
         connection.request("POST", "/v1/chat/completions", json.dumps(chat("a", "hold", stream=True)))
         assert b"hold 0" in connection.getresponse().readline()
     until(lambda: one.said("a"), lambda text: "client gone" in text)
@@ -204,7 +204,7 @@ def test_a_program_that_dies(tmp_path: Path) -> None:
         told = "the program of a did not finish this answer: the program ended with code 4: asked die-late"
         assert last["error"]["message"] == told
         assert it.chat("a")[0] == 200
-        # it may be what ends every program: no third try
+        # the request may be what kills the program, so there is no third attempt
         status, _, content = it.chat("a", "die")
         assert status == 502
         told = "the program of a did not finish this answer: the program ended with code 3: asked die"
@@ -238,7 +238,7 @@ def test_a_client_that_reads_slowly_holds_its_program_and_nobody_else(tmp_path: 
         assert it.chat("a", "quick")[0] == 200
         connections = it.server.front.connections
         until(lambda: max(c.transport.get_write_buffer_size() for c in list(connections)), lambda size: size > 0)
-        # 20 MB are on their way, the door has one buffer of them
+        # the answer has 20 MB, of which the server holds at most one buffer
         assert all(c.transport.get_write_buffer_size() < 1 << 20 for c in list(connections))
         slow.close()
         it.until("a", lambda row: row["open"] == 0)
@@ -344,7 +344,7 @@ def test_programs_move_and_the_one_used_longest_ago_gives_its_host_memory(
         assert [it.row(name)["state"] for name in "abc"] == ["evicted", "cold", "resident"]
         assert it.row("a")["switches"] == {"start": 1, "evict": 2, "bring": 1}
         assert it.row("b")["switches"] == {"start": 1, "evict": 1, "stop": 1}
-        # one that cannot be moved is stopped instead
+        # a model that cannot be moved out is stopped instead
         host.refuse = "c"
         assert it.chat("a")[0] == 200
         assert it.row("c")["switches"] == {"start": 1, "stop": 1}

@@ -40,7 +40,8 @@ def test_a_model_of_known_times_has_them_in_its_profile(call: Any, tmp_path: Pat
     found = json.loads(text)
     profile = read_profile(out)
     for label in found["latency_ms"]:
-        # executed and handed over together are the model's own time: it counts from the submission
+        # The time of execution and the time of the transfer add up to the model's own time, which starts at the
+        # submission.
         for batch, ms in ((1, 4.0), (4, 10.0)):
             whole = profile.latency_ms("clock", batch, label) + profile.overhead_ms("clock", batch)
             assert whole >= 0.98 * ms

@@ -23,7 +23,7 @@ class SlowWorker:
     def __init__(self, spec: Any, listener: Any) -> None:
         self.spec, self.listener = spec, listener
         self.pid, self.let, self.running = 7, asyncio.Event(), False
-        self.stopping: asyncio.Event | None = None  # what its end waits for
+        self.stopping: asyncio.Event | None = None  # the end of the program waits for this event, if any
 
     async def start(self) -> dict[str, Any]:
         await self.let.wait()

@@ -29,7 +29,7 @@ def test_a_worker_that_ends_without_an_agent_is_made_when_there_is_one(how: sign
         heard() as said,
         running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder) as made,
     ):
-        for name in ("a", "b"):  # both are on the floor
+        for name in ("a", "b"):  # both workers have joined the gate page
             wait_for(lambda: infer(made.http_url, name)[0] == 200)  # noqa: B023 - called in this round
         agent, pid = bench.agent, worker_of("a", bench)
         assert agent is not None

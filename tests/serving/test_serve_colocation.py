@@ -26,7 +26,7 @@ from cotenant.serving.server import running
 from cotenant.serving.worker import ModelSpec, WorkerSpec
 from cotenant.serving.workers.colocation import SIGN_S, Claim, Colocation, Turnstile
 
-HEARTBEAT_MS = 60_000  # longer than a busy machine keeps a holder waiting
+HEARTBEAT_MS = 60_000  # longer than a busy machine delays a heartbeat
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_latency_sensitive_service_raises_the_floor_for_each_batch(bench: Benc
         for _ in range(5):
             before = raises(bench)
             assert infer(server.http_url, "a")[0] == 200
-            assert raises(bench) > before  # once, and again while a batch takes long
+            assert raises(bench) > before  # raised at the start of the batch, and again while the batch takes long
         with ControlClient(bench.folder) as client:
             assert client.call("colocation")["scheme"] == "tidal"
         wait_for(lambda: not any(_up(bench)))
@@ -66,7 +66,8 @@ def test_a_latency_sensitive_service_raises_the_floor_for_each_batch(bench: Benc
 
 def test_the_floor_shows_the_class_of_the_service_whose_batch_runs(bench: Bench, tmp_path: Path) -> None:
     """`work_class` of the file, whether a service has its worker alone or shares it with one of another class."""
-    long = {"slo_ms": 60_000, "model": drill(tmp_path, "long", latency_ms={"1": 400.0, "8": 400.0})}  # time to look
+    # long enough for the test to look
+    long = {"slo_ms": 60_000, "model": drill(tmp_path, "long", latency_ms={"1": 400.0, "8": 400.0})}
     entries = [
         {"name": "a", "work_class": "memory", **long},
         {"name": "b", "work_class": "compute", **long},
@@ -119,7 +120,7 @@ def test_the_floor_is_up_when_a_batch_is_sent_and_down_when_it_is_answered(bench
             for service in ("a", "a", "b", "a"):
                 assert infer(server.http_url, service)[0] == 200
                 wait_for(lambda: not watch.others_up())
-    # a worker joins the floor while its first batch is on its way
+    # a worker joins the gate page while its first batch is being sent
     assert sent[1:] == [("a", {0, WorkClass.COMPUTE}), ("b", {0}), ("a", {0, WorkClass.COMPUTE})]
     wait_for(lambda: sum(pid > 0 for pid in watch.mapping.layout.pid) == 1)
     watch.close()
@@ -139,7 +140,8 @@ def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Pat
         assert tenants["a"]["gpus"][0]["memory_limit_bytes"] == 2 << 30
         assert tenants["a"]["gpus"][0]["copies"]["weight"] == 3
         assert tenants["a"]["root_pid"]
-        with ControlClient(bench.folder) as client:  # as `cotenant run --best-effort --mechanism mps` beside the server
+        # as `cotenant run --best-effort --mechanism mps` does on the same machine
+        with ControlClient(bench.folder) as client:
             train = TenantSpec("train", mechanism="mps", best_effort=True)
             assert register(client, Launch(bench.folder, train, ["train"]))
     assert any(line.startswith("co-location: tidal on GPU 0 (Cotenant Software GPU) of the agent in") for line in said)
@@ -147,7 +149,7 @@ def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Pat
 
 
 def test_who_holds_best_effort_work_off_is_told_of_a_worker_without_a_device_too(bench: Bench) -> None:
-    floor = join_floor(bench.folder, uuid_of(bench))  # this process is the worker, which never talks to the GPU
+    floor = join_floor(bench.folder, uuid_of(bench))  # this process acts as the worker, which never calls the GPU
     with ControlClient(bench.folder) as client:
         mine = TenantSpec("mine", mechanism="mps", latency_sensitive=True)
         register(client, Launch(bench.folder, mine, ["mine"]))
@@ -183,7 +185,8 @@ def test_a_worker_on_a_gpu_is_under_the_shim_and_held_off(bench: Bench, tmp_path
         floor.lower()
         block = be.answer()
         floor.close()
-        assert all(done == 0 for at, done in block["marks"] if at < down)  # launched or not
+        # no launch has completed, whether or not it was submitted
+        assert all(done == 0 for at, done in block["marks"] if at < down)
         assert block["count"] > 0
         made.released(spec)
     finally:
@@ -307,7 +310,8 @@ def test_what_a_scheme_does_to_mechanism_and_sms_is_said(bench: Bench, tmp_path:
         with pytest.raises(InputError, match=r"temporal runs its workers under .* time: .*\(train\)"), refused:
             pass
     with heard() as said, running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder):
-        assert [row["limit"] for row in bench.tenants()] == [0.25 * 0.5]  # a quarter of the half that was planned
+        # a quarter of the half that the plan gives the service
+        assert [row["limit"] for row in bench.tenants()] == [0.25 * 0.5]
     assert any("that it has in the plan, a best-effort one 75%" in line for line in said)
 
 
@@ -318,7 +322,7 @@ def test_a_turnstile_tells_the_classes_of_a_mixed_worker_apart(bench: Bench) -> 
     gate.enter("ls")
     assert other.others_up()
     assert not ours.others_up()
-    gate.enter("be")  # its own batch does not hold it up
+    gate.enter("be")  # the service's own batch does not hold the gate closed for it
     gate.leave("ls")
     assert not other.others_up()
     ours.close()
@@ -359,7 +363,7 @@ def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(ben
     doomed = join_floor(bench.folder, uuid_of(bench))
     doomed.raise_()
     assert watcher.others_up()
-    doomed._closed = True  # as the kernel does for a killed process: the connection ends, nothing is lowered
+    doomed._closed = True  # as the kernel does for a killed process: the connection ends, and the gate is not lowered
     doomed.mapping.connection.shutdown(2)
     doomed.mapping.connection.close()
     wait_for(lambda: not watcher.others_up())
@@ -380,10 +384,10 @@ def test_a_holder_finds_the_agents_successor(tmp_path: Path) -> None:
         assert agent is not None
         agent.kill()
         agent.wait()
-        floor.raise_()  # the page goes on working
+        floor.raise_()  # the gate page works without an agent
         bench.agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
         wait_for(lambda: (bench.folder / "floor.sock").exists() and bool(_up(bench)))
-        wait_for(lambda: _up(bench) == [True])  # it joins first, and raises then
+        wait_for(lambda: _up(bench) == [True])  # the worker joins first and then raises the gate
         floor.close()
 
 

@@ -69,7 +69,7 @@ def test_mps_percentages(monkeypatch: pytest.MonkeyPatch) -> None:
         return Enforcement()
 
     monkeypatch.setattr("cotenant.agent.mechanisms.mps.Mps.grant", grant)
-    for mechanism, limit in (("mps", 0.4), ("green", 1.0)):  # a ladder says itself what it uses
+    for mechanism, limit in (("mps", 0.4), ("green", 1.0)):  # the mechanism `green` limits with its own means
         made = Devices(mechanism, 1, lambda: GPUS)
         assert made.environment(spec("a", 0, "40%", 0.4, mechanism))["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa"
         assert asked.pop() == (limit, "GPU-aaaa")

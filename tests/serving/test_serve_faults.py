@@ -41,7 +41,7 @@ def test_a_killed_worker_loses_no_request(tmp_path: Path) -> None:
             assert body["outputs"][0]["data"] == [offset("a") + i, offset("a")]
         wait_for(lambda: len(pids(server)) == 2 and victim not in pids(server))
         assert server.status()["worker_deaths"] == 1
-        # nobody was answered twice, and all were counted once
+        # each request was answered once and counted once
         outcomes = server.status()["services"][0]["outcomes"]
         assert sum(outcomes.values()) == 12
         assert outcomes["ok"] + outcomes["late"] == 12
@@ -75,7 +75,7 @@ def test_a_worker_that_has_lost_its_device_ends_and_one_is_started_afresh(tmp_pa
         answers = [pool.submit(infer, server.http_url, "a", (v, 0.0)) for v in values]
         for value, answer in zip(values, answers, strict=True):
             assert answer.result()[0] == (500 if value == 666.0 else 200)
-        assert server.status()["worker_deaths"] == 2  # with its batch, and once more alone
+        assert server.status()["worker_deaths"] == 2  # once with the whole batch, and once more alone
         assert infer(server.http_url, "a", (4.0, 0.0))[0] == 200
         assert not set(first) & set(pids(server))
 
@@ -98,9 +98,9 @@ def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
     services = deployment([{"name": "a", "model": hung, "slo_ms": 300}, {"name": "b", **LONG}], tmp_path)
     with running(services, plan=plan({"a": 8}, {"b": 8})) as server, ThreadPoolExecutor(2) as pool:
         stuck = pool.submit(infer, server.http_url, "a", (1.0, 0.0))
-        assert infer(server.http_url, "b")[0] == 200  # the neighbour is not disturbed
+        assert infer(server.http_url, "b")[0] == 200  # the other service is not disturbed
         status, headers, _body = stuck.result()
-        assert status == 503  # its deadline has passed when it could have been tried again
+        assert status == 503  # its deadline had passed when it could have been tried again
         assert headers["cotenant-outcome"] == "late"
         assert int(headers["retry-after"]) >= 1
         wait_for(lambda: len(pids(server)) == 2)
@@ -137,7 +137,7 @@ def test_full_queues_and_lost_deadlines_are_told_apart(tmp_path: Path) -> None:
     with running(services, plan=plan({"a": 1})) as server, ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(infer, server.http_url, "a") for _ in range(6)]
         found = [answer.result() for answer in answers]
-        # one runs, two wait, three find the queue full
+        # one request runs, two wait, and three find the queue full
         assert sorted(status for status, _, _ in found) == [200, 200, 200, 429, 429, 429]
         full = next(headers for status, headers, _ in found if status == 429)
         assert full["cotenant-outcome"] == "full"
@@ -150,7 +150,8 @@ def test_full_queues_and_lost_deadlines_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_concurrency_limits_are_per_service(tmp_path: Path) -> None:
-    slow = drill(tmp_path, "a", latency_ms={"1": 1000.0, "8": 1000.0})  # the others come meanwhile
+    # slow, so that the other requests arrive while it runs
+    slow = drill(tmp_path, "a", latency_ms={"1": 1000.0, "8": 1000.0})
     services = deployment([{"name": "a", "model": slow, "max_concurrency": 2, **LONG}, {"name": "b", **LONG}], tmp_path)
     with running(services, plan=plan({"a": 1}, {"b": 8})) as server, ThreadPoolExecutor(8) as pool:
         mine = [pool.submit(infer, server.http_url, "a") for _ in range(5)]

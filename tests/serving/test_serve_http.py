@@ -128,7 +128,8 @@ def test_numbers_that_do_not_fit_their_type(server: Running) -> None:
         status, _, body = ask(server.http_url, "/v2/models/b/infer", {"inputs": [number, strings]})
         assert status == 400
         assert said in body["error"]
-    status, _, body = ask(server.http_url, "/v2/models/a/infer", {"inputs": [tensor([1e39])]})  # infinite as FP32
+    # 1e39 is infinite as FP32
+    status, _, body = ask(server.http_url, "/v2/models/a/infer", {"inputs": [tensor([1e39])]})
     assert (status, "outside FP32" in body["error"]) == (400, True)
 
 
@@ -147,8 +148,8 @@ def test_unknown_things_are_404_and_other_methods_405(server: Running) -> None:
 
 def test_the_configuration_does_not_change_with_the_plan(server: Running) -> None:
     """`a` has batches of 4 in the plan; a client that sizes its requests by the configuration must not see that."""
-    assert ask(server.http_url, "/v2/models/a/config")[2]["max_batch_size"] == 8  # the profile's largest
-    assert ask(server.http_url, "/v2/models/b/config")[2]["max_batch_size"] == 5  # its config.pbtxt
+    assert ask(server.http_url, "/v2/models/a/config")[2]["max_batch_size"] == 8  # the largest batch of the profile
+    assert ask(server.http_url, "/v2/models/b/config")[2]["max_batch_size"] == 5  # the value of its config.pbtxt
 
 
 def test_bodies_over_the_limit_are_413(server: Running) -> None:
@@ -245,7 +246,7 @@ def test_tokens_and_tls(tmp_path: Path) -> None:
         url = server.http_url.replace("127.0.0.1", "localhost")
         assert url.startswith("https://")
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trusted))
-        assert opener.open(url + "/v2/health/live").status == 200  # probes have no token
+        assert opener.open(url + "/v2/health/live").status == 200  # health probes need no token
         for given, code in ((None, 401), ("Bearer nope", 401), (f"Basic {TOKEN}", 401), (f"Bearer {TOKEN}", 200)):
             headers = {} if given is None else {"authorization": given}
             try:
@@ -255,7 +256,7 @@ def test_tokens_and_tls(tmp_path: Path) -> None:
             assert found == code
         for path, code in (
             (f"/?token={TOKEN}", 200), (f"/state.json?token={TOKEN}", 200), ("/?token=nope", 401), ("/", 401),
-            (f"/v2?token={TOKEN}", 401),  # a page's address alone may carry it: requests have headers
+            (f"/v2?token={TOKEN}", 401),  # only the address of a page may contain the token; requests must use a header
         ):  # fmt: skip
             try:
                 found = opener.open(url + path).status

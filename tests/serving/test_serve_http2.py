@@ -49,7 +49,8 @@ def test_answers_wait_for_the_client_s_windows(server: Running) -> None:
     peer.send(frame(WINDOW_UPDATE, 0, 1, struct.pack(">I", 7)))
     got += peer.until(DATA)[3]
     assert len(got) == 17
-    peer.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 100_000)))  # a larger window counts for open streams too
+    # a larger initial window counts also for open streams
+    peer.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 100_000)))
     got += peer.until(DATA)[3]
     kind, flags, stream, block = peer.until(HEADERS)
     assert (kind, flags & 1, stream) == (HEADERS, 1, 1)
@@ -75,27 +76,30 @@ def test_split_padded_and_prioritised_frames(server: Running) -> None:
 @pytest.mark.parametrize(
     ("frames", "code"),
     [
-        ([frame(DATA, 0, 5, b"x")], PROTOCOL_ERROR),  # data of no stream
-        ([frame(HEADERS, 0x4, 2, headers())], PROTOCOL_ERROR),  # an even number
-        ([frame(HEADERS, 0x4, 3, headers()), frame(HEADERS, 0x4, 1, headers())], PROTOCOL_ERROR),  # going backwards
-        ([frame(HEADERS, 0, 1, headers()), frame(PING, 0, 0, bytes(8))], PROTOCOL_ERROR),  # headers interrupted
+        ([frame(DATA, 0, 5, b"x")], PROTOCOL_ERROR),  # data for stream 5, which is not open
+        ([frame(HEADERS, 0x4, 2, headers())], PROTOCOL_ERROR),  # an even stream number
+        # a stream number below the last one
+        ([frame(HEADERS, 0x4, 3, headers()), frame(HEADERS, 0x4, 1, headers())], PROTOCOL_ERROR),
+        # a header block that another frame interrupts
+        ([frame(HEADERS, 0, 1, headers()), frame(PING, 0, 0, bytes(8))], PROTOCOL_ERROR),
         ([frame(CONTINUATION, 0x4, 1, b"")], PROTOCOL_ERROR),
         ([frame(PUSH_PROMISE, 0, 1, b"")], PROTOCOL_ERROR),
         ([frame(PING, 0, 0, b"short")], FRAME_SIZE_ERROR),
         ([b"\xff\xff\xff\x00\x00\x00\x00\x00\x01"], FRAME_SIZE_ERROR),
         ([frame(HEADERS, 0x4, 1, b"\xff\xff\xff\xff\xff\xff\xff")], COMPRESSION_ERROR),
-        ([frame(HEADERS, 0x4, 1, b"\xbf")], COMPRESSION_ERROR),  # an entry that the table has not
+        ([frame(HEADERS, 0x4, 1, b"\xbf")], COMPRESSION_ERROR),  # an index that is not in the header table
         ([frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1))] * 2, FLOW_CONTROL_ERROR),
         ([frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**32 - 1))], FLOW_CONTROL_ERROR),
-        ([frame(WINDOW_UPDATE, 0, 0, bytes(4))], PROTOCOL_ERROR),  # opens the window by nothing
+        ([frame(WINDOW_UPDATE, 0, 0, bytes(4))], PROTOCOL_ERROR),  # an increment of 0
         ([frame(SETTINGS, 0, 0, b"")] * 10_001, CALM),
-        ([frame(SETTINGS, 1, 0, b"")] * 10_001, CALM),  # acknowledgements of nothing
+        ([frame(SETTINGS, 1, 0, b"")] * 10_001, CALM),  # acknowledgements of settings that were never sent
         ([frame(PING, 1, 0, bytes(8))] * 10_001, CALM),
         ([frame(PRIORITY, 0, 1, bytes(5))] * 10_001, CALM),
-        ([frame(0x42, 0, 1, b"")] * 10_001, CALM),  # of a kind that nobody knows
-        ([frame(WINDOW_UPDATE, 0, 1, struct.pack(">I", 1))] * 10_001, CALM),  # of a call that is not there
+        ([frame(0x42, 0, 1, b"")] * 10_001, CALM),  # frames of an unknown type
+        # a window update for a stream that is not open
+        ([frame(WINDOW_UPDATE, 0, 1, struct.pack(">I", 1))] * 10_001, CALM),
         ([frame(HEADERS, 0, 1, b"\x00\x01a\x00" * 4000), *[frame(CONTINUATION, 0, 1, bytes(16_000))] * 4], CALM),
-        ([frame(HEADERS, 0x8 | 0x4, 1, b"\xff" + b"x")], PROTOCOL_ERROR),  # more padding than frame
+        ([frame(HEADERS, 0x8 | 0x4, 1, b"\xff" + b"x")], PROTOCOL_ERROR),  # more padding than the frame is long
     ],
 )  # fmt: skip
 def test_what_a_peer_may_not_do_ends_its_connection(server: Running, frames: list[bytes], code: int) -> None:
@@ -122,14 +126,16 @@ def test_a_long_stream_is_not_closed_for_the_pings_of_its_client(server: Running
 
 def test_calls_that_are_no_grpc_or_end_early(server: Running) -> None:
     peer = Peer(server)
-    get = b"\x82\x86\x84"  # GET http /
+    get = b"\x82\x86\x84"  # GET over http for the path /
     peer.send(frame(HEADERS, 0x5, 1, get))
-    assert peer.until(HEADERS)[3] == b"\x8d"  # 404
-    peer.send(frame(HEADERS, 0x5, 3, headers()))  # no message at all
+    assert peer.until(HEADERS)[3] == b"\x8d"  # status 404
+    peer.send(frame(HEADERS, 0x5, 3, headers()))  # a call without any message
     assert b"grpc-status\x0213" in peer.until(HEADERS)[3]
-    peer.send(frame(HEADERS, 0x4, 5, headers()), frame(DATA, 0x1, 5, b"\0\0\0\0\x09abc"))  # ends inside a message
+    # the stream ends inside a message
+    peer.send(frame(HEADERS, 0x4, 5, headers()), frame(DATA, 0x1, 5, b"\0\0\0\0\x09abc"))
     assert b"grpc-status\x0213" in peer.until(HEADERS)[3]
-    peer.send(frame(HEADERS, 0x4, 7, headers()), frame(DATA, 0, 7, b"\0\xff\xff\xff\xff"))  # 4 GiB are announced
+    # the length announced is 4 GiB
+    peer.send(frame(HEADERS, 0x4, 7, headers()), frame(DATA, 0, 7, b"\0\xff\xff\xff\xff"))
     assert b"grpc-status\x018" in peer.until(HEADERS)[3]
     peer.send(frame(HEADERS, 0x4, 9, headers()), frame(DATA, 0x1, 9, struct.pack(">BI", 0, 3) + b"\xff\xff\xff"))
     assert b"grpc-status\x013" in peer.until(HEADERS)[3]

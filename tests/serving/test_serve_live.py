@@ -68,7 +68,7 @@ def test_plans_change_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
         with Load(server, ("a", "b", "c")) as load:
             for made in (
                 plan({"a": 4}, {"b": 4, "c": 2}, gpus=2),
-                plan({"a": 8}, {"b": 4, "c": 8}, gpus=2),  # other batches only: no worker is made anew
+                plan({"a": 8}, {"b": 4, "c": 8}, gpus=2),  # only the batches differ, so no worker is restarted
                 plan({"c": 1, "a": 1}, {"b": 2}, {"a": 2}, gpus=2),
                 first,
             ):
@@ -82,7 +82,7 @@ def test_plans_change_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
         assert {s["name"]: s["received"] for s in status["services"]} == {n: counted[n, 200] for n in "abc"}
         assert status["worker_deaths"] == 0
         assert status["switches"] == 5
-        wait_for(lambda: len(server.status()["gpulets"]) == 2)  # old workers have gone
+        wait_for(lambda: len(server.status()["gpulets"]) == 2)  # the old workers have ended
 
 
 def test_other_batches_keep_the_workers(tmp_path: Path) -> None:
@@ -91,7 +91,8 @@ def test_other_batches_keep_the_workers(tmp_path: Path) -> None:
         before = pids(server)
         put(server, plan({"a": 8, "b": 1}, {"b": 2}))
         assert pids(server) == before
-        put(server, plan({"a": 8}, {"b": 2}))  # b has gone from one gpulet: its worker just is not asked for it
+        # b is gone from one gpulet; the worker there stays, but gets no requests for b
+        put(server, plan({"a": 8}, {"b": 2}))
         assert pids(server) == before
 
 
@@ -108,7 +109,8 @@ def test_rates_drive_plans_and_gpus(tmp_path: Path) -> None:
         assert not began["note"]
         with Load(server, ("b",), threads=1) as load:
             wait_for(lambda: server.status()["gpus_in_use"] < began["gpus_in_use"])
-        # an SLO of 100 ms is not kept on a busy machine: that is said, and nothing else goes wrong
+        # An SLO of 100 ms is not met on a busy machine. Such requests are answered with 503, and nothing else may go
+        # wrong.
         assert not [wrong for wrong in load.wrong if wrong[1] != 503]
         wait_for(lambda: server.status()["replans"] > 3)
     rows = [line.split(",") for line in log.read_text().splitlines()]
@@ -173,7 +175,7 @@ def test_a_trouble_of_the_planner_leaves_the_plan_in_force(tmp_path: Path) -> No
         assert process is not None
         process.kill()
         end = time.monotonic() + 60
-        while server.status()["replans"] < 4:  # it is started again and answers
+        while server.status()["replans"] < 4:  # the planner is started again and answers
             assert infer(server.http_url, "a")[0] == 200
             assert time.monotonic() < end
             time.sleep(0.1)
@@ -209,5 +211,5 @@ def test_a_gpu_that_goes_away_leaves_the_plan(tmp_path: Path) -> None:
         os.kill(gone, signal.SIGKILL)
         wait_for(lambda: set(pids(server)) == {"0/50%/0", "0/50%/1"})
         assert infer(server.http_url, "a")[0] == 200
-        factory.left = (0, 1)  # and when it comes back it is used again
+        factory.left = (0, 1)  # when the GPU comes back, it is used again
         wait_for(lambda: len(pids(server)) == 3)

@@ -33,5 +33,5 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     got.share(let, 0.0)
     let.busy_ms = 8000.0
     assert got.share(let, 8000.0) == 1.0
-    assert got.share(let, 16000.0) == 0.0  # from 8 s on: the look at 0 s is out of the window
-    assert got.share(let, 60000.0) is None  # nobody looked for long: as at the first look
+    assert got.share(let, 16000.0) == 0.0  # the window starts at 8 s, so the observation at 0 s is outside it
+    assert got.share(let, 60000.0) is None  # no observation for a long time, as at the first one

@@ -262,7 +262,7 @@ def test_a_timed_model_with_times_of_its_own_needs_no_profile(tmp_path: Path) ->
         pass
     (tmp_path / "m" / "1" / "timed.json").write_text('{"latency_ms": {"1": 5, "8": 12}}')
     with running(content) as server:
-        assert 20 < server.status()["services"][0]["capacity_rps"] < 8 / 0.012  # eight items take 12 ms
+        assert 20 < server.status()["services"][0]["capacity_rps"] < 8 / 0.012  # a batch of eight items takes 12 ms
 
 
 @pytest.mark.extras

@@ -53,7 +53,7 @@ def test_every_answer_is_one_that_the_description_has(server: Running) -> None:
 
         try:
             probe()
-        except Exception as error:  # collected, so that one run names all
+        except Exception as error:  # all failures are collected, so that one run names all of them
             failed.append(f"{made.method} {made.path}: {error}")
     assert not failed, "\n".join(failed)
     assert checked > 150

@@ -90,7 +90,7 @@ class Stand:
         assert self.alive
         assert self.job is None, "a worker has one job at a time"
         let = self.desk.pool._of[self]  # type: ignore[index]
-        # what is left of a batch may run when the plan that formed it is no longer in force
+        # a part of a batch may still run after the plan that formed it has been replaced
         self.most |= {s.service: max(s.batch, self.most.get(s.service, 0)) for s in let.spec.seats}
         assert 1 <= len(job.units) <= self.most[job.service], "a batch is over its size"
         numbers = [int(unit[0].data) for unit in job.units]  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def play(events: list[tuple[str, Any]]) -> None:
             waits = any(unit.call is call for unit in desk.pool._waiting[call.service].values())
             desk.pool.withdraw(call)
             assert desk.pool.waiting(call.service) == desk.pool.desk.waiting(call.service) == before - waits
-    while desk.dead:  # all workers come back, and all that runs ends
+    while desk.dead:  # all workers are replaced, and all running batches end
         desk.pool.attach(desk.dead.pop(), desk.worker())  # type: ignore[arg-type]
     while any(w.job is not None for w in desk.workers):
         next(w for w in desk.workers if w.job is not None).finish()
@@ -209,7 +209,9 @@ def test_what_batches_take_beyond_the_profile_is_kept_free(
             now[0] += worker.job.expected_ms + 400.0
             worker.finish()
         desk.offer("b")  # occupies the gpulet
-        desk.offer("b")  # within 10 s by the profile after either wait; 400 ms over it only after the shorter one
+        # By the profile, this request meets its SLO of 10 s after either wait. With the 400 ms more that batches took,
+        # it meets it only after the shorter one.
+        desk.offer("b")
         now[0] += waited
         next(w for w in desk.workers if w.job is not None).finish()
         assert any(w.job is not None for w in desk.workers) is runs
@@ -225,18 +227,18 @@ def test_a_hung_worker_is_killed_once_and_its_request_tried_again(monkeypatch: p
         monkeypatch.setattr(desk.pool, "now_ms", lambda: now[0])
         desk.offer("b")
         first = next(w for w in desk.workers if w.job is not None)
-        while now[0] < 19_900.0:  # twice the SLO is what it may take
+        while now[0] < 19_900.0:  # a batch may take twice the SLO
             now[0] += 10.0
             desk.pool.tick()
         assert first.alive
-        now[0] = 25_000.0  # time in which nobody ran does not count
+        now[0] = 25_000.0  # time in which this process did not run does not count
         desk.pool.tick()
         assert first.alive
         for _ in range(12):
             now[0] += 10.0
             desk.pool.tick()
         assert not first.alive
-        # its deadline (the SLO) has passed meanwhile: it is dropped, not run again
+        # The request's deadline (the SLO) has passed meanwhile, so it is dropped and not run again.
         desk.pool.tick()
         assert isinstance(desk.replies[0][0], Refusal)
         assert len(desk.dead) == 1
@@ -281,7 +283,7 @@ def test_suspects_of_a_death_run_alone() -> None:
     async def main() -> None:
         desk = Desk()
         for _ in range(4):
-            desk.offer("b")  # one runs, three wait
+            desk.offer("b")  # one request runs and three wait
         running = next(w for w in desk.workers if w.job is not None)
         running.finish()
         assert running.job is not None

@@ -22,7 +22,8 @@ from cotenant.serving.dispatch.requestlog import CsvLog
 
 def write(folder: Path, **more: Any) -> tuple[str, str]:
     """(services file, plan file)."""
-    doors = {"http": "127.0.0.1:0", "grpc": "none"}  # whatever else runs here has its ports
+    # free ports, because other programs on this machine may use the default ones
+    doors = {"http": "127.0.0.1:0", "grpc": "none"}
     content = deployment([{"name": "a", "slo_ms": 5000}], folder, listen=doors) | more
     (folder / "services.yaml").write_text(yaml.safe_dump(content))
     (folder / "plan.json").write_text(json.dumps(plan({"a": 4}).to_dict()))
@@ -61,12 +62,12 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     assert out == ""
     rows = log.read_text().splitlines()
     assert rows[0] == "service,received_s,queued_ms,batch,gpulet,executed_ms,outcome"
-    assert len(rows) == 3  # a row for each item
+    assert len(rows) == 3  # one row for each item, after the header
     service, received, queued, batch, gpulet, executed, outcome = rows[1].split(",")
     assert (service, gpulet, outcome) == ("a", "0/50%/0", "ok")
     assert float(received) > 0 <= float(queued)
     assert int(batch) in (1, 2)
-    assert float(executed) > 0  # counted where it runs
+    assert float(executed) > 0  # measured in the worker
 
 
 def test_kill_9_of_the_gateway_takes_its_workers_along_and_it_can_start_again(tmp_path: Path) -> None:
@@ -95,7 +96,8 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
         command("serve", services, "--plan", held, "--http", "127.0.0.1:0", "--grpc", "none"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_for(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())  # no worker yet
+    # the server has started its first child process, but no worker yet
+    wait_for(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
     os.kill(process.pid, signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, ""), err
@@ -130,7 +132,8 @@ def test_wrong_input_is_one_sentence_and_2(
     code, out, err = call("serve", services, *options)
     assert (code, out) == (2, "")
     *before, sentence = err.splitlines()
-    assert all("compiling the planner and the dispatcher" in line for line in before)  # as a first start does
+    # such lines appear at the first start
+    assert all("compiling the planner and the dispatcher" in line for line in before)
     assert said in sentence
 
 
@@ -192,7 +195,7 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded_or_measured(
     (folder / "timed.json").write_text('{"load_s": 600}')
     content = yaml.safe_load(Path(services).read_text())
     content["services"][0]["model"] = "models/a"
-    if not planned:  # without a profile the model would be measured first
+    if not planned:  # without a profile the server would measure the model first
         del content["profile"]
         content |= {"gpus": {"count": 1, "model": "cpu"}, "mechanism": "cores"}
     Path(services).write_text(yaml.safe_dump(content))
@@ -240,7 +243,7 @@ def test_a_second_server_leaves_the_log_of_the_first(tmp_path: Path, call: Any) 
     assert "log.csv: another running server writes this log" in err.splitlines()[-1]
     assert log.read_text() == "a,b\n1,2\n"
     first.close()
-    CsvLog(log, "a,b\n").close()  # nobody writes it any more
+    CsvLog(log, "a,b\n").close()  # no other process writes to the file any more
     assert log.read_text() == "a,b\n"
 
 

@@ -75,7 +75,7 @@ def test_a_client_of_http_that_goes_leaves_the_queue(server: Running, name: str)
     peer.close()
     wait_for(lambda: waiting(server, queue) == (1 if name == "a" else 0))
     assert cancelled(server, name) == before + 1
-    stays.shutdown(socket.SHUT_WR)  # it reads on: it is told
+    stays.shutdown(socket.SHUT_WR)  # only the sending side is closed, so the client still gets the answer
     answer = stays.recv(65536)
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"the client has disconnected" in answer
@@ -113,7 +113,7 @@ def test_eleven_thousand_calls_taken_back_delay_no_other_client(server: Running)
         for peer in peers:
             peer.send(taken_back(1 + 200 * k, 100))
     assert infer(server.http_url, "a")[0] == 200
-    wait_for(lambda: cancelled(server) > before + 11_000)  # all but those of the batches that ran meanwhile
+    wait_for(lambda: cancelled(server) > before + 11_000)  # all requests but those in the batches that ran meanwhile
     assert waiting(server) == 0
     assert server.call(lambda: server.server.stats.services["a"].outcomes[Outcome.FULL]) == 0
     for peer in peers:
@@ -125,7 +125,8 @@ def test_a_connection_that_takes_calls_back_without_end_is_closed(server: Runnin
     try:
         for k in range(300):
             peer.send(taken_back(1 + 200 * k, 100))
-        while peer.read() is not None:  # a busy server may not have read the first call yet; it must close all the same
+        # a busy server may not have read the first call yet; it must close the connection all the same
+        while peer.read() is not None:
             pass
     except (BrokenPipeError, ConnectionResetError):
         pass

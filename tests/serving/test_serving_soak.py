@@ -8,4 +8,5 @@ from serving_soak import check, soak
 
 
 def test_nothing_is_lost_while_everything_changes(tmp_path: Path) -> None:
-    check(soak(tmp_path, 12.0), attainment=0.0, growth=1.25, replans=1)  # a busy machine is late, and loses nothing
+    # on a busy machine requests may be late, but none may be lost
+    check(soak(tmp_path, 12.0), attainment=0.0, growth=1.25, replans=1)

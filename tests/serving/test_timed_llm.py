@@ -115,7 +115,7 @@ def test_requests_that_wait_together_share_steps() -> None:
     assert [(s.tokens, s.sequences) for s in device.steps] == [(1, 0), (5, 1), (0, 3), (0, 2)]
 
 
-TOO_MANY = 20_000  # steps that take no time: the server notices a client that has gone long before the last of them
+TOO_MANY = 20_000  # these steps take no time; the server must notice long before the last one that the client has gone
 
 
 def test_a_client_that_hangs_up_leaves_the_batch() -> None:
