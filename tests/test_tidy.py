@@ -13,7 +13,7 @@ from tests.helpers.passages import passages
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES, FUNCTION_LINES = 400, 70
-# path -> why it may be longer; a file that outgrows the limit mostly holds two ideas
+# Path: why the file may be longer. A file over the limit mostly holds two ideas.
 LONGER_FILES: dict[str, str] = {
     "tests/helpers/engine_oracle.py": "the plain engine, one piece to read beside docs/policies.md",
 }
@@ -21,7 +21,7 @@ SOURCES = ("*.py", "*.c", "*.h", "*.js", "*.css", "*.cu")
 TEXTS = (*SOURCES, "*.md", "*.toml", "*.yaml", "*.yml", "*.html", "Makefile")
 MARKS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX)\b")
 MACHINE_PATHS = re.compile(r"(?<![\w.~-])/(?:work|root|home/\w+|Users/\w+|mnt/\w+)/")
-# words that a reader of one sentence has to look up or guess (docs/writing.md has what to write instead)
+# Words that a reader of one sentence would have to look up or guess. docs/writing.md says what to write instead.
 REFUSED_WORDS = re.compile(
     r"\b(?:whoever|nobody|somebody|everybody|anybody|believ(?:e|es|ed)|signs? of life|the floor|heirs?|crews?|desks?"
     r"|turnstiles?|doors|(?<!office )door|rungs?|absorb(?:s|ed)?|thought|turn without an? end|fewer than none)\b",

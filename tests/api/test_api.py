@@ -37,7 +37,7 @@ def test_runs_side_by_side_keep_their_figures_and_escape_their_names(tmp_path: P
     compared = cotenant.compare(*runs)
     assert compared.table["run"].to_list() == ["<fifo>", "<srtf>"]
     assert compared.table["jct_s.mean"].to_list() == [run.summary["jct_s"]["mean"] for run in runs]
-    assert repr(compared).split("\n")[0].split() == ["run", "<fifo>", "<srtf>"]  # a row per figure
+    assert repr(compared).split("\n")[0].split() == ["run", "<fifo>", "<srtf>"]  # one row for each figure
     shown = compared._repr_html_()
     assert "&lt;fifo&gt;" in shown
     assert "<fifo>" not in shown

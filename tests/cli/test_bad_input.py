@@ -73,7 +73,7 @@ FILES = {
 TRACE = ("simulate", "--trace")
 SIMULATE = ("simulate", "--cluster", "1x8", "--trace", "native:good.csv")
 MISO = ("--policy", "miso", "--default-profile", "gnn_train128")
-# name: (arguments, words that the sentence must have). Paths are relative to a folder with FILES in it
+# Name: (arguments, words that the message must contain). Paths are relative to a folder that contains FILES.
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # traces
     "no trace": (("simulate",), ("trace",)),
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "room to free without a unit": (("preempt", "--gpu", "0", "--free", "40"), ("--free", "40GiB")),
     "host memory without a unit": (("agent", "--gpus", "soft", "--swap-memory", "200"), ("--swap-memory", "200GiB")),
     "contents without a unit": (("bench", "swap", "--size", "24"), ("--size", "24GiB")),
-    # what a shell makes of a variable that is not set
+    # an empty value, which a shell makes of a variable that is not set
     "empty memory": (("run", "--memory", "", "--", "true"), ("--memory", "empty")),
     "empty limit": (("run", "--limit=", "--", "true"), ("--limit", "empty")),
     "empty mechanism": (("run", "--mechanism", "", "--", "true"), ("--mechanism", "empty")),
@@ -225,7 +225,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sweep into a file": (("sweep", "s-good.yaml", "--out", "good.csv"), ("good.csv", "not a folder")),
     "sweep into something else": (("sweep", "s-good.yaml", "--out", "folder"), ("folder", "something other")),
     "sweep page to nowhere": (("sweep", "s-good.yaml", "--out", "o", "--html", "gone/r.html"), ("gone/r.html",)),
-    # the others
+    # other commands
     "demo into a file": (("demo", "--out", "good.csv"), ("good.csv", "not a folder")),
     "demo into something else": (("demo", "--out", "folder"), ("folder", "something other")),
     "demo of a negative seed": (("demo", "--out", "o", "--seed", "-1"), ("seed",)),

@@ -46,7 +46,8 @@ class Commands:
     def fails(self, code: int, *words: object) -> str:
         got, out, err = self.call(*words)
         assert (got, out) == (code, ""), err
-        said = [line for line in err.splitlines() if "still starting" not in line]  # of a slow machine
+        # a slow machine prints this line first
+        said = [line for line in err.splitlines() if "still starting" not in line]
         assert len(said) == 1
         return err
 
@@ -92,12 +93,13 @@ def test_a_day_with_a_fleet(fleet: Commands, tmp_path: Path, monkeypatch: pytest
     assert "running" in fleet.ok("queue")
     assert "fifo + tune" in fleet.ok("fleet", "status")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "ticks").touch()  # a program's own file lies beside
+    (tmp_path / "ticks").touch()  # a file of the same name as the job lies in the current folder
     story = fleet.ok("explain", "ticks")
-    assert "slowdown" not in fleet.ok("explain", "file")  # it stated no length
+    assert "slowdown" not in fleet.ok("explain", "file")  # the job stated no duration
     assert "the job's processes failed" in story
     assert "started on 2 GPUs" in story
-    code, out, err = fleet.call("cancel", "file", long)  # one that is over does not keep the other
+    # a job that has ended does not prevent cancelling the other one
+    code, out, err = fleet.call("cancel", "file", long)
     assert (code, out, err) == (2, "long: stopping\n", "cotenant: ID: job 'file' is finished already\n")
     assert fleet.until(long, "cancelled")["exit_code"] == 143
     record = fleet.json("fleet", "record", "--out", tmp_path / "run")
@@ -115,11 +117,12 @@ def test_killed_controllers_lose_no_job_and_two_at_once_do_not_run(fleet: Comman
     fleet.ok("submit", "--name", "later", "--gpus", 4, "--", "true")
     fleet.until("job", "running")
     err = fleet.fails(1, "fleet", "up", "--executor", "local", "--nodes", 2)
-    # on a slow machine a line says first that the controller is still starting
+    # on a slow machine, an earlier line says that the controller is still starting
     assert err.splitlines()[-1] == f"cotenant: a controller (pid {pid}) already runs in {fleet.folder}"
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: is_zombie(pid))
-    assert str(fleet.folder) in fleet.fails(1, "queue")  # a listener may go a moment after the process
+    # the listening socket may close a moment after the process has ended
+    assert str(fleet.folder) in fleet.fails(1, "queue")
     again = fleet.up()
     assert again["epoch"] == 2
     assert again["jobs"]["running"] + again["jobs"]["queued"] == 2
@@ -145,7 +148,8 @@ def test_down_saves_jobs_and_up_takes_them_on(fleet: Commands) -> None:
 def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
     assert "start one with cotenant fleet up, or" in fleet.fails(1, "submit", "--", "true")
     fleet.folder.mkdir(exist_ok=True)
-    (fleet.folder / "store").write_text("postgresql://db/fleet")  # as a controller leaves it that waits for the leader
+    # as a controller writes it that waits to become the leader
+    (fleet.folder / "store").write_text("postgresql://db/fleet")
     assert "may be on another machine: run this command there" in fleet.fails(1, "queue")
     (fleet.folder / "store").unlink()
     for words, said in (

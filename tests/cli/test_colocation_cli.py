@@ -42,7 +42,7 @@ def test_every_scheme_has_a_row_for_every_load(result: dict[str, dict[str, dict[
 def test_the_gate_keeps_latency_and_concurrency_does_not(result: dict[str, dict[str, dict[str, float]]]) -> None:
     for load in ("mm4096", "add256"):
         assert result["tidal"][load]["ls_p50_over_alone"] < 1.2
-        assert result["mps-plus"][load]["ls_p50_over_alone"] > 2  # on an H200: 82 and 3.0
+        assert result["mps-plus"][load]["ls_p50_over_alone"] > 2  # on an H200 it is 82 and 3.0
         assert result["tidal"][load]["be_over_left"] > 0.95
 
 
@@ -189,7 +189,7 @@ def test_order_statistics_and_rates() -> None:
     assert quantile([0, 10], 0.99) == pytest.approx(9.9)
     block = {"begin_ns": 0, "end_ns": 4 * 10**9, "count": 40, "marks": [(2 * 10**9, 30)]}
     assert rate_between(block, 0, 2 * 10**9) == 15
-    assert rate_between(block, 10**9, 3 * 10**9) == 10  # 15 in the first, 5 in the second
+    assert rate_between(block, 10**9, 3 * 10**9) == 10  # 15 in the first second and 5 in the second
     assert parse_ls("resnet50:4:100").batch == 4
     assert parse_be("mm4096,train-transformer") == ["mm4096", "train-transformer"]
     assert parse_be("train-resnet50:96") == ["train-resnet50:96"]

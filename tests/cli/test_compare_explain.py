@@ -32,7 +32,7 @@ def test_compare_as_json_and_page(call: Any, folder: Path, tmp_path: Path) -> No
     page = tmp_path / "r.html"
     code, out, _ = call("compare", folder / "run-1", folder, "--json", "--html", page, "--title", "My runs")
     answer = json.loads(out)
-    # run-1 was named twice, by itself and through its folder: it is there once, first
+    # run-1 was named twice, directly and through its folder. It is listed once, as the first one.
     assert code == 0
     assert [run["label"] for run in answer["runs"]] == ["srtf + tune", "fifo + proportional"]
     expected = summarise(random_record(1, jobs=40, boost=1.0))

@@ -34,7 +34,8 @@ def test_driver_580_keeps_time_by_hardware_and_memory_by_the_shim() -> None:
         Promise.SMS: ("mps", Strength.SHIM),
         Promise.MEMORY: ("time", Strength.SHIM),
         Promise.BANDWIDTH: ("time", Strength.NOTHING),
-        Promise.FAULTS: ("time", Strength.DRIVER),  # contexts of their own, not one MPS server for all
+        # each tenant has its own context, so a fault does not end an MPS server that all share
+        Promise.FAULTS: ("time", Strength.DRIVER),
     }
     (memory,) = (each for _, each in strongest(H100_580) if each.promise is Promise.MEMORY)
     assert memory.obstacles == (
@@ -85,7 +86,7 @@ def test_without_an_agent_it_looks_itself_and_says_how_to_start_one(machine: Pat
     (gpu,) = found["gpus"]
     by = {row["promise"]: row["by"] for row in gpu["prospects"]}
     assert by == {"time": "hardware", "sms": "server", "memory": "kernel", "bandwidth": "nothing", "faults": "driver"}
-    assert list((machine / "cgroup").glob("cotenant-*")) == []  # the trial leaves nothing
+    assert list((machine / "cgroup").glob("cotenant-*")) == []  # the trial removes its control group
 
 
 def test_of_the_software_gpu_it_names_the_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,8 @@ def test_the_exit_code_says_whether_what_is_asked_for_holds(tmp_path: Path, monk
     assert problem.startswith("GPU 3: memory is enforced by shim, not by driver as demanded: ")
     assert "which need release 615" in problem
     monkeypatch.setattr(Answering, "found", BEST)
-    assert examine("--dir", tmp_path, "--enforce", "memory=driver")[0] == 0  # the kernel is stronger
+    # the kernel could enforce the limit, too, and is stronger
+    assert examine("--dir", tmp_path, "--enforce", "memory=driver")[0] == 0
     shown = cotenant("doctor", "--dir", tmp_path).out
     assert "memory    kernel" in shown
     assert "no problem was found" in shown

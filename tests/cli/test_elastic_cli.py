@@ -28,10 +28,10 @@ def run(tmp_path: Path) -> tuple[str, ...]:
 def test_an_elastic_policy_gives_result_keys_and_a_page(call: Any, run: tuple[str, ...], tmp_path: Path) -> None:
     page = tmp_path / "run.html"
     code, text, err = call(*run, "--policy", "gavel", "--lease", "60s", "--json", "--html", page)
-    assert code == 0, err  # a first run also says there that it compiles
+    assert code == 0, err  # at a first run, stderr also says that code is compiled
     answer = json.loads(text)
     assert answer["jobs_completed"] == 4
-    # every job fits on the V100s that its duration holds for, and starts at the first round after its arrival
+    # Every job fits on the V100s, for which its duration holds, and starts in the first round after its arrival.
     assert answer["jct_s"]["mean"] == pytest.approx((1000 + 1500 + 2000 + 2500) / 4)
     assert answer["solver"]["solves"] >= 1
     assert answer["energy"]["total_j"] > answer["energy"]["jobs_j"] > 0

@@ -21,7 +21,8 @@ from cotenant.cli.main import VERBS
 from cotenant.core.extras import EXTRAS, extra_of
 
 ROOT = Path(__file__).resolve().parents[2]
-# words after each verb that get as far as what it needs, and the extra; "" where the base will do
+# For each command: arguments with which it runs until it needs an optional package, and the extra that has it ("" if
+# the base has it).
 NEEDS = {
     "simulate": ("--trace x.csv", "sim"),
     "sweep": ("x.yaml --out x", "sim"),
@@ -184,7 +185,8 @@ def test_the_extra_of_a_module() -> None:
 
 def test_what_is_imported_is_declared() -> None:
     """Every module from outside that the package imports comes with the base or an extra."""
-    known = {"pydantic-core", "triton", "starlette"}  # pydantic and Ray bring two; triton: measurements
+    # pydantic and Ray bring the first and the last; triton is needed for measurements only
+    known = {"pydantic-core", "triton", "starlette"}
     declared = distributions(None).union(*(distributions(extra) for extra in EXTRAS)) | known
     found = packages_distributions()
     strangers = set()

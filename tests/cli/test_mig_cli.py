@@ -46,7 +46,7 @@ def test_layouts(call: Any) -> None:
     assert code == 0
     assert "5 placed layouts, 4 multisets" in out
     rows = [line.split() for line in out.splitlines()]
-    assert ["2,1,1", "2g.12gb@0,1g.6gb@2,1g.6gb@3"] in rows  # one row per layout, without a frame
+    assert ["2,1,1", "2g.12gb@0,1g.6gb@2,1g.6gb@3"] in rows  # one row for each layout, and no frame
     assert all(line == line.rstrip() for line in out.splitlines())
 
 
@@ -151,7 +151,7 @@ def test_predict(call: Any, tmp_path: Path) -> None:
     code, out, _ = call("predict", "--input", tmp_path / "both.npz", "--json")
     answer = json.loads(out)
     assert code == 0
-    assert answer["n_columns"] == 1  # the other 27 are dummies
+    assert answer["n_columns"] == 1  # the other 27 columns are dummies
     assert set(answer["mae_by_slice"]) == {"7g", "4g", "3g"}
     assert answer["mae"] == pytest.approx(np.mean(list(answer["mae_by_slice"].values())))
     code, out, _ = call("predict", "--input", tmp_path / "only.npz", "--out", tmp_path / "p.npz", "--json")
@@ -220,11 +220,12 @@ def test_simulate_against_other_policies(call: Any, tmp_path: Path) -> None:
     code, out, _ = call(*argv, "--against", "whole,static,oracle", "--json")
     answer = json.loads(out)
     assert code == 0
-    assert answer["jct_s"]["mean"] == pytest.approx(125.0)  # both on a half, 1.25 s an iteration
-    assert [name.split()[0] for name in answer["against"]] == ["whole", "static"]  # not itself
+    assert answer["jct_s"]["mean"] == pytest.approx(125.0)  # both jobs on half of the GPU, 1.25 s an iteration
+    # the policy is not compared with itself
+    assert [name.split()[0] for name in answer["against"]] == ["whole", "static"]
     static = next(value for name, value in answer["against"].items() if name.startswith("static"))
-    assert static["jct_mean_s"] == pytest.approx(125.0)  # two halves
-    assert answer["against"]["whole"]["jct_mean_s"] == pytest.approx(150.0)  # 100 and 200
+    assert static["jct_mean_s"] == pytest.approx(125.0)  # one half for each job
+    assert answer["against"]["whole"]["jct_mean_s"] == pytest.approx(150.0)  # the jobs take 100 and 200 s
     assert answer["against"]["whole"]["ratio"] == pytest.approx(125 / 150)
     code, out, _ = call(*argv, "--against", "whole")
     assert code == 0

@@ -82,7 +82,7 @@ def test_the_answer_s_keys() -> None:
     assert {"shares", "total_over_link", "ls_copy_wait_chunks"} <= set(found)
     assert sum(found["shares"]) == pytest.approx(1.0)
     assert found["shares"][1] > found["shares"][0]
-    # of the software link's 150 MB/s; a native block may be disturbed on a busy machine, and with it the quotient
+    # The software link has 150 MB/s. On a busy machine a native block may be disturbed, and then the quotient, too.
     assert 0.3 * 150e6 < found["total_over_link"] * found["native_bytes_per_s"] < 1.1 * 150e6
     assert found["ls_copy_wait_chunks"] >= 0.0
 

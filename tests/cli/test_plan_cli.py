@@ -162,7 +162,7 @@ def test_files_of_the_public_scheduler(run: Any, tmp_path: Path) -> None:
 
     assert run("plan-convert", ours / "services.yaml", "--plan", plan, "--out", back)[0] == 0
     assert (back / "tasks.csv").read_text() == tasks
-    config["GPUs"] = [{"Type": "RTX2080Ti", "Num": 3}]  # the catalog's name
+    config["GPUs"] = [{"Type": "RTX2080Ti", "Num": 3}]  # the name that the catalog uses
     assert json.loads((back / "sim-config.json").read_text()) == config
     assert json.loads((back / "device-config.json").read_text())["device_specs"][0]["mem_mb"] == 10500
     rows = [r.split(",") for r in (back / "ModelList.txt").read_text().splitlines()]
@@ -173,7 +173,7 @@ def test_files_of_the_public_scheduler(run: Any, tmp_path: Path) -> None:
     problem = build_problem(read_services(ours / "services.yaml"))
     again = ServingPlan.from_dict(json.loads((ours / "plan.json").read_text()), "plan.json")
     assert again.capacities() == pytest.approx({n: s["capacity_rps"] for n, s in found["services"].items()}, rel=1e-6)
-    # six decimals of a duty cycle may round below the work; nothing else may be wrong
+    # A duty cycle is written with six decimals, which may be less than the work. There must be no other problem.
     assert all("ms of work" in p for p in problems(again, problem.services, problem.gpus))
 
 
@@ -219,7 +219,7 @@ def test_autoscaling_over_measured_rates(run: Any, services: Path, tmp_path: Pat
         found = json.loads(out)
         held = [row["held"] for row in found["decisions"]]
         assert held[0] == held[-1] < max(held)
-        # the one period that nobody could foresee is the jump; the slow mean needs longer
+        # The period of the jump cannot be foreseen. A slow mean needs more periods to follow.
         assert found["short_periods"] <= (1 if forecast == "trend" else 3)
         assert found["gpu_seconds"] >= found["gpu_seconds_needed"] - 3 * 20 * max(held)
 

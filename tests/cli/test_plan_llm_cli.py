@@ -68,7 +68,8 @@ def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
     shown = cotenant(*asked)
     assert "all 2 models: 1 GPUs; with one GPU per model: 2" in shown.out
     assert "one GPU serves 2 of the 2 models with 99% of the requests in time" in shown.out
-    path.write_text(HEAD + ROW.format("a", "10GiB", 350, "") + ROW.format("b", "10GiB", 99, ""))  # 100 ms of prefill
+    # the target of 99 ms cannot be met, because the prefill takes 100 ms
+    path.write_text(HEAD + ROW.format("a", "10GiB", 350, "") + ROW.format("b", "10GiB", 99, ""))
     late = cotenant(*asked)
     assert (late.code, late.err.splitlines()[-1]) == (
         1, "cotenant: b has 0.00% in time with a GPU for each model: more GPUs do not help"

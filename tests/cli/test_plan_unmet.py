@@ -43,7 +43,8 @@ def test_a_script_sees_what_a_plan_does_not_serve(tmp_path: Path) -> None:
     assert json.loads(out)["requests"] > 0
     plan = tmp_path / "plan.json"
     run("plan", services, "--gpus", 1, "--planner", "temporal", "--no-verify", "--out", plan)
-    assert run("simulate", services, "--plan", plan, "--duration", "2s", "--json")[0] == 0  # asked for as it is
+    # a plan that was not verified is simulated as it is
+    assert run("simulate", services, "--plan", plan, "--duration", "2s", "--json")[0] == 0
     verified = Verified(ServingPlan("p", 1, ()), {"a": 0.995, "b": 1.0}, {"a": 0.985, "b": 1.0}, {}, 1)
     assert Decision(verified.plan, verified, 0.98, 1.0).unmet is None
     assert Decision(verified.plan, verified, 0.99, 1.0).unmet == (

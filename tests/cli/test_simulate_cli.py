@@ -14,7 +14,7 @@ from cotenant.policy.jobs.ordering import ORDERINGS
 from cotenant.policy.jobs.placement import PLACEMENTS
 
 SPREAD = {"mean", "median", "p95", "p99", "p999"}
-# the exact form that other tools call
+# other tools call exactly this form
 TEXT = (
     "--cluster 16x8 --cpus-per-node 24 --memory-per-node 500GB --ordering fifo --allotment tune --placement first-fit "
     "--speeds two-speed --lease 300s --finish lease-end --json"
@@ -22,8 +22,9 @@ TEXT = (
 FORM = TEXT.split()
 ORDERINGS_NAMED = "fifo srtf srsf las las-queues gittins ftf ftf-public drf tetris sjf"
 
-# 2 GPUs, so that the third job waits. Proportional speed: a job takes its duration. Leases of 100 s: a runs 0..250 and
-# b 0..1000; c arrives at 10 and starts at the first tick at which a's GPU is free: 300. It ends at 400.
+# There are 2 GPUs, so the third job waits. The speed is proportional, so a job takes its duration. Leases are 100 s. a
+# runs from 0 to 250 and b from 0 to 1000. c arrives at 10, starts at the first round in which a's GPU is free, which is
+# at 300, and ends at 400.
 BY_HAND = """id,arrival_s,gpus,duration_s,model
 a,0,1,250,res50
 b,0,1,1000,res50
@@ -68,7 +69,7 @@ def test_the_documented_form_gives_the_documented_keys_and_file(replay: Path, tm
     assert [row[0] for row in rows[1:]] == ["0", "1", "2", "3"]
     times = [float(row[1]) for row in rows[1:]]
     assert answer["jct_s"]["mean"] == pytest.approx(sum(times) / 4)  # type: ignore[index]
-    # with completion at the end of a lease, a job that arrived at a multiple of it takes a multiple of it
+    # If jobs complete only at the end of a lease, a job that arrived at a multiple of the lease takes a multiple of it.
     assert times[0] % 300 == 0
     assert times[1] % 300 == 0
 
@@ -106,7 +107,7 @@ def test_measured_jobs_alone_make_the_figures(by_hand: Path, tmp_path: Path) -> 
     answer = ok(result)
     assert answer["jct_s"]["mean"] == pytest.approx((1000 + 390) / 2)  # type: ignore[index]
     assert answer["jobs_completed"] == 3
-    assert jct.read_text().count("\n") == 4  # the file still has every job
+    assert jct.read_text().count("\n") == 4  # the file still contains every job
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:
@@ -137,7 +138,7 @@ def test_a_recorded_trace_replays_to_the_same_results_byte_for_byte(tmp_path: Pa
         ok(cotenant("simulate", "--trace", trace, "--cluster", "2x8", "--ordering", "srtf", "--json",
                     "--jct-csv", jct, "--out", out))  # fmt: skip
         files = folder_bytes(out)
-        files.pop("run.json")  # names the trace's file
+        files.pop("run.json")  # this file names the trace file
         results.append((jct.read_bytes(), files))
     assert results[0] == results[1] == results[2]
 
@@ -166,5 +167,5 @@ def test_the_demo_shows_six_policies_and_writes_a_page(tmp_path: Path) -> None:
     assert "http://" not in page.split("<body", 1)[0]
     assert len([path for path in out.iterdir() if path.is_dir()]) == 6
     events = (out / "las-tune" / "events.parquet").read_bytes()
-    assert cotenant("demo", "--out", out, "--seed", 2).code == 0  # again into the same folder
+    assert cotenant("demo", "--out", out, "--seed", 2).code == 0  # once more, into the same folder
     assert (out / "las-tune" / "events.parquet").read_bytes() == events

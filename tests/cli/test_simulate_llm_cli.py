@@ -38,7 +38,8 @@ def test_a_trace_by_hand(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     assert done.code == 0, done.err
     content = json.loads(done.out)
     assert content["models"]["chat"]["requests"] == 2
-    assert content["models"]["chat"]["ttft_ms"]["mean"] == pytest.approx((30 + 60) / 2)  # the second beside code's
+    # the second request runs beside one for `code`
+    assert content["models"]["chat"]["ttft_ms"]["mean"] == pytest.approx((30 + 60) / 2)
     assert content["models"]["code"]["ttft_ms"]["mean"] == pytest.approx(60)
     assert content["models"]["chat"]["tpot_ms"]["mean"] == pytest.approx(20)
     assert content["total"]["attainment"] == 1
@@ -103,7 +104,8 @@ def test_programs_without_a_gpu_are_stopped_where_others_are_evicted(files: tupl
         assert done.code == 0, done.err
         found[kind] = json.loads(done.out)["models"]
     assert [(found[k]["chat"]["evictions"], found[k]["chat"]["stops"]) for k in ("soft", "cpu")] == [(1, 0), (0, 1)]
-    assert found["cpu"]["code"]["ttft_ms"]["mean"] == pytest.approx(1000 + 3000 + 30)  # stop, start, prefill
+    # the times of the stop, the start and the prefill
+    assert found["cpu"]["code"]["ttft_ms"]["mean"] == pytest.approx(1000 + 3000 + 30)
 
 
 def test_a_model_without_a_profile_is_named(files: tuple[Path, Path, Path]) -> None:

@@ -49,7 +49,7 @@ def test_every_policy_gives_the_result_keys(call: Any, trace: str, policy: str, 
 def test_no_overheads_is_never_slower_for_whole_gpus(call: Any, trace: str) -> None:
     argv = ("simulate", "--trace", trace, "--cluster", "12x1", "--policy", "whole", "--json")
     paid, free = (json.loads(call(*argv, *more)[1])["jct_s"]["mean"] for more in ((), ("--no-overheads",)))
-    assert paid - free == pytest.approx(5.0)  # one launch each, nobody waits
+    assert paid - free == pytest.approx(5.0)  # each job pays for one launch, and no job waits
     assert free == pytest.approx(sum(100 + i for i in range(12)) / 12)
 
 
@@ -150,7 +150,7 @@ def test_a_generated_trace_like_miso_runs(call: Any, tmp_path: Path) -> None:
     path.write_text(text)
     arrivals = [float(row["arrival_s"]) for row in csv.DictReader(text.splitlines())]
     gaps = [b - a for a, b in zip([0.0, *arrivals], arrivals, strict=False)]
-    # Poisson-distributed gaps are nearly constant: 50 s for the first third, then 100 s
+    # gaps of poisson-gap are Poisson-distributed and so nearly constant: 50 s for the first third, then 100 s
     assert all(25 <= g <= 80 for g in gaps[:10])
     assert all(65 <= g <= 140 for g in gaps[10:])
     assert call(*argv, "--json")[0] == 2

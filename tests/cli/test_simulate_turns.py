@@ -34,7 +34,7 @@ def simulate(*args: str) -> dict[str, dict[str, float]]:
 
 def test_requests_are_got_and_limits_hold(file: str) -> None:
     rows = simulate("--agent", file)
-    # all three always have work: a and b are owed 30 and 50 %, c may have 10; what is left goes to a and b
+    # All three tenants always have work. a and b request 30 and 50 %, and c may have 10 %. The rest goes to a and b.
     assert rows["a"]["work_share"] >= 0.30
     assert rows["b"]["work_share"] >= 0.50
     assert rows["c"]["work_share"] <= 0.10 + 0.02
@@ -54,10 +54,10 @@ def test_moves_take_their_part_of_the_time(file: str) -> None:
     rows = simulate("--agent", file, "--card", "80GiB", "--duration", "10min")
     assert rows["a"]["moves"] >= 2
     assert rows["c"]["moves"] == 0
-    assert 0 < rows[""]["moving_share"] <= 0.05  # most_moving of the file's defaults
+    assert 0 < rows[""]["moving_share"] <= 0.05  # the default of most_moving
     assert rows[""]["work_share"] >= 0.9
     everything_fits = simulate("--agent", file, "--card", "140GiB")
-    assert everything_fits["a"]["moves"] == 1  # its memory came once
+    assert everything_fits["a"]["moves"] == 1  # the memory of a is moved in once
 
 
 def test_who_gets_no_turn_has_waited_all_the_time(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_the_figure_of_an_experiment_is_drawn_from_its_results(tmp_path: Path) -
         drawn = subprocess.run(drawing, capture_output=True, text=True, check=True)
         root = ElementTree.fromstring(svg.read_text())
         assert root.tag.endswith("svg")
-        assert "16.0" in drawn.stdout  # 8 h at load 1, seeds 1 and 3
+        assert "16.0" in drawn.stdout  # 8 h at load 1, for seeds 1 and 3
         assert drawn.stdout.count("4.00×") == 2
 
 
@@ -124,7 +124,7 @@ def test_a_stopped_sweep_goes_on_where_it_stopped(
 ) -> None:
     file, whole = undisturbed
     out = tmp_path / "out"
-    # as from a terminal: Ctrl-C goes to the whole process group
+    # Ctrl-C in a terminal sends SIGINT to the whole process group.
     run = subprocess.Popen(
         command("sweep", file, "--out", out, "--workers", 1), start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -137,7 +137,7 @@ def test_a_stopped_sweep_goes_on_where_it_stopped(
     else:
         run.kill()
     _, said = run.communicate(timeout=120)
-    while _alive(run.pid) and time.monotonic() < deadline:  # the group: the workers end with their parent
+    while _alive(run.pid) and time.monotonic() < deadline:  # the workers of the group end together with their parent
         time.sleep(0.05)
     assert not _alive(run.pid)
     if how is signal.SIGINT:

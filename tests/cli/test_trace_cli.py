@@ -66,7 +66,7 @@ def test_inspect_counts_durations_of_iterations_by_the_profile(
     path.write_text("0,gnmt,0,1000,1\n1,no-such-model,5,10,1\n")
     _, out, _ = run(capsys, monkeypatch, "trace", "inspect", f"synergy:{path}", "--json")
     found = json.loads(out)
-    assert found["duration_s"]["mean"] == pytest.approx(120.0)  # gnmt: 0.12 s per iteration
+    assert found["duration_s"]["mean"] == pytest.approx(120.0)  # a gnmt job takes 0.12 s per iteration
     assert found["duration_s"]["unknown"] == 1
 
 
@@ -120,7 +120,7 @@ def test_generated_trace_like_the_public_simulator(
 
 
 GOOD = NATIVE + "a,0,1,5\n"
-# name: (content of t.csv, arguments, parts of the one sentence)
+# Name: (content of t.csv, arguments, parts of the message).
 BAD: dict[str, tuple[str, list[str], list[str]]] = {
     "missing columns": (
         "id,gpus\na,1\n",

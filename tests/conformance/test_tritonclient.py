@@ -82,7 +82,8 @@ def test_infer(client: Any) -> None:
 
 def test_large_tensors_pass_through_windows(client: Any) -> None:
     module, c = client
-    x = np.random.default_rng(0).standard_normal((2, 3_000_000), np.float32)  # 24 MB, six windows of a stream
+    # 24 MB, six times the flow-control window of a stream
+    x = np.random.default_rng(0).standard_normal((2, 3_000_000), np.float32)
     np.testing.assert_array_equal(c.infer("b", inputs(module, x)).as_numpy("OUTPUT"), x + np.float32(offset("b")))
 
 
@@ -118,7 +119,8 @@ def test_the_live_page_counts_an_application_s_requests_once(client: Any, server
     }  # fmt: skip
     server.call(lambda: server.server.replanner.measured.update({"a": 1.0, "pair:a": 7.5, "pair:b": 7.0}))
     rates = {row["key"]: row["rate_rps"] for row in ask(server.http_url, "/state.json")[2]["services"]}
-    assert rates["pair"] == rates["pair:a"] > rates["pair:b"] > rates["a"]  # the server measures on meanwhile
+    # not equal to a, because the server measures again between the two rows
+    assert rates["pair"] == rates["pair:a"] > rates["pair:b"] > rates["a"]
 
 
 def test_repository(client: Any, server: Running) -> None:
@@ -176,7 +178,7 @@ def test_a_stream_answers_in_order(server: Running) -> None:
         assert error is None
         found.append((result.get_response().id, float(result.as_numpy("OUTPUT")[0, 0])))
     assert found == wanted
-    # what is wrong with one message is said in its answer, and the stream goes on
+    # An error in one message is reported in its answer, and the stream stays open.
     c.async_stream_infer("nobody", inputs(module, np.zeros((1, 1), np.float32)))
     assert "nobody" in str(heard.get(timeout=60)[1])
     c.async_stream_infer("a", inputs(module, np.zeros((1, 1), np.float32)))

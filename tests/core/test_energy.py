@@ -41,7 +41,7 @@ def test_one_gpu_model(placements: bool) -> None:
     """An A100-40GB draws 46 W idle and 407 at most: bert 46 + 0.89 x 361 = 367.29 W, others 258.99."""
     got = Analysis(record(["A100-40GB"], placements))
     np.testing.assert_allclose(got.jobs.energy_j, [4 * 100 * 367.29, 0.5 * 40 * 258.99])
-    # 8 GPUs for 100 s, of which 400 + 20 GPU-seconds were held
+    # The cluster has 8 GPUs for 100 s, of which jobs held 400 + 20 GPU-seconds.
     assert got.summary["energy"]["idle_j"] == pytest.approx(46 * (800 - 420))
     assert got.summary["energy"]["total_j"] == pytest.approx(4 * 100 * 367.29 + 20 * 258.99 + 46 * 380)
 

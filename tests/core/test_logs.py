@@ -22,7 +22,7 @@ LOG = logging.getLogger("cotenant.some.part")
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (FORMAT_VARIABLE, LEVEL_VARIABLE):
-        monkeypatch.setenv(name, "")  # so that what is set meanwhile is taken back
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores what the test sets later
     root = logging.getLogger("cotenant")
     handlers, level = root.handlers[:], root.level
     yield

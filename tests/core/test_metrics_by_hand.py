@@ -46,7 +46,8 @@ EVENTS = [
     (100.0, 0, Kind.RESUME, Reason.IN_ORDER, 24, 200, 1.0, [(1, 4.0)]),
     (160.0, 0, Kind.FINISH, Reason.DONE),
 ]
-# held, free on nodes nobody uses, running, waiting. From 20 to 60: 8 - 5 = 3 free, none on an empty node, b waits
+# GPUs held, GPUs free on empty nodes, jobs running, jobs waiting. From 20 to 60 s, 8 - 5 = 3 GPUs are free, but none on
+# an empty node, so b waits.
 AFTER = [(0, 4, 4, 1, 0), (10, 4, 4, 1, 1), (20, 5, 0, 2, 1), (60, 8, 0, 1, 1), (100, 4, 4, 1, 0), (160, 0, 8, 0, 0)]
 NAMES = ("time_s", "gpus_held", "gpus_free_whole_nodes", "running", "waiting")
 OTHERS = {"gpus_wanted": 0, "cpu_milli_held": 0, "memory_mb_held": 0}
@@ -83,7 +84,7 @@ def test_finish_time_fairness(record: Record) -> None:
 def test_summary(record: Record) -> None:
     got = summarise(record)
     assert (got["jobs"], got["jobs_completed"], got["jobs_rejected"], got["jobs_unfinished"]) == (3, 3, 0, 0)
-    # of 40, 90, 160: rank (n - 1) q = 1.9 for p95, 1.98, 1.998
+    # For the values 40, 90 and 160, the rank (n - 1) q is 1.9 for p95, 1.98 for p99 and 1.998 for p99.9.
     assert got["jct_s"] == pytest.approx(
         {"mean": 290 / 3, "median": 90, "p95": 90 + 0.9 * 70, "p99": 90 + 0.98 * 70, "p999": 90 + 0.998 * 70}
     )
@@ -112,13 +113,13 @@ def test_fragmentation(record: Record) -> None:
 def test_series_in_four_bins_of_40_s(record: Record) -> None:
     got = Analysis(record).series(bins=4)
     assert got.edges_s.tolist() == [0, 40, 80, 120, 160]
-    # GPU-seconds: a 160 + c 20; a 80 + c 20 + b 160; b 160 + a 80; a 160; of 320
+    # GPU-seconds in each interval, of 320: a 160 + c 20; a 80 + c 20 + b 160; b 160 + a 80; a 160.
     np.testing.assert_allclose(got.gpu, [180 / 320, 260 / 320, 240 / 320, 160 / 320])
     np.testing.assert_allclose(got.running, [1.5, 1.5, 1, 1])
-    np.testing.assert_allclose(got.waiting, [30 / 40, 1, 20 / 40, 0])  # b from 10 to 60, then a to 100
+    np.testing.assert_allclose(got.waiting, [30 / 40, 1, 20 / 40, 0])  # b waits from 10 to 60, then a until 100
     np.testing.assert_allclose(got.wanted, [420 / 320, (160 + 320 + 20) / 320, (160 + 160) / 320, 0.5])
     np.testing.assert_allclose(got.stranded, [60 / 320, 60 / 320, 0, 0], atol=1e-12)
-    # cores: a 480 + c 60; a 240 + c 30 + 60 + b 480; b 480 + a 480; a 960; of 48 x 40
+    # core-seconds in each interval, of 48 x 40: a 480 + c 60; a 240 + c 30 + 60 + b 480; b 480 + a 480; a 960
     np.testing.assert_allclose(got.cpu, np.array([540, 810, 960, 960]) / 1920)
 
 
@@ -192,7 +193,8 @@ def test_order_by_job_is_stable_beyond_16_bits() -> None:
 
 
 def test_figures_of_jobs_cover_only_the_measured_ones() -> None:
-    # jobs 1 and 2 of a, b, c: JCT 90 and 40, queueing 50 and 0; what concerns the cluster stays as it was
+    # Of the jobs a, b, c only 1 and 2 are measured: JCTs of 90 and 40 s, queueing times of 50 and 0 s. Figures of the
+    # whole cluster do not change.
     whole = summarise(hand_record(JOBS, EVENTS, rounds=ROUNDS))
     record = hand_record(JOBS, EVENTS, rounds=ROUNDS, options={"measure": [1, 3]})
     got = summarise(record)

@@ -100,7 +100,7 @@ def test_variants_are_asked_for_by_name_and_chosen_by_no_policy() -> None:
     assert geo.format(parse_layout(geo, "3g.40gb,2g.20gb,1g.10gb+me")) == "3g.40gb@0,2g.20gb@4,1g.10gb+me@6"
     assert parse_layout(geo, "1g+me@6") == parse_layout(geo, "1+me@6") == (Placement(6, "1g+me"),)
     with pytest.raises(InputError, match="does not exist"):
-        parse_layout(geo, "1g+me,1g+me")  # one per GPU
+        parse_layout(geo, "1g+me,1g+me")  # a GPU has only one instance with media extensions
     with pytest.raises(InputError, match="does not exist"):
         parse_layout(geo, "7g,1g+me")
     assert {geo.format(x) for x in reachable(geo, parse_layout(geo, "3g@0,2g@4,1g+me@6"))} == {
@@ -110,7 +110,7 @@ def test_variants_are_asked_for_by_name_and_chosen_by_no_policy() -> None:
         parse_layout(geo, "1c.3g.40gb")
     a30 = geometry("A30")
     with pytest.raises(InputError, match="does not exist"):
-        parse_layout(a30, "2g+me,1g+me")  # one optical flow unit
+        parse_layout(a30, "2g+me,1g+me")  # the GPU has only one optical flow unit
 
 
 def test_an_rtx_pro_6000_shares_its_four_video_decoders() -> None:

@@ -12,7 +12,8 @@ from cotenant.core.errors import InputError
 from cotenant.core.mig import geometry
 from cotenant.core.mig_config import named_rules, read_mig_config
 
-# what the public file asks for, as list: COUNTxPROFILE ... [of PCI devices]; "models" are those it was written for
+# What the public file asks for, as a list: COUNTxPROFILE ... [of PCI devices]. "models" are the GPU models for which it
+# was written.
 UNIFORM = {
     "A100-40GB": "7x1g.5gb 1x1g.5gb+me 4x1g.10gb 3x2g.10gb 2x3g.20gb 1x4g.20gb 1x7g.40gb",
     "A100-80GB": "7x1g.10gb 1x1g.10gb+me 4x1g.20gb 3x2g.20gb 2x3g.40gb 1x4g.40gb 1x7g.80gb",

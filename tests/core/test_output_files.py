@@ -66,7 +66,7 @@ def test_a_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["out.csv", "odd[1].csv"])
 def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(tmp_path: Path, name: str) -> None:
     done = subprocess.Popen(["true"])
-    done.wait()  # its number is free again
+    done.wait()  # so that its process number is free again
     dead, alive = tmp_path / f".{name}.part-{done.pid}", tmp_path / f".{name}.part-{os.getppid()}"
     other = tmp_path / f".x{name}.part-{done.pid}"
     for file in (dead, alive, other):

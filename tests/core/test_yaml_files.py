@@ -75,7 +75,7 @@ def test_a_switch_is_no_number() -> None:
 def test_lines_of_fields() -> None:
     read = parse_yaml("a: 1\n\nlist:\n  - x: 1\n  - x: 2\n    y:\n      z: 3\n", "f.yaml")
     assert read.line("list[1].y.z") == read.line("list.1.y.z") == read.line(("list", 1, "y", "z")) == 7
-    assert read.line("list[1].w") == 5  # the deepest part that is there
+    assert read.line("list[1].w") == 5  # the line of the deepest part that exists
     assert read.line("list[7]") == 3
     assert read.line("nothing.of.it") is None
     assert read.line(None) == 1

@@ -36,7 +36,8 @@ def test_machine_with_the_kernels_limits(soft):
     groups, kind, gpu = soft(dmem=True)
     found = detect(kind, gpu)
     assert (found.call, found.cgroup, found.dmem, found.trial) == (True, 2, True, "")
-    assert [child.name for child in groups.root.iterdir() if child.is_dir()] == []  # the trial leaves nothing
+    # the trial removes its control group
+    assert [child.name for child in groups.root.iterdir() if child.is_dir()] == []
 
 
 def test_machine_with_the_drivers_limits(soft):

@@ -28,8 +28,9 @@ from cotenant.softgpu.cgroups import FolderCgroups, region
 
 MIB = 1 << 20
 CARD = 4096 * MIB
-CONTEXT = 256  # MiB of a context, in native/abi/contention.toml
-# takes MiB as asked, line by line, and a context before the first; answers: code, MiB free, MiB of the card
+CONTEXT = 256  # MiB that a context takes, from native/abi/contention.toml
+# Takes the MiB that each input line asks for, and makes a context first. Answers each line with the status, the free
+# MiB and the MiB of the card.
 PROGRAM = """
 import ctypes, sys
 cuda = ctypes.CDLL(sys.argv[1])
@@ -49,7 +50,7 @@ class Machine:
 
     def __init__(self, folder: Path, *, dmem: bool, version: int = 2) -> None:
         self.groups = FolderCgroups.make(folder / "cgroup", dmem=dmem, memory_bytes=CARD, version=version)
-        copy = folder / "nvml.so"  # a library of its own keeps its own state file open
+        copy = folder / "nvml.so"  # a separate copy of the library, which keeps its own state file open
         shutil.copy(library_path(SOFT_NVML), copy)
         self.card: Card = Cards(str(copy)).all()[0]
         self.programs: list[subprocess.Popen[str]] = []
@@ -111,9 +112,9 @@ def test_kernel_limit_on_the_leaf_holds_and_is_what_the_program_sees(make):
     program = machine.start(leaf)
     assert take(program, 60) == [0, 40, CONTEXT + 100]
     assert take(program, 60)[0] == 2  # CUDA_ERROR_OUT_OF_MEMORY
-    machine.limit(leaf, CONTEXT + 200)  # raised while it runs
+    machine.limit(leaf, CONTEXT + 200)  # the limit is raised while the program runs
     assert take(program, 60) == [0, 80, CONTEXT + 200]
-    machine.limit(leaf, 50)  # below what it holds: no more for now
+    machine.limit(leaf, 50)  # the limit is below what the program holds, so it gets no more
     assert take(program, 1)[0] == 2
     assert machine.card.memory_limits(leaf) == (50 * MIB, 50 * MIB, (CONTEXT + 120) * MIB)
 
@@ -133,11 +134,12 @@ def test_drivers_limit_counts_nothing_that_was_there_before_it(make):
     leaf = machine.group("tenant")
     program = machine.start(leaf)
     assert take(program, 60)[::2] == [0, 4096]
-    machine.limit(leaf, 40)  # 60 MiB and a context are held, and it is not refused
+    machine.limit(leaf, 40)  # the program holds 60 MiB and a context, and the limit is accepted all the same
     assert machine.card.memory_limits(leaf).used_bytes == 0
     assert take(program, 40)[0] == 0
     assert take(program, 1)[0] == 2
-    assert machine.refusal(leaf, 30 * MIB, 30 * MIB) == INVALID_ARGUMENT  # 40 MiB are charged
+    # 40 MiB are charged, so a limit of 30 MiB is refused
+    assert machine.refusal(leaf, 30 * MIB, 30 * MIB) == INVALID_ARGUMENT
 
 
 def test_drivers_limit_further_up_is_not_charged(make):
@@ -178,9 +180,10 @@ def test_refusals(make, tmp_path, monkeypatch):
     assert machine.refusal(tmp_path / "cgroup/none", 0, MIB) == INVALID_ARGUMENT
     with pytest.raises(NvmlError) as raised:
         machine.card.memory_limits(bare)
-    assert raised.value.code == NOT_SUPPORTED  # nothing up to the root: not a sign that there are no limits
+    # no group up to the root has limits; this error must not be read as "there are no limits"
+    assert raised.value.code == NOT_SUPPORTED
     monkeypatch.delenv("COTENANT_SOFTGPU_CGROUPS")
-    assert machine.refusal(bare, 0, MIB) == FUNCTION_NOT_FOUND  # driver 580
+    assert machine.refusal(bare, 0, MIB) == FUNCTION_NOT_FOUND  # what driver 580 answers
 
 
 def test_version_1_has_no_limits(make):

@@ -11,7 +11,7 @@ ROOTS = (ROOT, ROOT / "src/cotenant", ROOT / "native", ROOT / "native/shim", ROO
 QUOTED = re.compile(r"`([\w./-]+)`")
 IN_DIAGRAM = re.compile(r"(?<![\w./-])[\w/]+\.(?:py|c|h)\b")
 FILE = re.compile(r"[\w./-]+\.(?:py|c|h|S|inc|toml|yaml|md)|(?:[\w-]+/)*Makefile")
-COLUMN = re.compile(r"^\| `(\w+)`(?:, `\w+`)* \| (.*)", re.MULTILINE)  # a package and what it owns
+COLUMN = re.compile(r"^\| `(\w+)`(?:, `\w+`)* \| (.*)", re.MULTILINE)  # a package and what it is responsible for
 NOT_OF_THE_TREE = {"run.json", "models.yaml", "services.yaml"}
 
 
@@ -28,7 +28,7 @@ def missing(section: str) -> list[str]:
     named = {name for name in named if "NAME" not in name and not name.startswith("/")}
     wanted = {name for name in named if "/" in name or FILE.fullmatch(name)}
     folders = set(ROOTS)
-    while True:  # a path names folders, from which others may start
+    while True:  # a path that was found names folders, from which other paths may start
         paths = {name: folder / name for folder in folders for name in wanted if (folder / name).exists()}
         named_now = {above for name, path in paths.items() if "/" in name for above in folders_above(path)}
         if named_now <= folders:

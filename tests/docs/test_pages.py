@@ -26,7 +26,7 @@ def test_links_lead_somewhere() -> None:
             if "://" in link or link.startswith("mailto:"):
                 continue
             file = (page.parent / target).resolve() if target else page
-            outside = DOCS in page.parents and DOCS not in file.parents  # the site has only what is in docs/
+            outside = DOCS in page.parents and DOCS not in file.parents  # the website contains only files of docs/
             if outside or not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
                 broken.append(f"{page.relative_to(ROOT)}: {link}")
     assert not broken

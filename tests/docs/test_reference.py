@@ -112,7 +112,8 @@ def test_a_schema_is_valid_describes_every_setting_and_takes_an_example(name: st
 def test_a_schema_refuses_a_setting_that_does_not_exist(name: str) -> None:
     wrong = yaml.safe_load(EXAMPLES[name]) | {"no_such_setting": 1}
     errors = list(Draft202012Validator(file_formats.schema(name)).iter_errors(wrong))
-    assert bool(errors) == (name != "models")  # whose other keys are those of a services file
+    # the further keys of a models file are those of a services file, so they are not errors
+    assert bool(errors) == (name != "models")
 
 
 def test_the_shipped_files_fit_their_schemas() -> None:

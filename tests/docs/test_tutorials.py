@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-SET_UP = re.compile(r"^(?:make |source ).*\n", re.MULTILINE)  # a clone's own steps, which `make test` has done
+# steps for a new clone, which `make test` has already done
+SET_UP = re.compile(r"^(?:make |source ).*\n", re.MULTILINE)
 PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 
 
@@ -48,7 +49,7 @@ def test_the_commands_of_a_tutorial_run(path: Path, tmp_path: Path) -> None:
         "PYTHONPATH": str(ROOT / "src"),
         "COTENANT_DIR": str(tmp_path / "agent"),
     }
-    ends = "trap 'kill $(jobs -p) 2> /dev/null || true; wait' EXIT\n"  # also when a command in the middle fails
+    ends = "trap 'kill $(jobs -p) 2> /dev/null || true; wait' EXIT\n"  # runs also when a command in the middle fails
     log = tmp_path / "log"
     with log.open("w") as out:
         done = subprocess.run(

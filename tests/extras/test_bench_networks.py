@@ -12,7 +12,8 @@ from cotenant.bench.networks import resnet50, transformer  # noqa: E402
 
 def test_resnet50_has_its_published_size_and_shapes() -> None:
     net = resnet50(torch).eval()
-    assert sum(p.numel() for p in net.parameters()) == 25_557_032  # He et al., as every library counts it
+    # the number for ResNet-50 in He et al., which other libraries also have
+    assert sum(p.numel() for p in net.parameters()) == 25_557_032
     assert sum(isinstance(m, torch.nn.Conv2d) for m in net.modules()) == 53
     with torch.no_grad():
         assert net(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)

@@ -33,7 +33,7 @@ def text_of(it: Door, name: str) -> str:
     events = [json.loads(part[6:]) for part in text.split("\n\n") if part.startswith("data: {")]
     assert {event["model"] for event in events} == {name}
     streamed = "".join(c["delta"].get("content") or "" for event in events for c in event["choices"])
-    assert streamed.rstrip("\ufffd") == whole.rstrip("\ufffd")  # where the last letter is not whole
+    assert streamed.rstrip("\ufffd") == whole.rstrip("\ufffd")  # the last letter may be incomplete
     return whole
 
 

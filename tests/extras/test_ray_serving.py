@@ -31,7 +31,7 @@ SERVICES: dict[str, Any] = {
     "autoscale": False,
     "verify": False,
     "replan": {"period": f"{PERIOD_S:g}s", "headroom": 1.2},
-    # SLOs that a machine with other work keeps; what is asked here is who answers, not how fast
+    # SLOs that a machine with other work meets, because this test checks who answers and not how fast.
     "services": [
         {"name": "resnet50", "rate_rps": 15, "slo_ms": 3000},
         {"name": "vgg16", "rate_rps": 15, "slo_ms": 3000},
@@ -80,7 +80,7 @@ def test_a_node_dies_and_its_services_move(cluster: Any) -> None:
     found: list[LoadResult] = []
     with running(SERVICES, workers=factory, drain_s=10.0) as server:
         used = {let["gpu"] for let in server.status()["gpulets"]}
-        homes = sorted(node.node_id for node in (cluster.head_node, *cluster.worker_nodes))  # of GPUs 0 to 3
+        homes = sorted(node.node_id for node in (cluster.head_node, *cluster.worker_nodes))  # the nodes of GPUs 0 to 3
         victim = next(gpu for gpu, home in enumerate(homes) if gpu in used and home != cluster.head_node.node_id)
         sending = in_thread(server.http_url, 16.0, found)
         time.sleep(4.0)
@@ -91,7 +91,7 @@ def test_a_node_dies_and_its_services_move(cluster: Any) -> None:
         )
         sending.join(60)
         calm = send(server.http_url, 3.0)
-        # requests under way when the server stops are answered before workers and doors go
+        # Requests that the server has received when it stops are answered before the workers and the ports are closed.
         last: list[LoadResult] = []
         sender: list[Loop] = []
         ending = in_thread(server.http_url, 3.0, last, sender.append)
@@ -102,10 +102,10 @@ def test_a_node_dies_and_its_services_move(cluster: Any) -> None:
     during = found[0]
     assert during.wrong == during.stray == 0
     rows = during.rows
-    # what ran on the node is retried elsewhere or fails; all others go on
+    # A request that ran on the lost node is retried elsewhere or fails. All others are answered.
     assert (rows["outcome"] == 0).mean() < 0.1
     assert (calm.rows["outcome"] != 0).mean() > 0.95
-    # a request is answered if it was with the server; 0.2 s for one still on its way there on a busy machine
+    # A request is answered if the server has received it. On a busy machine it may take 0.2 s to get there.
     last_rows = last[0].rows
     early = last_rows[(last_rows["sent"] >= 0) & (last_rows["sent"] < stopped_s - 0.2)]
     assert len(early) > 10
@@ -123,7 +123,7 @@ def test_a_worker_killed_on_a_node_is_replaced(cluster: Any, tmp_path: Path) -> 
 
     services = tmp_path / "services.yaml"
     services.write_text(yaml.safe_dump(SERVICES))
-    factory = connect(cluster.address, str(services))  # as `cotenant serve --address` does
+    factory = connect(cluster.address, str(services))  # connect as `cotenant serve --address` does
     assert factory.gpus() == [0, 1, 2, 3]
     with running(services, workers=factory, drain_s=5.0) as server:
         before = {let["pid"] for let in server.status()["gpulets"]}

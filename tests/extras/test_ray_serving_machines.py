@@ -31,7 +31,7 @@ class Clients:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.heard: list[tuple[int, str]] = []  # status and sentence; 0: no answer at all
+        self.heard: list[tuple[int, str]] = []  # status and message; status 0 means that there was no answer
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(name,), daemon=True) for name in NAMES]
         for thread in self._threads:
@@ -128,7 +128,7 @@ def test_every_request_is_answered_or_refused_whatever_fails(setting: Setting) -
     for what, (fail, mend) in _failures(setting).items():
         fail()
         setting.until(2, f"a node that is {what} is missed")
-        clients.answered(30)  # by those that are left
+        clients.answered(30)  # answered by the nodes that are left
         mend()
         setting.until(3, f"the node that was {what} serves again")
     for link in lab.both("g", "n"):
@@ -140,7 +140,7 @@ def test_every_request_is_answered_or_refused_whatever_fails(setting: Setting) -
     filler.unlink()
     setting.until(3, "all GPUs serve")
     bridge = cluster.pids("g", BRIDGE)
-    cluster.kill("g", BRIDGE, signal.SIGTERM)  # as systemd sends it to all processes of a service
+    cluster.kill("g", BRIDGE, signal.SIGTERM)  # systemd sends the signal to all processes of a service
     clients.answered(30)
     assert cluster.pids("g", BRIDGE) == bridge
     cluster.kill("g", BRIDGE)

@@ -59,7 +59,7 @@ def at_work() -> list[int]:
         if folder.name.isdecimal():
             try:
                 title = (folder / "cmdline").read_bytes()
-            except OSError:  # it ended meanwhile
+            except OSError:  # the process has ended meanwhile
                 continue
             if title.startswith(b"ray::run_packed"):
                 found.append(int(folder.name))

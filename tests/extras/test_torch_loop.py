@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
 
-# dropout, augmentation by three generators, masking while batches are put together, shuffling, momentum, a schedule
+# A program with many sources of randomness: dropout, augmentation by three generators, masking in the collate function,
+# shuffling, and also momentum and a learning rate schedule.
 PROGRAM = """
 import json, os, random, sys, time
 import numpy as np, torch
@@ -104,7 +105,8 @@ def test_the_loss_curve_is_bit_identical(tmp_path: Path, whole: list[Any], worke
     assert process.returncode == 0, err
     steps = curve_of(curve)
     assert sorted({step for step, _ in steps}) == list(range(36))
-    assert all(whole[step] == [step, loss] for step, loss in steps)  # those done twice after the kill, too
+    # this includes the steps that were repeated after the kill
+    assert all(whole[step] == [step, loss] for step, loss in steps)
 
 
 def test_workers_follow_the_cores_and_the_curve_does_not_change(tmp_path: Path, whole: list[Any]) -> None:

@@ -46,5 +46,5 @@ def test_a_training_loop_is_bit_identical_as_a_tenant() -> None:
     assert tenant.returncode == 0, tenant.stderr
     losses = [float.fromhex(line) for line in tenant.stdout.split()]
     assert len(losses) == 40
-    assert losses[-1] < losses[0] / 2  # it did learn
+    assert losses[-1] < losses[0] / 2  # the model has learned
     assert tenant.stdout == alone

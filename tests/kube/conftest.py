@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from kube_node import Node
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "agent"))  # the shim that speaks from Python
+# for the stand-in of the shim that is written in Python
+sys.path.insert(0, str(Path(__file__).parent.parent / "agent"))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def test_certificates_of_a_clock_that_was_ahead_are_replaced() -> None:
     """The API server, whose clock is right, would refuse them for months, and every pod that asks for a share."""
     ahead = certificates.make(NAMES, NOW + datetime.timedelta(days=90))
     assert certificates.fault(ahead, NAMES, NOW).startswith("the certificates are not valid before")
-    for minutes in (-4, 4):  # clocks of a cluster differ
+    for minutes in (-4, 4):  # the clocks of a cluster's machines differ
         near = certificates.make(NAMES, NOW + datetime.timedelta(minutes=minutes))
         assert certificates.fault(near, NAMES, NOW) == ""
 

@@ -282,7 +282,7 @@ def test_a_divided_gpu_is_held_as_long_as_the_pod_of_its_claim(
     assert offered() == {"gpu-0": "share", "gpu-0-whole": "gpu"}
     pieces.append(MigSlice("MIG-1", "cotenant.dev/mig-3g.40gb", uuid_of(0), 0))
     assert offered() == {"mig-1": "mig", "gpu-0": "gone"}
-    node.api.store.pop(CLAIM + claim["name"])  # the API server fails to answer for it
+    node.api.store.pop(CLAIM + claim["name"])  # the API server no longer has this claim
     assert offered() == {"mig-1": "mig", "gpu-0": "gone"}
     node.finish(train)
     assert offered() == {"mig-1": "mig"}

@@ -81,11 +81,11 @@ class Host:
     def run(self, container: dict[str, Any], group: Path, *command: str, **more: str) -> subprocess.Popen[str]:
         """A process of a container: its variables, its mounts, its cgroup."""
         own = {entry["name"]: entry["value"] for entry in container["env"]}
-        own["COTENANT_DRIVER"] += f":{os.environ['TEST_DRIVER']}"  # in a place where containers do not have theirs
+        own["COTENANT_DRIVER"] += f":{os.environ['TEST_DRIVER']}"  # a place where containers do not have their driver
         base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), "COTENANT_SOFTGPU_STATE": str(self.state)}
         base |= {"LIB": str(self.library), "RUN": str(self.sockets), "GROUP": str(group)}
         preload = own.pop("LD_PRELOAD")
-        inside = ["env", f"LD_PRELOAD={preload}", *command]  # the shims exist only inside
+        inside = ["env", f"LD_PRELOAD={preload}", *command]  # the shim libraries exist only inside the container
         return subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", ENTER, "sh", *inside], env=base | own | more, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -134,14 +134,14 @@ def test_a_container_gets_its_pods_share_and_no_other(host: Host) -> None:
         assert row["holder"]["id"] == uid
         assert row["launches"] > 0, "its launches went through the shim"
 
-        # another pod with the very same variables is nobody's tenant
+        # another pod with the same variables must not become a tenant
         host.call("expect", kind="pod")
         other = host.run(container, stranger, *workload)
         out, err = other.communicate("run 1\n", timeout=60)
         assert other.returncode != 0
         assert "has no share for this container on this node" in err
 
-        # nor does leaving out the variables' token make a process of the pod anybody else
+        # without the token variable, a process of the pod still belongs to the pod's tenant
         bare = host.run(container, group, *workload, COTENANT_TOKEN="")
         out, err = bare.communicate("run 1\n", timeout=60)
         assert bare.returncode == 0, err

@@ -55,7 +55,7 @@ def test_a_pod_with_a_process_past_the_shim_gets_an_event(
 ) -> None:
     monkeypatch.setattr(node_plugin, "HEALTH_EVERY_S", 0.1)
     monkeypatch.setenv("COTENANT_SOFTGPU_STATE", str(tmp_path / "gpu"))
-    node = make_node(gpus=0)  # the software GPU itself
+    node = make_node(gpus=0)  # no pretended GPUs: the node uses the software GPU
     thing = node.api.put_pod(pod("train", annotations=share()))
     settings = NodeSettings(
         "node-a", node.agent.folder, node.kubelet.plugins, node.kubelet.resources / "kubelet.sock",

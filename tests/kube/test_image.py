@@ -119,7 +119,8 @@ def test_what_is_started_is_in_the_image(file: Path) -> None:
     assert first in PROJECT["project"]["scripts"] or more[0] in targets
     path = dict(word.split("=", 1) for rest in last.rest("ENV") for word in shlex.split(rest)).get("PATH", "")
     if first in PROJECT["project"]["scripts"]:
-        assert any(f"{target}/bin" in path.split(":") for target in targets)  # the environment that was copied
+        # the folder of the environment that was copied
+        assert any(f"{target}/bin" in path.split(":") for target in targets)
         extras = re.findall(r"\.whl\)\[(.*?)\]", " ".join(step for stage in stages(file) for step in stage.rest("RUN")))
         assert extras
         assert set(extras[0].split(",")) <= PROJECT["project"]["optional-dependencies"].keys()

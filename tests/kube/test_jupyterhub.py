@@ -47,7 +47,7 @@ def test_every_profile_is_a_pod_with_a_share(config: Any) -> None:
 )
 def test_a_local_notebook_is_a_tenant(config: Any, form: dict[str, list[str]], request_: str) -> None:
     options = config.LocalProcessSpawner.options_from_form(form)
-    config.names["COTENANT"] = "true"  # instead of asking an agent
+    config.names["COTENANT"] = "true"  # so that no agent is called
     spawner = SimpleNamespace(user=SimpleNamespace(name="ada"), user_options=options, cmd=None)
     asyncio.run(config.LocalProcessSpawner.pre_spawn_hook(spawner))
     assert spawner.cmd[:4] == ["true", "run", "--name=jupyter/ada", f"--request={request_}"]
@@ -72,8 +72,8 @@ def test_a_local_notebook_is_a_tenant(config: Any, form: dict[str, list[str]], r
         ("ada", "", "jupyter/ada"),
         ("ada@uni.edu", "", "jupyter/ada_40uni.edu"),
         ("ada", "gpu two", "jupyter/ada/gpu_20two"),
-        ("ada/gpu", "", "jupyter/ada_2fgpu"),  # not the server gpu of ada
-        ("ada_40uni.edu", "", "jupyter/ada_5f40uni.edu"),  # not ada@uni.edu
+        ("ada/gpu", "", "jupyter/ada_2fgpu"),  # must differ from the server "gpu" of user "ada"
+        ("ada_40uni.edu", "", "jupyter/ada_5f40uni.edu"),  # must differ from ada@uni.edu
         ("Zoë", "", "jupyter/Zo_c3_ab"),
     ],
 )

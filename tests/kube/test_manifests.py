@@ -87,7 +87,7 @@ def test_every_object_is_strictly_valid(version: str, chosen: dict[str, Any]) ->
     checked = 0
     for thing in install(chosen):
         if thing["apiVersion"].startswith("monitoring.coreos.com/"):
-            continue  # of the Prometheus operator, which no version of Kubernetes has a schema for
+            continue  # objects of the Prometheus operator, for which Kubernetes has no schema
         if thing["apiVersion"].startswith("resource.k8s.io/") and version < "1.34":
             continue
         check_object(thing, version)
@@ -143,10 +143,10 @@ def test_the_plain_file_is_the_chart_s_with_its_own_values() -> None:
     first, *things = [thing for thing in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()) if thing]
     assert (first["kind"], first["metadata"]["name"]) == ("Namespace", names.NAMESPACE)
     check_object(first, versions()[-1])
-    # its pods need the host's folders and process numbers
+    # the pods need host folders and the host's process numbers
     assert first["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
     made = install()
-    for thing in made:  # Helm did not make these
+    for thing in made:  # the plain file was not installed by Helm, so it lacks these labels
         assert thing["metadata"]["labels"].pop("app.kubernetes.io/managed-by") == "Helm"
         assert thing["metadata"]["labels"].pop("helm.sh/chart") == "cotenant-0.1.0"
     assert by_name(things) == by_name(made)
@@ -186,7 +186,7 @@ def leaves(node: Thing, path: str = "") -> Iterator[str]:
     for key, inner in node["properties"].items():
         if "properties" in inner:
             yield from leaves(inner, f"{path}{key}.")
-        elif key != "global":  # Helm's own
+        elif key != "global":  # Helm's own value
             yield f"{path}{key}"
 
 
@@ -212,7 +212,7 @@ def test_every_value_has_a_default_and_a_schema() -> None:
 )  # fmt: skip
 def test_wrong_values_are_refused(path: str, value: object) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
-    values = yaml.safe_load(CHART_VALUES.read_text())  # Helm merges, then validates
+    values = yaml.safe_load(CHART_VALUES.read_text())  # Helm merges the values first and then validates them
     jsonschema.validate(helm.merge(values, tree(ALL)), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(helm.merge(values, tree({path: value})), schema)
@@ -301,7 +301,7 @@ def test_the_condition_says_who_asks_as_the_translator_does(thing: Thing) -> Non
     import cel
 
     thing = json.loads(json.dumps(thing))
-    for kind in ("containers", "initContainers"):  # the API server leaves out what is null
+    for kind in ("containers", "initContainers"):  # the API server leaves out fields that are null
         for container in thing["spec"].get(kind) or []:
             if container.get("resources") is None:
                 container.pop("resources", None)

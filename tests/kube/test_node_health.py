@@ -76,7 +76,7 @@ def test_a_sick_gpu_is_not_given_out_and_comes_back(node: Node, world: World) ->
 
 
 def test_mig_slices_are_offered_as_they_are(node: Node, world: World) -> None:
-    # GPU 1 is cut: its slices are devices of their own, and no units of it are left
+    # GPU 1 is divided by MIG: its slices are devices, and its units are not offered.
     world.slices = [MigSlice(f"MIG-{n}", "cotenant.dev/mig-1g.10gb", uuid_of(1), 1) for n in "ab"]
     world.slices.append(MigSlice("MIG-c", "cotenant.dev/mig-3g.40gb", uuid_of(1), 1))
     node.ready("cotenant.dev/mig-1g.10gb", "cotenant.dev/mig-3g.40gb")

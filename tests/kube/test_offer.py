@@ -121,14 +121,14 @@ def test_a_gpu_divided_while_a_share_is_held_gives_no_instance(place: Place, res
         place.prepare(name)
     if restarted:
         place.restart()
-        place.prepare("b")  # the binder's first round reads the claims of the node's pods
+        place.prepare("b")  # the binder's first round reads the claims of the pods on its node
     assert place.offers(GPUS[:1], PIECES) == ["gpu-0", "gpu-0-whole", "mig-1", "mig-2"]
     assert place.claim("c", "mig.cotenant.dev") is None, "the share of GPU 1 has not ended"
     place.end("b")
     place.write()
     assert place.claim("c", "mig.cotenant.dev") == "mig-1"
     place.prepare("c")
-    place.offers(GPUS)  # and back: the instances are gone, one is held
+    place.offers(GPUS)  # MIG is switched off again: the instances are gone, but one of them is still claimed
     assert place.claim("d", "gpu.cotenant.dev") is None, "of GPU 0 a share is held, of GPU 1 an instance"
     assert place.claim("e", "share.cotenant.dev", share="50") is None, "GPU 0 has 40 left"
 
@@ -177,7 +177,7 @@ def test_older_versions_offer_whole_gpus_only() -> None:
 
 def test_a_driver_killed_between_two_slices_completes_the_pool(place: Place) -> None:
     place.offers(GPUS)
-    del place.api.store[SLICES]  # the devices, which are written last
+    del place.api.store[SLICES]  # the slice with the devices, which is written last
     assert place.scheduler.pool() == ([], {}), "an incomplete pool gives nothing"
     place.restart()
     assert place.offers(GPUS) == ["gpu-0", "gpu-0-whole", "gpu-1", "gpu-1-whole"]

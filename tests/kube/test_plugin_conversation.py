@@ -87,7 +87,7 @@ def test_a_share_and_its_memory_are_never_on_two_gpus(node: Node) -> None:
     node.schedule(pod("a", annotations=share("90%", memory="1Gi")))
     node.schedule(pod("b", annotations=share("10%", memory="8Gi")))
     assert sorted(Counter(gpu_of(one) for one in node.kubelet.in_use(MEMORY)).values()) == [1, 8]
-    # one GPU has 10 % and 7 GiB left, the other 90 % and no memory
+    # One GPU has 10 % and 7 GiB left, the other 90 % and no memory.
     with pytest.raises(AdmissionError, match=r"but on no GPU both\. This pod has failed and is not retried"):
         node.schedule(pod("c", annotations=share("50%", memory="2Gi")))
     node.schedule(pod("d", annotations=share("10%", memory="7Gi")))
@@ -136,14 +136,15 @@ def test_each_container_has_its_own_share_while_it_runs(node: Node) -> None:
     node.api.put_pod(thing | {"status": inits(proxy="running", fetch="ended", warm="ended")})
     last = {"proxy": (0.04, 1), "main": (0.1, 1), "aux": (0.05, 1)}
     wait_for(lambda: {k: v for k, v in shares_held(node).items() if k in (*last, "warm", "fetch")} == last)
-    # the pod's sandbox is made anew: its init containers run once more
+    # the pod gets a new sandbox, so its init containers run once more
     node.api.put_pod(thing | {"status": inits(proxy="running", fetch="running")})
     wait_for(lambda: "fetch" in shares_held(node) and "aux" not in shares_held(node))
 
 
 def test_an_initialized_pod_has_its_containers_shares(node: Node) -> None:
     thing = node.schedule(pod("old", containers=[asks("main", 10, 1)], initContainers=[asks("fetch", 50, 6)]))
-    ready = {"phase": "Running", "conditions": [{"type": "Initialized", "status": "True"}]}  # statuses pruned
+    # the container statuses were removed
+    ready = {"phase": "Running", "conditions": [{"type": "Initialized", "status": "True"}]}
     node.api.put_pod(thing | {"status": ready})
     wait_for(lambda: shares_held(node) == {"main": (0.1, 1)})
 
@@ -303,7 +304,7 @@ def test_with_one_gpu_shown_no_pod_comes_that_would_not_fit(make_node: Callable[
     node.ready()
     assert node.kubelet.allocatable(SHARE) == 100, "the scheduler sees one GPU's worth"
     node.schedule(pod("a", annotations=share("60%")))
-    # 60 taken, and the other GPU's 100 are the most that is free on one
+    # 60 % of one GPU are taken, and the other GPU's 100 are the most that one GPU has free
     wait_for(lambda: node.kubelet.allocatable(SHARE) == 160)
     node.schedule(pod("b", annotations=share("70%")))
     wait_for(lambda: node.kubelet.allocatable(SHARE) == 60 + 70 + 40)
@@ -318,8 +319,10 @@ def shown(node: Node) -> set[str]:
 @pytest.mark.parametrize(
     ("there", "left", "comes"),
     [
-        ([("60%", None), ("60%", None), ("30%", None)], (190, 8), ("50%", None)),  # 10 % and 40 % are left
-        ([("90%", "1Gi"), ("10%", "8Gi")], (110, 16), ("50%", "2Gi")),  # 10 % with 7 GiB, 90 % with none
+        # 10 % of one GPU and 40 % of the other are left
+        ([("60%", None), ("60%", None), ("30%", None)], (190, 8), ("50%", None)),
+        # 10 % with 7 GiB of one GPU and 90 % without memory of the other are left
+        ([("90%", "1Gi"), ("10%", "8Gi")], (110, 16), ("50%", "2Gi")),
     ],
 )
 def test_a_fragmented_node_makes_pods_wait_and_none_fail(
@@ -330,7 +333,8 @@ def test_a_fragmented_node_makes_pods_wait_and_none_fail(
     node.ready()
     for number, (request, memory) in enumerate(there):
         thing = pod(f"p{number}", annotations=share(request, **({"memory": memory} if memory else {})))
-        # share and memory, two messages, both show the GPU with more room: no change is to come
+        # The share and the memory are sent as two messages. Wait until both show the GPU with more room, so that no
+        # change is pending.
         wait_for(lambda: shown(node) == {uuid_of(number % 2)})  # noqa: B023
         assert node.kubelet.fits(patched(thing, mutate(thing)))
         node.schedule(thing)

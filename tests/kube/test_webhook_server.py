@@ -117,7 +117,7 @@ def test_callers_without_the_right_certificate(start: Start, files: list[str], t
         connection.request("POST", "/mutate", body)
         connection.getresponse()
 
-    with pytest.raises((ssl.SSLError, ConnectionError)):  # a server's certificate is none for a client
+    with pytest.raises((ssl.SSLError, ConnectionError)):  # a server certificate is not valid for a client
         ask()
 
 
@@ -141,7 +141,7 @@ def test_bodies_that_are_too_large_and_other_paths(start: Start, files: list[str
         connection.request("POST", "/mutate", parts(), encode_chunked=True, headers={"Transfer-Encoding": "chunked"})
         assert connection.getresponse().status == 413, "nor in pieces whose sum nobody declared"
     except (BrokenPipeError, ConnectionResetError):
-        pass  # it hung up before the last piece
+        pass  # the server closed the connection before the last part was sent
     connection = webhook.connect(found.ca)
     for method, path, status in (("GET", "/mutate", 405), ("GET", "/nothing", 404), ("GET", "/healthz", 200)):
         connection.request(method, path)

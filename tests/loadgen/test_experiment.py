@@ -60,7 +60,7 @@ def test_a_run_leaves_its_analysis(call: Any, tmp_path: Path) -> None:
     assert found["services"]["cats"]["sent"] == pytest.approx(2 * 20 * 3, rel=0.4)
     assert found["wrong_answers"] == found["stray_answers"] == 0
     assert found["services"]["cats"]["failed"] == found["services"]["game"]["failed"] == 0
-    # a model of 10 to 20 ms cannot answer sooner than that, live or simulated
+    # A model that takes 10 to 20 ms cannot answer sooner, neither live nor simulated.
     assert found["simulated"]["cats"]["p50_ms"] > 9
     assert found["live_over_simulated"]["cats"]["p50_ms"] > 0.9
     rows = list(csv.DictReader((out / "client.csv").open()))

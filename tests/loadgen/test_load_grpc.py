@@ -87,7 +87,7 @@ def test_the_reference_server_answers_every_call() -> None:
         result = send(url, 300)
     assert counts(result) == (300, 300, 0, 0, 0)
     assert len(set(ids)) == 300
-    assert 2 <= result.connections < 100  # a window that opens late costs one more
+    assert 2 <= result.connections < 100  # each stream window that opens late needs one more connection
 
 
 def test_statuses_are_told_apart() -> None:
@@ -179,7 +179,7 @@ def test_windows_hold_back_and_let_go() -> None:
     assert sent == FIRST_WINDOW
     client.out.clear()
     client.feed(frame(8, 0, 0, (100).to_bytes(4, "big")))
-    assert not client.out  # the connection's window alone does not open the stream's
+    assert not client.out  # a larger window of the connection does not open the window of the stream
     client.feed(frame(8, 0, stream, (4).to_bytes(4, "big")))
     client.feed(frame(8, 0, stream, (100).to_bytes(4, "big")))
     rest = [(flags, len(x)) for kind, flags, x in frames(bytes(client.out)) if kind == 0]

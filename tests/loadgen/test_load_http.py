@@ -54,14 +54,14 @@ def test_a_stall_of_the_server_is_in_the_latencies_of_all_who_came_meanwhile() -
     stalled = {7: 0.4}
     with standin({"a": lambda x: Reply(0.4 if x.number == 50 else 0.0)}) as server:
         result = run_here(make(server.url, "a=100"))
-    # others left, and had their answers, while the slow one was waited for
+    # other requests were sent and answered while the slow one was being waited for
     slow = result.rows[int((result.rows["finished"] - result.rows["sent"]).argmax())]
     assert slow["finished"] - slow["sent"] >= 0.4
     assert ((result.rows["sent"] > slow["sent"]) & (result.rows["finished"] < slow["finished"])).any()
     with standin({"a": lambda x: Reply(stalled.get(x.number, 0.0))}) as server:
         one = run_here(make(server.url, "a=100", connections=1))
-        assert server.connections == 2  # one to ask what the model takes, one to send
-    # request 7 takes 400 ms or more; those that were due meanwhile, one each 10 ms, wait that much less each
+        assert server.connections == 2  # one connection asks for the model's metadata and one sends requests
+    # Request 7 takes at least 400 ms. The requests that are due meanwhile, one every 10 ms, wait that much less each.
     assert np.all(one.latency_ms[7:40] >= 400 - 10 * np.arange(33) - 5)
     assert counts(one)["ok"] == 100
 
@@ -121,7 +121,7 @@ def test_a_closed_loop_keeps_its_number_of_clients() -> None:
         result = run_here(make(server.url, "a", arrivals="closed:4"))
         together = [x.number for x in server.seen]
     sent = counts(result)["sent"]
-    assert 4 <= sent <= 204  # 4 clients, 20 ms each, one second; this machine may be slow
+    assert 4 <= sent <= 204  # 4 clients, 20 ms per request, one second; fewer if this machine is slow
     assert counts(result)["ok"] == sent == len(together)
     starts = np.sort(result.rows["sent"])
     ends = np.sort(result.rows["finished"])
@@ -232,8 +232,9 @@ def test_a_server_that_takes_no_more_connections_holds_up_nobody() -> None:
 
         result = run_here(test, forms, on_loop=turn_deaf, transport=transport)
     found = counts(result)
-    assert found["ok"] >= 8  # the first connections go on being used
+    assert found["ok"] >= 8  # the first connections stay in use
     assert found["failed"] > 0
     assert found["ok"] + found["failed"] == 100
     late = (result.rows["sent"] - result.rows["scheduled"])[result.rows["outcome"] == 1]
-    assert np.median(late) < 5  # waiting for one connection to be made would take longer, and there are dozens
+    # if requests waited for one connection to be made, they would be later; and dozens are made
+    assert np.median(late) < 5

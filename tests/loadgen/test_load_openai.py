@@ -118,9 +118,9 @@ def test_clients_send_one_request_after_the_other() -> None:
         found = run_openai(OpenAiTest(target, trace, (Promise("chat"),), check=True, clients=3, duration_s=0.3))
     sent, count = found.times.due_s, len(found.outcome)
     assert (found.wrong, found.reasons, count >= 3) == (0, {}, True)
-    assert (sent[:3] == 0).all()  # three at once, and each of the others when one is over
+    assert (sent[:3] == 0).all()  # three requests start at once, and each other one when an earlier one has ended
     assert sorted(found.times.output[:2].tolist()) == [3, 5]
-    assert abs(int((found.times.output == 3).sum()) - count / 2) <= 0.5  # the trace's lengths in turn
+    assert abs(int((found.times.output == 3).sum()) - count / 2) <= 0.5  # the lengths in the trace are used in turn
     ends = np.sort(found.times.last_s)
     assert (sent[3:] >= ends[: count - 3] - 1e-6).all()
     assert found.test.trace.summary()["requests"] == count

@@ -39,7 +39,8 @@ def test_compiled_when_a_source_has_changed_and_only_then(checkout: Path) -> Non
     assert compiled(checkout) / "lib" == library == checkout / "build" / "native" / "lib"
     assert (library.read_text(), log(checkout)) == ("one", ["made"])
     (checkout / "native" / "text").write_text("two")
-    os.utime(checkout / "native" / "text", ns=(2**62, 2**62))  # whatever this file system's clock counts in
+    # far in the future, so that the file is newer whatever resolution the file system's clock has
+    os.utime(checkout / "native" / "text", ns=(2**62, 2**62))
     compiled(checkout)
     assert (library.read_text(), log(checkout)) == ("two", ["made", "made"])
 
@@ -54,7 +55,7 @@ def test_of_several_who_want_it_at_once_one_compiles(checkout: Path) -> None:
 
 def test_what_cannot_be_compiled_is_one_sentence(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (checkout / "native" / "Makefile").write_text("all:\n\techo no such thing >&2; false\n")
-    for _ in range(2):  # the second time, too
+    for _ in range(2):  # the second attempt must fail in the same way
         with pytest.raises(InputError, match="needs make and a C compiler: no such thing"):
             compiled(checkout)
     monkeypatch.setenv("PATH", "/nowhere")

@@ -51,7 +51,7 @@ def test_a_change_is_in_the_feed(live_agent: Callable[..., Any]) -> None:
 def test_who_is_held_off_by_latency_sensitive_work_is_told(live_agent: Callable[..., Any]) -> None:
     """Its class, that it is held off now, and how long its launches have waited, which under mps are no turns."""
     train_spec = {"name": "train", "best_effort": True, "mechanism": "mps"}
-    # what waits on the device has no wait of its launches
+    # With run-ahead, kernels wait on the device, and no time is counted for launches that wait on the host.
     on_the_host = {"scheme": "tidal", "run_ahead": "never", "heartbeat_timeout_ms": 60_000}
     agent = live_agent(tenants=[train_spec], colocation=on_the_host)
 

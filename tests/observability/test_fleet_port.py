@@ -41,13 +41,13 @@ def test_jobs_and_reasons(tmp_path: Path) -> None:
         assert {row["tenant"] for row in state["shares"]} == {jobs["first"]["key"]}
         assert sorted(row["gpu"] for row in state["shares"]) == sorted(row["key"] for row in state["gpus"])
         assert any(row["text"].startswith("first started") for row in state["decisions"])
-        # neither tells how far it is: one runs at an unknown place of its work, the other has not begun
+        # Neither job reports progress. One has started, so its progress is unknown; the other one has not begun.
         wait_for(lambda: {row["name"]: row["done"] for row in fleet.queue()} == {"first": None, "second": 0.0})
         progress = {row["name"]: row["progress"] for row in json.loads(look(fleet.live.url, "/state.json"))["jobs"]}
         assert progress == {"first": None, "second": 0.0}
         text = look(fleet.live.url, "/metrics")
         samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-        assert samples["cotenant_fleet_wait_seconds_count"] == "1"  # only the first has run
+        assert samples["cotenant_fleet_wait_seconds_count"] == "1"  # only the first job has run
         assert samples['cotenant_fleet_wait_seconds_bucket{le="+Inf"}'] == "1"
         assert float(samples["cotenant_fleet_wait_seconds_sum"]) >= 0
         assert samples["cotenant_fleet_decision_seconds_count"] == samples["cotenant_fleet_rounds_total"]

@@ -60,7 +60,7 @@ def test_ten_tenants_have_ten_colours_and_keep_them(browser: Any, stage: Stage) 
     until(lambda: len(colours()) == 10)
     before = colours()
     assert len(set(before.values())) == 10
-    stage.rows = rows([*names[3:], "late-1", "late-2"])  # three have gone, two have come
+    stage.rows = rows([*names[3:], "late-1", "late-2"])  # three rows have gone and two are new
     until(lambda: "late-2" in colours())
     after = colours()
     assert {name: after[name] for name in names[3:]} == {name: before[name] for name in names[3:]}

@@ -97,7 +97,7 @@ def test_a_real_prometheus_scrapes_all_three(doors: dict[str, str], tmp_path: Pa
         assert float(answered["value"][1]) == 1
         (begun,) = prometheus.ask("cotenant_fleet_wait_seconds_count == 1", bool)
         assert begun["metric"]["job"] == "fleet"
-        # a histogram of each that a dashboard asks for quantiles
+        # one histogram of each kind for which a dashboard asks for quantiles
         wait = prometheus.ask(
             "histogram_quantile(0.9, sum by (le, instance) (cotenant_fleet_wait_seconds_bucket))", bool
         )  # fmt: skip

@@ -38,7 +38,7 @@ def points(noise: float, seed: int = 1) -> list[Point]:
 
 
 def test_a_step_is_the_sum_of_its_parts_and_reads_the_weights_once() -> None:
-    assert pairs_of(3) == 6  # the first token attends to itself, the second to two, the third to three
+    assert pairs_of(3) == 6  # the first token attends to itself, the second to two tokens, the third to three
     assert pairs_of(2, before=10) == 23
     times = StepTimes(0.010, 0.001, 0.0001, 0.020, 0.002, 0.0001)
     assert times.seconds(Step(tokens=3, pairs=6)) == pytest.approx(0.010 + 0.003 + 0.0006)

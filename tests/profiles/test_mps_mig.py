@@ -27,7 +27,8 @@ def test_card_of_errors(model: MpsMigModel) -> None:
     assert card["by_mix"]["mae"] < 0.016
     assert card["by_mix"]["folds"] == 5
     assert card["by_mix"]["columns"] == card["trained_on"]["columns"]
-    assert 0 < card["by_workload"]["mae_median"] < 0.0402  # the 12-feature ridge on the same groups
+    # the error of a ridge regression with 12 features on the same groups
+    assert 0 < card["by_workload"]["mae_median"] < 0.0402
     assert set(card["by_mix_mae_by_jobs"]) == {str(k) for k in range(1, 8)}
     assert "boringlee24" in card["source"]
 
@@ -70,7 +71,8 @@ def test_outputs_are_latencies_of_the_right_shape(model: MpsMigModel) -> None:
 def test_weighted_median_by_hand() -> None:
     table = np.array([[1.0, np.nan], [2.0, 5.0], [4.0, 3.0]])
     out = weighted_median(np.array([[0.2, 0.4, 0.4], [0.6, 0.1, 0.3]]), table)
-    assert out[0].tolist() == [2.0, 3.0]  # second column: masses 0.4 (of 3.0) and 0.4 (of 5.0): half is reached at 3.0
+    # In the second column the masses are 0.4 (of 3.0) and 0.4 (of 5.0), so half is reached at 3.0.
+    assert out[0].tolist() == [2.0, 3.0]
     assert out[1].tolist() == [1.0, 3.0]
 
 

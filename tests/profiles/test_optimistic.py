@@ -34,7 +34,7 @@ class TestSweep:
         asked: list[int] = []
 
         def measure(cpus: int) -> float:
-            assert cpus not in asked  # nothing is measured twice
+            assert cpus not in asked  # no point is measured twice
             asked.append(cpus)
             return float(step_s(cpus))
 
@@ -68,8 +68,8 @@ class TestSweep:
         assert [p.cpus for p in self.runs(lambda c: 1.0, least=3, most=3)] == [3]
 
 
-# 1000 steps of 0.1 s over 100 GB, storage 500 MB/s, memory 10 GB/s: nothing cached, an epoch is 200 s of reading;
-# half cached, 5 s + 100 s; six tenths, 6 s + 80 s, which hides behind the 100 s of computing
+# 1000 steps of 0.1 s over 100 GB; the storage reads 500 MB/s, the memory 10 GB/s. With nothing cached, reading takes
+# 200 s an epoch. With half cached it takes 5 s + 100 s, with six tenths 6 s + 80 s, which the 100 s of computing hide.
 DATA = DataSet(100 * 10**9, 1000, 500.0, 10_000.0, 2 * 10**9)
 
 
@@ -91,10 +91,10 @@ def test_the_file_is_one_that_the_simulator_reads(tmp_path: Path) -> None:
     file.write_text(json.dumps(profile_table("mine", points, 2.0, DATA)))
     model = load_profiles(file).models["mine"]
     assert model.cpus_per_gpu.tolist() == [1, 3, 6]
-    assert model.iteration_s == pytest.approx(0.1)  # at the base point: 3 cores per GPU, all cached
+    assert model.iteration_s == pytest.approx(0.1)  # the base point has 3 cores per GPU and everything cached
     assert model.speed(6, 1000) == pytest.approx(2.0)
-    assert model.speed(3, 1.0) == pytest.approx(0.5)  # 1 GB per GPU: nothing cached
-    assert model.speed(1, 1.0) == pytest.approx(0.5)  # slower at computing than at reading
+    assert model.speed(3, 1.0) == pytest.approx(0.5)  # with 1 GB per GPU nothing is cached
+    assert model.speed(1, 1.0) == pytest.approx(0.5)  # preparing the data on one core takes longer than reading them
 
 
 @given(cpus=st.floats(0.05, 40), memory=st.floats(0.5, 400), model=st.sampled_from(sorted(SHIPPED.models)))

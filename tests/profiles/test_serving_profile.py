@@ -47,7 +47,7 @@ def test_interpolates_between_batches_of_one_partition(small: ServingProfile) ->
 
 
 def test_effective_latency_by_hand(small: ServingProfile) -> None:
-    # b beside: pressure 0.5 * (0.4 * 0.5 + 0.6 * 0.5) = 0.25; a's own 0.5 * (0.1 * 0.2 + 0.2 * 0.1) = 0.02
+    # Pressure from b: 0.5 * (0.4 * 0.5 + 0.6 * 0.5) = 0.25. From a itself: 0.5 * (0.1 * 0.2 + 0.2 * 0.1) = 0.02.
     pressure = small.pressure("b", 1, "50%")
     assert pressure == pytest.approx(0.25)
     assert small.alpha("a", 1, "50%", pressure) == pytest.approx(1.27)

@@ -39,15 +39,15 @@ def test_the_documented_example(tmp_path: Path) -> None:
     bert = profiles.models["bert"]
     assert profiles.classes == {"language": ("bert",)}
     assert (bert.ideal_cpus_per_gpu, bert.ideal_memory_gb_per_gpu) == (6, 62.5)
-    assert bert.speed(2, 100) == pytest.approx(0.75)  # halfway between 1 and 3 cores
-    assert bert.speed(0.5, 62.5) == pytest.approx(0.25)  # half of what one core prepares
+    assert bert.speed(2, 100) == pytest.approx(0.75)  # half way between 1 and 3 cores
+    assert bert.speed(0.5, 62.5) == pytest.approx(0.25)  # half a core prepares half of the data that one core prepares
     assert bert.speed(100, 1000) == pytest.approx(1.1)
 
 
 def test_speed_on_another_gpu_and_over_nodes(tmp_path: Path) -> None:
     content = example()
     speeds = content["models"]["bert"]["gpu_speed"]
-    speeds["A100"] = speeds.pop("A100-40GB")  # another spelling of the catalog's
+    speeds["A100"] = speeds.pop("A100-40GB")  # another spelling of a name in the catalog
     profiles = load_profiles(written(tmp_path, content))
     groups = [NodeGroup(1, 8, find_gpu(gpu), 24, 500 * 10**9) for gpu in ("V100-16GB", "A100-40GB")]
     jobs = Jobs.build(1, id=["a"], arrival_s=[0.0], model=["bert"], gpus=[2], iterations=[1.0])

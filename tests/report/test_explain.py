@@ -49,7 +49,8 @@ def test_waits_starts_moves_grows_gives_way_and_finishes() -> None:
             ROUND | {"time_s": 2100, "gpus_held": 7, "waiting": 1},
         ],
     )
-    # waited 300 + 1800 = 2100 s = 35 min; ran 1800 + 3600 = 5400 s = 90 min; 7500 s = 125 min = 2.08 h, 75 x 100 s
+    # Waiting: 300 + 1800 = 2100 s = 35 min. Running: 1800 + 3600 = 5400 s = 90 min. Together 7500 s = 125 min = 2.08 h,
+    # which is 75 x 100 s.
     assert got == [
         "a under fifo + tune: res50, 4 GPUs, tenant vc1",
         "  0:00:00  arrived",
@@ -62,7 +63,7 @@ def test_waits_starts_moves_grows_gives_way_and_finishes() -> None:
         "  0:35:00  waited 30 min (7 of 8 GPUs held, 1 job waiting)",
         "  1:05:00  ran again on 4 GPUs of node 1 with 12 CPUs and 250 GB, at its proportional speed: the job had "
         "waited so long that it went first",
-        # N = (600 x 1 + 6900 x 2) / 7500 = 1.92; 4 x 1.92 / 8 < 1, so rho = slowdown
+        # N = (600 x 1 + 6900 x 2) / 7500 = 1.92. As 4 x 1.92 / 8 < 1, rho equals the slowdown.
         "  2:05:00  finished 2.08 h after its arrival: 35 min waiting and 90 min running (slowdown 75, finish-time "
         "fairness ρ 75)",
     ]
@@ -78,7 +79,7 @@ def test_many_moves_are_drawn_together() -> None:
         "placed again",
     ]
     assert len(got) == 6
-    # title, arrival, start, finish, and each move
+    # a line for the title, the arrival, the start, the finish, and each move
     assert len(lines(events, cluster_info=cluster(3, 4), every_event=True)) == 4 + 14
 
 
@@ -92,8 +93,8 @@ def test_many_turns_are_drawn_together() -> None:
     events += [run(12000, Kind.RESUME, Reason.IN_ORDER, [(0, 4.0)]), (12300.0, 0, Kind.FINISH, Reason.DONE)]
     got = lines(events)
     turns = [line for line in got if "took turns" in line]
-    # stretches: the arrival (0 s), then run and wait in turn, 42 in all; the first and last four are told, and the 34
-    # between, 17 x 300 s of each, are drawn together from 900 s on
+    # The job waits from its arrival (0 s) and then runs and waits in turn, in 42 periods. The first and the last four
+    # are listed. The 34 between, 17 of each kind with 300 s, are summarised from 900 s on.
     assert turns == [
         "  0:15:00  took turns with others until 3:05:00: ran 85 min and waited 85 min, losing its GPUs 17 times: jobs "
         "earlier in the order took the GPUs"
@@ -226,7 +227,7 @@ def test_notable_jobs() -> None:
             (8000.0, 1, Kind.FINISH, Reason.DONE),
         ],
     )
-    # N of a: (600 + 2 x 6900) / 7500; g N / G < 1: rho 75, slowdown 75
+    # N of a is (600 + 2 x 6900) / 7500. As g N / G < 1, rho is 75, which is the slowdown.
     assert notable_jobs(record) == [
         ("a", "took longest (2.08 h), was slowed down most (75.0) and was furthest behind an equal share, by ρ (75.0)"),
         ("b", "waited longest (117 min)"),

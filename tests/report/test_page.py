@@ -149,7 +149,7 @@ def test_a_sweep_gets_facets_and_loads_in_order(sweep: list[Run]) -> None:
     assert [run["load"] for run in data["runs"]] == [0.5] * 4 + [1.0] * 4 + [0.75] * 4
     assert data["runs"][1]["label"] == "srtf + tune · load 0.5 · seed 1"
     assert 'srtf + tune<span class="cond"> · load 0.5 · seed 1</span>' in page
-    # 3 loads; seeds are repetitions
+    # 3 loads are 3 conditions, and seeds are repetitions
     assert re.search(r"has the lowest mean completion time in \d of 3 conditions, 2 seeds each", page)
 
 
@@ -243,7 +243,7 @@ def test_a_browser_draws_it_without_errors(which: str, request: pytest.FixtureRe
     if chromium is None:
         pytest.skip("no Chromium on this machine")
     page = tmp_path / "page.html"
-    # the page's own errors and warnings, left where the dumped page shows them
+    # Collects the page's own errors and warnings in an element that the dump of the page contains.
     watch = """<script>
         const note = (text) => { document.documentElement.dataset.wrong = text; };
         addEventListener("error", (event) => note(event.message));
@@ -273,7 +273,7 @@ def test_a_drawn_distribution_is_a_distribution(values: list[float]) -> None:
     if values:
         assert y[-1] == 1
         assert x[-1] == rounded(max(values))
-        # every point is on the true curve: y is the share of values at or below some value that rounds to x
+        # Every point must be on the true curve: y is the share of values at or below some value that rounds to x.
         counts = {rounded(float((np.array(values) <= v).mean())) for v in values}
         assert set(y) <= counts
 

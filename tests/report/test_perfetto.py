@@ -84,7 +84,7 @@ def test_parts_of_a_gpu_share_it() -> None:
     lanes = Lanes(2)
     half, third, rest = lanes.take(0.5), lanes.take(0.5), lanes.take(0.75)
     assert (half, third, rest) == ([1], [2], [1001])
-    assert lanes.take(1.0) == [2000]  # a GPU more than the node has, rather than a lost slice
+    assert lanes.take(1.0) == [2000]  # one more GPU than the node has is shown, so that no slice is lost
     lanes.give(half)
     assert lanes.take(0.25) == [1]
     lanes.give([1])

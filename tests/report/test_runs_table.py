@@ -33,9 +33,9 @@ def column(key: str) -> Any:
 
 def test_best_is_lowest_or_highest_as_the_metric_says() -> None:
     rows = [summary(7200, 0.5), summary(3600, 0.9), summary(3600.4, 0.7)]
-    # 3600 and 3600.4 s read alike: both are best
+    # 3600 and 3600.4 s are shown with the same text, so both are best
     assert best_rows(rows, column("jct_s.mean")) == {1, 2}
-    # of two runs of the same jobs the slower one holds its GPUs longer: high use is no merit
+    # Of two runs of the same jobs the slower one holds its GPUs for longer, so high use is not better.
     assert best_rows(rows, column("utilisation.gpu")) == set()
     assert best_rows([{**rows[0], "moves": 4}, {**rows[1], "moves": 3}], column("moves")) == {1}
     assert best_rows(rows, column("makespan_s")) == set()
@@ -62,7 +62,7 @@ def shown(rows: list[tuple[str, dict[str, Any]]], width: int, **more: Any) -> st
 
 
 LABELS = ("fifo + proportional", "srtf + tune · load 1.5 · split 100,0,0 · seed 3")
-MANY = 12  # runs, which do not fit beside each other
+MANY = 12  # runs, more than fit side by side
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
@@ -122,7 +122,7 @@ def test_free_moves_are_said_where_moves_stand() -> None:
         assert moves_note(none) is None
     rows = [("a", summary(7200)), ("b", summary(3600))] * (MANY // 2)
     assert "Moving is free" in shown(rows, 240, moves_note=note)
-    assert "Moving is free" not in shown(rows, 60, moves_note=note)  # no moves, no note
+    assert "Moving is free" not in shown(rows, 60, moves_note=note)  # without moves there is no note
     assert "Moving is free" in " ".join(shown(rows[:2], 60, moves_note=note).split())
 
 
@@ -168,7 +168,7 @@ def test_clusters_written_alike_are_told_apart() -> None:
     for run, gpu in zip(runs, ("A30", "H100-80GB"), strict=True):
         group = NodeGroup(8, 1, find_gpu(gpu), 3, 62 * 10**9)
         run.info.cluster = cluster_info(Cluster((group, NodeGroup(1, 0, find_gpu(gpu), 3, 1)), source="8x1"))
-        assert run.info.cluster["node_gpus"] == [1] * 8  # node ids count nodes with GPUs
+        assert run.info.cluster["node_gpus"] == [1] * 8  # node_gpus has only nodes with GPUs
     facets = [run.facets["cluster"] for run in arrange(runs)]
     assert "A30" in facets[0]
     assert "H100-80GB" in facets[1]

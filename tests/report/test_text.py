@@ -47,7 +47,7 @@ def test_times_of_one_column_share_a_unit() -> None:
     assert column_texts([5052, 7740, 23220, 36360], "s") == ["1.40 h", "2.15 h", "6.45 h", "10.1 h"]
     assert column_texts([170640, 196128, None], "s") == ["1.98 d", "2.27 d", "–"]
     assert column_texts([0.001, 0.002, 0.5], "s") == ["1.00 ms", "2.00 ms", "500 ms"]
-    # the median is 109 min, but 1,390 min would have four digits
+    # The median is 109 min, but then the largest would be 1,390 min, which has four digits. So the unit is h.
     assert column_texts([145, 6540, 83400], "s") == ["0.0403 h", "1.82 h", "23.2 h"]
     assert column_texts([None], "s") == ["–"]
     assert column_texts([0.5, None], "share") == ["50.0 %", "–"]

@@ -17,7 +17,8 @@ from cotenant.bench.colocation_virtual import measure
 from cotenant.policy.colocation import SCHEMES
 
 CARD = json.loads((Path(__file__).parent.parent / "golden" / "colocation_card.json").read_text())
-TOLD_APART = {"ls_p50_over_alone": 0.25, "be_over_left": 0.06}  # a quarter of a latency, 6 % of the work
+# differences that the comparison must notice: a quarter of a latency, 6 % of the work
+TOLD_APART = {"ls_p50_over_alone": 0.25, "be_over_left": 0.06}
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,8 @@ def test_an_older_kernel_keeps_its_sms() -> None:
 
 
 def test_a_small_memory_bound_kernel_beside_a_large_one_is_slowed_as_on_the_card() -> None:
-    # 32 of 132 SMs of its own beside copies on the other 100: 3.2 times as long there; the copies lose little.
+    # A kernel on 32 of 132 SMs runs beside copies on the other 100. On the card this took 3.2 times as long as alone,
+    # and the copies lost little.
     ours, copies = rates(TABLE, [32 / 132, 100 / 132], [WorkClass.UNKNOWN, WorkClass.MEMORY])
     assert 1 / ours == pytest.approx(3.2, abs=0.3)
     assert copies == pytest.approx(1.0, abs=0.04)
@@ -93,8 +94,8 @@ def test_two_arrivals_at_once_are_served_one_after_the_other() -> None:
 
 
 def test_without_a_gate_every_ls_kernel_waits_for_a_be_kernel() -> None:
-    # BE kernels of 1 ms run from LAUNCH on, back to back, and nobody stops one. The first LS kernel comes at 0.5 ms and
-    # runs from 1 ms + LAUNCH; behind it the next BE kernel is older than the second LS kernel, and so on.
+    # BE kernels of 1 ms run one after the other from LAUNCH on, and nothing stops them. The first LS kernel arrives at
+    # 0.5 ms and runs from 1 ms + LAUNCH. The BE kernel after it was launched before the second LS kernel, and so on.
     ls = [kernel(100 * US)] * 3
     found = run(job(ls, [kernel(MS)], [500 * US - LAUNCH], 20 * MS), "mps-plus")
     assert found.latency_ns == [pytest.approx(3 * 1100 * US - 500 * US + 2 * LAUNCH + NOTICE)]
@@ -117,7 +118,7 @@ def test_orion_lets_the_other_class_run_beside_ls_and_not_the_same() -> None:
     arrivals = [100 * US]
     same = run(job(ls, [kernel(20 * US, 33, WorkClass.COMPUTE)], arrivals, 2 * MS), "orion")
     other = run(job(ls, [kernel(20 * US, 33, WorkClass.MEMORY)], arrivals, 2 * MS), "orion")
-    assert same.be_work_ns <= 2 * MS - same.active_ns + 180 * US  # a batch may be in flight when LS comes
+    assert same.be_work_ns <= 2 * MS - same.active_ns + 180 * US  # one batch may be in flight when LS work arrives
     assert other.be_work_ns > 1.5 * MS
 
 

@@ -56,7 +56,8 @@ def test_a_job_alone_grows_by_doubling(tmp_path: Path) -> None:
     record, outcome = run_elastic(
         trace(("m", 0.0, 1.0, 50.0)), cluster((1, 4, FAST)), ElasticOptions("sia", profiles=name, lease_s=10.0)
     )
-    # at age 10 with a restart of 2 s, r = 10/12: 1.5 x r > 1, so it grows; at age 20, r = 18/22: 2 x r > 1.5
+    # r is the useful part of the time if the job restarts now. At age 10 with a restart of 2 s, r = 10/12 and
+    # 1.5 x r > 1, so the job grows. At age 20, r = 18/22 and 2 x r > 1.5, so it grows again.
     assert finish_s(record) == pytest.approx([10 + 10 + 2 + 28 / 2])
     assert outcome.solver["worst_gap"] <= 1e-4
 
@@ -71,7 +72,7 @@ def test_speed_follows_the_phases(tmp_path: Path) -> None:
     record, _ = run_elastic(
         trace(("m", 0.0, 1.0, 80.0)), cluster((1, 2, FAST)), ElasticOptions("sia", profiles=name, lease_s=5.0)
     )
-    # 20 units in each of two rounds on one GPU (no restart where nothing is gained), then 40 units at 8 a second
+    # 20 units in each of two rounds on one GPU, because a restart would gain nothing; then 40 units at 8 a second.
     assert finish_s(record) == pytest.approx([10 + 5])
 
 
@@ -83,7 +84,7 @@ def test_gavel_gives_the_fast_model_to_whom_it_helps(tmp_path: Path) -> None:
         trace(("a", 0.0, 1.0, 400.0), ("b", 0.0, 1.0, 200.0)), cluster((1, 1, FAST), (1, 1, SLOW)),
         ElasticOptions("gavel-cost", profiles=name, lease_s=10.0),
     )  # fmt: skip
-    # per price: a has 4/2 against 1/1, b 3/2 against 2/1
+    # Per price, the fast model is worth 4/2 for a and 1/1 for b, the slow model 3/2 and 2/1.
     assert finish_s(record) == pytest.approx([100.0, 100.0])
 
 
@@ -95,7 +96,7 @@ def test_a_gang_apart_runs_at_the_measured_part(tmp_path: Path) -> None:
     singles = (("one", 0.0, 1.0, work) for work in (1000.0, 10.0, 1000.0))
     jobs = trace(*singles, ("gang", 20.0, 2.0, 16.0))
     record, _ = run_elastic(jobs, cluster((2, 2, FAST)), ElasticOptions("gavel", profiles=name, lease_s=10.0))
-    # the single jobs that go on keep their GPUs, one on each node, since the gang finds room beside them
+    # The single-GPU jobs keep their GPUs, one on each node, because the gang finds room beside them.
     assert finish_s(record)[3] == pytest.approx(20 + 16 / 0.8)
 
 
@@ -110,7 +111,7 @@ def test_two_jobs_share_a_gpu_at_the_measured_speeds(tmp_path: Path) -> None:
         ElasticOptions("tesserae", profiles=name, lease_s=10.0, restart_s=5.0),
     )  # fmt: skip
     assert outcome.solver["pairs"] == 7
-    # a: 10 alone, 42 / 0.6 = 70 s together; b: 49 units by 80 s, then 11 alone, without a restart
+    # a: 10 s alone and 42 / 0.6 = 70 s together. b: 49 units until 80 s, then 11 alone, without a restart.
     assert finish_s(record) == pytest.approx([80.0, 91.0])
     held = record.rounds["gpus_held"].to_list()
     assert held == pytest.approx([1.0] * len(held))
@@ -124,7 +125,8 @@ def test_two_jobs_share_a_gpu_at_the_measured_speeds(tmp_path: Path) -> None:
 
 def test_of_two_that_part_the_host_keeps_the_gpu() -> None:
     same, none = np.ones(4, np.bool_), [NONE] * 4
-    # 1 was second on the GPU of 0: it goes alone, it stays, it becomes second on the GPU of 2, its host leaves
+    # Job 1 was the second on the GPU of job 0. The four cases: it now goes alone; it stays; it becomes the second on
+    # the GPU of job 2; job 0 leaves.
     assert keeps_gpu(same, np.array([NONE, 0, NONE, NONE]), np.array(none)).tolist() == [True, False, True, True]
     stay = np.array([NONE, 0, NONE, NONE])
     assert keeps_gpu(same, stay, stay).tolist() == [True] * 4

@@ -123,11 +123,11 @@ def test_nothing_is_held_twice(made: tuple[Record, Cluster, Trace, EngineOptions
     for moment in moments(record):
         gpus_on: list[list[float]] = [[] for _ in nodes]
         for job, (event, where) in moment.holds.items():
-            assert sum(g for _, g in where) == pytest.approx(wanted[job], abs=1e-6)  # the whole gang, or nothing
+            assert sum(g for _, g in where) == pytest.approx(wanted[job], abs=1e-6)  # the job holds all of its GPUs
             assert len({n for n, _ in where}) == len(where)
             for node, gpus in where:
                 gpus_on[node].append(gpus)
-            if len(where) == 1:  # how a gang's CPU and memory lie over its nodes is not in the record
+            if len(where) == 1:  # the record does not say how a gang's CPU and memory are divided among nodes
                 assert e.cpu_milli[event] <= nodes[where[0][0]].cpus * 1000 + 1
                 assert e.memory_mb[event] * 10**6 <= nodes[where[0][0]].memory_bytes
         for held, node in zip(gpus_on, nodes, strict=True):
@@ -193,7 +193,9 @@ def test_every_job_arrives_starts_and_ends_once_and_its_work_is_conserved(
         isolated = record.job("isolated_s")[job]
         if chosen.finish == "exact":
             assert done == pytest.approx(isolated, rel=1e-6, abs=1e-6)
-        else:  # up to a lease is held beyond the end; whole iterations lose less than one a lease
+        # GPUs are held until the end of the lease, so up to one lease too long; whole iterations lose less than one
+        # iteration per lease
+        else:
             assert done >= isolated * (1 - 1e-9)
             assert ends[job] % chosen.lease_s == pytest.approx(0, abs=1e-6)
 
@@ -212,7 +214,7 @@ def test_under_tune_nobody_runs_below_the_proportional_speed(
     for i in np.flatnonzero(np.isin(e.kind, RUNNING)):
         job = e.job[i]
         alone = record.job("model")[job] not in ("odd", "local")
-        # a job may ask for less than its share; then that is what it gets
+        # a job that asks for less than its share gets what it asks for
         if alone and (chosen.speeds == "two-speed" or not stated[job]):
             assert e.speed[i] >= 1 - 1e-9
 

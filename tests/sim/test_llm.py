@@ -16,7 +16,7 @@ from cotenant.sim.llm.gpu import SharedGpu
 from cotenant.workloads.llm.trace import TokenTrace, make_trace
 
 GIB = 1 << 30
-ROUND = StepTimes(0.010, 0.001, 0.0, 0.020, 0.0, 0.0)  # 10 ms and 1 ms a token; a decode takes 20 ms
+ROUND = StepTimes(0.010, 0.001, 0.0, 0.020, 0.0, 0.0)  # a prompt takes 10 ms and 1 ms a token, a decode step 20 ms
 
 
 def model(name: str = "a", times: StepTimes = ROUND, gib: int = 10, weight: float = 1.0, **facts: object) -> SimModel:
@@ -37,8 +37,8 @@ def run(models: list[SimModel], rows: list[tuple[float, int, int, int]], gib: in
 
 def test_one_model_by_hand() -> None:
     found = run([model()], [(0.0, 0, 20, 3), (0.05, 0, 10, 2)])
-    # prompt 10 + 20 = 30 ms; decode to 50 ms; then a step of the decode and the prompt: 20 + 10 ms; decode of the
-    # second
+    # The first prompt takes 10 + 20 = 30 ms, and its decode step lasts until 50 ms. Then comes a step with a decode and
+    # the second prompt: 20 + 10 ms, and after it the second request's decode.
     assert found.times.first_s == pytest.approx([0.030, 0.080])
     assert found.times.last_s == pytest.approx([0.080, 0.100])
     assert found.busy_s == pytest.approx((0.100,))
@@ -70,13 +70,13 @@ def test_a_model_that_is_not_there_comes_back_at_link_speed() -> None:
     rates = MoveRates()
     out, back = rates.seconds(50 * GIB, 0), rates.seconds(0, 50 * GIB)
     assert found.times.first_s[0] == pytest.approx(10.030)
-    assert found.times.first_s[1] == pytest.approx(20 + out + 30.0 + 0.030)  # cold: starting takes 30 s
+    assert found.times.first_s[1] == pytest.approx(20 + out + 30.0 + 0.030)  # a cold start takes 30 s
     assert [(s.model, s.do) for s in found.switches] == [
         (0, None), (0, Do.EVICT), (1, Do.START), (1, Do.EVICT), (0, Do.BRING)
     ]  # fmt: skip
     assert [row["evictions"] for row in found.summary()["models"].values()] == [1, 1]
-    # b has just come and was asked for at once, so it has had no stay; a comes once b has been idle as long as a
-    # return takes
+    # b was requested as soon as it arrived, so it has no minimum stay. a returns when b has been idle as long as a
+    # return takes.
     assert found.times.first_s[2] >= found.times.last_s[1] + out + back
     assert found.summary()["switches"] == 4
 

@@ -32,4 +32,4 @@ def test_long_restarts_are_fine_where_jobs_keep_their_turn() -> None:
     record, _ = run_training(
         _two_jobs_on_one_gpu(), parse_cluster("1x1"), load_profiles(), JobPolicy("fifo", sticky=True), options
     )
-    assert record.events.time_s[-1] == pytest.approx(2 * 5000, abs=301)  # neither was ever restarted
+    assert record.events.time_s[-1] == pytest.approx(2 * 5000, abs=301)  # neither job was restarted

@@ -127,7 +127,8 @@ def test_crowded_clusters() -> None:
         r = random.Random(seed)
         cluster, trace = crowded_case(seed)
         policy = JobPolicy(
-            *combinations[13 * seed],  # 13 and the number of each kind of policy have no factor in common
+            # 13 has no common factor with the number of any kind of policy, so that all combinations occur
+            *combinations[13 * seed],
             sticky=r.random() < 0.5,
             reserve_after_s=r.choice([math.inf, 900.0]),
         )
@@ -159,13 +160,13 @@ def test_a_move_that_changes_the_level_too_costs_a_restart(record_placements: bo
     record, _ = run_training(Trace(jobs, "hand"), cluster, PROFILES, JobPolicy("fifo", "tune"), chosen)
     at_nine_cores, at_three_cores = 0.64 / 2.4, 0.64 / 1.0  # seconds per iteration of res18
     first_lease = 300 / at_nine_cores
-    assert first_lease > 1000  # it would end in its first lease: make it longer
+    assert first_lease > 1000  # the job ends in its first lease, so the run below has a longer one
     assert finish_times(record)[0] == pytest.approx(1000 * at_nine_cores)
     jobs.iterations[0] = 2000
     record, _ = run_training(Trace(jobs, "hand"), cluster, PROFILES, JobPolicy("fifo", "tune"), chosen)
     left = 2000 - first_lease
     by_then = 300 + 100 + left * at_three_cores
-    assert by_then > 600  # at 600 s `late` has ended (1000 x 0.12 s) and `early` moves back, owing again
+    assert by_then > 600  # at 600 s `late` has ended (1000 x 0.12 s), and `early` moves back and pays a restart again
     left -= 200 / at_three_cores
     assert finish_times(record)[0] == pytest.approx(600 + 100 + left * at_nine_cores)
 

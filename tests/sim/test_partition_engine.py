@@ -56,13 +56,14 @@ def finish(data: PartitionInput, chosen: PartitionRules) -> list[float]:
     return engine.work.finish
 
 
-# ---- by hand
+# ---- cases computed by hand
 
 
 def test_a_job_alone_pays_one_launch() -> None:
     for policy in ("whole", "miso", "miso-perfect", "oracle"):
         assert finish(build([(10, 100, 1)]), rules(policy)) == [115.0], policy
-    assert finish(build([(10, 60, 1)]), rules("static")) == [10 + 5 + 60 / 0.6]  # the 3g of 3,2,2
+    # the job gets the 3g of the layout 3,2,2
+    assert finish(build([(10, 60, 1)]), rules("static")) == [10 + 5 + 60 / 0.6]
     # under MPS at 33 % the speed lies between 2g (0.4 at 2/7) and 3g (0.6 at 3/7)
     share = A100_share(1 / 3)
     assert finish(build([(10, 60, 1)]), rules("mps")) == [pytest.approx(10 + 5 + 60 / share)]
@@ -82,7 +83,7 @@ def test_oracle_shares_one_gpu_between_two_jobs() -> None:
     assert ends[1] in (pytest.approx(b_on_4g), pytest.approx(b_on_3g))
     speed_a = 0.6 if ends[1] == pytest.approx(b_on_4g) else 0.7
     left = 1000 - 95 - speed_a * (ends[1] - 109)
-    assert ends[0] == pytest.approx(ends[1] + 9 + left / 1.0)  # back to the whole GPU: 4 s + 5 s
+    assert ends[0] == pytest.approx(ends[1] + 9 + left / 1.0)  # back to the whole GPU, which takes 4 s + 5 s
 
 
 def test_a_move_that_does_not_pay_is_not_made() -> None:
@@ -96,7 +97,7 @@ def test_costs_of_measuring_by_hand() -> None:
     """miso with every newcomer measured: 4 s MPS on, 5 s launch, 30 s at MPS speed, 4 s reconfigure, 5 s launch."""
     ends = finish(build([(0, 1000, 1), (100, 70, 1)], gpus=1), rules("miso-perfect", profile_after_s=0.0))
     mps = float(mps_speed(np.array([SPEED]), A100, 2, 0.5)[0])
-    # half the GPU lies between 3g (42 SMs) and 4g (56): 49 of 98; divided by 1.15
+    # Half of the GPU is 49 of 98 SMs, which lies between 3g (42 SMs) and 4g (56 SMs). The result is divided by 1.15.
     assert mps == pytest.approx((0.6 + (49 - 42) / 14 * 0.1) / 1.15)
     start = 100 + 4 + 5 + 30 + 4 + 5
     assert ends[1] in (pytest.approx(start + (70 - 30 * mps) / 0.7), pytest.approx(start + (70 - 30 * mps) / 0.6))
@@ -133,7 +134,7 @@ def test_min_slice_keeps_a_job_off_small_slices() -> None:
     data = build([(0, 500, 1), (1, 500, 1), (2, 500, 1)], [big, big, big], gpus=1)
     engine = PartitionEngine(data, rules("oracle"))
     engine.run()
-    # three 3g-or-larger jobs never share one GPU: the third starts when another ends
+    # three jobs that need at least 3g never fit on one GPU, so the third starts when another one ends
     assert engine.work.start[2] == pytest.approx(min(engine.work.finish[:2]))
 
 
@@ -180,7 +181,7 @@ def test_a_job_put_back_before_a_gang_is_not_shut_out_by_its_claim(policy: str) 
     """MPS on at 5, measured until 35; then c has b's GPU, idle since 2, and a the other after 4 s; d when a is done."""
     data = put_back_before_a_gang()
     assert list(data.work_s) == [5, 1, 4, 1]
-    mps = 0.15 / 1.15  # half the GPU lies between 3g and 4g, which are alike; two share it
+    mps = 0.15 / 1.15  # half of the GPU lies between 3g and 4g, which are equally fast here; two jobs share it
     end_c = 35 + 4 - 30 * mps
     end_a = 35 + 4 + (5 - 1) - 30 * mps
     assert finish(data, rules(policy)) == pytest.approx([end_a, 2.0, end_c, end_a + 1])
@@ -190,7 +191,7 @@ def test_an_estimate_below_the_floor_everywhere_leaves_the_whole_gpu() -> None:
     data = build([(0, 100, 1), (1, 100, 1)], gpus=1, floors=[1.0, 0.9], launch=0.0)
     data.predict = lambda job, together: np.array([0.8, 0.5, 0.4, 0.3, 0.2])
     ends = finish(data, rules("miso", profile_sole=True, reconfigure_s=0.0))
-    # a is measured alone for 30 s on half the GPU (0.65), then has all of it; likewise b
+    # a is measured alone on half of the GPU for 30 s (speed 0.65) and then has all of it; the same for b
     assert ends == pytest.approx([130 - 30 * 0.65, 2 * (130 - 30 * 0.65)])
 
 
@@ -236,7 +237,7 @@ def workloads(draw: st.DrawFn) -> PartitionInput:
 def test_invariants(data: PartitionInput, policy: str, overheads: bool, disturb: str, greedy: bool) -> None:
     if policy == "static":
         data.speeds[:, 1:] = np.where(data.speeds[:, 1:] == 0, 0.55, data.speeds[:, 1:])
-        data.speeds = np.maximum(data.speeds, 0.5)  # a static layout cannot grow for a job that fits nowhere
+        data.speeds = np.maximum(data.speeds, 0.5)  # a static layout has no place for a job that fits nowhere
     chosen = rules(
         policy,
         overheads=overheads,
@@ -272,7 +273,7 @@ def hard_workloads(draw: st.DrawFn) -> PartitionInput:
     gpus, per_node = draw(st.sampled_from([(1, 1), (2, 2), (3, 3), (4, 2), (4, 1)]))
     n = draw(st.integers(1, 12))
     late, brief = draw(st.sampled_from([5, 60, 300])), draw(st.sampled_from([5, 60, 500]))
-    slow = draw(st.booleans())  # nothing but the whole GPU meets a floor, which only measuring finds out
+    slow = draw(st.booleans())  # only the whole GPU meets a job's minimum speed, which only a measurement finds out
     jobs, speeds, floors = [], [], []
     for _ in range(n):
         gang = draw(st.sampled_from([1, 1, 1, 1, 2, gpus]))
@@ -347,13 +348,13 @@ def _never_oversubscribed(engine: PartitionEngine, log: list) -> None:
 def test_transfer_is_exact_on_equal_shares_and_keeps_memory_limits() -> None:
     big = np.array([SPEED, [1.0, 0.6, 0.5, 0.0, 0.0]])
     same = transfer_speeds(big, A100, geometry("A100-80GB", double_memory=False))
-    # equal SM shares: the same speeds where they were known; with twice the memory the second job fits 2g.20gb
+    # Equal shares of SMs give the speeds that were known. With twice the memory, the second job fits into 2g.20gb.
     assert list(same[0]) == SPEED
     assert list(same[1][:3]) == [1.0, 0.6, 0.5]
     assert same[1][3] == pytest.approx(0.5 * 2 / 3)
     assert same[1][4] == 0.0
     h100 = transfer_speeds(big, A100, geometry("H100-80GB"))
-    three = 60 / 132  # between 3g (42/98) and 4g (56/98) of the A100
+    three = 60 / 132  # lies between 3g (42/98) and 4g (56/98) of the A100
     assert h100[0][2] == pytest.approx(0.6 + (three - 42 / 98) / (14 / 98) * 0.1)
     assert h100[0][4] > h100[0][5]  # the double-memory 1g has 26 SMs, the 1g 16
 
@@ -362,4 +363,4 @@ def test_mps_speed_never_exceeds_the_share_that_is_left() -> None:
     rows = np.array([SPEED])
     assert mps_speed(rows, A100, 1, 1.0)[0] == 1.0
     assert mps_speed(rows, A100, 7, 1.0)[0] == pytest.approx(0.2 / (1 + 0.15 * 6))
-    assert mps_speed(np.array([[1.0, 0.6, 0.5, 0.0, 0.0]]), A100, 4, 0.5)[0] > 0  # memory is not split
+    assert mps_speed(np.array([[1.0, 0.6, 0.5, 0.0, 0.0]]), A100, 4, 0.5)[0] > 0  # MPS does not split the memory

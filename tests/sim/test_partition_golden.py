@@ -18,7 +18,7 @@ from cotenant.sim.mig.run import best_static, run_partition
 from cotenant.workloads.jobs.miso import read
 from cotenant.workloads.trace_options import TraceOptions
 
-TRACES = {  # GPUs, jobs, mean gap in seconds
+TRACES = {  # (GPUs, jobs, mean gap in seconds): name of the trace
     (8, 100, 60): "trace_g8_j100_a60_s1",
     (8, 1000, 100): "trace_g8_j1000_a100_s1",
     (40, 1000, 10): "trace_g40_j1000_a10_s1",

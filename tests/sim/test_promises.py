@@ -11,7 +11,7 @@ from cotenant.policy.shares import MS_NS, SECOND_NS, QuotaSettings, Share
 from cotenant.sim.shares.engine import Load, TokenEngine
 from cotenant.sim.shares.slices import SliceEngine
 
-# GPU work, and pauses in which the host does something else: of the whole, 1, 0.6, 0.83 and 0.6
+# GPU work, and pauses in which the host works. The GPU is busy for a fraction of 1, 0.6, 0.83 and 0.6 of the time.
 KINDS: dict[str, dict[str, Any]] = {
     "busy": {"kernel_ns": 10 * MS_NS},
     "launch-bound": {"kernel_ns": 150_000, "busy_ns": 150_000, "pause_ns": 100_000},

@@ -60,11 +60,12 @@ class PublicRules(Oracle):
     """The plain engine with three rules of the public simulator put back that are left out here."""
 
     def order(self, now: float) -> list[Job]:
-        self.active.sort(key=lambda j: (self.key(j, now), j.arrival_s))  # equals stay as they were sorted last
+        # the sort is stable, so jobs with equal keys keep their earlier order
+        self.active.sort(key=lambda j: (self.key(j, now), j.arrival_s))
         return list(self.active)
 
     def decide(self, order: list[Job]) -> None:
-        if self.policy.ordering == "las":  # only the jobs that fit by GPU count are tried, larger gangs first
+        if self.policy.ordering == "las":  # only jobs that fit by GPU count are tried, larger gangs first
             chosen = self.prefix(order)
             if self.policy.allotment == "tune":
                 chosen = sorted(chosen, key=lambda j: -j.gpus)
@@ -73,7 +74,7 @@ class PublicRules(Oracle):
             super().decide(chosen)
             return
         super().decide(order)
-        if self.policy.allotment == "tune":  # remaining time is told at the speed of the last lease
+        if self.policy.allotment == "tune":  # the remaining time is computed with the speed of the last lease
             for job in order:
                 level = "down" if job.level == "down" else "ideal"
                 job.key_s = self.iteration_s(job, level, self.nodes[0])

@@ -66,7 +66,7 @@ def test_batches_form_by_hand() -> None:
 
 def test_overload_drops_and_keeps_the_rest_in_time() -> None:
     row = keys(simple(1000.0, 40.0, 4, "constant", 10.0))
-    # batches of 4 take 18 ms: 222 requests/s at most
+    # batches of 4 take 18 ms, so at most 222 requests/s
     assert row["ok"] == pytest.approx(2222, rel=0.01)
     assert row["late"] == 0
     assert row["ok"] + row["dropped"] == row["sent"] == 10_000
@@ -91,7 +91,7 @@ def test_interference_by_hand() -> None:
         mine = found.requests[found.requests["svc"] == 0]
         took[mode] = mine["finished"] - mine["started"]
     assert took["planned"] == pytest.approx([15.0] * 20)
-    # b runs from 0 to 10 only: the first batch of a starts beside nothing or beside b, the rest beside nothing
+    # b runs from 0 to 10 only. So the first batch of a may start beside b, and all others run alone.
     assert took["running"][1:] == pytest.approx([10.0] * 19)
 
 
@@ -129,7 +129,7 @@ def test_a_dropped_stage_fails_the_application() -> None:
     result = run(ServingPlan("p", 2, lets), scenario, {"X": profile})
     assert (result.instances["outcome"] != 0).all()
     done = result.instances["outcome"] == 1
-    assert 0.1 < done.mean() < 0.3  # a stage carries 83 of 500 requests/s
+    assert 0.1 < done.mean() < 0.3  # one stage serves 83 of the 500 requests/s
     assert (result.instances["finished"] - result.instances["arrived"])[done].max() <= 60.0
 
 

@@ -57,7 +57,7 @@ def test_one_holder_at_a_time(loads: list[Load], name: str) -> None:
     turns = sorted((t.start_ns, t.end_ns) for t in result.turns)
     assert turns
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(turns))
-    # and nobody works outside its own turns
+    # no tenant works outside its own turns
     for tenant, _gpu, start, end in result.worked[-500:]:
         inside = [t for t in result.turns if t.tenant == tenant and t.start_ns <= start and end <= t.end_ns]
         assert inside or end > result.turns[-1].end_ns
@@ -73,7 +73,7 @@ def test_no_window_holds_more_than_the_limit_and_one_turn(loads: list[Load], nam
         longest_ns = max((t.end_ns - t.start_ns for t in mine), default=0)
         if load.share.limit >= 1.0:
             continue
-        for turn in mine:  # the fullest windows end where a turn ends
+        for turn in mine:  # the windows with most held time end where a turn ends
             held_ns = result.held_ns(load.name, turn.end_ns - window_ns, turn.end_ns)
             assert held_ns <= load.share.limit * window_ns + longest_ns + 2
 
@@ -83,7 +83,7 @@ def test_no_window_holds_more_than_the_limit_and_one_turn(loads: list[Load], nam
 def test_whoever_always_asks_gets_its_request_in_every_window(loads: list[Load]) -> None:
     window_ns = 4 * SECOND_NS
     result = run(loads, "request-limit")
-    # one foreign turn with its last kernel before each own one, and the edges of the window
+    # for each tenant, one turn with the kernel that ends after it; this also covers the edges of the window
     slack_ns = len(loads) * (SHORT["max_quota_ns"] + max(KERNELS_NS))
     for load in loads:
         if load.busy_ns is not None:

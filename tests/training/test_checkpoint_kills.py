@@ -14,7 +14,7 @@ import pytest
 from cotenant.core.errors import WorkError
 from cotenant.training.checkpoint import CheckpointStore, FencedError
 
-# saves steps 1, 2, 3 and kills itself at the K-th call that touches the disk; prints how far it got
+# Saves steps 1, 2, 3 and kills itself at the K-th call that touches the disk. Prints each step after it was saved.
 CHILD = """
 import builtins, os, pathlib, signal, sys
 from cotenant.training.checkpoint import CheckpointStore
@@ -63,11 +63,12 @@ def test_killed_anywhere_the_last_checkpoint_is_whole(tmp_path: Path) -> None:
         told = [int(line) for line in lines if line.isdecimal()]
         saved = CheckpointStore(folder).load()
         assert saved is not None
-        assert saved.remark is None  # never a torn one that had to be passed over
+        assert saved.remark is None  # no incomplete checkpoint had to be skipped
         assert saved.state["weights"] == [saved.step] * 50_000
-        assert saved.step >= max(told, default=1)  # what was told to be saved is saved
+        assert saved.step >= max(told, default=1)  # a step that was reported as saved is there
         seen.add(saved.step)
-        CheckpointStore(folder).save(9, {"weights": [9]})  # and what was left behind is in nobody's way
+        # files that the killed process left must not prevent further saves
+        CheckpointStore(folder).save(9, {"weights": [9]})
         again = CheckpointStore(folder).load()
         assert again is not None
         assert again.step == 9

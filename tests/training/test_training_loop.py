@@ -123,7 +123,7 @@ def test_killed_it_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
             loop.save()
         model.train(batch)
         if number == 8:
-            break  # as a crash: nothing more is saved
+            break  # as in a crash: nothing more is saved
     losses, loop, _ = run(tmp_path, shuffled, epochs=2)
     assert loop.step == 14
     assert losses == whole[5:]
@@ -137,7 +137,7 @@ def test_periodic_checkpoints_are_between_steps(tmp_path: Path) -> None:
     losses = []
     for batch in loop:
         if len(losses) == 9:
-            break  # as a crash: nothing more is saved
+            break  # as in a crash: nothing more is saved
         losses.append(model.train(batch))
     rest, _, _ = run(tmp_path, shuffled, epochs=2)
     assert losses + rest == whole
@@ -174,7 +174,7 @@ class TestLease:
         loop, code = self.steps(tmp_path, lambda *_: None)
         assert code == 75
         assert time.monotonic() >= end_s
-        assert loop.step <= 60  # of 5 ms at least
+        assert loop.step <= 60  # a step takes at least 5 ms
 
     def test_it_goes_on_while_it_is_renewed(self, tmp_path: Path) -> None:
         first_end_s = time.monotonic() + 1.5
@@ -254,7 +254,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
         assert progress.state == "running"
         assert progress.total_steps == 80
         assert progress.fraction == progress.step / 80
-        assert 0 <= loop.step - progress.step <= 40  # half a second, and a slow machine
+        assert 0 <= loop.step - progress.step <= 40  # half a second of steps, and a margin for slow machines
     progress = read_progress(tmp_path)
     assert progress is not None
     assert (progress.state, progress.fraction, progress.checkpoint_step, progress.epoch) == ("finished", 1.0, 80, 2)

@@ -31,7 +31,8 @@ def test_rate_and_burstiness(text: str, cv: float) -> None:
 def test_mmpp_keeps_the_mean_rate_and_is_bursty() -> None:
     times = draw(parse_arrivals("mmpp:1,5;9,1"), 200.0, 3000.0, np.random.default_rng(5))
     assert len(times) == pytest.approx(600_000, rel=0.06)
-    # rates 3/7 and 27/7 of the mean, one sixth of the time in the burst: counts per second vary far more than Poisson
+    # Rates are 3/7 and 27/7 of the mean, and one sixth of the time is in the burst. So counts per second vary far more
+    # than Poisson counts.
     counts = np.bincount(times.astype(int), minlength=3000)
     assert counts.var() / counts.mean() > 50
 
@@ -77,7 +78,7 @@ def test_wrong_amounts(rate: float, duration: float) -> None:
 
 def test_fitting_keeps_the_shape() -> None:
     times = np.array([10.0, 11.0, 14.0])
-    # three requests with a span of 4 s and a mean gap of 2 after: at 0.5/s one round lasts 6 s
+    # Three requests span 4 s and are followed by a mean gap of 2 s. So at 0.5/s one round lasts 6 s.
     assert fit_to(times, 0.5, 12.0) == pytest.approx([0, 1, 4, 6, 7, 10])
     assert fit_to(times, 1.0, 6.0) == pytest.approx([0, 0.5, 2, 3, 3.5, 5])
     assert fit_to(times, None, 5.0) == pytest.approx([0, 1, 4])
@@ -175,7 +176,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_requests("har", tmp_path / "none")
 
 
-WEEKS = "".join(f"{600 * i},{rate},1,Gamma,1,1\n" for i, rate in enumerate([200, 100] * 1008))  # 150/s for two weeks
+# a mean of 150/s for two weeks
+WEEKS = "".join(f"{600 * i},{rate},1,Gamma,1,1\n" for i, rate in enumerate([200, 100] * 1008))
 
 
 def test_servegen_weeks_are_drawn_as_far_as_the_run_reaches(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_servegen_weeks_are_drawn_as_far_as_the_run_reaches(tmp_path: Path) -> N
     recorded = read_requests("servegen", path, seed=1, duration_s=1200.0)
     own = fit_to(recorded.times_s, None, 1200.0, recorded.span_s, recorded.total)
     assert np.histogram(own, [0, 600, 1200])[0] == pytest.approx([120_000, 60_000], rel=0.02)
-    # a mean of 15/s: time runs ten times slower, and the first window, twice as busy as the second, lasts 6000 s
+    # A mean of 15/s makes time run ten times slower. The first window, twice as busy as the second, then lasts 6000 s.
     scaled = read_requests("servegen", path, seed=1, rate_rps=15.0, duration_s=9000.0)
     own = fit_to(scaled.times_s, 15.0, 9000.0, scaled.span_s, scaled.total)
     assert np.histogram(own, [0, 3000, 6000, 9000])[0] == pytest.approx([60_000, 60_000, 30_000], rel=0.02)

@@ -17,7 +17,7 @@ OPENB = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
 )
 
-# name: (format, content, line, field, part of the message)
+# Name: (format, content, line, field, part of the message).
 CASES: dict[str, tuple[str, str | bytes, int | None, str | None, str]] = {
     "missing column": ("native", "id,gpus,duration_s\na,1,1\n", 1, "arrival_s", "no column 'arrival_s'"),
     "no work column": ("native", "id,arrival_s,gpus\na,1,1\n", 1, "duration_s", "no column 'duration_s'"),

@@ -33,7 +33,7 @@ def test_yaml(tmp_path: Path) -> None:
         16, 8, "H100-80GB", 96, 2**40, 2000,
     )  # fmt: skip
     assert (b.count, b.gpu.name, b.memory_bytes, b.storage_mbps) == (4, "A30", 256 * 2**30, 500)
-    # what the file leaves open comes from the options and the defaults per GPU
+    # values that the file does not state come from the options and from the defaults per GPU
     assert (c.count, c.gpu.name, c.cpus, c.memory_bytes) == (1, "T4", 12, 250_000_000_000)
 
 
@@ -103,7 +103,7 @@ def test_synergy_ini(tmp_path: Path) -> None:
     )  # fmt: skip
     (group,) = parse_cluster(f"synergy-ini:{path}", cpus_per_node=24, gpu="V100").groups
     assert (group.cpus, group.gpu.name) == (24, "V100-16GB")
-    # the public simulator's own defaults: 24 CPUs, 500 GB, 300 MB/s, 8 GPUs
+    # The public simulator's own defaults are 24 CPUs, 500 GB, 300 MB/s and 8 GPUs.
     path.write_text("[CLUSTER]\nservers_per_rack=3\nracks=2\n")
     (group,) = parse_cluster(f"synergy-ini:{path}").groups
     assert (group.count, group.gpus, group.cpus, group.memory_bytes, group.storage_mbps) == (

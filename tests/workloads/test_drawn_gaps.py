@@ -31,8 +31,8 @@ def gaps(text: str, rate_per_s: float, seed: int, n: int = N) -> np.ndarray:
 @given(cv=st.floats(0.05, 1000), rate=st.floats(1e-4, 10), seed=st.integers(0, 99))
 def test_logs_of_lognormal_gaps_are_normal_with_the_asked_mean_and_cv(cv: float, rate: float, seed: int) -> None:
     logs = np.log(np.maximum(gaps(f"lognormal:{cv!r}", rate, seed), 1e-300))
-    # CV^2 = exp(sigma^2) - 1 and mean = exp(mu + sigma^2 / 2); gaps far below the time so far lose digits in the sum,
-    # so that only the upper half of a wide distribution is looked at
+    # CV^2 = exp(sigma^2) - 1 and mean = exp(mu + sigma^2 / 2). Gaps far below the time so far lose digits in the sum,
+    # so only the upper half of a wide distribution is compared.
     sigma = math.sqrt(math.log(1 + cv * cv))
     mu = -math.log(rate) - sigma * sigma / 2
     assert abs(np.median(logs) - mu) < 5 * 1.2533 * sigma / math.sqrt(N)
@@ -45,7 +45,8 @@ def test_logs_of_lognormal_gaps_are_normal_with_the_asked_mean_and_cv(cv: float,
 def test_lognormal_gaps_have_the_asked_rate_and_cv(cv: float, rate: float, seed: int) -> None:
     found = gaps(f"lognormal:{cv!r}", rate, seed)
     assert found.mean() == pytest.approx(1 / rate, rel=5 * cv / math.sqrt(N))
-    # a sample is off by half of sqrt((kurtosis - 1) / N), for wide distributions by much; exp(sigma^2) = 1 + CV^2
+    # The standard error of a sample's CV is half of sqrt((kurtosis - 1) / N), which is large for wide distributions.
+    # Here exp(sigma^2) = 1 + CV^2.
     e = 1 + cv * cv
     kurtosis = e**4 + 2 * e**3 + 3 * e**2 - 3
     assert found.std() / found.mean() == pytest.approx(cv, rel=0.01 + 8 * 0.5 * math.sqrt((kurtosis - 1) / N))
@@ -60,7 +61,7 @@ def test_hyperexponential_gaps_have_the_asked_rate_and_cv(
     share: float, ratio: float, run: float, rate: float, seed: int
 ) -> None:
     found = gaps(f"hyperexp:{share!r},1,{run!r};{1 - share!r},{ratio!r}", rate, seed)
-    # E[g] = sum w m, E[g^2] = 2 sum w m^2; runs change neither
+    # E[g] = sum w m and E[g^2] = 2 sum w m^2, which runs do not change.
     mean = share + (1 - share) * ratio
     cv = math.sqrt(2 * (share + (1 - share) * ratio**2) / mean**2 - 1)
     assert found.mean() == pytest.approx(1 / rate, rel=5 * cv * math.sqrt(2 * run / N))
@@ -68,11 +69,11 @@ def test_hyperexponential_gaps_have_the_asked_rate_and_cv(
 
 
 def test_runs_keep_gaps_of_one_mean_together() -> None:
-    # means so far apart that the phase of a gap can be told from its length
+    # The means are so far apart that the length of a gap tells its phase.
     for run in (1.0, 25.0):
         slow = gaps(f"hyperexp:50,1,{run};50,100000,{run}", 1.0, 3, 200_000) > 2e-4
         assert slow.mean() == pytest.approx(0.5, abs=0.02)
-        # a run ends after each gap with probability 1/run, and the next one is of the other phase every second time
+        # A run ends after each gap with probability 1/run, and every second time the next run has the other phase.
         assert (slow[1:] != slow[:-1]).mean() == pytest.approx(0.5 / run, rel=0.08)
 
 
@@ -96,11 +97,12 @@ def test_jobs_like_philly_do_not_arrive_in_heaps() -> None:
 def test_philly_gaps_against_the_list(shared: Path) -> None:
     real = np.diff(read_trace(f"philly:{shared / 'data/jobs/philly/jobs.csv'}").jobs.arrival_s)
     jobs = generate(Workload(len(real) + 1, like="philly", seed=1), CLASSES).trace.jobs
-    drawn = np.diff(np.floor(jobs.arrival_s))  # the list is in whole seconds
+    drawn = np.diff(np.floor(jobs.arrival_s))  # the list has whole seconds
     grid = [0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.999]
     assert np.quantile(drawn, grid) == pytest.approx(np.quantile(real, grid), rel=0.3, abs=1)
     assert drawn.mean() == pytest.approx(real.mean(), rel=0.25)
-    assert 8 < drawn.std() / drawn.mean() < 20  # 14.1; a sample's depends on its 30 or so longest gaps
+    # 14.1 in the list; the value of a sample depends on its 30 or so longest gaps
+    assert 8 < drawn.std() / drawn.mean() < 20
     assert (drawn == 0).mean() == pytest.approx((real == 0).mean(), abs=0.02)
 
 

@@ -30,7 +30,7 @@ def test_two_part_durations_are_the_specified_mix() -> None:
     assert exponent.max() <= 4
     below = exponent < 3
     assert abs(below.mean() - 0.8) < 4 * math.sqrt(0.16 / N)
-    # uniform exponents: means 2.25 and 3.5, each within four standard errors
+    # The exponents are uniform, with means 2.25 and 3.5. Each mean must be within four standard errors.
     assert abs(exponent[below].mean() - 2.25) < 4 * (1.5 / math.sqrt(12)) / math.sqrt(below.sum())
     assert abs(exponent[~below].mean() - 3.5) < 4 * (1 / math.sqrt(12)) / math.sqrt((~below).sum())
     # the mean of 10^U(a, b) is (10^b - 10^a) / ((b - a) ln 10)
@@ -62,7 +62,7 @@ def test_whole_second_and_poisson_gap_arrivals() -> None:
     gaps = np.diff(times, prepend=0.0)
     assert (gaps == np.floor(gaps)).all()
     assert gaps.min() >= 1
-    # gaps are themselves Poisson, with half the mean for the first third
+    # With poisson-gap, the gaps themselves are Poisson-distributed, with half the mean in the first third.
     gaps = np.diff(parse_arrivals("poisson-gap", no_file)(stream(2, "arrivals"), 9000, 1 / 60), prepend=0.0)
     assert abs(gaps[:3000].mean() - 30) < 4 * math.sqrt(30 / 3000)
     assert abs(gaps[3000:].mean() - 60) < 4 * math.sqrt(60 / 6000)
@@ -82,10 +82,11 @@ def test_load_sets_the_rate() -> None:
     made = generate(workload, CLASSES)
     jobs = made.trace.jobs
     work = float((jobs.gpus * jobs.duration_s).sum())
-    # offered GPU-seconds per second, over 128 GPUs
+    # GPU-seconds that jobs ask for per second, divided by 128 GPUs
     assert work / len(jobs) * made.rate_per_s / 128 == pytest.approx(0.9)
     assert made.summary(128)["offered_load"] == pytest.approx(0.9)
-    assert work / jobs.arrival_s[-1] / 128 == pytest.approx(0.9, rel=0.06)  # four standard errors of the span
+    # within four standard errors of the time span
+    assert work / jobs.arrival_s[-1] / 128 == pytest.approx(0.9, rel=0.06)
     twice = generate(Workload(5000, load=1.8, cluster_gpus=128, arrivals="poisson"), CLASSES).trace.jobs
     assert twice.arrival_s == pytest.approx(jobs.arrival_s / 2, abs=1e-3)
 
@@ -108,13 +109,15 @@ def test_same_seed_same_bytes_and_parts_are_independent(tmp_path: Path) -> None:
 def test_likenesses() -> None:
     miso = generate(Workload(20_000, like="miso"), CLASSES).trace.jobs
     assert set(miso.gpus.tolist()) == {1.0}
-    # the 100 public jobs: 120 to 6082 s, mean 770.3, median 244.5; 12 of 100 are transformers of batch 32
+    # The 100 public jobs take 120 to 6082 s, with mean 770.3 and median 244.5. Of them, 12 are transformers with batch
+    # 32.
     assert (miso.duration_s.min(), miso.duration_s.max() <= 6082) == (120.0, True)
     assert miso.duration_s.mean() == pytest.approx(770.3, rel=0.06)
     assert np.median(miso.duration_s) == pytest.approx(244.5, rel=0.06)
     assert abs((miso.model == "transformer_train32").mean() - 0.12) < 4 * math.sqrt(0.12 * 0.88 / 20_000)
     philly = generate(Workload(50_000, like="philly"), CLASSES).trace.jobs
-    # the job list: median 957 s on one GPU, 94.5 % of jobs on one GPU, 6214e9 has 56.8 % of the jobs
+    # The public job list: the median is 957 s on one GPU, 94.5 % of jobs use one GPU, and 6214e9 has 56.8 % of the
+    # jobs.
     assert np.median(philly.duration_s[philly.gpus == 1]) == pytest.approx(957, rel=0.06)
     assert abs((philly.gpus == 1).mean() - 0.9449) < 0.005
     assert abs((philly.tenant == "6214e9").mean() - 0.568) < 0.01
@@ -171,5 +174,5 @@ def test_fleet_smoke_is_short_jobs_that_fit_four_nodes_of_two_gpus() -> None:
     assert set(jobs.gpus.tolist()) == {1.0, 2.0}
     assert set(jobs.model.tolist()) <= set(profiles.models)
     per_gpu = jobs.cpus / jobs.gpus
-    assert set(per_gpu.tolist()) == {1.0, 5.0}  # one that wants five cores and one that wants one share a node of six
+    assert set(per_gpu.tolist()) == {1.0, 5.0}  # a job that wants five cores and one that wants one share a node of six
     assert (jobs.memory_bytes <= 62.5e9 * jobs.gpus).all()

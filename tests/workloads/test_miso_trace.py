@@ -43,7 +43,7 @@ def test_jobs_and_latencies(tmp_path: Path) -> None:
     row = dict(zip(found.measured_on.kinds, found.latency_s[0], strict=True))
     assert (row["7g"], row["3g"], row["2g"]) == (0.5, 0.8, 1.25)
     assert np.isnan(row["1g"])
-    assert np.isnan(row["1g+"])  # where 1g is out of memory nothing is known of the double-memory 1g
+    assert np.isnan(row["1g+"])  # where 1g has too little memory, nothing is known of the 1g with double memory
 
 
 def test_other_gpus_are_told_by_their_slice_names(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ FAMILY = {model: name for name, models in CLASSES.items() for model in models}
 
 
 def test_first_jobs_by_hand() -> None:
-    # 20,70,10: the largest share first (language); then image lacks 20 %, then language 70-50, then speech 10, ...
+    # For 20,70,10 the largest share comes first (language). Then image lacks 20 %, then language 70-50, then speech 10,
+    # and so on.
     models = assign_models(8, "20,70,10", CLASSES).tolist()
     assert models == ["gnmt", "alexnet", "transformer", "m5", "lstm", "gnmt", "res18", "transformer"]
 
@@ -51,7 +52,7 @@ def slow_overall(n: int, shares: list[int]) -> list[int]:
     counts, picks = [0] * len(shares), []
     for k in range(n):
         parts = [Fraction(c, k) if k else Fraction(0) for c in counts]
-        # a class without a share gets no job, not even on a tie
+        # a class with share 0 gets no job, not even when all lack equally much
         lacks = [Fraction(s, sum(shares)) - part if s else -1 for s, part in zip(shares, parts, strict=True)]
         pick = lacks.index(max(lacks))
         picks.append(pick)
@@ -65,7 +66,7 @@ def test_overall_is_the_rule_as_written_however_long(shares: tuple[int, int, int
     models = assign_models(n, ",".join(map(str, shares)), CLASSES)
     names = list(CLASSES)
     assert [names.index(FAMILY[model]) for model in models] == slow_overall(n, list(shares))
-    for family, members in CLASSES.items():  # within a class in turn
+    for family, members in CLASSES.items():  # the models of a class are used in turn
         of_family = [model for model in models if FAMILY[model] == family]
         assert of_family == [members[k % len(members)] for k in range(len(of_family))]
 

@@ -62,9 +62,9 @@ def test_workloads_that_lead_beyond_any_trace(workload: Workload, field: str) ->
 @pytest.mark.parametrize(
     ("rows", "line"),
     [
-        ('a,0,1,600,x\n"b,60,1,600,x\nc,70,1,600,x\n', 3),  # never closed
+        ('a,0,1,600,x\n"b,60,1,600,x\nc,70,1,600,x\n', 3),  # a quoted cell that is never closed
         ('a,0,1,600,x\nb,60,1,600,"x\n', 3),
-        ('"a\nb",0,1,600,x\nb"x,0,1,600,x\nc,60,1,600,x\n', 4),  # inside a cell, after a cell of two lines
+        ('"a\nb",0,1,600,x\nb"x,0,1,600,x\nc,60,1,600,x\n', 4),  # a quote inside a cell, after a cell of two lines
         ('a,0,1,600,x\nb,0,1,600,"x"y\n', 3),
     ],
 )

@@ -65,7 +65,7 @@ def test_unsorted_rows_are_sorted_equal_times_keep_file_order_and_both_are_said(
     text = "id,arrival_s,gpus,duration_s\n" + "".join(f"{i},{t},1,1\n" for i, t in rows)
     trace = read_trace(f"native:{write(tmp_path, text)}")
     assert trace.jobs.id.tolist() == ["f", "b", "d", "a", "c", "e"]
-    # b, d and f stand below a row that arrives later than they do
+    # rows b, d and f stand below a row with a later arrival
     assert trace.remarks[0].startswith("3 rows arrive before a row above;")
     assert trace.remarks[1].startswith("2 rows arrive at the same time as another")
 
@@ -100,7 +100,7 @@ def test_philly_sorts_rebases_and_leaves_out_what_never_ran(tmp_path: Path) -> N
     )
     trace = read_trace(f"philly:{write(tmp_path, text)}")
     assert trace.left_out == {"with 0 GPUs": 1, "without duration": 1}
-    assert trace.jobs.id.tolist() == ["2", "0"]  # rows of the file, from 0
+    assert trace.jobs.id.tolist() == ["2", "0"]  # the ids are row numbers of the file, counted from 0
     assert trace.jobs.arrival_s.tolist() == [0.0, 86400.0]
     assert trace.jobs.duration_s.tolist() == [20.5, 66.0]
     assert trace.jobs.tenant.tolist() == ["6214e9", "11cb48"]
@@ -122,7 +122,7 @@ def test_chronus_minutes_deadlines_and_zero_gpu_rows(tmp_path: Path) -> None:
     assert trace.jobs.id.tolist() == ["2", "3", "0"]
     assert trace.jobs.arrival_s.tolist() == [180.0, 240.0, 600.0]
     assert trace.jobs.duration_s.tolist() == [60.0, 60.0, 420.0]
-    assert math.isnan(trace.jobs.deadline_s[0])  # best effort
+    assert math.isnan(trace.jobs.deadline_s[0])  # a best-effort job has no deadline
     assert trace.jobs.deadline_s[1:].tolist() == [240.0 + 1200.0, 600.0 + 660.0]
     assert trace.jobs.tenant.tolist() == ["vc_b", "vc_b", "vc_a"]
     assert any("minutes assumed" in remark for remark in trace.remarks)

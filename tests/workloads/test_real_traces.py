@@ -25,7 +25,8 @@ def test_philly_list(shared: Path) -> None:
     rows = rows_of(path)
     assert len(rows) == 72_590
     times = [datetime.strptime(row["timestamp"], "%Y-%m-%d %H:%M:%S") for row in rows]
-    order = sorted(range(len(rows)), key=lambda k: times[k])  # stable, as the reader promises
+    # a stable sort, because the reader keeps the order of equal times
+    order = sorted(range(len(rows)), key=lambda k: times[k])
     trace = read_trace(f"philly:{path}")
     assert len(trace.jobs) == len(rows)
     assert trace.left_out == {}
@@ -98,7 +99,8 @@ def test_tiresias(shared: Path) -> None:
     assert trace.jobs.model.tolist() == [row["model_name"] for row in rows]
     with pytest.raises(InputError, match="'10' is already on line 2"):
         read_trace(f"tiresias:{folder / 'tf_job.csv'}")
-    samples = durations_in(str(folder / "yarn-gput1000.csv"))  # the samples of Gittins: one column, CRLF
+    # samples for the Gittins policy: one column, with CRLF line ends
+    samples = durations_in(str(folder / "yarn-gput1000.csv"))
     with (folder / "yarn-gput1000.csv").open(newline="") as file:
         expected = [float(row["duration"]) for row in csv.DictReader(file)]
     assert samples.tolist() == expected

@@ -51,7 +51,8 @@ def test_tenants_gpu_counts_durations_and_count_in_that_order(spec: str) -> None
     options = TraceOptions(tenants=("a",), gpu_counts="multi", min_duration_s=25, max_jobs=1)
     trace = load_trace(spec, options)
     assert ids(trace) == ["2"]
-    # b's five; of a's (0 2 4 6 8, GPUs 1 4 0.5 2 8) two are single; none shorter than 25 s; two beyond the first
+    # Left out: b's five jobs; two of a's jobs (0 2 4 6 8, with GPUs 1 4 0.5 2 8), which have a single GPU; and two
+    # beyond the first. None is shorter than 25 s.
     assert trace.left_out == {"of other tenants": 5, "on 1 GPU or less": 2, "beyond the first 1 job": 2}
 
 
@@ -97,13 +98,13 @@ def test_static_and_borrowed_arrivals_and_durations(spec: str, tmp_path: Path) -
     other = tmp_path / "other.csv"
     other.write_text("id,arrival_s,gpus,duration_s\nx,7,1,3\ny,9,1,3\nz,13,1,3\n")
     trace = load_trace(spec, TraceOptions(arrivals=f"trace:native:{other}", durations=f"trace:{other}"))
-    # 0, 2, 6; a repetition starts one mean gap (3 s) after the end of the one before
+    # The arrivals are 0, 2 and 6. Each repetition starts one mean gap (3 s) after the end of the one before.
     assert trace.jobs.arrival_s.tolist() == [0.0, 2, 6, 9, 11, 15, 18, 20, 24, 27]
     assert trace.jobs.duration_s.tolist() == [3.0] * 10
     static = load_trace(spec, TraceOptions(arrivals="static"))
     assert static.jobs.arrival_s.tolist() == [0.0] * 10
     assert static.seed is None
-    # a rate scales borrowed arrivals: ten jobs at 1 per second span nine seconds
+    # A rate scales borrowed arrivals, too: ten jobs at 1 per second span nine seconds.
     scaled = load_trace(spec, TraceOptions(arrivals=f"trace:native:{other}", rate_per_s=1.0))
     assert scaled.jobs.arrival_s[-1] == pytest.approx(9.0, abs=1e-3)
 
@@ -117,7 +118,7 @@ def test_split_fills_absent_models_or_replaces_all_when_asked(tmp_path: Path) ->
     assert filled.jobs.iterations[0] == 100
     replaced = load_trace(spec, TraceOptions(split="100,0,0"), classes=CLASSES, iteration_s=ITERATION_S)
     assert replaced.jobs.model.tolist() == ["alexnet", "res18", "alexnet"]
-    # the work stays as long as it was: 100 iterations of 2 s
+    # The amount of work stays the same: 100 iterations of 2 s.
     assert replaced.jobs.duration_s.tolist() == [200.0, 5.0, 6.0]
     assert np.isnan(replaced.jobs.iterations).all()
     with pytest.raises(InputError, match="job 'a' states only iterations"):

@@ -34,7 +34,7 @@ def test_one_job_and_all_at_once() -> None:
 def test_gaps_and_rate() -> None:
     found = summarise(trace_of([0.0, 10.0, 40.0]))
     assert found["rate_per_h"] == 180.0
-    assert found["interarrival_cv"] == 0.5  # gaps 10 and 30: mean 20, standard deviation 10
+    assert found["interarrival_cv"] == 0.5  # the gaps are 10 and 30: mean 20, standard deviation 10
 
 
 def test_a_long_empty_lead_is_remarked_upon(shared: Path) -> None:

@@ -152,7 +152,7 @@ static void wait_for_turn(struct gpu *gpu)
     if (gpu->waiting++ == 0)
         gpu->waiting_since_ns = began;
     if (gpu->holder)
-        /* when this process's LS-activity flag is set, best-effort tenants stop, become idle and therefore return
+        /* raise this process's LS-activity flag, so that best-effort tenants stop launching, become idle and return
          * their turn */
         cot_holder_raise(gpu->holder);
     while (!cot_exiting() && !is_open(gpu)) {

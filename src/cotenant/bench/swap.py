@@ -45,7 +45,8 @@ def measure(
     if a move fails.
     """
     if size < 2 << 20 or moves < 1:
-        raise InputError("move at least 2 MiB, at least once", field="--size" if moves >= 1 else "--moves")
+        field = "--size" if moves >= 1 else "--moves"
+        raise InputError("the size must be at least 2 MiB, and there must be at least one move", field=field)
     cap = size + (SOFT_CONTEXT_BYTES if device_named(gpus).simulated else CONTEXT_BYTES)
     if 2 * cap > (available_bytes() or 2 * cap):
         raise InputError(

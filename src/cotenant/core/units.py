@@ -154,7 +154,7 @@ def sms_text(sms: Mapping[str, int] | None) -> str:
     """
     if not sms or not sms["at_most"]:
         return ""
-    # `at_most` does not know in which steps the driver counts; what a program sees within it is exact
+    # `at_most` ignores the steps in which the driver allots SMs; the number that a program sees is exact
     most = min(sms["at_most"], sms.get("seen") or sms["at_most"])
     if sms["reserved"] >= most:
         return f"{sms['reserved']} SMs reserved"

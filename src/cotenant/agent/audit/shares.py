@@ -24,7 +24,8 @@ from cotenant.core.errors import WorkError
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
-# number of checks after which a process on a GPU is reported as no MPS client; before that it may still be connecting
+# If a process on a GPU is no client of its MPS server in this many checks, it is reported. Before that, it may still be
+# connecting.
 LOOKS = 2
 # the same number for a process that only the shim has reported: the shim reports a context before the MPS server, which
 # may still be starting, accepts the client

@@ -65,9 +65,10 @@ def read_orion(path: Path) -> list[KernelWork]:
             name, kind, _memory, sms, duration = parts
             kernel = KernelWork(name, round(float(duration)), round(float(sms)), _ORION_CLASS[kind.strip()])
         except (ValueError, KeyError):
-            raise InputError("not a row of name, class, memory, SMs and duration", file=path, line=number) from None
+            wrong = f"{line[:80]!r} is not a row of name, class, memory, SMs and duration"
+            raise InputError(wrong, file=path, line=number) from None
         if kernel.duration_ns <= 0 or kernel.sms <= 0:
-            raise InputError("SMs and duration must be over 0", file=path, line=number)
+            raise InputError(f"{sms} SMs and a duration of {duration}: both must be over 0", file=path, line=number)
         kernels.append(kernel)
     if not kernels:
         raise InputError("the profile has no kernels", file=path)

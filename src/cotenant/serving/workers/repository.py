@@ -141,8 +141,8 @@ def read_config(text: str, file: Path) -> dict[str, Any]:
     return plain(message)
 
 
-# the fields of config.pbtxt that are used; the plan decides the others, or they belong to kinds of models that are not
-# supported
+# The fields of config.pbtxt that are used. The other fields are decided by the plan, or belong to kinds of models that
+# are not supported.
 APPLIED = frozenset({"name", "platform", "backend", "max_batch_size", "input", "output", "parameters"})
 
 
