@@ -26,7 +26,8 @@ def plain_read(path: Path) -> list[tuple[str, float, float, float, str]]:
 
 
 def peak_mib(code: str, *args: str) -> float:
-    """Peak resident memory of a fresh Python that runs `code` (its own: the rusage figure starts at its parent's)."""
+    """Peak resident memory in MiB of a new Python process that runs `code`. VmHWM is read, because the peak in rusage
+    starts at that of the parent process."""
     measure = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     command = [sys.executable, "-c", f"{code}\n{measure}", *args]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]) / 1024

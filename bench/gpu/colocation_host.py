@@ -109,9 +109,10 @@ class Rounds:
 def training(found: Found) -> None:
     """Measure training as best-effort work, with programs that the GPU limits and programs that their host limits.
 
-    no gate over native: the shim, and what two processes differ by.  gate over no gate: the bound, in one process.
-    beside over no gate: of what LS leaves, in one process, free of the host's differences between two.  not ahead:
-    nothing is launched before its time (ahead 0).
+    "no gate over native": the cost of the shim, together with the difference between two processes. "gate over no
+    gate": the cost of the limit on work in flight, measured in one process. "beside over no gate": the fraction that
+    the program does beside the LS service, relative to the time that LS leaves, also measured in one process. "not
+    ahead": the program launches nothing before it may run (ahead 0).
     """
     with Rig(GPU, together=TOGETHER, pinned=True) as rig:
         ls, native, be = rig.ls(), rig.be_native("native"), rig.be(below=True)

@@ -1,14 +1,14 @@
 """Measures gangs under the hardware's time slices: torchrun jobs on two GPUs (NCCL), together with each other and with
 tenants on one GPU.
 
-CUDA_VISIBLE_DEVICES=UUID,UUID PYTHONPATH=src python bench/gpu/gangs.py OUT.jsonl STEP,STEP,... [SECONDS]
+    CUDA_VISIBLE_DEVICES=UUID,UUID PYTHONPATH=src python bench/gpu/gangs.py OUT.jsonl STEP,STEP,... [SECONDS]
 
-Every tenant is a program that `cotenant run` starts. Each row is one line of JSON, also in OUT.jsonl. A share is the
-steps per second divided by those of the same program alone, from the time stamps of its slower rank, while all run: the
-smallest and the largest of all windows of 2 s that begin 0.1 s apart, and the mean. `time` is GPU time of each rank
-from the driver's log of context switches (root is needed). Then all are stopped, 0.5 s apart, and `ended` has the exit
-codes. A program that has not ended 60 s after the row's start is killed, which the row states. No row begins after
-SECONDS (150).
+Every tenant is a program that `cotenant run` starts. Each result is one line of JSON, also in OUT.jsonl. A share is the
+number of steps per second divided by that of the same program alone. It is computed from the time stamps of the slower
+rank, while all programs run: the mean, and the smallest and largest of all windows of 2 s that begin 0.1 s apart.
+`time` is the GPU time of each rank from the driver's log of context switches (needs root). At the end, all programs are
+stopped, 0.5 s apart, and `ended` has their exit codes. A program that has not ended 60 s after its measurement began is
+killed, which the result states. No measurement begins after SECONDS (150).
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class Gangs:
         }
 
     def _seen(self) -> dict[str, Any]:
-        """What the agent reports about each tenant in the middle of a row."""
+        """Return what the agent reports about each tenant at this moment: its state, its warnings, and its time on each
+        GPU."""
         return {
             row["name"]: {key: row[key] for key in ("state", "warnings")} | {"got": [g["got"] for g in row["gpus"]]}
             for row in self.ps()["tenants"]

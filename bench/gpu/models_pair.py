@@ -1,17 +1,22 @@
-"""Two 4B-shaped models on one GPU, 2,048 tokens to 256, against one alone, time slicing and MPS with halves.
+"""Measures two models of 4B parameters on one GPU, relative to one alone, to time slicing, and to MPS with halves.
 
     CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src python bench/gpu/models_pair.py OUT.jsonl [STEP,STEP...] [SECONDS]
 
-Steps: alone, cotenant, cotenant_mps, mps, time (default: these, in this order), and train_ before each but the first.
-SECONDS: for everything (270). The engine is small_llm.py. `cotenant` has it behind `cotenant serve`, and `cotenant_mps`
-with its `mechanism: mps`, under which each model may use all SMs. The others are asked directly; `mps` gives each half
-of the threads. Each model has 2, 4, 8, 16, 32 requests in flight, in turn. A row: tokens a second of all models, and of
-two models alone; median and 90th percentile of TTFT and TPOT; TTFT over alone. Rows are written as they come.
-`train_*`: both models get requests of 1,024 to 64 tokens at 1.25/s each, without and with a training program (under
-Cotenant best-effort): TTFT and TPOT over without, and its steps as a part of those alone in the time that the models
-leave, which is measured by NVML while it does not run.
-CUDA_VISIBLE_DEVICES=cpu rehearses with a tiny model on the CPU; soft with `cotenant timed-llm` on the software GPU
-(cotenant, cotenant_mps, train_cotenant, train_cotenant_mps).
+Steps: alone, cotenant, cotenant_mps, mps, time, and each but the first with the prefix train_. All run in this order by
+default, within SECONDS (270). The engine is small_llm.py; a request has 2,048 prompt tokens and 256 output tokens. In
+`cotenant` the models are behind `cotenant serve`, and in `cotenant_mps` behind it with `mechanism: mps`, under which
+each model may use all SMs. In the other steps the engines are asked directly; `mps` gives each of them half of the
+threads. The number of requests in flight per model is 2, 4, 8, 16 and 32, one after the other. A row has the tokens per
+second of all models and of two models alone, the median and 90th percentile of TTFT and TPOT, and TTFT relative to that
+alone. Rows are written as they come.
+
+In the steps train_, both models get requests of 1,024 prompt and 64 output tokens at 1.25/s each, first without and
+then with a training program, which is best-effort under Cotenant. A row has TTFT and TPOT relative to those without the
+program, and the steps of the program relative to its steps alone in the time that the models leave. NVML measures that
+time while the program does not run.
+
+CUDA_VISIBLE_DEVICES=cpu tests the script with a tiny model on the CPU, and =soft with `cotenant timed-llm` on the
+software GPU (steps cotenant, cotenant_mps, train_cotenant, train_cotenant_mps).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Measures the rate of copies by chunk size, and the cost of a wait in the stream before each chunk. The default chunk
 size follows from this.
 
-All are native. `plain`: successive chunks on one stream. `paced`: before each chunk the shim's two stream memory
-operations in one call (write `ready`, wait for `go`), with turns granted beforehand, so only their own cost remains.
-`told`: only a write after each chunk, as if the waiting thread issued the chunks. `waited`: only the wait. `evented`:
-the wait, and an event instead of a write after each chunk. `two_streams`: paced, alternating between two streams.
+All programs are native. `plain`: successive chunks on one stream. `paced`: before each chunk, the shim's two stream
+memory operations in one call (write `ready`, wait for `go`). Turns are granted beforehand, so only the cost of the
+operations is measured. `told`: only a write after each chunk, as if the waiting thread issued the chunks. `waited`:
+only the wait. `evented`: the wait, and an event instead of a write after each chunk. `two_streams`: like `paced`, but
+alternating between two streams.
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ def faults(card: Card615) -> None:
 
 
 def partition_faults(card: Card615) -> None:
-    """The same when each of the programs has an SM partition, which should keep faults from the other one."""
+    """Find out the same with an SM partition for each of the programs, which should keep faults from the other one."""
     _fault(card, "partition_faults", divided=True)
 
 

@@ -73,7 +73,8 @@ class Node:
 
 
 def gate(gpus: str, seconds: float) -> dict[str, object]:
-    """Launches of a best-effort tenant alone and beside a latency-sensitive one, and what the agent says of both."""
+    """Measure launches of a best-effort tenant alone and beside a latency-sensitive one, and record what the agent
+    reports about both."""
     node = Node(gpus)
     try:
         node.run("be", "--best-effort", "--limit", "50%")

@@ -2,9 +2,9 @@
 
     python small_llm.py --port 8001 [--shape 8b|tiny]
 
-A word of the prompt is a token. Between two steps it processes the whole prompts of new requests, one after the other,
-as engines without chunked prefill do; the step of all running requests is a CUDA graph. Nothing is compiled or loaded
-from a disk, so that it is ready within seconds. `--shape tiny` runs on a CPU.
+Each word of the prompt is one token. Before a step, the engine processes the whole prompts of new requests, one after
+the other, like engines without chunked prefill. The step of all running requests is one CUDA graph. Nothing is compiled
+or read from a disk, so the engine is ready within seconds. `--shape tiny` runs on a CPU.
 """
 
 from __future__ import annotations

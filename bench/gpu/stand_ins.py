@@ -9,7 +9,7 @@ from typing import Any
 
 
 def without_compiler() -> bool:
-    """Install the stand-ins if numba is missing; returns whether it was."""
+    """Install the stand-ins if numba is missing. Returns whether it is missing."""
     missing = importlib.util.find_spec("numba") is None
     if missing:
 

@@ -2,12 +2,13 @@
 
     python bench/independent/models.py [--soft] [PLANNER...]      gpulet-interference, temporal
 
-A card runs seven encoders of PyTorch, profiled by `cotenant profile service`; --soft rehearses on seven timed
-models and a made-up profile. At factor 1 the models ask for 1, 1/2 ... 1/7 of the GPU's time, scaled to the
-whole GPU by what each does alone in its largest batch; an SLO is six times that batch's time alone, about what
-15 to 40 ms are for the models of docs/benchmarks/serving.md. The plan is the largest that `cotenant plan` finds
-for a multiple of 0.05 of those rates. Requests are Poisson and leave when they are due, whatever the answers
-do; a latency counts from then.
+On a real GPU, the models are seven encoders of PyTorch, profiled by `cotenant profile service`. --soft tests the script
+with seven timed models and a made-up profile. At factor 1 the models request 1, 1/2 ... 1/7 of the GPU's time, scaled
+so that the sum is the whole GPU, where each model's capacity is that of its largest batch alone. An SLO is six times
+the duration of that batch alone, which corresponds to the 15 to 40 ms in docs/benchmarks/serving.md. The plan is that
+for the largest multiple of 0.05 of those rates for which `cotenant plan` finds one. Requests arrive as a Poisson
+process and are sent at their scheduled times, whether or not earlier ones were answered; a latency counts from that
+time.
 """
 
 from __future__ import annotations

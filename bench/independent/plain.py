@@ -1,12 +1,14 @@
-"""Ordinary GPU programs that know nothing of Cotenant: PyTorch on a card, the driver API on the software GPU.
+"""Ordinary GPU programs without any knowledge of Cotenant. They use PyTorch on a real GPU, and the driver API on the
+software GPU.
 
-    python plain.py work SECONDS          products of 8192 x 8192 (kernels of 1.6 ms); when how many were done
-    python plain.py serve RATE SECONDS    requests of 1 ms at Poisson arrivals; ms from the scheduled arrival
-    python plain.py hold BYTES            memory with a pattern in it; answers each line of input: intact or changed
-    python plain.py round BYTES SECONDS   work on that memory, block by block; when how much, and whether it is whole
-    python plain.py copy SECONDS          copies of 64 MiB from pinned memory, several queued; when how many were done
+    python plain.py work SECONDS          multiply 8192 x 8192 matrices (kernels of 1.6 ms); reports counts over time
+    python plain.py serve RATE SECONDS    serve requests of 1 ms with Poisson arrivals; reports ms from the arrival
+    python plain.py hold BYTES            fill memory with a pattern; answers each line of input: intact or changed
+    python plain.py round BYTES SECONDS   work on that memory, block by block; reports progress, and if it is intact
+    python plain.py copy SECONDS          copy 64 MiB from pinned memory, several queued; reports counts over time
 
-Each prints one JSON line at its end (`hold`: one per question). With --soft after the arguments, the driver API.
+Each program prints one JSON line at its end (`hold`: one per line of input). --soft after the arguments selects the
+driver API.
 """
 
 from __future__ import annotations

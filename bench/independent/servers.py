@@ -177,13 +177,11 @@ def prepare(folder: Path) -> dict[str, tuple[list[str], int]]:
 
 
 def compare(*rows: tuple[str, str, str]) -> None:
-    """Measure rates in alternating rounds and print them: of the first row, and of the first relative to each other
-    one. A row is (label, server, path). The servers that are not under load are stopped meanwhile, except Ray's
-    processes: `serve run` is only one of them. These are never quite idle, which is to the disadvantage of the other
-    servers.
+    """Measure rates in alternating rounds, and print the rate of the first row and its ratio to each other row.
 
-    Servers other than the one under load are stopped meanwhile, but for Ray's processes, of which `serve run` is only
-    one and which are never quite idle: that is to the disadvantage of the others.
+    A row is (label, server, path). Servers that are not under load are stopped meanwhile, except Ray's processes,
+    because `serve run` is only one of them. Ray's processes are never quite idle, which is to the disadvantage of other
+    servers.
     """
     folder = Path(tempfile.mkdtemp(prefix="independent-"))
     commands = {name: row for name, row in prepare(folder).items() if name in {server for _, server, _ in rows}}

@@ -1,9 +1,10 @@
-"""Makes a serving profile of the measurements of bench/gpu/serving.py (grid, pairs).
+"""Makes a serving profile from the measurements of bench/gpu/serving.py (grid, pairs).
 
     python bench/profiles/serving_profile.py RAW OUT NAME DATE DRIVER
 
-l2 and dram of a model are what it takes from a probe of the L2 cache and of the memory beside it, in parts of what the
-probe has alone, over the model's own part of the GPU; the interference model is fitted to measured pairs.
+A model's figures l2 and dram come from measurements beside a probe of the L2 cache and one of the memory. They state
+how much of the probe's speed the model takes, divided by the fraction of the GPU that the model has. The interference
+model is fitted to measured pairs.
 """
 
 from __future__ import annotations

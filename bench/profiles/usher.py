@@ -2,13 +2,13 @@
 
     python bench/profiles/usher.py
 
-Usher's public code (github.com/ss7krd/Usher at 6e1037d) has blanks where requirements and times would be, and cannot be
-run. `heuristic` is its placement, written from the paper, with the numbers of the public code: groups of four models,
-batches that are powers of two. A replica of a model needs the SMs that its batch can use and the memory of the model;
-replicas never get less, so models do not share SMs. Groups join models that need more SMs than memory with models that
-need more memory; every combination of batches of a group is placed, largest replicas first, each on the GPU that it
-leaves fullest, and the one with the fewest GPUs is kept. Usher merges the operators of models on one GPU; that is left
-out.
+Usher's public code (github.com/ss7krd/Usher at 6e1037d) cannot be run, because it has blanks in place of requirements
+and times. `heuristic` is its placement, written from the paper, with the numbers of the public code: groups of four
+models, and batches that are powers of two. A replica of a model needs the SMs that its batch can use and the memory of
+the model. Replicas never get less, so models do not share SMs. Groups join models that need more SMs than memory with
+models that need more memory than SMs. For a group, every combination of batches is placed, the largest replicas first,
+each on the GPU that it leaves fullest. The combination that needs the fewest GPUs is kept. Usher also merges the
+operators of models on one GPU, which is left out here.
 """
 
 from __future__ import annotations

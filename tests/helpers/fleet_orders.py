@@ -24,7 +24,7 @@ class Node:
         self.executor, self.folder, self.epoch, self.name = executor, folder, epoch, name
 
     def exchange(self, *orders: dict[str, Any]) -> dict[str, Any]:
-        """One exchange; the node must answer."""
+        """Send orders to the node and return its answer. Fails if the node does not answer."""
         answer = self.executor.exchange(self.epoch, {self.name: list(orders)})[self.name]
         assert answer is not None
         return answer

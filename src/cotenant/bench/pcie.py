@@ -92,7 +92,8 @@ def rate(block: dict[str, Any]) -> float:
 
 
 def together(workloads: Sequence[Workload], seconds: float) -> list[float]:
-    """Bytes per second of each workload while all copy. Their blocks are longer at both ends than what is counted."""
+    """Bytes per second of each workload while all copy. The measured interval excludes the beginning and the end of the
+    blocks."""
     for workload in workloads:
         workload.begin(seconds + 2 * WARM_S)
     blocks = [workload.result() for workload in workloads]

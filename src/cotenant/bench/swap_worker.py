@@ -37,7 +37,7 @@ class TorchMemory:
         self.sum = 0
 
     def fill(self, seed: int) -> None:
-        """Contents of which word i is (i + seed) * odd constant, with mixed bits: words differ between positions and
+        """Test contents: word i is (i + seed) * odd constant, with mixed bits, so words differ between positions and
         between seeds."""
         step = len(self.weights)
         for index, part in enumerate(self.words.split(step)):

@@ -1,7 +1,7 @@
 """Memory, clocks, power and memory limits of GPUs, by NVML through ctypes.
 
-It does not use NVML's Python package, which an agent that runs from source may not have, and which could not load the
-software GPU's library with these functions.
+This module does not use NVML's Python package. An agent that runs from source may not have that package, and the
+package could not load the library of the software GPU.
 """
 
 from __future__ import annotations

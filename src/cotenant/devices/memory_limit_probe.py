@@ -27,8 +27,8 @@ REASONS = {
 
 
 def detect(device: Device, gpu: Gpu) -> Detected:
-    """Find the means for one GPU. As root, this creates a control group, sets a limit, reads it back, and removes the
-    group.
+    """Find out what can enforce memory limits on one GPU. As root, this creates a control group, sets a limit, reads it
+    back, and removes the group.
     """
     return replace(_detect(device, gpu), remedy=device.limits_remedy)
 

@@ -44,9 +44,9 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """How to replay. `time_scale` 0.1: jobs, arrivals and leases are a tenth as long as in the trace (`lease_s` is the
-    lease of the scaled run). `profile`: file with the target speeds of pretended jobs. `torch_jobs`: number of jobs
-    that train a small PyTorch model within their steps.
+    """Options of a replay. With a `time_scale` of 0.1, jobs and the gaps between arrivals are a tenth as long as in the
+    trace; `lease_s` is not scaled. `profile`: file with the target speeds of pretended jobs. `torch_jobs`: number of
+    jobs that really train a small PyTorch model.
     """
 
     ordering: str = "fifo"

@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 
 
 class FencedError(WorkError):
-    """The job was started again later, and that start has written into the folder."""
+    """Raised by a start of a job after a later start has written into the folder."""
 
 
 @dataclass(frozen=True)

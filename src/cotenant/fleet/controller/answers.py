@@ -24,7 +24,7 @@ NOT_DECIDED = "waits for the next scheduling round"
 
 
 class Fleet(Protocol):
-    """What the answers read. Only the controller's thread may call them."""
+    """The part of the controller from which answers are made. Only the controller's thread may use it."""
 
     table: JobTable
     store: Store

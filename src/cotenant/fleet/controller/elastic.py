@@ -31,7 +31,7 @@ SOLVER_LIMIT_S = 1.0
 
 
 class ElasticBook:
-    """Finds the elastic profile of a job: in its own profile file, else by its model in the fleet's set."""
+    """Finds the elastic profile of a job: in the job's profile file if it has one, else by model in the fleet's set."""
 
     def __init__(self, shared: ElasticProfiles, default: str | None = None) -> None:
         if default is not None and default not in shared.models:
@@ -41,7 +41,7 @@ class ElasticBook:
         self._found: dict[tuple[str | None, str], ElasticModel] = {}
 
     def model(self, spec: JobSpec) -> ElasticModel:
-        """InputError if the job has none."""
+        """Return the elastic profile of a job. Raises InputError if it has none."""
         key = (spec.profile, spec.model)
         if key not in self._found:
             self._found[key] = self._find(spec)

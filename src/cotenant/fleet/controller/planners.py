@@ -72,7 +72,7 @@ class Planner(Protocol):
         """The planner's name and options, for status and records (`label` and `options` of RunInfo)."""
 
     def fault(self) -> str:
-        """What the planner is missing about its jobs, in one sentence; "" if nothing."""
+        """Why the planner cannot plan for some jobs, such as a missing profile, in one sentence; "" if it can."""
 
     def warm_up(self) -> None:
         """Compile or load everything that decisions need, before fleet time starts."""

@@ -1,4 +1,5 @@
-"""State that the device plugins of a node's resources share: allocations, and on which GPU the next ones should be."""
+"""State that the device plugins of a node's resources share: past allocations, and the GPU from which the next units
+should be taken."""
 
 from __future__ import annotations
 

@@ -43,8 +43,9 @@ class Gandiva:
 
 
 def first_gains(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
-    """`host[J]`: for each waiting single-GPU job in order its present host, if it may keep it, else the first running
-    single-GPU job with which the sum of both speeds, as fractions of those alone, is above 1; NONE without one."""
+    """Choose a host for each waiting single-GPU job, in order. A job keeps its present host if it may. Otherwise it
+    gets the first running single-GPU job with which it gains: the sum of both speeds, as fractions of the speeds alone,
+    is above 1. Returns `host[J]`; NONE for a job without a host."""
     host, together = np.full(len(view), NONE), view.beside + view.beside.transpose(1, 0, 2)
     gains = (view.beside > 0) & (view.beside.transpose(1, 0, 2) > 0) & (together > 1.0)
     single = view.wants == 1

@@ -28,7 +28,7 @@ BLEND = 0.3  # weight of a new measurement in the running average
 
 
 class Place(enum.Enum):
-    """Where a model is, and what is being done with it."""
+    """State of a model: whether its memory is on the GPU, and a start or move in progress."""
 
     COLD = "cold"
     STARTING = "starting"
@@ -163,7 +163,7 @@ class ModelResidency:
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def arrived(self, name: str, now_s: float) -> None:
-        """A request has arrived and waits."""
+        """Called when a request has arrived and waits."""
         row = self.rows[name]
         row.waiting += 1
         row.used_s = now_s
@@ -171,12 +171,12 @@ class ModelResidency:
         self._away.add(name)
 
     def began(self, name: str, now_s: float) -> None:
-        """A waiting request was sent to the program."""
+        """Called when a waiting request was sent to the program."""
         self._left(name, now_s)
         self.rows[name].open += 1
 
     def withdrawn(self, name: str, now_s: float) -> None:
-        """A waiting request was withdrawn."""
+        """Called when a waiting request was withdrawn."""
         self._left(name, now_s)
 
     def _left(self, name: str, now_s: float) -> None:
@@ -187,13 +187,13 @@ class ModelResidency:
             row.first_s = math.inf
 
     def ended(self, name: str, now_s: float) -> None:
-        """An open request has ended."""
+        """Called when an open request has ended."""
         row = self.rows[name]
         row.open -= 1
         row.used_s = now_s
 
     def settled(self, name: str, now_s: float, seconds: float | None = None) -> None:
-        """The current action has succeeded. `seconds`: its duration, if measured."""
+        """Called when the current action has succeeded. `seconds`: its duration, if measured."""
         row = self.rows[name]
         if row.place is Place.LEAVING:
             self._off(row, now_s, Place.COLD if row.stopping else Place.EVICTED)
@@ -208,7 +208,8 @@ class ModelResidency:
             self._away.discard(name)
 
     def failed(self, name: str, now_s: float, again_s: float) -> None:
-        """The current action has failed and nothing has changed. It may be retried after `again_s` seconds."""
+        """Called when the current action has failed and nothing has changed. It may be retried after `again_s`
+        seconds."""
         row = self.rows[name]
         row.not_before_s = now_s + again_s
         if row.place is Place.STARTING:
@@ -219,7 +220,8 @@ class ModelResidency:
             row.place, row.stopping = Place.RESIDENT, False
 
     def died(self, name: str, now_s: float, again_s: float = 0.0) -> None:
-        """The program has ended, in whatever state it was. The caller reports the end of each open request."""
+        """Called when the program has ended, in whatever state it was. The caller reports the end of each open
+        request."""
         row = self.rows[name]
         row.not_before_s = now_s + again_s
         self._off(row, now_s, Place.COLD)

@@ -112,8 +112,8 @@ class Dispatcher:
         self._tags = self.desk.ring["tag"]
 
     def request(self, service: str, now_ms: float, deadline_ms: float | None = None) -> tuple[int, list[Instruction]]:
-        """A request has arrived. Returns its number and the instructions. `deadline_ms` is a time; the default is now +
-        SLO, and no deadline for best-effort services."""
+        """Called when a request has arrived. Returns its number and the instructions. `deadline_ms`: time of its
+        deadline; by default now + SLO, and no deadline for best-effort services."""
         s = self._index[service]
         own = self.services[s]
         if deadline_ms is None:
@@ -125,7 +125,7 @@ class Dispatcher:
         return number, self._start(i, now_ms) if i >= 0 else []
 
     def done(self, gpulet: int, now_ms: float) -> list[Instruction]:
-        """The batch on a gpulet has finished (or failed)."""
+        """Called when the batch on a gpulet has finished (or failed)."""
         kernel.finish(self.desk, gpulet)
         return self._start(gpulet, now_ms)
 

@@ -86,7 +86,7 @@ class NodeTurns:
         reason: str = "released",
         again: bool = False,
     ) -> list[Instruction]:
-        """A holder's work on this GPU has ended (see GpuTurns.release)."""
+        """Called when the work of the tenant that holds this GPU has ended (see GpuTurns.release)."""
         out = self.gpus[gpu].release(name, epoch, now_ns, drained_ns, reason, again)
         for member in self._gangs.get(name, ()):
             if member != gpu and name in self.gpus[member].accounts:

@@ -258,7 +258,7 @@ class GpuSlices:
     # -- corrections -----------------------------------------------------------------------------------------------
 
     def _probe(self, now_ns: int) -> None:
-        """A tenant has begun to work, or the promises have changed: soon see whether queues run empty."""
+        """Called when a tenant has begun to work, or the promises have changed: check soon whether queues run empty."""
         self._begin(now_ns)
         self._probing = True
         self._next_step_ns = now_ns + self.settings.first_step_ns

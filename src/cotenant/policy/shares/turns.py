@@ -196,7 +196,8 @@ class GpuTurns:
             self.turn.paused_ns = now_ns
 
     def resume(self, name: str, epoch: int, now_ns: int, floor_ns: int) -> list[Instruction]:
-        """The memory is resident. Return the grant with a later deadline, at least `floor_ns` from now."""
+        """Called when the tenant's memory is on the GPU. Returns the grant with a later deadline, at least `floor_ns`
+        from now."""
         turn = self.turn
         if turn is None or turn.account.name != name or turn.epoch != epoch or turn.revoked_ns is not None:
             return []

@@ -124,7 +124,7 @@ class MpsMigModel:
         return by_kind(np.concatenate([large, np.where(known, small, guess)], -1), geo)
 
     def small_slices(self, speed_4g: np.ndarray, speed_3g: np.ndarray) -> np.ndarray:
-        """Linear regression of the 2g and 1g speeds on those of 4g and 3g, within 0 and the 3g speed: (..., 2)."""
+        """Predict the 2g and 1g speeds, (..., 2), by regression on those of 4g and 3g; limited to 0 .. 3g speed."""
         design = np.stack([np.ones_like(speed_4g), speed_4g, speed_3g], -1)
         return np.asarray(np.clip(design @ self._regression.T, 0.0, speed_3g[..., None]))
 

@@ -88,7 +88,7 @@ def _positive(text: str, path: Path, line: int, field: str) -> float:
 
 
 def write_tasks(services: Sequence[Service]) -> str:
-    """Services as a task CSV."""
+    """The text of a task CSV with these services."""
     rows = [f"{_id(s.model)},{s.rate_rps:g},{s.slo_ms:g}," for s in services]
     return "\n".join([str(len(rows)), *rows]) + "\n"
 

@@ -99,7 +99,7 @@ class Exchange:
             self.connection.transport.write(b"%x\r\n%s\r\n" % (len(data), data) if self.chunked else data)
 
     def end(self) -> None:
-        """The streamed answer is complete."""
+        """End the streamed answer."""
         if self.streaming:
             self.streaming = False
             self.output = (b"0\r\n\r\n" if self.chunked else b"", b"")
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + self.front.limits.idle_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended. Running requests of its client continue; their answers are dropped."""
+        """Called when the connection has ended. Its running requests continue; their answers are dropped."""
         self._over = True
         gone = list(self.queue)
         self.queue.clear()
@@ -185,8 +185,8 @@ class Connection(asyncio.Protocol):
             self._bad(400, b"not HTTP/1.1")
 
     def eof_received(self) -> bool:
-        """The client has closed its sending side; it may have given up or may still wait. Requests of this connection
-        that have not begun are refused; running ones are answered.
+        """Called when the client has closed its sending side; it may have given up or may still wait. Requests of this
+        connection that have not begun are refused; running ones are answered.
         """
         if not self.queue or self._over:
             return False
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: stop reading from it, for a limited time."""
+        """Called when the client reads too slowly: stops reading from it, for a limited time."""
         self._paused = True
         self.deadline = time.monotonic() + self.front.limits.write_s
         self.transport.pause_reading()
@@ -337,7 +337,8 @@ class Connection(asyncio.Protocol):
         self._bad(413, b"the body is over the limit of %d bytes" % self.front.limits.body_bytes)
 
     def expire(self) -> None:
-        """The deadline has passed: answer a client that is still sending, disconnect one that does not read."""
+        """Called when the deadline has passed. Answers a client that is still sending, and disconnects one that does
+        not read."""
         if self._paused or self._current is None or self.queue:
             self.transport.abort() if self._paused else self.transport.close()
             return

@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
         if known is None:
             found = list(self._decoder.decode(block, raw=True))
             if len(found) > MOST_HEADERS:
-                raise ProtocolError(ENHANCE_YOUR_CALM, "too many headers")
+                raise ProtocolError(ENHANCE_YOUR_CALM, f"a request may have at most {MOST_HEADERS} headers")
             known = {bytes(name): bytes(value) for name, value in found}
             if self._table.changes != self._changes:
                 self._changes = self._table.changes

@@ -71,7 +71,7 @@ class Host(Protocol):
         """Bring an evicted program back to its GPU."""
 
     async def close(self) -> None:
-        """Release what the host has started."""
+        """Stop everything that the host has started."""
 
 
 async def spawn(command: list[str], log: Path, environment: Mapping[str, str] | None) -> asyncio.subprocess.Process:

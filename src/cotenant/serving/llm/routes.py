@@ -32,7 +32,7 @@ class ModelRoutes:
         self, dispatch: Dispatch, tokens: Tokens, pages: Pages, metrics: Callable[[], str],
         status: Callable[[], object], later: Callable[..., None], services: Handler | None,
     ) -> None:  # fmt: skip
-        """`later` runs a coroutine that answers."""
+        """`later`: starts a coroutine in the background, which answers a request."""
         self._dispatch, self._tokens, self._pages = dispatch, tokens, pages
         self._metrics, self._status, self._later, self._services = metrics, status, later, services
         self._created = int(time.time())

@@ -87,7 +87,7 @@ class Ticket:
         return True
 
     def withdraw(self) -> None:
-        """The client has disconnected: cancel the request at the program."""
+        """Cancel the request at the program, because the client has disconnected."""
         if self.done:
             return
         link, self._link = self._link, None

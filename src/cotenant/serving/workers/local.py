@@ -207,7 +207,7 @@ class LocalWorker:
         return Result(executed_ms, answers)
 
     def _closed(self) -> None:
-        """The socket was closed: wait for the process to end, and report it."""
+        """Called when the socket was closed. Waits for the process to end, and reports it."""
         assert self._channel is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._channel.fileno())

@@ -28,8 +28,8 @@ LONG_PROMPT = 99  # the time to the first token is planned for this percentile o
 
 @dataclass(frozen=True)
 class DividedPlan:
-    """A plan with rates in decoded tokens/s. `attainment`: simulated, of each model that has requests. `factors`: those
-    on the models' rates for which it was made."""
+    """A plan with rates in decoded tokens/s. `attainment`: simulated attainment of each model that has requests.
+    `factors`: for each model, the factor on its rate for which the plan was made."""
 
     plan: ServingPlan
     profile: ServingProfile

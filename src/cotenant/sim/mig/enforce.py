@@ -231,8 +231,7 @@ class Enforcer:
         self.clock.at(end, "measured", gpu.index, gpu.version)
 
     def measured(self, gpu: GpuState) -> None:
-        """The measurement is over: choose a layout by its predictions; a job that no longer fits returns to the
-        queue."""
+        """End a measurement: choose a layout by its predictions. A job that no longer fits returns to the queue."""
         gpu.mode = Mode.MIG
         for job in gpu.jobs:
             speeds = self.data.speeds[job]

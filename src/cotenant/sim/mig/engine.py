@@ -48,7 +48,7 @@ class PartitionEngine(Enforcer):
         return self.log
 
     def finish(self, job: int) -> None:
-        """A job is done: free its resources, then admit waiting jobs, then check whether a new layout pays off."""
+        """End a job: free its resources, then admit waiting jobs, then check whether a new layout pays off."""
         now = self.clock.now
         self.work.stop(job, now)
         self.work.left[job], self.work.finish[job] = 0.0, now

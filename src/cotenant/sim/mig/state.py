@@ -23,9 +23,9 @@ class Mode(IntEnum):
 
 @dataclass
 class GpuState:
-    """One GPU. `instances`: those that exist on it; `place`: the instance of each job; the GPU is busy while its layout
-    changes. `draining`: a gang waits for it, so jobs behind that gang may not use it. `revisit`: a job left while the
-    GPU was busy."""
+    """One GPU. `instances`: the MIG instances that exist on it; `place`: the instance of each job. The GPU is busy
+    while its layout changes. `draining`: a gang waits for the GPU, so jobs behind that gang may not use it. `revisit`:
+    a job ended while the GPU was busy, so the GPU must be planned again afterwards."""
 
     index: int
     node: int

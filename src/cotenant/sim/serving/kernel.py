@@ -141,7 +141,7 @@ def kick(R: Run, i: int, now: float) -> None:
 
 @inner
 def arrive(R: Run, s: int, now: float, app: int, client: int, deadline: float) -> None:
-    """A request of service s arrives. An idle gpulet starts a batch at once."""
+    """Let a request of service s arrive. An idle gpulet starts a batch at once."""
     D = R.D
     row = R.cursor[0]
     R.cursor[0] = row + 1
@@ -161,7 +161,7 @@ def arrive(R: Run, s: int, now: float, app: int, client: int, deadline: float) -
 
 @inner
 def arrive_app(R: Run, app: int, now: float) -> None:
-    """A request to an application arrives: each of its first stages gets a request."""
+    """Let a request to an application arrive: each of its first stages gets a request."""
     a = R.cursor[2]
     R.cursor[2] = a + 1
     R.instances[a].app = app
@@ -175,7 +175,7 @@ def arrive_app(R: Run, app: int, now: float) -> None:
 
 @inner
 def advance_app(R: Run, a: int, s: int, now: float) -> None:
-    """Stage s of an application's request has finished: start the next stages that are ready, or finish the request."""
+    """End stage s of an application's request: start the next stages that are ready, or finish the request."""
     R.instances[a].left -= 1
     if R.instances[a].outcome != PENDING:
         return
@@ -193,7 +193,7 @@ def advance_app(R: Run, a: int, s: int, now: float) -> None:
 
 @inner
 def complete(R: Run, i: int, now: float) -> None:
-    """Gpulet i has finished a batch: record it, continue applications and clients, and start the next batch."""
+    """End the batch of gpulet i: record it, continue applications and clients, and start the next batch."""
     D = R.D
     k, n, first = D.lets[i].seat, D.lets[i].n, D.lets[i].seq
     s = D.seats[k].svc

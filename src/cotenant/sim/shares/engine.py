@@ -208,7 +208,7 @@ class TokenEngine:
             self._give_back(tenant, "idle")
 
     def _deadline(self, tenant: _Tenant, epoch: int) -> None:
-        """The deadline has passed: the tenant launches nothing more, and its running kernel completes."""
+        """Apply a passed deadline: the tenant launches nothing more, and its running kernel completes."""
         if tenant.epoch != epoch or self.now_ns < tenant.deadline_ns:
             return
         if tenant.working_ns is None:
@@ -281,5 +281,5 @@ class TokenEngine:
         return max(tenant.load.idle_release_ns, patience_ns)
 
     def _idle_grant(self, tenant: _Tenant) -> None:
-        """A gang got a turn on a GPU where this process has nothing to do: it holds the turn until the others are
-        done."""
+        """Begin the turn of a gang on a GPU where this process has nothing to do: it holds the turn until the others
+        are done."""

@@ -25,7 +25,8 @@ COLUMNS = (*REQUIRED, "organization", "gpu_model", "cpu_request")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. The organization is the tenant. GPUs and CPUs of a job are those of a worker times the workers."""
+    """Read the jobs. The organization is the tenant. The trace states GPUs and CPUs per worker; they are multiplied by
+    the number of workers."""
     table = read_csv(path, COLUMNS)
     table.require(*REQUIRED)
     each, workers = table.gpu_counts("gpu_request"), table.numbers("worker_num", least=0, whole=True)

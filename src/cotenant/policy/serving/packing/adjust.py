@@ -101,7 +101,7 @@ def scale_gpu(A: State, B: State, g: int, only: int, factor: float) -> None:
 
 @bare
 def settle_all(T: Tables, A: State) -> bool:
-    """Choose batches on every GPU for its rates. False: some GPU has none that keep the SLOs."""
+    """Choose batches on every GPU for its rates. Returns False if a GPU has no batches that keep the SLOs."""
     for g in range(A.shape[0]):  # noqa: SIM110 - a generator does not compile
         if not settle(T, A, g, 1.0):
             return False
@@ -110,8 +110,7 @@ def settle_all(T: Tables, A: State) -> bool:
 
 @bare
 def shrink_to_fit(T: Tables, A: State, B: State) -> bool:
-    """Lower the rates on GPUs for which no batches keep the SLOs, those of one GPU by a common factor, until there are
-    some."""
+    """On each GPU that has no batches that keep the SLOs, lower all rates by one factor, until it has such batches."""
     for g in range(A.shape[0]):
         if settle(T, A, g, 1.0):
             continue

@@ -196,8 +196,8 @@ def neighbour_pressure(A: State, g: int, j: int) -> float:
 
 @inner
 def instance_room(T: Tables, A: State, g: int, j: int, q: int) -> bool:
-    """Whether the instance of gpulet j on GPU g has space for one more gpulet of partition q (-1: for those that it
-    has)."""
+    """Whether the MIG instance of gpulet j on GPU g has space for one more gpulet of partition q. With q = -1: whether
+    it has space for its present gpulets."""
     t, p = T.gpu_type[g], A[g, j].part
     share, memory = 0.0, 0.0
     if q >= 0:

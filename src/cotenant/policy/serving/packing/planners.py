@@ -119,7 +119,7 @@ class Packer:
         return plan
 
     def _better(self, plan: ServingPlan, other: ServingPlan) -> ServingPlan:
-        """The plan that leaves out less, with what is proven of the first."""
+        """Return the plan that leaves out less; if it is an incomplete `other`, with the bound and notes of `plan`."""
         if self._missing(other) >= self._missing(plan):
             return plan
         if other.feasible:

@@ -256,7 +256,8 @@ def fill(
     T: Tables, A: State, B: State, rates: np.ndarray, order: np.ndarray, limit: int, noise: float, rng: np.ndarray,
     left: np.ndarray,
 ) -> float:  # fmt: skip
-    """Place what each service still lacks, in that order; `left` gets what was not placed. Returns its cost in GPUs."""
+    """Place the rates that services still lack, in the given order of services. `left[S]` gets the rates that were not
+    placed. Returns their cost in GPUs."""
     missing = 0.0
     have = held(A, rates.shape[0])
     for i in range(order.shape[0]):
