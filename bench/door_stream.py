@@ -1,5 +1,5 @@
-"""Streams with a known rate, to measure the models endpoint: an engine without a model, a client without a parser,
-another proxy.
+"""Streams with a known rate, to measure the models endpoint: an engine without a model, a client without a parser, and
+another proxy to compare with.
 
 python bench/door_stream.py engine PORT EVENTS GAP_S      answers every POST with a stream, without delay at its start
 python bench/door_stream.py proxy PORT TARGET_PORT        a plain proxy with aiohttp's server and client, for comparison

@@ -1,5 +1,5 @@
-"""`cotenant load --openai` against AIPerf: the same timed engine, asked itself and through the door, the same send
-times; percentiles with their 95 % intervals (bootstrap) side by side.
+"""Compares `cotenant load --openai` with AIPerf. Both send requests at the same times to the same timed engine,
+directly and through the models endpoint. Prints percentiles with 95 % intervals (bootstrap).
 
 AIPERF=/path/to/aiperf pytest -q -s bench/test_llm_client_bench.py     (aiperf in an environment of its own)
 """

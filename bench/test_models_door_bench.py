@@ -1,9 +1,10 @@
-"""What the door of language models adds to a stream: 200 streams at once, asked directly, through the door, through a
-proxy of aiohttp's server and client; and a thousand idle models.
+"""Measures the delay that the models endpoint adds to streams: 200 concurrent streams, directly from the engine,
+through the endpoint, and through a proxy with the server and client of aiohttp. Also measures an endpoint with a
+thousand idle models.
 
 chrt -r 10 pytest -q -s bench/test_models_door_bench.py     (COTENANT_DOOR_S=10 seconds a block, COTENANT_DOOR_ROUNDS=3)
 
-With chrt, as root, other work on the machine takes no time from what is measured, and the aim is asserted.
+With chrt (as root), other work on the machine does not delay the measured processes, and the target is asserted.
 """
 
 from __future__ import annotations

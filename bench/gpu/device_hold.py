@@ -2,8 +2,8 @@
 
     python -m device_hold BACKEND FILE        the protocol of cotenant.bench.be_loads, and `cost KIND SECONDS`
 
-FILE's first 32 bits are 1 while latency-sensitive work is active; before each launch the stream waits until they are 0.
-`cost` prints launches per second with nothing, an event or a wait between two launches, in turn.
+The first 32 bits of FILE are 1 while latency-sensitive work is active. Before each launch, the stream waits until they
+are 0. `cost` prints the launches per second with nothing, an event, or a wait between two launches.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     CUDA_VISIBLE_DEVICES=GPU-... PYTHONPATH=src python bench/gpu/serving.py OUT.json grid,pairs,live
 
-`grid` and `pairs` measure what serving_profile.py turns into a profile and plans; `live` serves those plans. Without a
-GPU the steps run on the processor with small numbers, to find mistakes of the script.
+`grid` and `pairs` make the measurements from which serving_profile.py makes a profile and plans; `live` serves those
+plans. Without a GPU, the steps run on the CPU with small numbers, to find errors in the script.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Shares, limits and services by the hardware's time slices, through the agent: ordinary programs, each a tenant.
+"""Measures shares, limits and services by the hardware's time slices, through the agent. Each tenant is an ordinary
+program.
 
 CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src:bench/gpu python bench/gpu/slices.py OUT.jsonl STEP,STEP,... [SECONDS]
 MECHANISM=time or MECHANISM=mps before it measures the same under another mechanism.
 
-Each row is one line of JSON, also in OUT.jsonl. GPU time is that of the tenant's process by the driver's log of
-context switches (root is needed), in all windows of 2 s that begin 0.1 s apart, including the first.
-Steps stop when SECONDS (380) have passed.
+Each row is one line of JSON, also in OUT.jsonl. The GPU time of a tenant's process is taken from the driver's log of
+context switches (needs root), in all windows of 2 s that begin 0.1 s apart, including the first. No step begins after
+SECONDS (380).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""ParvaGPU's public measurements as a serving profile, and its planner beside ours on its own scenarios.
+"""Makes a serving profile from ParvaGPU's public measurements, and compares its planner with ours on its own scenarios.
 
     git clone https://github.com/MunQ-Lee/ParvaGPU_SC24 PARVA && make -C PARVA
     python bench/profiles/parvagpu.py profile PARVA src/cotenant/profiles/data/serving-a100-80gb.json
     python bench/profiles/parvagpu.py compare PARVA
 
-`compare` runs PARVA/parva_sched on each of its scenarios, reads the plan that it writes, checks it and simulates
-Poisson requests on it and on our plans. If the linker finds `num_files` twice: CFLAGS="-Iinc -fcommon".
+`compare` runs PARVA/parva_sched on each of its scenarios, reads and checks the plan that it writes, and simulates
+Poisson requests on it and on our plans. If the linker finds `num_files` twice, build with CFLAGS="-Iinc -fcommon".
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python bench/profiles/serving_plans.py PROFILE.json OUT.json [skewed|equal]
 
-One GPU, seven models; how much of the GPU's time each needs falls as 1, 1/2, 1/3 ... ("skewed") or is the same. Four
-schemes on the same requests: the largest mix for which a planner finds a plan that simulation keeps at 99 %
-("cotenant"); all models in turns on the whole GPU ("temporal"); a process each with no limits ("mps"); a process each
-on an equal part ("static").
+The plans are for seven models on one GPU. The GPU time that each model needs falls as 1, 1/2, 1/3 ... ("skewed") or is
+equal. Four schemes get the same requests, those of the largest load for which a planner finds a plan that keeps 99 % in
+simulation. The schemes: that plan ("cotenant"), all models in turns on the whole GPU ("temporal"), a process for each
+model without limits ("mps"), and a process for each model on an equal part of the GPU ("static").
 """
 
 from __future__ import annotations

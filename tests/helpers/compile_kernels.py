@@ -1,7 +1,5 @@
 """Compiles the functions of planning and serving into the cache, since otherwise each pytest worker would compile them.
 `sim.jobs.sweep.compile_once` does the same for the training simulator.
-
-The training simulator's are compiled beside it (`sim.jobs.sweep.compile_once`).
 """
 
 from __future__ import annotations

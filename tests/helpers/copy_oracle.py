@@ -128,8 +128,6 @@ class Link:
         """A copy requests to move one chunk of `size` bytes. Returns the slot that it now holds, or None: request
         again. NO_SLOT: the queue belongs to no tenant any more and would never be next, so its copies are not held
         back.
-
-        NO_SLOT: the queue is nobody's any more, and would never be the next; what it still copies goes.
         """
         queue = self.queues[number]
         if not queue.weight_milli:

@@ -1,8 +1,8 @@
 """The scheduler's part of dynamic resource allocation: pools, classes, consumed capacity and shared counters.
 
-Written from the public interface (KEP-4381, 5075 and 4815): a pool counts when all slices of its newest generation are
-there; a request takes a device of its class that is free, or that allows several allocations and has capacity left; a
-device that is in use draws on its counters once, however many claims consume of it.
+Written from the public interface (KEP-4381, 5075 and 4815). A pool counts when all slices of its newest generation
+exist. A request takes a device of its class that is free, or that allows several allocations and has capacity left. A
+device in use consumes its counters once, for any number of claims.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Nodes in virtual time for the controller: what NodeJobs and runners promise, without processes, plus every fault.
+"""Simulated nodes in virtual time for the controller. They answer orders as NodeJobs and runners do, without processes,
+and can have every kind of fault.
 
-A job's command is ("work", seconds, exit code); jobs whose environment has ATTACHED save their progress when asked to
-leave, the others start over. `World.check` is what must hold at any moment, whatever was killed.
+A job's command is ("work", seconds, exit code). Jobs with ATTACHED in their environment save their progress when they
+are stopped; the others start over. `World.check` tests the conditions that hold at any moment, whatever was killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The rule for best-effort (BE) launches in plain Python. Tests compare it with the compiled rule,
 native/shim/floor/floor_rule.h. Times are whole nanoseconds, so that both give the same results for the same events.
-
-Times are whole nanoseconds, so that both give the same answers to the same events.
 """
 
 from __future__ import annotations
@@ -124,11 +122,6 @@ def _adapt(rule: Rule, state: GateState) -> None:
     can, and leaves the GPU idle if the budget prevents that. On average, LS work waits for the mean over time of the
     work in flight. So for work that leaves the GPU idle the budget grows as long as that mean is below a quarter of its
     largest value, and it shrinks again when the GPU is kept busy.
-
-    A program that its host holds back launches ahead of its GPU when it can, and leaves it dry when the bound does not
-    let it. LS work waits for what is in flight when it comes: on average for the mean over time. So for work that
-    leaves the GPU dry the bound grows as long as that mean is below a quarter of what it may grow to, and shrinks again
-    when the GPU is kept busy.
     """
     mean_ns = state.area_ns2 // state.open_ns
     most_ns = rule.budget_ns * rule.stretch_permille // STRETCH

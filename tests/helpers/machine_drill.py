@@ -1,8 +1,8 @@
 """One randomised test on the machines of a lab: a controller, nodes and jobs as processes, with faults drawn from a
 seed.
 
-What must hold: no job has two attempts running at the same time (each rank holds a file lock while anything of it
-lives), and every job that was taken in ends once, as finished.
+Conditions that are checked: no job has two attempts that run at the same time (each rank holds a file lock while any of
+its processes lives), and every accepted job ends once, as finished.
 """
 
 from __future__ import annotations

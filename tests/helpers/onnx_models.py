@@ -8,9 +8,9 @@ import numpy as np
 
 
 def dense_model(folder: Path, width: int = 256, layers: int = 12, seed: int = 0) -> Path:
-    """Dense layers in a model repository: X [b, width] -> Y [b, width]. X is spread out to a square inside, and all
-    layers share one matrix, so that the work is arithmetic in the core's own cache: requests are small, and a
-    neighbour's use of memory hardly shows."""
+    """Write a model of dense layers into a repository: X [b, width] -> Y [b, width]. X is expanded to a square inside,
+    and all layers share one matrix that fits into the cache of a core. So the time of a request is computation,
+    requests are small, and the memory traffic of other processes hardly affects it."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

@@ -45,9 +45,6 @@ def hand_record(
 ) -> Record:
     """A record written by hand. jobs: dicts of schema.JOBS columns, of which missing ones are filled. events: (time_s,
     job, Kind, Reason, cores, GB, speed, [(node, gpus), ...]); values missing at the end are 0 or empty.
-
-    jobs: dicts of schema.JOBS columns (the rest are filled). events: (time_s, job, Kind, Reason, cores, GB, speed,
-    [(node, gpus), ...]); what is left out at the end is 0 or empty.
     """
     columns = {key: [job[key] for job in jobs] for key in jobs[0]}
     profile = {k: columns.pop(k) for k in ("isolated_s", "ideal_s", "ideal_cpus", "ideal_memory_bytes") if k in columns}

@@ -66,10 +66,11 @@ def cluster_of(trace: str) -> Cluster:
 
 
 def load(shared: Path, name: str) -> tuple[Trace, list[int]]:
-    """The trace in the order in which its jobs came, and their ids in that order.
+    """Return the trace in the order of arrival in the public simulator, and the ids of the jobs in that order.
 
-    The public simulator takes simultaneous arrivals from a binary heap, in which the first scheduling event lies
-    behind them: the thousand jobs of static_1000_single, all at time 0, come in the order in which that heap yields.
+    The public simulator keeps arrivals in a binary heap, and its first scheduling event comes after those of the same
+    time. So the thousand jobs of static_1000_single, all at time 0, arrive in the order in which that heap returns
+    them.
     """
     trace = read_trace(f"synergy:{shared / 'reference/synergy' / name}.csv")
     order = list(range(len(trace.jobs)))

@@ -55,8 +55,7 @@ def parse_durations(text: str, empirical: Callable[[str], Floats]) -> Sample:
 
     two-part: 80 % of the durations are 60 * 10^U(1.5, 3) s, the others 60 * 10^U(3, 4) s. two-part-short: 80 % are 60 *
     10^U(1.5, 2.5) s, the others 60 * 10^U(2.5, 2.7) s. Both are from the public Synergy simulator. trace:F draws from
-    the
-    durations of F, which `empirical` reads, with replacement.
+    the durations of F, which `empirical` reads, with replacement.
     """
     kind, _, rest = text.partition(":")
     if text == "two-part":
