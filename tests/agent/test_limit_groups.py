@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from limit_world import GIB, World
+from limit_world import GIB, PlainCard, World
 from waiting import wait_for
 
 from cotenant.agent.memory_limits.enforcer import card_of
@@ -19,7 +19,6 @@ from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.tenant import ControlGroup
 from cotenant.core.strength import Strength
 from cotenant.devices.cards import NO_LIMIT, Card, NvmlError
-from cotenant.devices.cards import MemoryLimits as MemoryLimitsRead
 from cotenant.devices.cgroups import Cgroups
 from cotenant.devices.registry import device
 from cotenant.policy.memory_limits import Detected
@@ -244,20 +243,6 @@ def test_limit_that_cannot_be_set_back_is_named_once_and_tried_again(world, proc
 
 def refuse(*arguments: object) -> None:
     raise NvmlError("nvmlDeviceSetMemoryLimits_v1: 2", 2)
-
-
-class PlainCard:
-    """A card that limits whatever group it is told, and keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.limits: dict[Path, int] = {}
-
-    def set_memory_limits(self, group: Path, soft: int, hard: int) -> None:
-        assert group.is_dir()
-        self.limits[group] = hard
-
-    def memory_limits(self, group: Path) -> MemoryLimitsRead:
-        return MemoryLimitsRead(0, self.limits[group], 0)
 
 
 def test_the_kernels_own_groups_are_made_entered_watched_and_removed(tmp_path, monkeypatch):

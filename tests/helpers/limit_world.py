@@ -8,24 +8,48 @@ from typing import Any
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
-from cotenant.agent.memory_limits.enforcer import MemoryLimits
+from cotenant.agent.memory_limits.enforcer import MemoryLimits as LimitsPart
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
+from cotenant.devices.base import Gpu
+from cotenant.devices.cards import NO_LIMIT, MemoryLimits, NvmlError
 from cotenant.devices.registry import device
 from cotenant.softgpu.cgroups import FolderCgroups
 
 GIB = 1 << 30
 
 
+class PlainCard:
+    """A card that limits any group and keeps the limits. While it is `lost`, it refuses every call."""
+
+    def __init__(self) -> None:
+        self.limits: dict[Path, int] = {}
+        self.lost = False
+
+    def set_memory_limits(self, group: Path, soft: int, hard: int) -> None:
+        assert group.is_dir()
+        self._check()
+        self.limits[group] = hard
+
+    def memory_limits(self, group: Path) -> MemoryLimits:
+        self._check()
+        return MemoryLimits(0, self.limits.get(group, NO_LIMIT), 0)
+
+    def _check(self) -> None:
+        if self.lost:
+            raise NvmlError("NVML error 15", 15)
+
+
 class World:
     """That part, with control groups in a folder; `groups` changes them as another program would."""
 
-    def __init__(self, folder: Path, *, dmem: bool = True, **parts: Any) -> None:
+    def __init__(self, folder: Path, *, dmem: bool = True, more: tuple[Gpu, ...] = (), **parts: Any) -> None:
+        """`more`: GPUs besides the software GPU; `parts` must have a `card` and a `find` for them."""
         self.groups = FolderCgroups.make(folder / "cgroup", dmem=dmem, memory_bytes=16 * GIB)
         self.gpu = device("soft").gpus()[0]
-        self.registry = Registry([self.gpu], mechanisms.make(folder, Use.TENANT))
+        self.registry = Registry([self.gpu, *more], mechanisms.make(folder, Use.TENANT))
         self.warnings: list[str] = []
-        self.limits = MemoryLimits(folder, self.registry, self.warned, **parts)
+        self.limits = LimitsPart(folder, self.registry, self.warned, **parts)
 
     def warned(self, tenant: Tenant, text: str) -> None:
         tenant.warn(text)

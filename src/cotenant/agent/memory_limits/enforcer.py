@@ -99,11 +99,11 @@ class MemoryLimits:
             return Prospect(Promise.MEMORY, Strength.NOTHING, "no limit", "the tenant has no memory limit")
         if found.by is Strength.SHIM:
             return found
-        if tenant.held is not None and (tenant.held.path, gpu.uuid) not in self._watch.faults:
+        fault = "" if tenant.held is None else self._watch.faults.get((tenant.held.path, gpu.uuid), "")
+        if tenant.held is not None and not fault:
             return found
-        faults = self.not_enforced(tenant)
         started = f"{SHIM_ALONE}, because the tenant was started without a memory limit"
-        why = faults[0] if faults else tenant.held_not or started
+        why = fault or tenant.held_not or started
         return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, (why,))
 
     def not_enforced(self, tenant: Tenant) -> list[str]:

@@ -1,0 +1,68 @@
+"""Memory limits of tenants with several GPUs, and of tenants that move to another GPU."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from limit_world import GIB, PlainCard, World
+
+from cotenant.core.strength import Strength
+from cotenant.devices.base import Gpu
+from cotenant.devices.cards import NO_LIMIT
+from cotenant.devices.registry import device
+from cotenant.policy.memory_limits import Detected
+
+FOUND = Detected("615", call=True, cgroup=2, root=True)
+
+
+@pytest.fixture
+def process() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        yield child.pid
+        child.kill()
+
+
+class Pair:
+    """An agent with two GPUs, a card for each, and a launcher in a group that another program made."""
+
+    def __init__(self, folder: Path, process: int) -> None:
+        first = device("soft").gpus()[0]
+        second = replace(first, uuid=first.uuid[:-1] + "0", index=1)
+        self.cards = {first.uuid: PlainCard(), second.uuid: PlainCard()}
+        self.world = World(folder, more=(second,), card=self._card, find=lambda gpu: FOUND)
+        self.gpus = (first, second)
+        self.group = self.world.group("system.slice", "train.service")
+        self.world.groups.enter(self.group, process)
+
+    def _card(self, gpu: Gpu) -> PlainCard:
+        return self.cards[gpu.uuid]
+
+    def on(self, gpu: Gpu) -> int:
+        """The limit of the launcher's group on a GPU."""
+        return self.cards[gpu.uuid].limits.get(self.group, NO_LIMIT)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: int) -> Pair:
+    monkeypatch.setenv("COTENANT_SOFTGPU_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("COTENANT_SOFTGPU_CGROUPS", str(tmp_path / "cgroup"))
+    return Pair(tmp_path, process)
+
+
+def test_each_gpu_is_reported_with_its_own_fault(pair: Pair, process: int) -> None:
+    world, (first, second) = pair.world, pair.gpus
+    tenant = world.tenant(gpu_count=2)
+    world.limits.begin(tenant, process)
+    assert (pair.on(first), pair.on(second)) == (GIB, GIB)
+    pair.cards[second.uuid].lost = True
+    world.limits.look()
+    assert world.limits.of(tenant, first).by is Strength.DRIVER
+    pair.cards[first.uuid].lost = True
+    world.limits.look()
+    for gpu in pair.gpus:
+        found = world.limits.of(tenant, gpu)
+        assert (found.by, f"on GPU {gpu.index} " in found.why) == (Strength.SHIM, True)
