@@ -66,3 +66,20 @@ def test_each_gpu_is_reported_with_its_own_fault(pair: Pair, process: int) -> No
     for gpu in pair.gpus:
         found = world.limits.of(tenant, gpu)
         assert (found.by, f"on GPU {gpu.index} " in found.why) == (Strength.SHIM, True)
+
+
+def test_a_limit_that_could_not_be_cleared_on_the_gpu_it_left_is_cleared_at_the_end(pair: Pair, process: int) -> None:
+    world, (first, second) = pair.world, pair.gpus
+    tenant = world.tenant(gpus=(first.uuid,))
+    world.limits.begin(tenant, process)
+    pair.cards[first.uuid].lost = True
+    world.registry.replace(tenant, second)
+    world.limits.leave(tenant, first)
+    world.limits.follow(tenant)
+    assert (pair.on(first), pair.on(second)) == (GIB, GIB)
+    world.limits.look()
+    assert world.warnings == [], "the tenant does not use that GPU any more"
+    pair.cards[first.uuid].lost = False
+    world.registry.remove(tenant)
+    world.limits.end(tenant)
+    assert (pair.on(first), pair.on(second)) == (NO_LIMIT, NO_LIMIT)

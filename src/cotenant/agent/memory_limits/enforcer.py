@@ -155,7 +155,7 @@ class MemoryLimits:
             tenant.held, tenant.held_not = group, ""
             if group != before:
                 if before is not None:
-                    self._closings.add(before, tenant.gpus, tenant.name)
+                    self._close(before, tenant)
                 # before the limit is set, so that an agent started after this one was killed clears it
                 self._save()
             for gpu in tenant.gpus:
@@ -202,9 +202,8 @@ class MemoryLimits:
     def leave(self, tenant: Tenant, gpu: Gpu) -> None:
         """Clear the limit on a GPU that the tenant has left."""
         if tenant.held is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # then it is cleared when the group is
                 self._applied.set(tenant.held.path, gpu, None)
-            self._applied.limits.pop((tenant.held.path, gpu.uuid), None)
 
     def rest(self, tenant: Tenant) -> None:
         """Release the control group of a tenant that stays without processes, if the agent did not make it: the group
@@ -283,9 +282,15 @@ class MemoryLimits:
 
     def _let_go(self, tenant: Tenant) -> None:
         if tenant.held is not None:
-            self._closings.add(tenant.held, tenant.gpus, tenant.name)
+            self._close(tenant.held, tenant)
             tenant.held = None
         self._watch.forget(tenant)
+
+    def _close(self, group: ControlGroup, tenant: Tenant) -> None:
+        """Clear the group's limits when it is empty, also on GPUs that the tenant has left."""
+        limited = {uuid for path, uuid in self._applied.limits if path == group.path}.union(g.uuid for g in tenant.gpus)
+        gpus = tuple(gpu for uuid, gpu in self._registry.gpus.items() if uuid in limited)
+        self._closings.add(group, gpus, tenant.name)
 
     def _sweep(self) -> None:
         if self._closings.sweep():

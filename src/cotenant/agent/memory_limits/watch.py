@@ -95,15 +95,15 @@ class Watch:
     # --------------------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> dict[Key, int]:
-        """The limits that the driver should report."""
-        held = held_by(self._registry)
-        self.faults = {key: text for key, text in self.faults.items() if key in self._applied.limits and key[0] in held}
-        return {
+        """The limits that the driver should report. Faults of others are forgotten."""
+        wanted = {
             (path, gpu.uuid): self._applied.limits[path, gpu.uuid]
-            for path, tenant in held.items()
+            for path, tenant in held_by(self._registry).items()
             for gpu in tenant.gpus
             if (path, gpu.uuid) in self._applied.limits
         }
+        self.faults = {key: text for key, text in self.faults.items() if key in wanted}
+        return wanted
 
     def _read(self, wanted: Iterable[Key], before: Mapping[Path, Mapping[int, ProcessKey]]) -> Reading:
         found = Reading()
