@@ -163,6 +163,26 @@ def test_ancestors_sums_are_zero_again_after_a_tenant(world, process):
     assert world.groups.read(session.parent, "dmem.min").split() == [region(0), "0"]
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["of a tenant", "of an ended tenant"])
+def test_limits_of_the_previous_agent_are_not_those_of_another_program(world, process, ended):
+    """The GPUs are examined before the new agent knows the groups of its tenants."""
+    group = ControlGroup(world.group("system.slice", "train.service"), made=False)
+    world.groups.enter(group.path, process)
+    world.groups.delegate(world.groups.root, "dmem")
+    world.groups.delegate(group.path.parent, "dmem")
+    world.groups.write(group.path, "dmem.max", f"{region(0)} {GIB}")
+    (obstacle,) = world.limits.prospect(world.gpu).obstacles
+    assert str(group.path) in obstacle
+    if ended:
+        world.limits.clean([group])
+    else:
+        tenant = world.tenant()
+        world.limits.take_back(tenant, group)
+        world.registry.remove(tenant)
+        world.limits.end(tenant)
+    assert world.limits.prospect(world.gpu).obstacles == ()
+
+
 def test_without_a_limit_on_memory_nothing_is_made(world, process):
     tenant = world.tenant(memory_bytes=None)
     world.limits.begin(tenant, process)

@@ -15,7 +15,7 @@ from cotenant.agent.mechanisms.mps_prospects import EXCLUSIVE, MpsHere
 from cotenant.agent.mechanisms.prospects import Found, strongest, under
 from cotenant.cli import doctor
 from cotenant.core.strength import Promise, Prospect, Strength
-from cotenant.policy.memory_limits import Detected, prospect
+from cotenant.policy.memory_limits import Detected, GroupLimit, prospect
 from cotenant.softgpu import mps as mps_standin
 from cotenant.softgpu.cgroups import FolderCgroups
 
@@ -154,7 +154,8 @@ def test_what_could_not_be_stronger_names_no_obstacle() -> None:
 def test_what_is_in_the_way_of_the_strongest_is_not_why_it_is_not_stronger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreign = prospect(Detected("615", call=True, cgroup=2, dmem=True, root=True, foreign=("/user.slice: 4.0 GiB",)))
+    others = (GroupLimit(Path("/user.slice"), 4 << 30),)
+    foreign = prospect(Detected("615", call=True, cgroup=2, dmem=True, root=True, foreign=others))
     monkeypatch.setattr("cotenant.agent.ipc.client.ControlClient", Answering)
     monkeypatch.setattr(Answering, "found", Found(foreign, MpsHere(Abilities(0))))
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -13,7 +13,7 @@ from cotenant.devices.cards import NOT_SUPPORTED, NvmlError
 from cotenant.devices.cgroups import Cgroups, delegate_down
 from cotenant.devices.memory_limit_probe import detect
 from cotenant.devices.registry import device
-from cotenant.policy.memory_limits import prospect
+from cotenant.policy.memory_limits import GroupLimit, prospect
 from cotenant.softgpu.cgroups import FolderCgroups, region
 
 GIB = 1 << 30
@@ -87,7 +87,7 @@ def test_somebody_else_who_limits_groups_is_found(soft):
     groups.delegate(groups.root, "dmem")
     groups.create(group)
     groups.write(group, "dmem.max", f"{region(0)} {4 * GIB}")
-    assert detect(kind, gpu).foreign == (f"{group}: 4.0 GiB",)
+    assert detect(kind, gpu).foreign == (GroupLimit(group, 4 * GIB),)
 
 
 def mounts() -> list[Path]:

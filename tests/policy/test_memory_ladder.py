@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cotenant.core.strength import Strength
-from cotenant.policy.memory_limits import Detected, prospect
+from cotenant.policy.memory_limits import Detected, GroupLimit, prospect
 
 BEST = Detected("615.71.09", call=True, cgroup=2, dmem=True, root=True)
 
@@ -54,6 +55,6 @@ def test_contents_that_move_are_the_shims():
 
 
 def test_another_program_that_limits_groups_is_named_and_changes_nothing():
-    found = prospect(replace(BEST, foreign=("/sys/fs/cgroup/user.slice: 4.0 GiB",)))
+    found = prospect(replace(BEST, foreign=(GroupLimit(Path("/sys/fs/cgroup/user.slice"), 4 << 30),)))
     assert found.by is Strength.KERNEL
     assert "/sys/fs/cgroup/user.slice: 4.0 GiB" in found.obstacles[0]

@@ -11,9 +11,10 @@ from pathlib import Path
 from cotenant.devices.base import Device, Gpu
 from cotenant.devices.cards import FUNCTION_NOT_FOUND, NO_LIMIT, NO_PERMISSION, Card, NvmlError
 from cotenant.devices.cgroups import MOUNT, Hierarchy, delegate_down, version_at
-from cotenant.policy.memory_limits import Detected
+from cotenant.policy.memory_limits import Detected, GroupLimit
 
-TRIAL = "cotenant-trial"
+OWN = "cotenant-"  # names of the control groups that agents create begin with this
+TRIAL = f"{OWN}trial"
 TRIAL_BYTES = 1 << 30
 OLD_S = 60.0  # a trial takes far less
 ROUNDING_BYTES = 256 << 20  # largest step to which the driver is known to round limits
@@ -68,13 +69,13 @@ def region_of(hierarchy: Hierarchy, card: Card) -> str:
     return ""
 
 
-def foreign_limits(hierarchy: Hierarchy, region: str, memory_bytes: int, mine: str = "cotenant-") -> tuple[str, ...]:
-    """Control groups not created by the agent whose dmem.max is below the GPU's memory, as "PATH: 4.0 GiB"."""
+def foreign_limits(hierarchy: Hierarchy, region: str, memory_bytes: int) -> tuple[GroupLimit, ...]:
+    """Each dmem.max below the GPU's memory of a control group that no agent created."""
     found = []
     for group in hierarchy.groups(hierarchy.root):
         limit = dmem_max(hierarchy, group, region)
-        if limit is not None and limit < memory_bytes and not group.name.startswith(mine):
-            found.append(f"{group}: {limit / 2**30:.1f} GiB")
+        if limit is not None and limit < memory_bytes and not group.name.startswith(OWN):
+            found.append(GroupLimit(group, limit))
     return tuple(found)
 
 

@@ -5,11 +5,20 @@ shim. Pure: it takes what was found on the machine, and returns the choice with 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from cotenant.core.strength import Promise, Prospect, Strength
 
 FIRST_RELEASE = 615  # the first driver release with memory limits
 FIRST_KERNEL = "6.14"  # the first Linux release with the dmem controller
+
+
+class GroupLimit(NamedTuple):
+    """A memory limit on a control group."""
+
+    group: Path
+    limit_bytes: int
 
 
 @dataclass(frozen=True)
@@ -23,8 +32,7 @@ class Detected:
     root: bool = False  # whether this process may set limits
     mig: bool = False
     trial: str = ""  # why a trial limit on a control group could not be set and read back; empty if that worked
-    # control groups whose limit, set by another program, is below the GPU's memory, such as "PATH: 4.0 GiB"
-    foreign: tuple[str, ...] = ()
+    foreign: tuple[GroupLimit, ...] = ()  # limits below the GPU's memory that another program has set
     remedy: str = "install that release or a newer one"  # what to do if the driver has no memory limits
 
 
@@ -34,10 +42,10 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
     """
     missing = _missing(found)
     foreign = tuple(
-        f"another program limits GPU memory of a control group: {text}; programs below it get no "
-        "more, whatever their own limits are; remove that limit, or let the program and the tenants "
-        "use different GPUs"
-        for text in found.foreign
+        f"another program limits GPU memory of a control group: {each.group}: {each.limit_bytes / 2**30:.1f} GiB; "
+        "programs below it get no more, whatever their own limits are; remove that limit, or let the program and the "
+        "tenants use different GPUs"
+        for each in found.foreign
     )
     if missing:
         why = f"the shim in the tenant's process counts and refuses, because {missing[0][0]}"

@@ -7,7 +7,7 @@ changed it, and clears it before the group is removed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,8 +89,8 @@ class MemoryLimits:
         """What would enforce the memory limit of a new tenant on a GPU."""
         if gpu.uuid not in self._detected:
             self._detected[gpu.uuid] = self._find(gpu)
-        found, mine = self._detected[gpu.uuid], tuple(f"{path}:" for path in held_by(self._registry))
-        return prospect(replace(found, foreign=tuple(t for t in found.foreign if not t.startswith(mine))), swaps=swaps)
+            self._own({*held_by(self._registry), *(group.path for group in self._closings.groups())})
+        return prospect(self._detected[gpu.uuid], swaps=swaps)
 
     def of(self, tenant: Tenant, gpu: Gpu) -> Prospect:
         """What currently enforces a tenant's memory limit on a GPU."""
@@ -154,6 +154,7 @@ class MemoryLimits:
             entered = True
             tenant.held, tenant.held_not = group, ""
             if group != before:
+                self._own({group.path})
                 if before is not None:
                     self._close(before, tenant)
                 # before the limit is set, so that an agent started after this one was killed clears it
@@ -222,6 +223,7 @@ class MemoryLimits:
     def take_back(self, tenant: Tenant, group: ControlGroup) -> None:
         """Take over the control group that the previous agent used for this tenant."""
         tenant.held = group
+        self._own({group.path})
         for gpu in tenant.gpus:
             limit_bytes = tenant.cap_bytes(gpu)
             try:
@@ -241,9 +243,18 @@ class MemoryLimits:
         used = held_by(self._registry)
         made = [group for group in hierarchy.groups(hierarchy.root) if group.name.startswith(self._mark)]
         groups = {group.path: group for group in (*left, *(ControlGroup(path, True) for path in made))}
+        self._own(groups)
         for group in (group for path, group in groups.items() if path not in used):
             self._closings.add(group, gpus, f"a tenant of the previous agent ({group.path.name})")
         self._sweep()
+
+    def _own(self, paths: Collection[Path]) -> None:
+        """Do not take the limits of these groups for those of another program. The GPUs may have been examined while
+        the groups had limits of the previous agent.
+        """
+        for uuid, found in self._detected.items():
+            foreign = tuple(each for each in found.foreign if each.group not in paths)
+            self._detected[uuid] = replace(found, foreign=foreign)
 
     # -- one group -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from cotenant.agent.tenants.places import Owner
 from cotenant.devices.base import Gpu
 from cotenant.devices.cgroups import Hierarchy
+from cotenant.devices.memory_limit_probe import OWN
 from cotenant.devices.registry import device_of
 
 # names of the control groups of containers and jobs; their processes may create subgroups but cannot leave the group
@@ -32,7 +33,7 @@ class NoGroupError(Exception):
 
 def mark_of(folder: Path) -> str:
     """Prefix of the names of control groups that the agent with this folder creates."""
-    return f"cotenant-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}-"
+    return f"{OWN}{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}-"
 
 
 def hierarchy_of(gpus: tuple[Gpu, ...]) -> Hierarchy:
