@@ -179,7 +179,7 @@ def test_ps_and_doctor_wrap_below_the_text_on_a_terminal(
     assert shown[first + 1].startswith(" " * 22), "below the text"
 
 
-@pytest.mark.parametrize("text", ["memory", "memory=strong", "luck=driver"])
+@pytest.mark.parametrize("text", ["memory", "memory=strong", "luck=driver", "memory=nothing"])
 def test_a_demand_with_a_slip_is_named(text: str) -> None:
     result = cotenant("doctor", "--enforce", text)
     assert result.code == 2

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cotenant.core.strength import Promise, Strength
+from cotenant.core.strength import DEMANDABLE, Promise, Strength
 
 app = typer.Typer(add_completion=False)
 
-DEMAND = "|".join(Promise) + "=" + "|".join(each for each in Strength if each is not Strength.NOTHING)
+DEMAND = "|".join(Promise) + "=" + "|".join(DEMANDABLE)
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ def _demand(text: str) -> tuple[Promise, Strength]:
     from cotenant.core.errors import InputError
 
     promise, _, strength = text.partition("=")
-    try:
-        return Promise(promise), Strength(strength)
-    except ValueError:
-        raise InputError(f"{text[:40]!r} is not {DEMAND}, such as memory=driver", field="--enforce") from None
+    if promise not in tuple(Promise) or strength not in DEMANDABLE:
+        raise InputError(f"{text[:40]!r} is not {DEMAND}, such as memory=driver", field="--enforce")
+    return Promise(promise), Strength(strength)
 
 
 def _examine(folder: Path | None, gpus: str) -> Report:
@@ -73,7 +72,8 @@ def _examine(folder: Path | None, gpus: str) -> Report:
         library_path(DRIVER_SHIM)
     except InputError as error:
         problems.append(f"programs cannot be made tenants: {error}")
-    release = device_named(gpus).release() if gpus != "soft" else ""
+    kind = device_named(gpus)
+    release = "" if kind.simulated else kind.release()
     try:
         where = folder or agent_folder()
         with ControlClient(where) as client:

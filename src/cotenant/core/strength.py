@@ -40,11 +40,13 @@ class Strength(enum.StrEnum):
         return self.rank <= demanded.rank
 
 
+DEMANDABLE = tuple(each for each in Strength if each is not Strength.NOTHING)
+
+
 def strength_named(text: object, **where: Any) -> Strength:
     """A strength that can be demanded. Raises InputError for other words."""
-    known = [each.value for each in Strength if each is not Strength.NOTHING]
-    if text not in known:
-        raise InputError(f"{str(text)[:40]!r} is not one of {', '.join(known)}", **where)
+    if text not in DEMANDABLE:
+        raise InputError(f"{str(text)[:40]!r} is not one of {', '.join(DEMANDABLE)}", **where)
     return Strength(str(text))
 
 
