@@ -29,7 +29,8 @@ from cotenant.core.strength import Strength  # noqa: E402
 from cotenant.devices.base import Gpu  # noqa: E402
 from cotenant.devices.cards import NO_LIMIT, Card  # noqa: E402
 from cotenant.devices.cgroups import Hierarchy, delegate_down  # noqa: E402
-from cotenant.devices.memory_limit_probe import detect, words  # noqa: E402
+from cotenant.devices.group_limits import reason_of  # noqa: E402
+from cotenant.devices.memory_limit_probe import detect  # noqa: E402
 from cotenant.devices.registry import device_named  # noqa: E402
 from cotenant.policy.memory_limits import prospect  # noqa: E402
 
@@ -105,7 +106,7 @@ class Card615:
             else:
                 self.card.set_memory_limits(group, mib * MIB, mib * MIB)
         except OSError as error:
-            return words(error)
+            return reason_of(error)
         return ""
 
     def used_mib(self, group: Path) -> float:
@@ -381,7 +382,7 @@ def main() -> int:
         try:
             STEPS[name](machine)
         except (OSError, WorkError) as error:
-            machine.say(row="fault", step=name, error=words(error))
+            machine.say(row="fault", step=name, error=reason_of(error))
         finally:
             machine.clean()
     return 0

@@ -12,7 +12,7 @@ from cotenant.agent.memory_limits.enforcer import MemoryLimits as LimitsPart
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.devices.base import Gpu
-from cotenant.devices.cards import NO_LIMIT, MemoryLimits, NvmlError
+from cotenant.devices.cards import GPU_IS_LOST, NO_LIMIT, MemoryLimits, NvmlError
 from cotenant.devices.registry import device
 from cotenant.softgpu.cgroups import FolderCgroups
 
@@ -37,7 +37,7 @@ class PlainCard:
 
     def _check(self) -> None:
         if self.lost:
-            raise NvmlError("NVML error 15", 15)
+            raise NvmlError("NVML error 15", GPU_IS_LOST)
 
 
 class World:

@@ -11,20 +11,12 @@ from pathlib import Path
 from cotenant.devices.base import Device, Gpu
 from cotenant.devices.cards import FUNCTION_NOT_FOUND, NO_LIMIT, NO_PERMISSION, Card, NvmlError
 from cotenant.devices.cgroups import MOUNT, Hierarchy, delegate_down, version_at
+from cotenant.devices.group_limits import OWN, near, reason_of
 from cotenant.policy.memory_limits import Detected, GroupLimit
 
-OWN = "cotenant-"  # names of the control groups that agents create begin with this
 TRIAL = f"{OWN}trial"
 TRIAL_BYTES = 1 << 30
 OLD_S = 60.0  # a trial takes far less
-ROUNDING_BYTES = 256 << 20  # largest step to which the driver is known to round limits
-REASONS = {
-    2: "the driver refuses the limit as invalid",
-    3: "the driver does not support memory limits of control groups",
-    4: "only root may set it",
-    6: "the group has no dmem files",
-    15: "the GPU is lost",
-}
 
 
 def detect(device: Device, gpu: Gpu) -> Detected:
@@ -100,7 +92,7 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
             delegate_down(hierarchy, group, "dmem")
         hierarchy.create(group)
     except OSError as error:
-        return f"no control group can be created below {hierarchy.root} ({words(error)})", root
+        return f"no control group can be created below {hierarchy.root} ({reason_of(error)})", root
     try:
         card.set_memory_limits(group, 0, TRIAL_BYTES)
         held = card.memory_limits(group).hard_bytes
@@ -109,7 +101,7 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
     except NvmlError as error:
         if error.code == NO_PERMISSION:
             return "", False
-        return words(error), True
+        return reason_of(error), True
     finally:
         with contextlib.suppress(OSError):
             hierarchy.remove(group)
@@ -123,17 +115,3 @@ def _remove_left(hierarchy: Hierarchy, mine: Path) -> None:
             old = time.time() - group.stat().st_ctime > OLD_S
             if group == mine or (old and not os.path.exists(f"/proc/{group.name.rpartition('-')[2]}")):
                 hierarchy.remove(group)
-
-
-def near(found: int, limit_bytes: int) -> bool:
-    """Whether a limit that was read back is the one that was set; the driver may round it."""
-    return abs(found - limit_bytes) <= max(limit_bytes // 8, ROUNDING_BYTES)
-
-
-def words(error: Exception) -> str:
-    """An error about a memory limit or a control group, in words."""
-    if isinstance(error, NvmlError):
-        return REASONS.get(error.code, f"NVML error {error.code}")
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)

@@ -9,7 +9,7 @@ from pathlib import Path
 from cotenant.devices.base import Gpu
 from cotenant.devices.cards import NO_LIMIT, Card
 from cotenant.devices.cgroups import Hierarchy
-from cotenant.devices.memory_limit_probe import near
+from cotenant.devices.group_limits import limit_text, near
 
 Key = tuple[Path, str]  # (control group, UUID of the GPU)
 
@@ -37,7 +37,7 @@ class Applied:
         self.limits[key] = limit_bytes
         now = card.memory_limits(group).hard_bytes
         if not near(now, limit_bytes):
-            raise OSError(f"{words_of(limit_bytes)} were set, and the driver then reported {words_of(now)}")
+            raise OSError(f"{limit_text(limit_bytes)} were set, and the driver then reported {limit_text(now)}")
         self.limits[key] = now  # the driver may round the limit
 
     def change(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
@@ -77,8 +77,3 @@ class Applied:
         """Forget a group that is gone or released."""
         for key in [key for key in self.limits if key[0] == group]:
             del self.limits[key]
-
-
-def words_of(limit_bytes: int) -> str:
-    """A limit as the driver reports it, in words."""
-    return "no limit" if limit_bytes == NO_LIMIT else f"{limit_bytes / 2**30:.2f} GiB"

@@ -16,7 +16,7 @@ from cotenant.agent.tenants.tenant import ControlGroup
 from cotenant.devices.base import Gpu
 from cotenant.devices.cards import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlError
 from cotenant.devices.cgroups import Hierarchy
-from cotenant.devices.memory_limit_probe import words
+from cotenant.devices.group_limits import reason_of
 from cotenant.devices.registry import device_of
 
 LOG = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class Closings:
             for group in reversed(below) if each.group.made else ():
                 hierarchy.remove(group)
         except OSError as error:
-            if each.said != words(error):
-                each.said = words(error)
+            if each.said != reason_of(error):
+                each.said = reason_of(error)
                 LOG.warning(f"the control group {path} of {each.name} could not be cleared: {each.said}")
             return False
         return True
@@ -103,7 +103,7 @@ class Closings:
             self._applied.set(group, gpu, None)
         except OSError as error:
             gone = isinstance(error, NvmlError) and error.code in NOTHING_SET
-            return "" if gone or not group.exists() else f"GPU {gpu.index}: {words(error)}"
+            return "" if gone or not group.exists() else f"GPU {gpu.index}: {reason_of(error)}"
         return ""
 
 

@@ -32,7 +32,8 @@ from cotenant.core.units import format_bytes
 from cotenant.devices.base import Gpu
 from cotenant.devices.cards import Card
 from cotenant.devices.cgroups import delegate_down
-from cotenant.devices.memory_limit_probe import detect, words
+from cotenant.devices.group_limits import reason_of
+from cotenant.devices.memory_limit_probe import detect
 from cotenant.devices.registry import device_of
 from cotenant.policy.memory_limits import Detected, prospect
 
@@ -166,13 +167,13 @@ class MemoryLimits:
             if not running or tenant.held != before:
                 self._let_go(tenant)
             if not Strength.SHIM.at_least(tenant.spec.enforce_memory):
-                raise _too_weak(tenant, words(error)) from None
+                raise _too_weak(tenant, reason_of(error)) from None
             if tenant.held is None:
-                tenant.held_not = f"{SHIM_ALONE}, because {words(error)}"
+                tenant.held_not = f"{SHIM_ALONE}, because {reason_of(error)}"
                 self._watch.say(tenant, tenant.held_not)
             elif not entered and processes.alive(processes.key_of(pid)):
                 self._watch.elsewhere(tenant, pid)
-                self._watch.say(tenant, f"{words(error)}: only the shim limits the memory of process {pid}")
+                self._watch.say(tenant, f"{reason_of(error)}: only the shim limits the memory of process {pid}")
 
     def came(self, tenant: Tenant, pid: int) -> None:
         """Limit the control group of a process that has just connected. Needed for tenants of pods and jobs, which are
@@ -314,7 +315,7 @@ class MemoryLimits:
                 f"{tenant.name} uses {format_bytes(used)} of GPU {gpu.index}, contexts included, so the driver refuses "
                 f"a limit of {format_bytes(wanted)}, and the old one stays: free memory first, or set a larger one"
             )
-        return f"the new memory limit of {tenant.name} on GPU {gpu.index} was refused: {words(error)}"
+        return f"the new memory limit of {tenant.name} on GPU {gpu.index} was refused: {reason_of(error)}"
 
     def used_bytes(self, tenant: Tenant, gpu: Gpu) -> int:
         """Memory that kernel or driver count for a tenant on a GPU, contexts included; 0 if they do not limit it."""

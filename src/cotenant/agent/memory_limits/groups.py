@@ -14,7 +14,7 @@ from pathlib import Path
 from cotenant.agent.tenants.places import Owner
 from cotenant.devices.base import Gpu
 from cotenant.devices.cgroups import Hierarchy
-from cotenant.devices.memory_limit_probe import OWN
+from cotenant.devices.group_limits import OWN
 from cotenant.devices.registry import device_of
 
 # names of the control groups of containers and jobs; their processes may create subgroups but cannot leave the group

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cotenant.agent import processes
-from cotenant.agent.memory_limits.applied import Applied, Key, words_of
+from cotenant.agent.memory_limits.applied import Applied, Key
 from cotenant.agent.memory_limits.groups import hierarchy_of, in_container
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.devices.base import Gpu
 from cotenant.devices.cgroups import Hierarchy, delegate_down
-from cotenant.devices.memory_limit_probe import words
+from cotenant.devices.group_limits import limit_text, reason_of
 from cotenant.policy.memory_limits import Detected
 
 LOG = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Watch:
                     pids = {pid for group in hierarchy.groups(path) for pid in hierarchy.processes(group)}
                     found.inside[path] = {pid: known.get(pid) or processes.key_of(pid) for pid in pids}
             except OSError as error:
-                found.limits.setdefault((path, uuid), words(error))
+                found.limits.setdefault((path, uuid), reason_of(error))
         return found
 
     def _unanswered(self, wanted: Iterable[Key]) -> None:
@@ -161,7 +161,7 @@ class Watch:
         key, by = (tenant.held.path, gpu.uuid), "another program (root in the tenant's container, or a service of this "
         what = (
             f"{by}node) changed the memory limit of the tenant's control group on GPU {gpu.index} from "
-            f"{words_of(expected)} to {words_of(found)}"
+            f"{limit_text(expected)} to {limit_text(found)}"
             if isinstance(found, int)
             else f"the memory limit of the tenant's control group on GPU {gpu.index} cannot be read ({found})"
         )
@@ -169,7 +169,7 @@ class Watch:
             self._applied.set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
         except OSError as error:
             self._applied.limits[key] = expected  # the next check tries again
-            self.faults[key] = f"{what}; it cannot be restored: {words(error)}"
+            self.faults[key] = f"{what}; it cannot be restored: {reason_of(error)}"
             self.say(tenant, self.faults[key])
         else:
             self.faults.pop(key, None)
@@ -195,7 +195,7 @@ class Watch:
         except OSError as error:
             tenant.held = None
             if running:
-                tenant.held_not = f"{SHIM_ALONE}, because {words(error)}"
+                tenant.held_not = f"{SHIM_ALONE}, because {reason_of(error)}"
                 self.say(tenant, tenant.held_not)
         else:
             self.say(tenant, f"another program removed the tenant's control group {path}: it was made again")
@@ -209,7 +209,7 @@ class Watch:
         try:
             self._applied.set(below, gpu, None)
         except OSError as error:
-            self.faults[tenant.held.path, gpu.uuid] = f"{what}, and that limit cannot be removed: {words(error)}"
+            self.faults[tenant.held.path, gpu.uuid] = f"{what}, and that limit cannot be removed: {reason_of(error)}"
             self.say(tenant, self.faults[tenant.held.path, gpu.uuid])
         else:
             self.say(tenant, f"{what}; that limit was removed")
@@ -248,14 +248,14 @@ class Watch:
         try:
             hierarchy.enter(path, pid)
         except OSError as error:
-            return words(error)
+            return reason_of(error)
         for child in processes.descendants({processes.key_of(pid)}):
             if not _is_in(hierarchy, child.pid, path):
                 try:
                     hierarchy.enter(path, child.pid)
                 except OSError as error:
                     if processes.alive(child):
-                        return words(error)
+                        return reason_of(error)
         return ""
 
 
