@@ -192,7 +192,7 @@ def test_gpus_of_several_kinds_become_a_cluster(run: Any, tmp_path: Path) -> Non
     ("args", "says"),
     [
         (("FOLDER", "--plan", "x.json"), "ModelList.txt"),
-        (("FOLDER",), "tasks.csv: cannot read"),
+        (("FOLDER",), "tasks.csv: cannot be read"),
         (("none.yaml",), "none.yaml"),
         (("FILE", "--out", "FILE"), "cannot write here"),
     ],
@@ -228,7 +228,7 @@ def test_autoscaling_over_measured_rates(run: Any, services: Path, tmp_path: Pat
     ("text", "says"),
     [
         ("time_s,dogs\n0,1\n2,1\n", "dogs is not a service"),
-        ("time_s,cats\n0,1\n2,x\n", "must be a number"),
+        ("time_s,cats\n0,1\n2,x\n", "is not a finite number of at least 0"),
         ("time_s,cats\n0,1\n0,1\n", "equal steps"),
         ("time_s,cats\n0,1\n", "two rows"),
         ("time_s,cats\n0,1\n2,1\n", "two periods"),
@@ -335,7 +335,7 @@ def test_wrong_files_are_one_sentence(run: Any, tmp_path: Path, text: str, says:
         (("FILE", "--from", "FILE"), "not JSON"),
         (("FILE", "--attainment", "120%"), "over 100%"),
         (("scenarios", "--like", "all"), "known: gpulet-1023"),
-        (("--scenarios", "none.csv"), "cannot read"),
+        (("--scenarios", "none.csv"), "cannot be read"),
     ],
 )
 def test_wrong_options_are_one_sentence(run: Any, services: Path, args: tuple[str, ...], says: str) -> None:

@@ -69,7 +69,7 @@ def test_wrong_files_are_one_sentence(call: Any, tmp_path: Path, text: str, sent
 
 def test_other_wrong_input(call: Any, tmp_path: Path, pod_file: Path) -> None:
     for arguments, sentence in (
-        (("kube", "mutate", tmp_path / "none.yaml"), "cannot be read: No such file or directory"),
+        (("kube", "mutate", tmp_path / "none.yaml"), "cannot be read: no such file or directory"),
         (("kube", "claims", pod_file, "--kubernetes", "new"), "must be a version such as 1.34, not 'new'"),
         (("kube", "plugin", "--node", "n", "--refresh", "1m"), "must be between 0.1s and 6s, not 1m"),
         (("kube", "plugin", "--node", "n", "--mounts", "x"), "'x' is not webhook or plugin"),

@@ -112,7 +112,7 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
         ({"partitions": ["35%"]}, (), "services.yaml, line 8, field partitions: the X profile has no partition 35%"),
         ({"listen": {"max_body": "1MiB", "drain": -1}}, (), "line 6, field listen.drain"),
         ({"listen": {"max_body": "lots"}}, (), "not a quantity"),
-        ({"listen": {"tokens": "none.txt"}}, (), "none.txt: cannot read"),
+        ({"listen": {"tokens": "none.txt"}}, (), "none.txt: cannot be read"),
         ({"listen": {"tls_key": "k.pem"}}, (), "tls_key needs tls_certificate"),
         ({"backend": "tensorflow"}, (), "backend"),
         ({}, ("--http", "none", "--grpc", "none"), "needs an endpoint"),

@@ -136,15 +136,11 @@ def read_token(path: Path | None, field: str) -> str | None:
     """Return the first line of the token file; None if no file is named. Raises InputError, with `field`, if the file
     is unusable."""
     from cotenant.core.errors import InputError
+    from cotenant.core.textfile import read_text
 
     if path is None:
         return None
-    try:
-        token = path.read_text().strip().partition("\n")[0]
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=str(path), field=field) from None
-    except UnicodeDecodeError:
-        raise InputError("is not a text file", file=str(path), field=field) from None
+    token = read_text(path, field).strip().partition("\n")[0]
     if len(token) < 16:
         raise InputError("a token needs at least 16 characters", file=str(path), field=field)
     return token

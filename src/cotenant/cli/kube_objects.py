@@ -115,14 +115,10 @@ def _of_file(path: Path) -> Iterator[None]:
 def _read_pod(path: Path) -> dict[str, Any]:
     """The only pod of a manifest. Raises InputError if the manifest contains anything else, and names it."""
     from cotenant.core.errors import InputError
+    from cotenant.core.textfile import read_text
     from cotenant.core.yamlfile import parse_documents
 
-    try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    except UnicodeDecodeError:
-        raise InputError("is not a text file", file=path) from None
+    text = sys.stdin.read() if str(path) == "-" else read_text(path)
     things = [read.content for read in parse_documents(text, path) if read.content is not None]
     if len(things) != 1 or not isinstance(things[0], dict) or things[0].get("kind") != "Pod":
         kinds = ", ".join(str(t.get("kind")) if isinstance(t, dict) else type(t).__name__ for t in things) or "nothing"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from cotenant.cli.plan_notice import PACKING, say_compiling_serving
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.extras import needs
+from cotenant.core.textfile import cell_number, csv_columns
 from cotenant.core.units import counted, parse_seconds
 from cotenant.policy.serving.autoscale import FORECASTS, Autoscaler
 from cotenant.policy.serving.packing.replan import Sizer
@@ -26,39 +25,21 @@ LEAST_RATE = 0.01  # an idle service is planned for this rate in requests/s, so 
 
 def read_rates(path: str | Path, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Read measured rates from CSV: times in s, ascending and equally spaced, and requests/s by service."""
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = [c.strip() for c in reader.fieldnames or ()]
-            unknown = [c for c in columns if c not in ("time_s", *names)]
-            if "time_s" not in columns or unknown or len(columns) < 2:
-                what = (
-                    f"column {unknown[0]} is not a service"
-                    if unknown
-                    else "needs a column time_s and a column per service"
-                )
-                raise InputError(f"{what}; services are {', '.join(names)}", file=path, line=1)
-            rows = [[_number(row[c], path, reader.line_num, c) for c in reader.fieldnames or ()] for row in reader]
-    except OSError as error:
-        raise InputError(f"cannot read: {error.strerror}", file=path) from None
-    if len(rows) < 2:
+    lines = list(csv_columns(path, ("time_s",)))
+    columns = tuple(lines[0][1]) if lines else ()
+    unknown = [c for c in columns if c not in ("time_s", *names)]
+    if unknown or len(columns) == 1:
+        what = f"column {unknown[0]} is not a service" if unknown else "needs a column for each service beside time_s"
+        raise InputError(f"{what}; services are {', '.join(names)}", file=path, line=1)
+    if len(lines) < 2:
         raise InputError("needs two rows or more", file=path)
+    rows = [[cell_number(row[c], path, line, c, least=0) for c in columns] for line, row in lines]
     table = dict(zip(columns, np.array(rows).T, strict=True))
     times = table.pop("time_s")
     steps = np.diff(times)
     if (steps <= 0).any() or not np.allclose(steps, steps[0], rtol=1e-3):
         raise InputError("times must increase in equal steps", file=path, field="time_s")
     return times, table
-
-
-def _number(text: str | None, path: str | Path, line: int, field: str) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise InputError(f"must be a number of at least 0, not {text!r}", file=path, line=line, field=field)
-    return value
 
 
 def decisions(

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import InputError
+from cotenant.core.textfile import read_text
 
 
 def read_json(path: str | Path) -> Any:
     """The content of a file in UTF-8, with or without a mark at its beginning. Raises InputError with one sentence."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
-    except OSError as error:
-        raise InputError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"is not text in UTF-8 (byte {error.start})", file=path) from None
+        return json.loads(read_text(path), object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise InputError(f"is not JSON: {error.msg.lower()}", file=path, line=error.lineno) from None
     except RecursionError:

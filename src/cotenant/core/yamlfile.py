@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import InputError
+from cotenant.core.textfile import read_text
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
@@ -85,13 +86,7 @@ def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]
 
 def read_yaml(path: str | Path) -> YamlFile:
     """The single document of a file. Raises InputError if it cannot be read, or as `parse_yaml` does."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"is not text in UTF-8 (byte {error.start})", file=path) from None
-    return parse_yaml(text, path)
+    return parse_yaml(read_text(path), path)
 
 
 def _refuse_traps(tree: Any, file: str | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from cotenant.abi.floor import WorkClass
 from cotenant.core.errors import InputError
 from cotenant.core.jsonfile import read_json
+from cotenant.core.textfile import read_text
 
 ORION_HEAD = "Name,Profile,Memory_footprint,SM_usage,Duration"
 CLASS_NAMES = tuple(kind.name.lower() for kind in WorkClass)
@@ -50,10 +51,7 @@ class KernelRow:
 def read_orion(path: Path) -> list[KernelWork]:
     """Read an Orion profile: a CSV file in issue order with ns and class (1 compute, 0 memory, -1 unknown). Names may
     contain commas."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}", file=path) from None
+    lines = read_text(path).splitlines()
     if not lines or lines[0].strip() != ORION_HEAD:
         raise InputError(f"an Orion profile begins with {ORION_HEAD}", file=path, line=1)
     kernels = []

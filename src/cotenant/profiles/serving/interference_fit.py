@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cotenant.core.errors import InputError
+from cotenant.core.textfile import cell_number, csv_columns
 from cotenant.profiles.serving.latency import Interference
 
 LEAST = 8
@@ -73,28 +72,10 @@ def fit_interference(pairs: Sequence[Pair]) -> Fit:
 def read_pairs(path: str | Path) -> list[Pair]:
     """Measured pairs from CSV with the columns in COLUMNS; the slowdown is together_ms / alone_ms."""
     out = []
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            missing = [c for c in COLUMNS if c not in (reader.fieldnames or ())]
-            if missing:
-                raise InputError(f"has no column {', '.join(missing)}", file=path, line=1)
-            for row in reader:
-                values = [_number(row[c], path, reader.line_num, c) for c in COLUMNS]
-                if values[6] <= 0 or values[7] <= 0:
-                    raise InputError("times must be positive", file=path, line=reader.line_num)
-                l2, dram, own, l2_other, dram_other, other, alone_ms, together_ms = values
-                out.append(Pair(l2, dram, own, l2_other, dram_other, other, together_ms / alone_ms))
-    except OSError as error:
-        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    for line, row in csv_columns(path, COLUMNS):
+        values = [cell_number(row[c], path, line, c) for c in COLUMNS]
+        if values[6] <= 0 or values[7] <= 0:
+            raise InputError("times must be positive", file=path, line=line)
+        l2, dram, own, l2_other, dram_other, other, alone_ms, together_ms = values
+        out.append(Pair(l2, dram, own, l2_other, dram_other, other, together_ms / alone_ms))
     return out
-
-
-def _number(text: str | None, path: str | Path, line: int, field: str) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise InputError(f"{text!r} is not a finite number", file=path, line=line, field=field)
-    return value

@@ -9,10 +9,8 @@ another partition), interference (the five coefficients, or absent), aliases, an
 
 from __future__ import annotations
 
-import csv
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +20,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from cotenant.core.checked import Strict, check
 from cotenant.core.errors import InputError
 from cotenant.core.jsonfile import read_json
+from cotenant.core.textfile import cell_number, csv_rows
 from cotenant.profiles.serving.latency import BLIND, Interference, ModelProfile, Partition, Points, ServingProfile
 
 MB = 10**6
@@ -226,49 +225,20 @@ _GPULET_MB, _GPU_MB, _USABLE, _MARGIN = 1230, 11_000, 0.9, 1.1
 LENETS = {f"lenet{i}": "lenet1" for i in range(2, 7)}
 
 
-def _rows(path: Path, least: int = 1) -> Iterator[tuple[int, list[str]]]:
-    """The rows (line, cells) of a CSV file, without empty lines. Raises InputError if a row has fewer than `least`
-    cells."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.reader(file), start=1):
-                cells = [c.strip() for c in row]
-                if any(cells) and len(cells) < least:
-                    raise InputError(f"has {len(cells)} cells; at least {least} are needed", file=path, line=number)
-                if any(cells):
-                    yield number, cells
-    except OSError as error:
-        raise InputError(f"cannot read: {error.strerror}", file=path) from None
-    except (UnicodeDecodeError, csv.Error):
-        raise InputError("is not a CSV in UTF-8", file=path) from None
-
-
-def _float(text: str, path: Path, line: int, field: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise InputError(f"{text!r} is not a finite number", file=path, line=line, field=field)
-    return value
-
-
 def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
     """Read latency.csv: model -> partition label -> batch -> ms. The header line is optional."""
     out: dict[str, dict[str, dict[int, float]]] = {}
-    for line, row in _rows(path):
+    for line, row in csv_rows(path):
         if line == 1 and row[0] == "model":
             continue
         if len(row) < 4:
-            raise InputError(
-                "a row is too short; it must be model,partition_pct,batch,latency_ms", file=path, line=line
-            )
-        pct, batch = _float(row[1], path, line, "partition_pct"), _float(row[2], path, line, "batch")
+            raise InputError("a row is model,partition_pct,batch,latency_ms", file=path, line=line)
+        pct, batch = cell_number(row[1], path, line, "partition_pct"), cell_number(row[2], path, line, "batch")
         if not 1 <= batch <= MAX_BATCH:
             raise InputError(f"batch {row[2]} is not 1 to {MAX_BATCH}", file=path, line=line, field="batch")
         if not 0 < pct <= 100:
             raise InputError(f"{row[1]} is not a percentage in (0, 100]", file=path, line=line, field="partition_pct")
-        ms = _float(row[3], path, line, "latency_ms")
+        ms = cell_number(row[3], path, line, "latency_ms")
         if ms <= 0:
             raise InputError(f"a latency must be above 0, not {ms:g} ms", file=path, line=line, field="latency_ms")
         out.setdefault(row[0], {}).setdefault(f"{pct:g}%", {})[int(batch)] = ms
@@ -279,14 +249,14 @@ def _utilisations(path: Path) -> dict[str, tuple[Points, Points]]:
     """Read utilisation.csv: model -> (L2, DRAM) by batch, as fractions. Only batch sizes that are powers of two are
     listed; values between them are linear."""
     table: dict[str, list[tuple[int, float, float]]] = {}
-    for line, row in _rows(path, 6):
+    for line, row in csv_rows(path, 6):
         if line == 1:
             continue
-        batch = int(_float(row[1], path, line, "batch"))
+        batch = int(cell_number(row[1], path, line, "batch"))
         if not 1 <= batch <= MAX_BATCH:
             raise InputError(f"batch {batch} is not 1 to {MAX_BATCH}", file=path, line=line, field="batch")
         if batch & (batch - 1) == 0:
-            l2, dram = (_float(row[k], path, line, "utilisation") / 100 for k in (4, 5))
+            l2, dram = (cell_number(row[k], path, line, "utilisation") / 100 for k in (4, 5))
             table.setdefault("lenet1" if row[0] == "lenet" else row[0], []).append((batch, l2, dram))
     return {
         name: (tuple((b, l2) for b, l2, _ in sorted(rows)), tuple((b, dram) for b, _, dram in sorted(rows)))
@@ -300,8 +270,8 @@ def _overhead(folder: Path, name: str) -> Points:
             if table is None:
                 return ((1, factor), (MAX_BATCH, factor))
             path = folder / table
-            cells = ((int(_float(r[0], path, n, "batch")), _float(r[1], path, n, "ms")) for n, r in _rows(path, 2))
-            return tuple(sorted((b, ms * factor) for b, ms in cells))
+            cells = [[cell_number(x, path, n, "batch, ms") for x in row[:2]] for n, row in csv_rows(path, 2)]
+            return tuple(sorted((int(b), ms * factor) for b, ms in cells))
     raise AssertionError("the last prefix matches every name")
 
 
@@ -331,10 +301,10 @@ def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti", memory_mb: float = _GP
     if constants.exists():
         if not utilisation:
             raise InputError("needs utilisation.csv beside it, or neighbours would seem harmless", file=constants)
-        row = next((row for line, row in _rows(constants, 5) if line > 1), None)
+        row = next((row for line, row in csv_rows(constants, 5) if line > 1), None)
         if row is None:
             raise InputError("needs a heading and a row of five coefficients", file=constants)
-        inter = Interference(*(_float(c, constants, 2, "coefficient") for c in row[:5]))
+        inter = Interference(*(cell_number(c, constants, 2, "coefficient") for c in row[:5]))
     models = {}
     for name, cells in latencies.items():
         l2, dram = utilisation.get(name, ((), ()))

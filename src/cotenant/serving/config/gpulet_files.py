@@ -9,7 +9,6 @@ or the word EMPTY for an empty plan.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import InputError
+from cotenant.core.jsonfile import read_json
 from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.core.textfile import cell_number, read_text
 from cotenant.policy.serving.packing.tables import Gpus
 from cotenant.profiles.serving.latency import ServingProfile
 from cotenant.profiles.serving.latency_files import load_profile, read_gpulet_dir
@@ -31,20 +32,8 @@ TWINS = 2  # largest number of gpulets into which the public scheduler cuts a GP
 _PLANNERS = {(1, 0): "gpulet", (1, 1): "gpulet-interference"}
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read: {error.strerror}", file=path) from None
-    except UnicodeDecodeError:
-        raise InputError("is not text in UTF-8", file=path) from None
-
-
 def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        data = json.loads(_text(path))
-    except ValueError as error:
-        raise InputError(f"not JSON: {error}", file=path) from None
+    data = read_json(path)
     if not isinstance(data, Mapping):
         raise InputError("is not a JSON object", file=path)
     return data
@@ -53,7 +42,7 @@ def _json(path: Path) -> Mapping[str, Any]:
 def read_tasks(path: str | Path) -> list[Service]:
     """The task CSV as services; ids are the public scheduler's model numbers or model names."""
     where = Path(path)
-    lines = [(n, x.strip()) for n, x in enumerate(_text(where).splitlines(), start=1) if x.strip()]
+    lines = [(n, x.strip()) for n, x in enumerate(read_text(where).splitlines(), start=1) if x.strip()]
     if not lines:
         raise InputError("is empty; the first line is the number of tasks", file=where)
     line, first = lines[0]
@@ -72,19 +61,9 @@ def read_tasks(path: str | Path) -> list[Service]:
             if int(name) >= len(MODEL_IDS):
                 raise InputError(f"model id {name} is not 0 to {len(MODEL_IDS) - 1}", file=where, line=line, field="id")
             name = MODEL_IDS[int(name)]
-        rate, slo = (_positive(c, where, line, f) for c, f in ((cells[1], "rate"), (cells[2], "SLO")))
+        rate, slo = (cell_number(c, where, line, f, above=0) for c, f in ((cells[1], "rate"), (cells[2], "SLO")))
         out.append(Service(name, name, rate, slo))
     return out
-
-
-def _positive(text: str, path: Path, line: int, field: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value <= 0:
-        raise InputError(f"{text!r} is not a positive finite number", file=path, line=line, field=field)
-    return value
 
 
 def write_tasks(services: Sequence[Service]) -> str:
@@ -223,7 +202,7 @@ def read_modellist(path: str | Path, problem: Problem) -> ServingPlan:
     where = Path(path)
     by_model = {s.model: s for s in problem.services}
     lets: dict[tuple[int, float, int], tuple[float, list[Seat]]] = {}
-    for line, text in enumerate(_text(where).splitlines(), start=1):
+    for line, text in enumerate(read_text(where).splitlines(), start=1):
         cells = [c.strip() for c in text.split(",")]
         if not text.strip() or text.strip() == "EMPTY":
             continue

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from cotenant.core.checked import Bytes, Seconds, Strict, check, parsed
 from cotenant.core.errors import InputError
+from cotenant.core.textfile import read_text
 from cotenant.observability.http import parse_address
 from cotenant.serving.config import backends
 from cotenant.serving.config.services import Deployment
@@ -165,10 +166,7 @@ def read_tokens(entry: ListenEntry, file: str) -> tuple[str, ...]:
     if entry.tokens is None:
         return ()
     path = Path(file).parent / entry.tokens
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read: {getattr(error, 'strerror', error)}", file=path) from None
+    lines = read_text(path).splitlines()
     tokens = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not tokens or any(len(token) < 8 for token in tokens):
         raise InputError("needs a token of at least 8 characters on each line", file=path)

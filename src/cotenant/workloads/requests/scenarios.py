@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import csv
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 from cotenant.core.errors import InputError
 from cotenant.core.serving import ServingPlan
+from cotenant.core.textfile import cell_number, csv_columns
 
 Row = tuple[str, float, float]  # model, rate_rps, slo_ms
 SCENARIO_COLUMNS = ("scenario", "model", "rate_rps", "slo_ms")
@@ -73,38 +73,17 @@ def write_scenarios(scenarios: Iterable[tuple[str, list[Row]]], file: IO[str]) -
 def read_scenarios(path: str | Path) -> dict[str, list[Row]]:
     """Read scenarios in file order. InputError with the line for a rate or SLO that is not positive and finite."""
     found: dict[str, list[Row]] = {}
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            missing = [c for c in SCENARIO_COLUMNS if c not in (reader.fieldnames or ())]
-            if missing:
-                raise InputError(f"has no column {', '.join(missing)}", file=path, line=1)
-            for row in reader:
-                line = reader.line_num
-                rate, slo = (_positive(row[c], path, line, c) for c in ("rate_rps", "slo_ms"))
-                if not row["scenario"] or not row["model"]:
-                    raise InputError("scenario and model must not be empty", file=path, line=line)
-                rows = found.setdefault(row["scenario"], [])
-                if any(m == row["model"] for m, _, _ in rows):
-                    raise InputError(f"{row['model']} appears twice in {row['scenario']}", file=path, line=line)
-                rows.append((row["model"], rate, slo))
-    except OSError as error:
-        raise InputError(f"cannot read: {error.strerror}", file=path) from None
-    except UnicodeDecodeError:
-        raise InputError("is not text in UTF-8", file=path) from None
+    for line, row in csv_columns(path, SCENARIO_COLUMNS):
+        rate, slo = (cell_number(row[c], path, line, c, above=0) for c in ("rate_rps", "slo_ms"))
+        if not row["scenario"] or not row["model"]:
+            raise InputError("scenario and model must not be empty", file=path, line=line)
+        rows = found.setdefault(row["scenario"], [])
+        if any(m == row["model"] for m, _, _ in rows):
+            raise InputError(f"{row['model']} appears twice in {row['scenario']}", file=path, line=line)
+        rows.append((row["model"], rate, slo))
     if not found:
         raise InputError("has no scenarios", file=path)
     return found
-
-
-def _positive(text: str | None, path: str | Path, line: int, field: str) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value <= 0:
-        raise InputError(f"{text!r} is not a positive finite number", file=path, line=line, field=field)
-    return value
 
 
 def plan_rows(scenario: str, plan: ServingPlan) -> Iterator[tuple[object, ...]]:
