@@ -1,19 +1,28 @@
-"""Groups of options that several commands share, declared once."""
+"""Groups of options that a command takes as one object; several commands may share a group, which is declared once.
+
+A group is a table: parameter -> (type, default, help, other arguments of typer.Option if there are any). The option's
+name is the parameter's.
+"""
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
 
 Command = Callable[..., Any]
+Options = Mapping[str, tuple[Any, ...]]
 
 
 def with_options(
-    command: Command, options: dict[str, tuple[Any, Any]], into: str, build: Callable[..., Any]
+    command: Command, groups: Mapping[str | None, Options], into: str, build: Callable[..., Any]
 ) -> Command:
-    """The command with parameter `into` replaced by the options, in a signature that typer reads."""
+    """The command with parameter `into` replaced by the options, in a signature that typer reads. `groups`: heading in
+    the help -> options. `build` makes the parameter's value of all options by name.
+    """
     hints = typing.get_type_hints(command, localns={"Cluster": Any}, include_extras=True)
     own = [
         parameter.replace(annotation=hints.get(name, Any), kind=inspect.Parameter.KEYWORD_ONLY)
@@ -21,12 +30,11 @@ def with_options(
         if name != into
     ]
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in options.items()
+        _parameter(name, heading, *option) for heading, options in groups.items() for name, option in options.items()
     ]
 
     def decorated(**values: Any) -> Any:
-        values[into] = build(**{name: values.pop(name) for name in options})
+        values[into] = build(**{option.name: values.pop(option.name) for option in added})
         return command(**values)
 
     decorated.__name__, decorated.__doc__ = command.__name__, command.__doc__
@@ -34,3 +42,14 @@ def with_options(
     decorated.__signature__ = signature  # type: ignore[attr-defined]
     decorated.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     return decorated
+
+
+def _parameter(
+    name: str, heading: str | None, kind: Any, default: Any, text: str, more: Mapping[str, Any] | None = None
+) -> inspect.Parameter:
+    word = name.rstrip("_").replace("_", "-")
+    flag = f"--{word}/--no-{word}" if kind == bool | None or (kind is bool and default) else f"--{word}"
+    option = typer.Option(flag, help=text, rich_help_panel=heading, **more or {})
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )

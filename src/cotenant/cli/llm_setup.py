@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cotenant.cli.added_options import Command, with_options
+from cotenant.cli.added_options import Command, Options, with_options
 from cotenant.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,33 +23,18 @@ Text = str | None
 DEFAULT_GPU_BYTES = 80 << 30
 DEFAULT_S = 60.0  # duration of generated requests, if no option states one
 
-
-def _requests(*names: str, **more: object) -> object:
-    return typer.Option(*names, rich_help_panel=REQUESTS, **more)  # type: ignore[arg-type]
-
-
-# parameter of the command -> (its type with the typer option, default)
-REQUEST_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "trace": (Annotated[Text, _requests("--trace", help="FORMAT:PATH; see Token traces in docs/traces.md.")], None),
-    "rate": (
-        Annotated[
-            list[str] | None, _requests("--rate", help="Requests/s of all models together, or NAME=R. Repeatable.")
-        ],
-        None,
-    ),
-    "prompt": (
-        Annotated[str, _requests("--prompt", help="Prompt lengths in tokens: 512, 100-900, 512~1.2 (mean~CV).")], "512"
-    ),
-    "output": (Annotated[str, _requests("--output", help="Answer lengths in tokens, in the same notation.")], "128"),
-    "arrivals": (
-        Annotated[str, _requests("--arrivals", help="poisson, constant, bursts, gamma:CV, mmpp:...")], "poisson"
-    ),
-    "duration": (Annotated[Text, _requests("--duration", help="Duration (default: the whole trace, else 60s).")], None),
-    "start": (Annotated[str, _requests("--start", help="Time in the trace at which to start.")], "0s"),
-    "speed": (Annotated[float, _requests("--speed", help="Factor by which the trace's gaps are shortened.")], 1.0),
-    "keep": (Annotated[str, _requests("--keep", help="Random fraction of the trace's requests to keep: 10%.")], "100%"),
-    "seed": (Annotated[int, _requests("--seed", min=0, help="Seed of the random draws.")], 0),
-}  # fmt: skip
+REQUEST_OPTIONS: Options = {
+    "trace": (Text, None, "FORMAT:PATH; see Token traces in docs/traces.md."),
+    "rate": (list[str] | None, None, "Requests/s of all models together, or NAME=R. Repeatable."),
+    "prompt": (str, "512", "Prompt lengths in tokens: 512, 100-900, 512~1.2 (mean~CV)."),
+    "output": (str, "128", "Answer lengths in tokens, in the same notation."),
+    "arrivals": (str, "poisson", "poisson, constant, bursts, gamma:CV, mmpp:..."),
+    "duration": (Text, None, "Duration (default: the whole trace, else 60s)."),
+    "start": (str, "0s", "Time in the trace at which to start."),
+    "speed": (float, 1.0, "Factor by which the trace's gaps are shortened."),
+    "keep": (str, "100%", "Random fraction of the trace's requests to keep: 10%."),
+    "seed": (int, 0, "Seed of the random draws.", {"min": 0}),
+}
 Profiles = Annotated[
     list[str] | None,
     typer.Option(
@@ -78,7 +63,7 @@ class Requests:
 
 def takes_requests(command: Command) -> Command:
     """Decorator that adds these options to a command, which receives them as `requests: Requests`."""
-    return with_options(command, REQUEST_OPTIONS, "requests", Requests)
+    return with_options(command, {REQUESTS: REQUEST_OPTIONS}, "requests", Requests)
 
 
 def build_trace(models: Sequence[str], given: Requests, factor: float = 1.0) -> TokenTrace:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.added_options import Command, Options, with_options
 from cotenant.cli.partition_options import takes_partition_options
 from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, takes_trace_options
 from cotenant.sim.partition_options import PartitionOptions
@@ -26,75 +27,43 @@ POLICY = "Policy (see cotenant policies)"
 ENGINE = "Engine"
 Text = str | None
 
+POLICY_OPTIONS: Options = {
+    "ordering": (Text, None, "fifo, srtf, las, ftf, ... Default fifo."),
+    "allotment": (Text, None, "proportional, greedy, tune (default), optimal."),
+    "placement": (Text, None, "first-fit (default), consolidate, spread."),
+    "sticky": (bool | None, None, "Running jobs keep their GPUs (default: if moving costs time)."),
+    "reserve_after": (Text, None, "Jobs that waited longer than this go first: 24h."),
+    "queues": (Text, None, "Ordering las-queues: limits in GPU-time (default: 1h,10h)."),
+    "gittins_sample": (Text, None, "Ordering gittins: trace that supplies the distribution of GPU-times."),
+    "solver_limit": (Text, None, "optimal, sia: time limit of the solver per decision (default: 1s)."),
+}
+ENGINE_OPTIONS: Options = {
+    "speeds": (Text, None, "Speed model: matrix (profile table, default) or two-speed."),
+    "lease": (Text, None, "Length of a scheduling round (default: 300s; sia: 60s)."),
+    "finish": (Text, None, "When a job's end takes effect: exact (default) or lease-end."),
+    "restart_cost": (Text, None, "Time that resuming or moving a job takes: 30s."),
+    "checkpoint_cost": (Text, None, "Progress lost on resuming or moving since the last checkpoint."),
+    "profiles": (Text, None, "Profile file (default: the built-in profiles)."),
+    "default_profile": (Text, None, "Profile for models that have none of their own."),
+    "trace_gpu": (Text, None, "GPU model on which the trace's times were measured (default: the cluster's first)."),
+    "skip_too_large": (bool, False, "Leave out jobs that are larger than the cluster."),
+    "measure": (Text, None, "Compute figures over jobs FROM-TO by arrival, 4000-5000 (default: all jobs)."),
+    "record": (Text, None, "Events to record: all, no-moves (smaller) or auto (no-moves above 20,000 jobs; default)."),
+}
 
-def _policy(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=POLICY, **more)
 
-
-def _engine(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=ENGINE, **more)
+def takes_job_options(command: Command) -> Command:
+    """Decorator that adds the options of job policies and of the engine, which the command receives as `given`."""
+    return with_options(command, {POLICY: POLICY_OPTIONS, ENGINE: ENGINE_OPTIONS}, "given", dict)
 
 
 @app.command()
 @takes_trace_options
 @takes_cluster_options
 @takes_partition_options
+@takes_job_options
 def simulate(
     trace: Annotated[Text, typer.Option("--trace", help="FORMAT:PATH; see docs/traces.md.", metavar="SPEC")] = None,
-    ordering: Annotated[Text, _policy("--ordering", help="fifo, srtf, las, ftf, ... Default fifo.")] = None,
-    allotment: Annotated[Text, _policy("--allotment", help="proportional, greedy, tune (default), optimal.")] = None,
-    placement: Annotated[Text, _policy("--placement", help="first-fit (default), consolidate, spread.")] = None,
-    sticky: Annotated[
-        bool | None,
-        _policy("--sticky/--no-sticky", help="Running jobs keep their GPUs (default: if moving costs time)."),
-    ] = None,
-    reserve_after: Annotated[
-        Text, _policy("--reserve-after", help="Jobs that waited longer than this go first: 24h.")
-    ] = None,
-    queues: Annotated[
-        Text, _policy("--queues", help="Ordering las-queues: limits in GPU-time (default: 1h,10h).")
-    ] = None,
-    gittins_sample: Annotated[
-        Text, _policy("--gittins-sample", help="Ordering gittins: trace that supplies the distribution of GPU-times.")
-    ] = None,
-    solver_limit: Annotated[
-        Text, _policy("--solver-limit", help="optimal, sia: time limit of the solver per decision (default: 1s).")
-    ] = None,
-    speeds: Annotated[
-        Text, _engine("--speeds", help="Speed model: matrix (profile table, default) or two-speed.")
-    ] = None,
-    lease: Annotated[Text, _engine("--lease", help="Length of a scheduling round (default: 300s; sia: 60s).")] = None,
-    finish: Annotated[
-        Text, _engine("--finish", help="When a job's end takes effect: exact (default) or lease-end.")
-    ] = None,
-    restart_cost: Annotated[
-        Text, _engine("--restart-cost", help="Time that resuming or moving a job takes: 30s.")
-    ] = None,
-    checkpoint_cost: Annotated[
-        Text, _engine("--checkpoint-cost", help="Progress lost on resuming or moving since the last checkpoint.")
-    ] = None,
-    profiles: Annotated[Text, _engine("--profiles", help="Profile file (default: the built-in profiles).")] = None,
-    default_profile: Annotated[
-        Text, _engine("--default-profile", help="Profile for models that have none of their own.")
-    ] = None,
-    trace_gpu: Annotated[
-        Text,
-        _engine(
-            "--trace-gpu", help="GPU model on which the trace's times were measured (default: the cluster's first)."
-        ),
-    ] = None,
-    skip_too_large: Annotated[
-        bool, _engine("--skip-too-large", help="Leave out jobs that are larger than the cluster.")
-    ] = False,
-    measure: Annotated[
-        Text, _engine("--measure", help="Compute figures over jobs FROM-TO by arrival, 4000-5000 (default: all jobs).")
-    ] = None,
-    record: Annotated[
-        Text,
-        _engine(
-            "--record", help="Events to record: all, no-moves (smaller) or auto (no-moves above 20,000 jobs; default)."
-        ),
-    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the run's record.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML report.")] = None,
     jct_csv: Annotated[Path | None, typer.Option("--jct-csv", help="Write a CSV with the columns job,jct_s.")] = None,
@@ -104,6 +73,7 @@ def simulate(
     trace_options: TraceOptions,
     cluster_options: ClusterOptions,
     partition_options: PartitionOptions,
+    given: dict[str, Any],
 ) -> None:
     """Simulate a trace of jobs on a cluster in virtual time and print the figures.
 
@@ -114,14 +84,6 @@ def simulate(
 
     if trace is None:
         raise InputError("give a trace, such as --trace philly:jobs.csv", field="trace")
-    given = {
-        "ordering": ordering, "allotment": allotment, "placement": placement, "sticky": sticky,
-        "reserve_after": reserve_after, "queues": queues, "gittins_sample": gittins_sample,
-        "solver_limit": solver_limit, "speeds": speeds, "lease": lease, "finish": finish,
-        "restart_cost": restart_cost, "checkpoint_cost": checkpoint_cost, "profiles": profiles,
-        "default_profile": default_profile, "trace_gpu": trace_gpu, "skip_too_large": skip_too_large, "record": record,
-        "measure": measure,
-    }  # fmt: skip
     if partition_options.policy is not None:
         from cotenant.cli.simulate_elastic import is_elastic, run_elastic_policy
         from cotenant.cli.simulate_partition import ratios, run_others, run_policy

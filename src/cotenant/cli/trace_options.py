@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from cotenant.cli.added_options import Command, with_options
+from cotenant.cli.added_options import Command, Options, with_options
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_rate_per_s, parse_seconds
 from cotenant.workloads.trace_options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
@@ -26,114 +24,47 @@ if TYPE_CHECKING:
 
 TRACE_PANEL = "Trace: filters, scaling and redrawn parts"
 CLUSTER_PANEL = "Cluster"
-
-
-def _trace(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=TRACE_PANEL, **more)
-
-
-def _cluster(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=CLUSTER_PANEL, **more)
-
-
 Text = str | None
-# parameter of the command -> (its type with the typer option, default)
-TRACE_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "from_": (
-        Annotated[Text, _trace("--from", help="Keep arrivals from this time on, which becomes time 0: 10d, 2400h.")],
-        None,
-    ),
-    "to": (
-        Annotated[Text, _trace("--to", help="Keep arrivals before this time, counted from the trace's start.")],
-        None,
-    ),
-    "tenant": (Annotated[list[str] | None, _trace("--tenant", help="Keep this tenant's jobs; repeatable.")], None),
-    "max_jobs": (Annotated[int | None, _trace("--max-jobs", help="Keep only the first N jobs.")], None),
-    "gpu_counts": (
-        Annotated[
-            str, _trace("--gpu-counts", help="all, single or multi (keep only those), as-single (set all to 1 GPU).")
-        ],
-        "all",
-    ),
-    "only_gpus": (Annotated[Text, _trace("--only-gpus", help="Keep only these GPU counts: 1,2,4,8,16.")], None),
-    "min_duration": (Annotated[Text, _trace("--min-duration", help="Keep jobs with at least this run time.")], None),
-    "max_duration": (Annotated[Text, _trace("--max-duration", help="Keep jobs with at most this run time.")], None),
-    "rate_scale": (
-        Annotated[float, _trace("--rate-scale", help="Factor on the arrival rate; 2 halves all gaps.")],
-        1.0,
-    ),
+
+TRACE_OPTIONS: Options = {
+    "from_": (Text, None, "Keep arrivals from this time on, which becomes time 0: 10d, 2400h."),
+    "to": (Text, None, "Keep arrivals before this time, counted from the trace's start."),
+    "tenant": (list[str] | None, None, "Keep this tenant's jobs; repeatable."),
+    "max_jobs": (int | None, None, "Keep only the first N jobs."),
+    "gpu_counts": (str, "all", "all, single or multi (keep only those), as-single (set all to 1 GPU)."),
+    "only_gpus": (Text, None, "Keep only these GPU counts: 1,2,4,8,16."),
+    "min_duration": (Text, None, "Keep jobs with at least this run time."),
+    "max_duration": (Text, None, "Keep jobs with at most this run time."),
+    "rate_scale": (float, 1.0, "Factor on the arrival rate; 2 halves all gaps."),
     "arrivals": (
-        Annotated[
-            Text,
-            _trace(
-                "--arrivals",
-                help="Replace arrivals: poisson, static, bursty:CV, lognormal:CV, hyperexp:..., trace:FORMAT:PATH.",
-            ),
-        ],
+        Text,
         None,
+        "Replace arrivals: poisson, static, bursty:CV, lognormal:CV, hyperexp:..., trace:FORMAT:PATH.",
     ),
-    "rate": (
-        Annotated[Text, _trace("--rate", help="Rate of replaced arrivals: 8/h (default: the trace's mean).")],
-        None,
-    ),
+    "rate": (Text, None, "Rate of replaced arrivals: 8/h (default: the trace's mean)."),
     "durations": (
-        Annotated[
-            Text,
-            _trace(
-                "--durations",
-                help="Replace durations: two-part, two-part-short, lognormal:MEDIAN:SIGMA, trace:FORMAT:PATH.",
-            ),
-        ],
+        Text,
         None,
+        "Replace durations: two-part, two-part-short, lognormal:MEDIAN:SIGMA, trace:FORMAT:PATH.",
     ),
-    "gpu_mix": (Annotated[Text, _trace("--gpu-mix", help="Replace GPU counts: 1:70,2:10,4:15,8:5.")], None),
+    "gpu_mix": (Text, None, "Replace GPU counts: 1:70,2:10,4:15,8:5."),
     "split": (
-        Annotated[
-            Text,
-            _trace(
-                "--split",
-                help="Shares of image,language,speech models. Without it, jobs without a model get "
-                f"{DEFAULT_SPLIT}; if given, all jobs are redrawn.",
-            ),
-        ],
+        Text,
         None,
+        f"Shares of image,language,speech models. Without it, jobs without a model get {DEFAULT_SPLIT}; if given, all "
+        "jobs are redrawn.",
     ),
-    "split_mode": (
-        Annotated[str, _trace("--split-mode", help="overall (round robin, not random) or random (by the seed).")],
-        "overall",
-    ),
-    "seed": (Annotated[int, _trace("--seed", help="Seed of all random draws.")], DEFAULT_SEED),
-    "time_unit": (
-        Annotated[Text, _trace("--time-unit", help="Format chronus: time unit s, min (default) or h.")],
-        None,
-    ),
-    "attempts": (
-        Annotated[
-            str, _trace("--attempts", help="Format philly-json: duration is the sum, last or longest of attempts.")
-        ],
-        "sum",
-    ),
+    "split_mode": (str, "overall", "overall (round robin, not random) or random (by the seed)."),
+    "seed": (int, DEFAULT_SEED, "Seed of all random draws."),
+    "time_unit": (Text, None, "Format chronus: time unit s, min (default) or h."),
+    "attempts": (str, "sum", "Format philly-json: duration is the sum, last or longest of attempts."),
 }
-CLUSTER_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "cluster": (
-        Annotated[
-            Text, _cluster("--cluster", help="16x8, FILE.yaml, openb:F, alibaba-spot:F, tiresias:F or synergy-ini:F.")
-        ],
-        None,
-    ),
-    "gpu": (Annotated[Text, _cluster("--gpu", help="GPU model (default: A100-40GB).")], None),
-    "cpus_per_node": (
-        Annotated[float | None, _cluster("--cpus-per-node", help="Cores per node (default: 3 per GPU).")],
-        None,
-    ),
-    "memory_per_node": (
-        Annotated[Text, _cluster("--memory-per-node", help="Memory per node (default: 62.5GB per GPU).")],
-        None,
-    ),
-    "storage_mbps": (
-        Annotated[float | None, _cluster("--storage-mbps", help="Storage read speed per node (default: 500).")],
-        None,
-    ),
+CLUSTER_OPTIONS: Options = {
+    "cluster": (Text, None, "16x8, FILE.yaml, openb:F, alibaba-spot:F, tiresias:F or synergy-ini:F."),
+    "gpu": (Text, None, "GPU model (default: A100-40GB)."),
+    "cpus_per_node": (float | None, None, "Cores per node (default: 3 per GPU)."),
+    "memory_per_node": (Text, None, "Memory per node (default: 62.5GB per GPU)."),
+    "storage_mbps": (float | None, None, "Storage read speed per node (default: 500)."),
 }
 
 
@@ -190,14 +121,14 @@ def trace_options(**given: Any) -> TraceOptions:
 
 def takes_trace_options(command: Command) -> Command:
     """Decorator that adds every trace option to a command, which receives them as `trace_options: TraceOptions`."""
-    return with_options(command, TRACE_OPTIONS, "trace_options", trace_options)
+    return with_options(command, {TRACE_PANEL: TRACE_OPTIONS}, "trace_options", trace_options)
 
 
 def takes_cluster_options(command: Command) -> Command:
     """Decorator that adds every cluster option to a command, which receives them as `cluster_options:
     ClusterOptions`.
     """
-    return with_options(command, CLUSTER_OPTIONS, "cluster_options", ClusterOptions)
+    return with_options(command, {CLUSTER_PANEL: CLUSTER_OPTIONS}, "cluster_options", ClusterOptions)
 
 
 def _seconds(text: str | None, field: str, default: float) -> float:
