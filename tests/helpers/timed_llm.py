@@ -13,6 +13,13 @@ from typing import Any
 from cotenant.profiles.llm.profile import LlmProfile, Step, StepTimes
 from cotenant.timed_llm.engine import Device
 from cotenant.timed_llm.serve import serve
+from cotenant.workloads.llm.text import answer_token, digest
+
+
+def answer_text(model: str, prompt: str, tokens: int) -> str:
+    """The complete answer of a timed engine."""
+    return "".join(answer_token(model, digest(prompt), index) for index in range(tokens))
+
 
 NO_TIME = StepTimes(0, 0, 0, 0, 0, 0)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import cotenant
-from timed_llm import NO_TIME, Instant, running
+from timed_llm import NO_TIME, Instant, answer_text, running
 
 from cotenant.core.metrics.tokens import Target as Promise
 from cotenant.core.metrics.tokens import TokenTimes
@@ -20,7 +20,7 @@ from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, ask_models, run_op
 from cotenant.loadgen.target import parse_target
 from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.report.llm import page_data
-from cotenant.workloads.llm.text import answer_text, digest, prompt_of
+from cotenant.workloads.llm.text import digest, prompt_of
 from cotenant.workloads.llm.trace import make_trace
 
 PROFILE = LlmProfile("chat", NO_TIME)

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import pytest
 from command import command
-from timed_llm import NO_TIME, Instant, ask, running, stream
+from timed_llm import NO_TIME, Instant, answer_text, ask, running, stream
 from waiting import wait_for
 
 from cotenant.profiles.llm.profile import LlmProfile
-from cotenant.workloads.llm.text import answer_text, digest, fault_of, prompt_text
+from cotenant.workloads.llm.text import digest, fault_of, prompt_text
 
 PROFILE = LlmProfile("chat", NO_TIME, kv_tokens=400, step_tokens=128, max_context=300)
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

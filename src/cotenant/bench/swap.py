@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -259,8 +258,3 @@ def text(result: dict[str, Any]) -> str:
         lines.append(f"  by checkpoint: out {result['park_s']['out']:.2f} s, back {result['park_s']['in']:.2f} s")
     lines.append(f"  corrupted: {result['corrupted']}")
     return "\n".join(lines)
-
-
-def as_json(result: dict[str, Any]) -> str:
-    """The result as JSON."""
-    return json.dumps(result)

@@ -93,11 +93,6 @@ class Geometry:
         """The layout with one instance of the whole GPU (7g, or 4g on an A30)."""
         return (Placement(0, self.kinds[0]),)
 
-    def mask(self, placement: Placement) -> int:
-        """Bit mask of the memory slots that an instance occupies."""
-        profile = self.profiles.get(placement.kind) or self.variants[placement.kind]
-        return ((1 << profile.memory_slots) - 1) << placement.start
-
     def placements(self) -> tuple[Placement, ...]:
         """Every placement of a single instance, by kind, then start."""
         return tuple(Placement(s, p.kind) for p in self.profiles.values() for s in p.starts)

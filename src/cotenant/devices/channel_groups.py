@@ -27,7 +27,7 @@ SOFTWARE = "software"  # the release that the software GPU reports; it has the d
 _CONTROL = struct.Struct("=IIIIQII")
 _REQUEST = 3 << 30 | _CONTROL.size << 16 | ord("F") << 8 | 0x2A
 _STATUS_AT = 28
-SET_SLICE, GET_SLICE, PREEMPT, GET_INFO = 0xA06C0103, 0xA06C0104, 0xA06C0105, 0xA06C0106
+SET_SLICE, GET_SLICE, GET_INFO = 0xA06C0103, 0xA06C0104, 0xA06C0106
 DISABLE_CHANNELS = 0x2080110B
 GET_UUID = 0x2080014A
 SOFT_USAGE = 0x50F70001
@@ -109,10 +109,6 @@ class ChannelControls:
     def set_slice(self, fd: int, group: ChannelGroup, slice_us: int) -> None:
         """Set a channel group's time slice, which takes a third of a millisecond."""
         self._call(fd, group.client, group.group, SET_SLICE, bytearray(slice_us.to_bytes(8, "little")))
-
-    def preempt(self, fd: int, group: ChannelGroup) -> None:
-        """Preempt a channel group once; it runs again in its next time slice."""
-        self._call(fd, group.client, group.group, PREEMPT, bytearray(struct.pack("=BBxxI", 1, 0, 0)))
 
     def disable(self, fd: int, groups: Sequence[ChannelGroup]) -> None:
         """Take all channels of these groups off the GPU, even during a kernel. It takes 0.4 to 0.8 ms."""

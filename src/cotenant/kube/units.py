@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from cotenant.core.errors import InputError
 from cotenant.kube import names
 
-MODES = ("shared", "whole")
 SEPARATOR = "::"
 FAILED = "This pod has failed and is not retried; its controller, if it has one, creates another"
 

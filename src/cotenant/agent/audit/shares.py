@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,7 +21,6 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import WorkError
 
-LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
 # If a process on a GPU is no client of its MPS server in this many checks, it is reported. Before that, it may still be
 # connecting.

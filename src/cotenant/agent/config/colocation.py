@@ -46,10 +46,6 @@ def parse_colocation(data: Any) -> ColocationSettings:
 def _check_key(key: str) -> None:
     if key in _KEYS:
         return
-    if key in _RENAMED:
-        raise InputError(f"{key} is now called {_RENAMED[key]}", field="colocation")
-    if key in _GONE:
-        raise InputError(f"{key} is no longer a setting: leave it out", field="colocation")
     near = difflib.get_close_matches(key, _KEYS, 1)
     hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(_KEYS)}"
     raise InputError(f"unknown setting {key[:40]!r}{hint}", field="colocation")

@@ -10,7 +10,6 @@ from cotenant.core.units import parse_bytes
 from cotenant.policy.copies import CopySettings
 
 _SIZES = ("period_bytes", "chunk_bytes")
-_GONE = ("alone", "small", "slice", "in_flight", "lead_us", "paced")
 
 
 def parse_copies(data: Any) -> CopySettings:
@@ -24,10 +23,6 @@ def parse_copies(data: Any) -> CopySettings:
         raise InputError("must be true or a mapping such as {period_bytes: 8MiB}", field="copies")
     values: dict[str, Any] = {"always": True}
     for key, value in data.items():
-        if f"{key}_bytes" in _SIZES:
-            raise InputError(f"{key} is now called {key}_bytes", field="copies")
-        if key in _GONE:
-            raise InputError(f"{key} is no longer a setting: leave it out", field="copies")
         if key not in _SIZES:
             raise InputError(f"unknown setting {str(key)[:40]!r}; known: {', '.join(_SIZES)}", field="copies")
         values[key] = parse_bytes(value, f"copies.{key}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import socket
@@ -15,8 +14,6 @@ from cotenant.agent.processes import Peer, peer_of
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.line_server import Lines, LineServer
 from cotenant.core.lines import encode, failure, order_of
-
-LOG = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10
 MAX_CALLERS = 4096  # largest number of connections of one user; a launcher keeps one open while its program runs

@@ -230,18 +230,6 @@ class RecordWriter:
         self._folder.commit()
 
 
-def write_record(record: Record, path: str | Path) -> Record:
-    """Write a record that was kept in memory; returns it as read back from `path`."""
-    with RecordWriter(path, record.info, record.jobs) as writer:
-        columns = {name: getattr(record.events, name) for name in _EVENT_COLUMNS}
-        where = record.placements
-        if where is not None:
-            columns |= {"node_offset": where.offset, "node_ids": where.nodes, "node_gpus": where.gpus}
-        writer.append_events(**columns)
-        writer.append_rounds(**{name: record.rounds[name].to_numpy() for name in ROUNDS})
-        return writer.close()
-
-
 def _rows(chunks: list[Columns]) -> int:
     return sum(len(chunk["time_s"]) for chunk in chunks)
 

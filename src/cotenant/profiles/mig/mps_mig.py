@@ -25,7 +25,6 @@ from cotenant.core.mig import Geometry
 SHIPPED = "mps-mig-a100-40gb.npz"
 DUMMY = np.array([0.8889, 1.0, 0.8889])
 SLICES = ("7g", "4g", "3g")
-SMALL = ("2g", "1g")
 
 
 def features(columns: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import shlex
 import signal
 import socket
@@ -18,8 +17,6 @@ from cotenant.serving.config.models import PORT, ModelEntry
 from cotenant.serving.llm.hosts import Host, last_line
 from cotenant.serving.llm.keeper import Keeper, kill_group
 from cotenant.serving.llm.upstream import Link, Upstream
-
-LOG = logging.getLogger(__name__)
 
 ASK_EVERY_S = 0.05
 ASK_SELDOM_S = 0.5

@@ -26,15 +26,3 @@ def read(path: str, options: TokenOptions) -> TokenTrace:
         f"native:{path}", table.numbers("time_s", least=0), model, prompt, output, models, cached, table.left_out,
         table.remarks, options,
     )  # fmt: skip
-
-
-def write_csv(trace: TokenTrace) -> str:
-    """The trace as CSV text in this format."""
-    rows = zip(trace.times_s.tolist(), trace.model, trace.prompt, trace.output, trace.cached, strict=True)
-    lines = [",".join(COLUMNS)]
-    lines += [f"{t:.6f},{_quoted(trace.models[m])},{p},{o},{c}" for t, m, p, o, c in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"' if any(c in name for c in ',"\n') else name

@@ -53,12 +53,6 @@ def answer_token(model: str, name: str, index: int) -> str:
     return f"{' ' if index else ''}{model}/{name}:{index}"
 
 
-def answer_text(model: str, prompt: str, tokens: int) -> str:
-    """The complete answer of a timed engine."""
-    name = digest(prompt)
-    return "".join(answer_token(model, name, index) for index in range(tokens))
-
-
 def fault_of(model: str, prompt: str, text: str) -> str | None:
     """Compare an answer, or the beginning of one, with that of a timed engine. Returns the difference, or None."""
     name = digest(prompt)
