@@ -12,7 +12,7 @@ import pytest
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
-from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.harness import Bench, Program
 from cotenant.bench.pcie import percentile, together
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ def spec(name: str, weight: float | None = None, **more: Any) -> TenantSpec:
     return TenantSpec(name, mechanism="mps", copy_weight=weight, **more)
 
 
-def copier(bench: Bench, given: TenantSpec, *arguments: object) -> Workload:
+def copier(bench: Bench, given: TenantSpec, *arguments: object) -> Program:
     program = ["cotenant.bench.copying", *map(str, arguments or ("h2d", "pinned", "async", 4 * MIB))]
     workload = bench.tenant("copy", given, program=program)
     workload.wait_ready()

@@ -45,7 +45,8 @@ from cotenant.bench.colocation import (
 )
 from cotenant.bench.colocation_budget import Budget
 from cotenant.bench.colocation_budget import measure as budget_of
-from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 
 LS = "resnet50:4:100"
 SHORT = ["mm4096", "mm2048", "add256", "train-resnet50:96", "train-transformer:48"]

@@ -18,7 +18,8 @@ from colocation_faults import GPU, TOGETHER, failure, mps_server
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.bench.colocation import Plan, Series, ls_block, native_block, pair_block, parse_ls, parse_schemes, summary
-from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 from cotenant.serving.worker import ModelSpec, WorkerSpec
 from cotenant.serving.workers.colocation import Claim, Colocation
 

@@ -26,7 +26,8 @@ from cotenant.bench.colocation import (
     parse_schemes,
     quantile,
 )
-from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 
 Found = dict[str, Any]
 # with the first two batch sizes the GPU limits the speed of training; with the others the host does, and the speed then

@@ -27,7 +27,8 @@ from cotenant.bench.colocation import (
     quantile,
     summary,
 )
-from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 from cotenant.bench.kernel_profile import measure as profile_kernels
 from cotenant.profiles.kernels.profile import CLASS_NAMES, KernelRow
 

@@ -19,7 +19,8 @@ from card_watch import Watch, throttled
 from colocation_faults import GPU, TOGETHER
 
 from cotenant.bench.colocation import LEAD_S, parse_ls, quantile, rate_between
-from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 from cotenant.core.metrics.attainment import attainment
 
 LS = parse_ls("resnet50:4:100")

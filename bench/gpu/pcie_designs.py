@@ -18,7 +18,7 @@ from typing import Any
 from cases import Keep, each, failure
 
 from cotenant.agent.config.files import TenantSpec
-from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.harness import Bench, Program
 from cotenant.bench.pcie import SOFT_LINK_MBPS, percentile, settings_for, slow_soft_link, specs_for
 from cotenant.bench.shares import COUNT, between
 
@@ -79,7 +79,7 @@ class Settings:
             time.sleep(0.01)
 
 
-def together(workloads: Sequence[Workload], seconds: float, warm: float) -> list[float]:
+def together(workloads: Sequence[Program], seconds: float, warm: float) -> list[float]:
     """Bytes per second of each tenant in the middle of a block in which all tenants copy."""
     for workload in workloads:
         workload.begin(seconds + 2 * warm)

@@ -24,7 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from cotenant.agent.config.files import TenantSpec
-from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 from cotenant.core.errors import WorkError
 from cotenant.devices.meters import Meter
 from cotenant.devices.registry import device
@@ -124,7 +125,7 @@ class Card:
         return self.add(name, ["cotenant.bench.workload", "launch", self.backend], **promise)
 
     def promise(self, name: str, **changes: float) -> None:
-        self.rig.clients[0].call("set", name=name, **changes)
+        self.rig.bench.clients[0].call("set", name=name, **changes)
 
     def drop(self, *names: str) -> None:
         """End tenants, so that the agent no longer promises them a share."""

@@ -29,7 +29,7 @@ from swap_rig import GIB, GPU, SOFT, Job, agent_log, losses, query, say, soft_en
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.bench import overhead, swap
-from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.harness import Bench, Program
 
 SHARED_CARD = 40 * GIB  # memory that tenants share when host memory must hold two jobs of 70 % of it
 
@@ -175,7 +175,7 @@ def no_cost_when_fits() -> dict[str, Any]:
     return found
 
 
-def in_turns(programs: dict[str, Workload], rounds: int, seconds: float) -> dict[str, Any]:
+def in_turns(programs: dict[str, Program], rounds: int, seconds: float) -> dict[str, Any]:
     """Medians and quartiles of the ratios of neighbouring blocks, and each program's median rate."""
     rates: dict[str, list[float]] = {name: [] for name in programs}
     names = list(programs)

@@ -40,7 +40,7 @@ def run(rig: Rig, name: str, program: str, **kind: Any) -> dict[str, Any]:
     spec = TenantSpec(name, mechanism="mps", **(kind or {"best_effort": True}))
     command = [sys.executable, "-c", HEAD + program]
     with ControlClient(rig.bench.folder) as client:
-        environment = rig.with_shim(register(client, Launch(rig.bench.folder, spec, command)))
+        environment = rig.bench.with_shim(register(client, Launch(rig.bench.folder, spec, command)))
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         client.call("started", name=name, pid=process.pid)
         try:

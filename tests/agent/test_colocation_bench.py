@@ -13,7 +13,8 @@ import pytest
 
 from cotenant.bench.be_loads import Load
 from cotenant.bench.colocation import Plan, Series, expected_s, measure, native_block, parse_ls, parse_schemes, summary
-from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 from cotenant.core.errors import WorkError
 
 BE_LOADS = ["cotenant.bench.be_loads", "driver"]

@@ -27,7 +27,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.copies.queue import TO_DEVICE, join
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, program_environment, register
-from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.harness import Bench, Program
 from cotenant.bench.pcie import together
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("resource") is None, reason="Linux only")
@@ -50,7 +50,7 @@ def spec(name: str, weight: float | None = None, **more: Any) -> TenantSpec:
     return TenantSpec(name, mechanism="mps", copy_weight=weight, **more)
 
 
-def copier(bench: Bench, given: TenantSpec, *arguments: object) -> Workload:
+def copier(bench: Bench, given: TenantSpec, *arguments: object) -> Program:
     program = ["cotenant.bench.copying", *map(str, arguments or ("h2d", "pinned", "async", 4 * MIB))]
     workload = bench.tenant("copy", given, program=program)
     workload.wait_ready()

@@ -19,7 +19,7 @@ from waiting import stays, wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
-from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.harness import Bench, Program
 from cotenant.core.errors import WorkError
 
 CLIENT = Path(__file__).resolve().parent.parent / "shim" / "client.c"
@@ -100,7 +100,7 @@ def node(start_node: Callable[..., Node]) -> Node:
     return start_node()
 
 
-def ready(node: Node, name: str, **share: float) -> Workload:
+def ready(node: Node, name: str, **share: float) -> Program:
     workload = node.tenant("busy", TenantSpec(name, **share))
     workload.wait_ready()
     return workload

@@ -25,7 +25,8 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.config.schema import load
 from cotenant.agent.gate import page as floor_page
 from cotenant.agent.gate.client import join_floor
-from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 from cotenant.core.errors import InputError
 from cotenant.devices.base import uuid_bytes
 

@@ -19,8 +19,8 @@ from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.gate import page as floor_page
 from cotenant.agent.gate.client import Floor, _Mapping, join_floor
-from cotenant.bench.colocation_rig import Program, Rig
-from cotenant.bench.harness import with_source
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program, with_source
 from cotenant.devices.base import uuid_bytes
 
 MS = 1_000_000

@@ -179,7 +179,7 @@ class Program:
     def __init__(self, rig: Rig, spec: TenantSpec, source: str = PROGRAM) -> None:
         command = [sys.executable, "-c", source]
         self._client = ControlClient(rig.bench.folder)
-        environment = rig.with_shim(register(self._client, Launch(rig.bench.folder, spec, command)))
+        environment = rig.bench.with_shim(register(self._client, Launch(rig.bench.folder, spec, command)))
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
         self._client.call("started", name=spec.name, pid=self._process.pid)

@@ -25,7 +25,7 @@ from cotenant.abi.protocol import MessageType, Status
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc import wire
-from cotenant.bench.harness import Bench, Workload, with_source
+from cotenant.bench.harness import Bench, Program, with_source
 from cotenant.core.errors import InputError
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
@@ -87,16 +87,16 @@ sys.exit(sum(os.waitpid(pid, 0)[1] for pid in pids) != 0)
 class Node(Bench):
     """A benchmark's agent, whose tenants are under slices."""
 
-    def _start(self, kind: str, environment: Any, core: int | None, program: Any) -> Workload:
+    def start(self, name: str, arguments: Any, environment: Any, core: int | None = None) -> Program:
         """Programs of a test lie in its folder."""
-        return super()._start(kind, dict(environment) | {"PYTHONPATH": str(self.folder)}, core, program)
+        return super().start(name, arguments, dict(environment) | {"PYTHONPATH": str(self.folder)}, core)
 
-    def add(self, name: str, kind: str = "busy", **promise: Any) -> Workload:
+    def add(self, name: str, kind: str = "busy", **promise: Any) -> Program:
         workload = self.tenant(kind, TenantSpec(name, mechanism="slices", **promise))
         workload.wait_ready()
         return workload
 
-    def service(self, pause_ms: float, kernel_ms: float, name: str = "service") -> Workload:
+    def service(self, pause_ms: float, kernel_ms: float, name: str = "service") -> Program:
         path = self.folder / "service.py"
         path.write_text(SERVICE)
         spec = TenantSpec(name, mechanism="slices", latency_sensitive=True)
@@ -105,7 +105,7 @@ class Node(Bench):
         workload.wait_ready()
         return workload
 
-    def gang(self, name: str, steps: int, **promise: Any) -> Workload:
+    def gang(self, name: str, steps: int, **promise: Any) -> Program:
         (self.folder / "gang.py").write_text(GANG)
         spec = TenantSpec(name, mechanism="slices", gpu_count=2, **promise)
         workload = self.tenant("gang", spec, program=["gang", str(steps)])
@@ -113,7 +113,7 @@ class Node(Bench):
         return workload
 
     def kill_programs(self) -> None:
-        for workload in self._workloads:
+        for workload in self.programs:
             workload.process.kill()
 
     def got(self) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ import pytest
 from test_slices import Node, longest_gap_s, node
 from waiting import wait_for
 
-from cotenant.bench.harness import Workload
+from cotenant.bench.harness import Program
 
 __all__ = ["node"]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")]
@@ -20,7 +20,7 @@ KILLS, SEED = 200, 17
 ROUND = 10  # kills between two checks
 
 
-def another(node: Node, name: str, kind: str) -> Workload:
+def another(node: Node, name: str, kind: str) -> Program:
     """A tenant that works until it is killed."""
     if kind == "service":
         workload = node.service(5, 1, name)
@@ -39,7 +39,7 @@ def test_random_kills(node: Node) -> None:
     """A limited tenant is watched all the time; others come, and agent, keeper or another tenant is killed."""
     draw = random.Random(SEED)
     watched = node.add("watched", limit=0.5)
-    others: list[Workload] = []
+    others: list[Program] = []
     for round_ in range(KILLS // ROUND):
         watched.begin(ROUND * 0.9)
         for kill in range(ROUND):

@@ -11,7 +11,7 @@ from test_slices import Node, node
 from waiting import wait_for
 
 from cotenant.agent.config.files import TenantSpec
-from cotenant.bench.harness import Workload
+from cotenant.bench.harness import Program
 from cotenant.policy.shares.slice_settings import BRIEF_US, TINY_US
 
 __all__ = ["node"]
@@ -48,7 +48,7 @@ while True:
 """
 
 
-def loops(node: Node, name: str, kernel_ns: int) -> Workload:
+def loops(node: Node, name: str, kernel_ns: int) -> Program:
     (node.folder / "loops.py").write_text(LOOPS)
     spec = TenantSpec(name, mechanism="slices", best_effort=True)
     program = node.tenant(name, spec, program=["loops", str(kernel_ns)])
@@ -56,7 +56,7 @@ def loops(node: Node, name: str, kernel_ns: int) -> Workload:
     return program
 
 
-def slices(program: Workload, order: str = "") -> list[int]:
+def slices(program: Program, order: str = "") -> list[int]:
     pipe, answers = program.process.stdin, program.process.stdout
     assert pipe is not None
     assert answers is not None

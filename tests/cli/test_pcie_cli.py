@@ -85,6 +85,7 @@ def test_the_answer_s_keys() -> None:
     # The software link has 150 MB/s. On a busy machine a native block may be disturbed, and then the quotient, too.
     assert 0.3 * 150e6 < found["total_over_link"] * found["native_bytes_per_s"] < 1.1 * 150e6
     assert found["ls_copy_wait_chunks"] >= 0.0
+    assert found["chunk_bytes"] == 1 << 20  # of the agent of this run, not the default
 
 
 @pytest.mark.timed

@@ -19,8 +19,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.gate.client import Floor, join_floor
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, register
-from cotenant.bench.colocation_rig import Program
-from cotenant.bench.harness import Bench
+from cotenant.bench.harness import Bench, Program
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.server import running
 from cotenant.serving.worker import ModelSpec, WorkerSpec

@@ -33,7 +33,7 @@ def instructions(rig: Rig, client: Path, spec: TenantSpec, launches: int, folder
     command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out", str(client)]
     command += ["v2", "launches", str(launches)]
     with ControlClient(rig.bench.folder) as control:
-        environment = rig.with_shim(register(control, Launch(rig.bench.folder, spec, command)))
+        environment = rig.bench.with_shim(register(control, Launch(rig.bench.folder, spec, command)))
         done = subprocess.run(
             command,
             env=environment | {"CLIENT_KERNEL_NS": "1"},

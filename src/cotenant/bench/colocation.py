@@ -8,13 +8,14 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from cotenant.abi.floor import RuleKind, WorkClass
 from cotenant.agent.config.kernel_table import compiled
 from cotenant.bench.be_loads import KIND
-from cotenant.bench.colocation_rig import Program, Rig
-from cotenant.bench.overhead import median
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 from cotenant.core.errors import InputError
 from cotenant.core.metrics.attainment import attainment
 from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named

@@ -16,7 +16,8 @@ from typing import Any
 from cotenant.agent.gate.client import Floor, join_floor
 from cotenant.bench.be_loads import KIND
 from cotenant.bench.colocation import LEAD_S, LsLoad, Plan, ls_block, parse_schemes, quantile, rate_between
-from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import Program
 from cotenant.core.errors import InputError
 from cotenant.policy.colocation import CurvePoint, choose_budget
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +29,9 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.registry import device_named
 
 START_WITHIN_S = 90.0
+READY_WITHIN_S = 120.0
+SLACK_S = 30.0  # an answer may take this much longer than a block
+TAIL_BYTES = 3000
 PR_SET_PDEATHSIG = 1
 
 
@@ -41,56 +47,105 @@ def with_source(environment: Mapping[str, str]) -> dict[str, str]:
     return dict(environment) | {"PYTHONPATH": path}
 
 
-class Workload:
-    """A running program that follows the protocol of bench/workload.py, native or as a tenant."""
+class Program:
+    """A child process that sets up a GPU, then reads orders as lines and answers with lines of JSON; its standard error
+    is kept for messages.
+    """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = name
         self.gpu = ""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            env=with_source(environment) | {"PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,  # Ctrl-C then reaches only this process, which ends its child processes itself
+            preexec_fn=_end_with_parent,  # otherwise a child that waits for an agent that has ended would run on
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
 
-    def wait_ready(self) -> None:
-        """Block until the program has set up its GPU. WorkError if it ends before that."""
-        line = self._line()
-        if not line.startswith("ready "):
-            raise WorkError(f"a workload did not start: {line.strip() or 'it ended'}")
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def said(self) -> str:
+        """The last bytes of the program's standard error."""
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - TAIL_BYTES))
+        return self._errors.read().decode(errors="replace")
+
+    def _line(self, patience_s: float | None) -> str:
+        try:
+            line = self._lines.get(timeout=patience_s)
+        except queue.Empty:
+            raise WorkError(f"{self.name} did not answer within {patience_s:g} s; its output: {self.said()}") from None
+        if line is None:
+            self._lines.put(None)
+            raise WorkError(f"{self.name} ended early (code {self.process.wait()}); its output: {self.said()}")
+        return line
+
+    def wait_ready(self) -> Program:
+        """Block until the program has set up its GPU. Returns the program itself."""
+        while not (line := self._line(READY_WITHIN_S)).startswith("ready "):
+            pass
         self.gpu = line.removeprefix("ready ").strip()
+        return self
+
+    def tell(self, line: str) -> None:
+        """Send one line."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise WorkError(f"{self.name} ended early; its output: {self.said()}") from None
+
+    def answer(self, patience_s: float | None = SLACK_S) -> dict[str, Any]:
+        """Wait for the next line, a JSON object. `patience_s` None: without a timeout."""
+        found: dict[str, Any] = json.loads(self._line(patience_s))
+        return found
+
+    def ask(self, line: str, patience_s: float | None = SLACK_S) -> dict[str, Any]:
+        """Send a line and wait for the answer."""
+        self.tell(line)
+        return self.answer(patience_s)
 
     def begin(self, seconds: float, order: str = "run") -> None:
         """Start one block. With `order` "steps" the program also records the duration of each step."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"{order} {seconds}\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise WorkError("a workload ended early") from None
+        self.tell(f"{order} {seconds}")
 
     def result(self) -> dict[str, Any]:
         """Wait for the result of the block."""
-        line = self._line()
-        if not line:
-            raise WorkError(f"a workload ended early (code {self.process.wait()})")
-        block: dict[str, Any] = json.loads(line)
-        return block
+        return self.answer(None)
 
     def block(self, seconds: float) -> float:
         """Run one block. Returns units of work per second."""
         self.begin(seconds)
-        done = self.result()
-        return float(done["count"] / ((done["end_ns"] - done["begin_ns"]) / 1e9))
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        return rate(self.result())
 
     def close(self) -> None:
         """End the program."""
         if self.process.stdin is not None:
-            self.process.stdin.close()
+            with contextlib.suppress(OSError):  # the program ended before it read the line
+                self.process.stdin.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._errors.close()
+
+
+def rate(block: Mapping[str, Any]) -> float:
+    """Units of work per second of a block."""
+    return float(block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9))
 
 
 class Bench:
@@ -105,7 +160,7 @@ class Bench:
         self.kernel_ns = kernel_ns
         self.trace = trace
         self.backend = "driver" if self.device.simulated or importlib.util.find_spec("torch") is None else "torch"
-        self._workloads: list[Workload] = []
+        self.programs: list[Program] = []
         self.clients: list[ControlClient] = []
         self.agent: subprocess.Popen[bytes] | None = None
 
@@ -157,10 +212,10 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for workload in self._workloads:
+        for program in self.programs:
             if kind is not None:
-                workload.process.terminate()  # the end of the workload's block is not awaited
-            workload.close()
+                program.process.terminate()  # the end of the program's block is not awaited
+            program.close()
         for client in self.clients:
             client.close()
         if self.agent is not None:
@@ -176,49 +231,49 @@ class Bench:
             error.add_note("the agent's log: " + " | ".join(said[-20:]))
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(
-        self, kind: str, environment: Mapping[str, str], core: int | None, program: Sequence[str] | None
-    ) -> Workload:
-        usual = ["cotenant.bench.workload", kind, self.backend, str(self.kernel_ns)]
-        command = [sys.executable, "-m", *(program or usual)]
-        process = subprocess.Popen(
-            command,
-            env=with_source(environment) | ({} if core is None else {LAUNCH_CORE: str(core)}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C then reaches only this process, which ends its child processes itself
-            preexec_fn=_end_with_parent,  # otherwise a child that waits for an agent that has ended would run on
-        )
-        workload = Workload(process)
-        self._workloads.append(workload)
-        return workload
+    def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], core: int | None = None
+    ) -> Program:
+        """Start a module with its arguments. `core`: where its launching thread runs."""
+        pinned = {} if core is None else {LAUNCH_CORE: str(core)}
+        started = Program(name, arguments, dict(environment) | pinned)
+        self.programs.append(started)
+        return started
 
-    def native(self, kind: str, *, core: int | None = None, program: Sequence[str] | None = None) -> Workload:
-        """Start a workload without the shim. `core`: where its launching thread runs. `program`: another module with
-        its arguments."""
+    def _workload(self, kind: str) -> list[str]:
+        return ["cotenant.bench.workload", kind, self.backend, str(self.kernel_ns)]
+
+    def native(self, kind: str, *, core: int | None = None, program: Sequence[str] | None = None) -> Program:
+        """Start a workload, or the module `program` with its arguments, without the shim."""
         environment = self.environment | {LIBRARY_VARIABLE: str(self.device.driver())}
-        return self._start(kind, environment, core, program)
+        return self.start(f"native {kind}", program or self._workload(kind), environment, core)
 
     def tenant(
-        self, kind: str, spec: TenantSpec, *, core: int | None = None, program: Sequence[str] | None = None
-    ) -> Workload:
-        """Start a workload as a tenant of the agent."""
+        self, kind: str, spec: TenantSpec, *, core: int | None = None, program: Sequence[str] | None = None,
+        shim: bool = True,
+    ) -> Program:  # fmt: skip
+        """Start a workload, or the module `program` with its arguments, as a tenant of the agent. Without the shim it
+        has the environment of its mechanism only."""
+        arguments = program or self._workload(kind)
         client = ControlClient(self.folder)
         self.clients.append(client)
-        answer = register(client, Launch(self.folder, spec, [kind]))
+        answer = register(client, Launch(self.folder, spec, list(arguments)))
+        plain = self.environment | answer["environment"] | {LIBRARY_VARIABLE: str(self.device.driver())}
+        started = self.start(spec.name, arguments, self.with_shim(answer) if shim else plain, core)
+        client.call("started", name=spec.name, pid=started.process.pid)
+        return started
+
+    def with_shim(self, answer: dict[str, Any]) -> dict[str, str]:
+        """Environment of a tenant's program, from the agent's answer to `register`."""
         before = dict(os.environ)
         if self.device.simulated:
             os.environ["COTENANT_SOFTGPU_STATE"] = self.environment["COTENANT_SOFTGPU_STATE"]
         try:
-            environment = program_environment(answer)
+            return program_environment(answer)
         finally:
             if self.device.simulated:  # the environment is restored, because the caller may use another software GPU
                 del os.environ["COTENANT_SOFTGPU_STATE"]
                 os.environ.update(before)
-        workload = self._start(kind, environment, core, program)
-        client.call("started", name=spec.name, pid=workload.process.pid)
-        return workload
 
     def tenants(self) -> list[dict[str, Any]]:
         """The agent's rows of its tenants, as in `cotenant tenants --json`."""

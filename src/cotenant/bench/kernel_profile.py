@@ -132,7 +132,7 @@ def run_once(
     spec = TenantSpec(f"profiled{number}", limit=part, mechanism=rig.mechanism)
     with ControlClient(rig.bench.folder) as client:
         answer = register(client, Launch(rig.bench.folder, spec, list(command)))
-        environment = rig.with_shim(answer) | {VARIABLE: str(folder / "times")}
+        environment = rig.bench.with_shim(answer) | {VARIABLE: str(folder / "times")}
         process = given.start(command, environment)
         client.call("started", name=spec.name, pid=process.pid)
         try:

@@ -8,10 +8,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from cotenant.agent.config.files import TenantSpec
-from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.harness import Bench, Program
 from cotenant.bench.workload import KINDS
 
 # several tenants are connected, but only one works at a time; it must count as alone at once, not after the usual delay
@@ -96,7 +97,7 @@ def core_of_its_own() -> Iterator[int]:
         os.sched_setaffinity(0, allowed)
 
 
-def interleaved(sides: Sequence[Workload], rounds: int, block_s: float) -> list[list[Block]]:
+def interleaved(sides: Sequence[Program], rounds: int, block_s: float) -> list[list[Block]]:
     """Run `rounds` blocks of each workload, alternating. Returns the blocks of each."""
     found: list[list[Block]] = [[] for _ in sides]
     for index in range(rounds):
@@ -155,13 +156,6 @@ def with_interval(values: Sequence[float]) -> tuple[float, list[float]]:
     ordered = sorted(values)
     low, high = median_interval(len(ordered))
     return median(ordered), [ordered[low], ordered[high]]
-
-
-def median(values: Sequence[float]) -> float:
-    """The median."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def median_interval(count: int) -> tuple[int, int]:

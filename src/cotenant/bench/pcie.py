@@ -15,10 +15,11 @@ from typing import Any
 from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
-from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.harness import Bench, Program, rate
 from cotenant.bench.shares import COUNT, between
 from cotenant.core.errors import InputError
 from cotenant.devices.registry import device_named
+from cotenant.policy.copies import CopySettings
 
 WARM_S = 0.3
 LS_BYTES = 1 << 20
@@ -83,15 +84,10 @@ def settings_for(gpus: str, chunk_bytes: int | None, period_bytes: int | None) -
         copies["chunk_bytes"] = chunk_bytes or SOFT_CHUNK
     if period_bytes or simulated:
         copies["period_bytes"] = period_bytes or 4 * (chunk_bytes or SOFT_CHUNK)
-    return {"copies": copies or True, "quota": 0.25, "min_quota": 0.1, "max_quota": 1.0}
+    return {"copies": copies or {}, "quota": 0.25, "min_quota": 0.1, "max_quota": 1.0}
 
 
-def rate(block: dict[str, Any]) -> float:
-    """Bytes per second of a whole block."""
-    return float(block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9))
-
-
-def together(workloads: Sequence[Workload], seconds: float) -> list[float]:
+def together(workloads: Sequence[Program], seconds: float) -> list[float]:
     """Bytes per second of each workload while all copy. The measured interval excludes the beginning and the end of the
     blocks."""
     for workload in workloads:
@@ -141,7 +137,7 @@ def measure(
         tenants = [bench.tenant("copy", spec, program=program) for spec in specs_for(weights, mechanism)]
         for tenant in tenants:
             tenant.wait_ready()
-        alone = [rate_of(tenant, max(0.5, seconds / 4)) for tenant in tenants]
+        alone = [tenant.block(max(0.5, seconds / 4)) for tenant in tenants]
         rates = together(tenants, seconds)
         rows = {row["name"]: row["gpus"][0]["copies"] for row in bench.tenants()}
         for tenant in tenants:
@@ -163,25 +159,12 @@ def measure(
             "memory": memory,
             "mode": mode,
             "copy_bytes": size,
-            "chunk_bytes": bench.settings["copies"].get("chunk", chunk_default()),
+            "chunk_bytes": settings["copies"].get("chunk_bytes", CopySettings.chunk_bytes),
             "queues": rows,
         }
         if ls:
             result |= measure_ls(bench, direction, size, link, result["chunk_bytes"], seconds, mechanism)
     return result
-
-
-def chunk_default() -> int:
-    """The agent's default chunk."""
-    from cotenant.policy.copies import CopySettings
-
-    return CopySettings.chunk_bytes
-
-
-def rate_of(workload: Workload, seconds: float) -> float:
-    """Bytes per second of one block."""
-    workload.begin(seconds)
-    return rate(workload.result())
 
 
 def measure_ls(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from cotenant.agent.config.files import TenantSpec, check_spec
-from cotenant.bench.harness import Bench, Workload
-from cotenant.bench.overhead import median
+from cotenant.bench.harness import Bench, Program, rate
 
 WARM_S = 1.0
 WINDOW_S = 10.0
@@ -101,18 +101,13 @@ def measure(
         }
 
 
-def _solo(native: Workload, block_s: float) -> list[dict[str, Any]]:
+def _solo(native: Program, block_s: float) -> list[dict[str, Any]]:
     """Run the native program for four blocks. The median of all such blocks is the baseline."""
     blocks = []
     for _ in range(4):
         native.begin(block_s)
         blocks.append(native.result())
     return blocks
-
-
-def rate(block: dict[str, Any]) -> float:
-    """Units of work per second of a block."""
-    return float(block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9))
 
 
 def between(block: dict[str, Any], start_ns: float, end_ns: float, what: int) -> float:

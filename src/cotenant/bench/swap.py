@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.host_memory import available_bytes
-from cotenant.bench.harness import Bench, Workload
-from cotenant.bench.overhead import median
+from cotenant.bench.harness import Bench
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.registry import device_named
 
@@ -102,7 +102,7 @@ class Mover:
 
     def ask(self, order: str) -> dict[str, Any]:
         """Send an order to swap_worker and wait for its answer."""
-        return _ask(self.workload, order)
+        return self.workload.ask(order, None)
 
     def refill(self, seed: int) -> None:
         """Overwrite the contents."""
@@ -117,20 +117,6 @@ def _program(bench: Bench, size: int, seed: int) -> list[str]:
     return ["cotenant.bench.swap_worker", bench.backend, str(size), str(seed)]
 
 
-def _ask(workload: Workload, order: str) -> dict[str, Any]:
-    _tell(workload, order)
-    return workload.result()
-
-
-def _tell(workload: Workload, order: str) -> None:
-    assert workload.process.stdin is not None
-    try:
-        workload.process.stdin.write(order + "\n")
-        workload.process.stdin.flush()
-    except BrokenPipeError:
-        raise WorkError("a program whose memory is swapped ended early") from None
-
-
 def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes per second of pinned copies: by one process (out, in, both at once), and by two processes at the same time
     (out, in, and as `both` the lower of them)."""
@@ -138,12 +124,12 @@ def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]
     pair = [bench.native("swap", program=_program(bench, 8 << 20, 0)) for _ in range(2)]
     for native in pair:
         native.wait_ready()
-    one = _ask(pair[0], f"copy {size}")
+    one = pair[0].ask(f"copy {size}", None)
     two = {}
     for seconds in (0.05, STEADY_S):  # the first, short orders make the tenants allocate their memory
         start_ns = time.monotonic_ns() + LEAD_NS
         for native, way in zip(pair, ("out", "in"), strict=True):
-            _tell(native, f"steady {way} {size} {start_ns} {seconds}")
+            native.tell(f"steady {way} {size} {start_ns} {seconds}")
         two = {way: float(native.result()["rate"]) for native, way in zip(pair, ("out", "in"), strict=True)}
     for native in pair:
         native.close()
