@@ -232,6 +232,5 @@ def build_page(rows: Rows, title: str, about: Mapping[str, str] | None = None) -
 
 def write_page(path: str | Path, rows: Rows, title: str, about: Mapping[str, str] | None = None) -> None:
     """Write the page atomically."""
-    page = build_page(rows, title, about)
     with atomic_file(path) as file:
-        file.write(page)
+        file.write(build_page(rows, title, about))

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 MOST_POINTS = 260
+WINDOWS = 60
+POINTS = 200  # of a curve of latencies
 
 
 def quantile_grid(n: int) -> Floats:
@@ -34,6 +36,31 @@ def cdf_points(values: Floats) -> dict[str, Any]:
         "x": rounded(known[at].tolist()),
         "y": rounded((np.searchsorted(known, known[at], "right") / len(known)).tolist()),
     }
+
+
+class Windows:
+    """A run of `length` cut into WINDOWS equal windows; `at`: when each request came, in the same unit."""
+
+    def __init__(self, at: Floats, length: float) -> None:
+        edges = np.linspace(0.0, length, WINDOWS + 1)
+        self.middles: Floats = (edges[:-1] + edges[1:]) / 2
+        self._where = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, WINDOWS - 1)
+
+    def attainment(self, mine: NDArray[np.bool_], good: NDArray[np.bool_]) -> list[float | None]:
+        """For each window the share of the requests `mine` that are `good`, too; None without requests."""
+        sent = np.bincount(self._where[mine], minlength=WINDOWS)
+        kept = np.bincount(self._where[mine & good], minlength=WINDOWS)
+        return [None if n == 0 else rounded(float(k / n)) for k, n in zip(kept, sent, strict=True)]
+
+
+def latency_curve(name: str, slo_ms: float | None, latency_ms: Floats, sent: int) -> dict[str, Any]:
+    """A service's distribution of latency as a chart draws it; the shares are of all `sent` requests."""
+    times = np.sort(latency_ms)
+    at = np.unique(np.linspace(0, len(times) - 1, POINTS).astype(int)) if len(times) else np.zeros(0, int)
+    return {
+        "name": name, "slo_ms": slo_ms, "latency_ms": [round(float(x), 4) for x in times[at]],
+        "share": [round((float(i) + 1) / max(1, sent), 6) for i in at],
+    }  # fmt: skip
 
 
 def ratio_to(values: Floats, base: Floats) -> dict[str, Any] | None:

@@ -9,18 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cotenant.core.files import atomic_file
 from cotenant.policy.residency import Do
-from cotenant.report.distributions import cdf_points, rounded
+from cotenant.report.distributions import Windows, cdf_points, rounded
 from cotenant.report.embed import lead, shell
 from cotenant.sim.llm.engine import LlmResult, Switch
 
 if TYPE_CHECKING:
     from cotenant.loadgen.openai import OpenAiResult
 
-WINDOWS = 60
 PIXELS = 1500  # width of the chart in pixels; bars that would be narrower than one pixel are merged
 HEADS = (
     ("requests", "requests"), ("answered", "answered"), ("ttft_ms", "TTFT p50 / p99 ms"),
@@ -31,9 +28,8 @@ HEADS = (
 
 def write_page(path: str | Path, result: OpenAiResult | LlmResult) -> None:
     """Write the page atomically."""
-    page = build_page(result)
     with atomic_file(path) as file:
-        file.write(page)
+        file.write(build_page(result))
 
 
 def build_page(result: OpenAiResult | LlmResult) -> str:
@@ -87,22 +83,19 @@ def page_data(result: OpenAiResult | LlmResult) -> dict[str, Any]:
     times = result.times
     promises = result.targets if isinstance(result, LlmResult) else result.test.promises
     kept = times.kept(promises)
-    edges = np.linspace(0.0, max(float(times.due_s.max()), 1e-3), WINDOWS + 1)
-    where = np.clip(np.searchsorted(edges, times.due_s, side="right") - 1, 0, WINDOWS - 1)
+    windows = Windows(times.due_s, max(float(times.due_s.max()), 1e-3))
     models = []
     for index, promise in enumerate(promises):
         mine = times.model == index
-        sent = np.bincount(where[mine], minlength=WINDOWS)
-        good = np.bincount(where[mine & kept], minlength=WINDOWS)
         models.append({
             "name": promise.name,
             "ttft": cdf_points(times.ttft_ms[mine]) | {"promise": promise.ttft_ms},
             "tpot": cdf_points(times.tpot_ms[mine]) | {"promise": promise.tpot_ms},
-            "attainment": [None if n == 0 else rounded(float(g / n)) for g, n in zip(good, sent, strict=True)],
+            "attainment": windows.attainment(mine, kept),
         })  # fmt: skip
     return {
         "models": models,
-        "windows_s": rounded(((edges[:-1] + edges[1:]) / 2).tolist()),
+        "windows_s": rounded(windows.middles.tolist()),
         "stays": stays(result.switches, result.end_s) if isinstance(result, LlmResult) else [],
     }
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cotenant.core.files import atomic_file
 from cotenant.loadgen.loop import LATE, OK
 from cotenant.loadgen.result import LoadResult
+from cotenant.report.distributions import Windows, latency_curve
 from cotenant.report.embed import lead, shell
-from cotenant.report.serving import POINTS, WINDOWS, in_time, service_table
+from cotenant.report.serving import in_time, service_table
 
 
 def write_page(path: str | Path, result: LoadResult, title: str = "Load test") -> None:
     """Write the page atomically."""
-    page = build_page(result, title)
     with atomic_file(path) as file:
-        file.write(page)
+        file.write(build_page(result, title))
 
 
 def build_page(result: LoadResult, title: str = "Load test") -> str:
@@ -51,24 +49,11 @@ def page_data(result: LoadResult) -> dict[str, Any]:
     """Data of the page's curves: for each service, the distribution of latency relative to its SLO, and attainment in
     windows."""
     rows, latency = result.rows, result.latency_ms
-    edges = np.linspace(0.0, result.duration_s, WINDOWS + 1)
-    where = np.clip(np.searchsorted(edges, rows["scheduled"], side="right") - 1, 0, WINDOWS - 1)
+    windows = Windows(rows["scheduled"], result.duration_s)
     answered = (rows["outcome"] == OK) | (rows["outcome"] == LATE)
     curves = []
     for s, service in enumerate(result.services):
         mine = rows["svc"] == s
-        times = np.sort(latency[mine & answered])
-        at = np.unique(np.linspace(0, len(times) - 1, POINTS).astype(int)) if len(times) else np.zeros(0, int)
-        sent = np.bincount(where[mine], minlength=WINDOWS)
-        ok = np.bincount(where[mine & (rows["outcome"] == OK)], minlength=WINDOWS)
-        curves.append(
-            {
-                "name": service.name,
-                "slo_ms": service.slo_ms,
-                "latency_ms": [round(float(x), 4) for x in times[at]],
-                "share": [round((float(i) + 1) / max(1, int(mine.sum())), 6) for i in at],
-                "attainment": [None if n == 0 else round(float(k / n), 5) for k, n in zip(ok, sent, strict=True)],
-            }
-        )
-    middles = [round(float(x), 4) for x in (edges[:-1] + edges[1:]) / 2]
-    return {"services": curves, "windows_s": middles, "gpulets": []}
+        curve = latency_curve(service.name, service.slo_ms, latency[mine & answered], int(mine.sum()))
+        curves.append(curve | {"attainment": windows.attainment(mine, rows["outcome"] == OK)})
+    return {"services": curves, "windows_s": [round(float(x), 4) for x in windows.middles], "gpulets": []}

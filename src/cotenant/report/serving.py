@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 
 from cotenant.core.files import atomic_file
+from cotenant.report.distributions import Windows, latency_curve
 from cotenant.report.embed import lead, shell
 from cotenant.sim.serving.engine import ServingResult
-
-WINDOWS = 60
-POINTS = 200
 
 
 def write_page(path: str | Path, result: ServingResult, title: str = "Serving run") -> None:
     """Write the page atomically."""
-    page = build_page(result, title)
     with atomic_file(path) as file:
-        file.write(page)
+        file.write(build_page(result, title))
 
 
 def build_page(result: ServingResult, title: str = "Serving run") -> str:
@@ -91,29 +88,18 @@ def page_data(result: ServingResult) -> dict[str, Any]:
     services = result.scenario.all_services()
     staged = {stage.service.name: stage.deadline_ms for _, stages in result.scenario.applications for stage in stages}
     end_ms = max(result.end_ms, result.scenario.duration_s * 1000.0)
-    edges = np.linspace(0.0, result.scenario.duration_s * 1000.0, WINDOWS + 1)
+    windows = Windows(rows["arrived"], result.scenario.duration_s * 1000.0)
     curves = []
     for s, service in enumerate(services):
-        mine = rows[rows["svc"] == s]
-        answered = mine[(mine["outcome"] == 1) | (mine["outcome"] == 2)]
+        mine = rows["svc"] == s
+        answered = rows[mine & ((rows["outcome"] == 1) | (rows["outcome"] == 2))]
         since = result.instances["arrived"][answered["app"]] if service.name in staged else answered["arrived"]
-        latency = np.sort(answered["finished"] - since)
-        at = np.unique(np.linspace(0, len(latency) - 1, POINTS).astype(int)) if len(latency) else np.zeros(0, int)
-        where = np.clip(np.searchsorted(edges, mine["arrived"], side="right") - 1, 0, WINDOWS - 1)
-        sent = np.bincount(where, minlength=WINDOWS)
-        ok = np.bincount(where[mine["outcome"] == 1], minlength=WINDOWS)
-        curves.append(
-            {
-                "name": service.name,
-                "slo_ms": staged.get(service.name, service.slo_ms),
-                "latency_ms": [round(float(x), 4) for x in latency[at]],
-                "share": [round((float(i) + 1) / max(1, len(mine)), 6) for i in at],
-                "attainment": [None if n == 0 else round(float(k / n), 5) for k, n in zip(ok, sent, strict=True)],
-            }
-        )
+        slo_ms = staged.get(service.name, service.slo_ms)
+        curve = latency_curve(service.name, slo_ms, answered["finished"] - since, int(mine.sum()))
+        curves.append(curve | {"attainment": windows.attainment(mine, rows["outcome"] == 1)})
     return {
         "services": curves,
-        "windows_s": [round(float(x) / 1000, 4) for x in (edges[:-1] + edges[1:]) / 2],
+        "windows_s": [round(float(x) / 1000, 4) for x in windows.middles],
         "gpulets": [
             {
                 "gpu": let.gpu,

@@ -44,7 +44,6 @@ from cotenant.serving.workers.repository import stamp
 
 LOG = logging.getLogger(__name__)
 
-BACKLOG = 4096
 
 
 @dataclass(frozen=True)
@@ -155,31 +154,17 @@ class Server:
             self._tasks.append(loop.create_task(self._poll()))
 
     async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
         for name, sockets in self._taken.items():
             host, _ = self._addresses[name] or ("", 0)
-            port = sockets[0].getsockname()[1]
-            if not is_loopback(host) and not self.tokens.any:
-                self._tell(
-                    f"{host}:{port} can be reached from other machines without a token: anyone may send requests "
-                    "(listen.tokens)"
-                )
             protocol, tls = (self.front.protocol, self.tls) if name == "http" else (self._grpc_front(), self.tls_grpc)
-            for door in sockets:
-                try:
-                    # called here, because uvloop would not notice that another server has bound the address in the
-                    # meantime
-                    door.listen(BACKLOG)
-                    listener = await loop.create_server(protocol, sock=door, ssl=tls, backlog=BACKLOG)
-                except OSError as error:
-                    why = (error.strerror or str(error)).lower()
-                    raise WorkError(f"cannot listen on {host}:{port}: {why}") from None
-                self._listeners.append(listener)
-            shown = f"[{host}]" if ":" in host else host
+            place, listeners = await doors.listen(sockets, host, protocol, tls)
+            self._listeners += listeners
+            if not is_loopback(host) and not self.tokens.any:
+                self._tell(f"{place} {doors.UNGUARDED}")
             if name == "http":
-                self.http_url = f"{'https' if self.tls else 'http'}://{shown}:{port}"
+                self.http_url = f"{'https' if self.tls else 'http'}://{place}"
             else:
-                self.grpc_address = f"{shown}:{port}"
+                self.grpc_address = place
 
     def _grpc_front(self) -> Callable[[], asyncio.Protocol]:
         from cotenant.serving.gateway.grpc_api import GrpcApi

@@ -4,14 +4,20 @@ until the server is ready, connections are refused.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping, Sequence
 
 from cotenant.core.errors import WorkError
 
 Address = tuple[str, int]
+BACKLOG = 4096
+UNGUARDED = (
+    "can be reached from other machines without a token: anyone may send requests (listen.tokens)"
+)
 
 
 def take(addresses: Mapping[str, Address | None]) -> dict[str, list[socket.socket]]:
@@ -57,6 +63,23 @@ def _take(host: str, port: int, taken: list[socket.socket]) -> None:
             taken.pop().close()  # the name resolves to several addresses, and this one may be disabled on this machine
     if not taken:
         raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+
+
+async def listen(
+    sockets: Sequence[socket.socket], host: str, protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None
+) -> tuple[str, list[asyncio.Server]]:
+    """Listen on the sockets of an endpoint. Returns its HOST:PORT and the listeners. Raises WorkError if another server
+    listens there."""
+    loop, port = asyncio.get_running_loop(), sockets[0].getsockname()[1]
+    listeners = []
+    for door in sockets:
+        try:
+            # called here, because uvloop would not notice that another server has bound the address in the meantime
+            door.listen(BACKLOG)
+            listeners.append(await loop.create_server(protocol, sock=door, ssl=tls, backlog=BACKLOG))
+        except OSError as error:
+            raise WorkError(f"cannot listen on {host}:{port}: {_why(error)}") from None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}", listeners
 
 
 def let_go(taken: Mapping[str, list[socket.socket]]) -> None:

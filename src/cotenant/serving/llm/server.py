@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cotenant.core.errors import WorkError
 from cotenant.observability.feed import Feed, Row
 from cotenant.observability.http import is_loopback, parse_address
 from cotenant.serving.config.models import ModelsConfig, check_kept
@@ -29,7 +28,6 @@ from cotenant.serving.llm.live import Decisions, exposition, rows, status
 from cotenant.serving.llm.routes import ModelRoutes
 
 LOG = logging.getLogger(__name__)
-BACKLOG = 4096
 
 
 @dataclass(frozen=True)
@@ -122,24 +120,12 @@ class ModelServer:
         return AgentHost(gpus, self.config.models, self.options.agent, keeper)
 
     async def _listen(self, sockets: list[socket.socket]) -> None:
-        loop = asyncio.get_running_loop()
-        host, port = self._address[0], sockets[0].getsockname()[1]
-        if not is_loopback(host) and not self.tokens.any:
-            self._tell(
-                f"{host}:{port} can be reached from other machines without a token: anyone may send requests "
-                "(listen.tokens)"
-            )
-        for door in sockets:
-            try:
-                # called here, because uvloop would not notice that another server has bound the address in the meantime
-                door.listen(BACKLOG)
-                listener = await loop.create_server(self.front.protocol, sock=door, ssl=self.tls, backlog=BACKLOG)
-            except OSError as error:
-                why = (error.strerror or str(error)).lower()
-                raise WorkError(f"cannot listen on {host}:{port}: {why}") from None
+        place, listeners = await doors.listen(sockets, self._address[0], self.front.protocol, self.tls)
+        for listener in listeners:
             self._closing.callback(listener.close)
-        shown = f"[{host}]" if ":" in host else host
-        self.http_url = f"{'https' if self.tls else 'http'}://{shown}:{port}"
+        if not is_loopback(self._address[0]) and not self.tokens.any:
+            self._tell(f"{place} {doors.UNGUARDED}")
+        self.http_url = f"{'https' if self.tls else 'http'}://{place}"
 
     # ---- while it runs ----
 

@@ -9,22 +9,20 @@ gamma distribution with the window's rate and CV. dataset.json has windows of it
 from __future__ import annotations
 
 import json
-import math
 import re
-import tarfile
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from cotenant.core.errors import InputError
 from cotenant.core.extras import needs
 from cotenant.workloads.llm.trace import MAX_REQUESTS, TokenOptions, TokenTrace, coded, make_trace
+from cotenant.workloads.servegen import arrivals, step_of, texts_of, windows_of
 
 with needs("sim"):
     import numpy as np
 
 PAIR = re.compile(r"([0-9.]+)\s*:\s*([0-9.eE+-]+)")
 INPUTS = ("text_tokens", "image_tokens", "audio_tokens", "video_tokens")
-MOST_BYTES = 256 << 20
 Dist = tuple[np.ndarray, np.ndarray]  # a distribution: its values, and the probability of each
 
 
@@ -35,12 +33,12 @@ def read(path: str, options: TokenOptions) -> TokenTrace:
     drawn = idle = 0
     for number, (name, windows, lengths) in enumerate(_clients(path)):
         rng = np.random.default_rng([options.seed, number])
-        step = windows[1][0] - windows[0][0] if len(windows) > 1 else 600.0
+        step = step_of(windows)
         for start, rate, cv in windows:
             if start >= end or start + step <= options.start_s:
                 continue
             idle += rate <= 0
-            times = _arrivals(rng, start, step, rate, cv)
+            times = arrivals(rng, start, step, rate, cv)
             drawn += len(times)
             if drawn > MAX_REQUESTS:
                 raise InputError(f"more than {MAX_REQUESTS:,} requests; give a shorter duration", file=path)
@@ -57,17 +55,6 @@ def read(path: str, options: TokenOptions) -> TokenTrace:
     )
 
 
-def _arrivals(rng: np.random.Generator, start: float, step: float, rate: float, cv: float) -> np.ndarray:
-    if rate <= 0:
-        return np.zeros(0)
-    shape = 1.0 / max(cv, 0.05) ** 2
-    count = int(rate * step * 1.5 + 10 * max(cv, 1.0) * math.sqrt(rate * step) + 10)
-    gaps = rng.gamma(shape, 1.0 / (shape * rate), count)
-    times = start + np.cumsum(gaps) - gaps[0] * rng.random()
-    kept: np.ndarray = times[times < start + step]
-    return kept
-
-
 def _draw(rng: np.random.Generator, dists: list[Dist], count: int) -> np.ndarray:
     total = np.zeros(count)
     for values, chances in dists:
@@ -82,7 +69,7 @@ def _at(lengths: list[tuple[float, list[Dist], list[Dist]]], start: float) -> tu
 
 def _clients(path: str) -> Iterator[tuple[str, np.ndarray, list[tuple[float, list[Dist], list[Dist]]]]]:
     """(model, windows (n, 3), lengths by window) of each client, sorted by name."""
-    texts = _texts(path)
+    texts = texts_of(path, ("-trace.csv", "-dataset.json"))
     for name in sorted(texts):
         if not name.endswith("-trace.csv"):
             continue
@@ -90,48 +77,7 @@ def _clients(path: str) -> Iterator[tuple[str, np.ndarray, list[tuple[float, lis
         if other not in texts:
             raise InputError(f"{name} lacks its file of lengths ({PurePosixPath(other).name})", file=path)
         model = PurePosixPath(name).parent.name or "servegen"
-        yield model, _windows(path, name, texts[name]), _lengths(path, other, texts[other])
-
-
-def _texts(path: str) -> dict[str, str]:
-    where = Path(path)
-    found: dict[str, str] = {}
-    wanted = ("-trace.csv", "-dataset.json")
-    try:
-        if where.is_dir():
-            for file in where.rglob("*"):
-                if file.name.endswith(wanted):
-                    found[f"{where.name}/{file.relative_to(where).as_posix()}"] = file.read_text(encoding="utf-8")
-        else:
-            with tarfile.open(where) as tar:
-                for member in tar:
-                    if member.isfile() and member.name.endswith(wanted) and member.size <= MOST_BYTES:
-                        taken = tar.extractfile(member)
-                        assert taken is not None
-                        found[member.name] = taken.read().decode("utf-8", errors="replace")
-    except (OSError, tarfile.TarError) as error:
-        raise InputError(f"cannot read: {getattr(error, 'strerror', None) or error}", file=path) from None
-    if not any(name.endswith("-trace.csv") for name in found):
-        raise InputError("has no clients (chunk-N-trace.csv)", file=path)
-    return found
-
-
-def _windows(path: str, name: str, text: str) -> np.ndarray:
-    rows = []
-    for number, line in enumerate(text.splitlines(), 1):
-        cells = line.split(",")[:3]
-        try:
-            row = [float(cell) for cell in cells]
-        except ValueError:
-            row = []
-        if len(row) < 3 or not all(math.isfinite(x) and x >= 0 for x in row):
-            raise InputError(
-                f"{name}: a row must be start,rate,CV,..., with numbers of at least 0", file=path, line=number
-            )
-        rows.append(row)
-    if len(rows) > 1 and rows[1][0] <= rows[0][0]:
-        raise InputError(f"{name}: windows must start one after another", file=path, line=2)
-    return np.array(rows).reshape(-1, 3)
+        yield model, windows_of(path, name, texts[name]), _lengths(path, other, texts[other])
 
 
 def _lengths(path: str, name: str, text: str) -> list[tuple[float, list[Dist], list[Dist]]]:

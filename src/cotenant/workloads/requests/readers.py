@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,11 +22,11 @@ import numpy as np
 
 from cotenant.core.errors import InputError
 from cotenant.core.units import counted
+from cotenant.workloads import servegen
 from cotenant.workloads.requests.arrivals import MAX_REQUESTS, Arrivals
 
 WRAP_S = 60.0
 FORMATS = ("azure-llm", "mooncake", "servegen", "disb", "offsets-ms")
-_MAX_MEMBER = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -126,63 +125,32 @@ def _finite(value: Any, path: Path, line: int, field: str) -> float:
     return number
 
 
-def _servegen_texts(path: Path) -> Iterator[tuple[str, str]]:
-    """(file name, text) with the windows of each client."""
-    if ".tar" in path.name or path.suffix in (".tgz", ".txz"):
-        try:
-            with tarfile.open(path) as tar:
-                for member in tar:
-                    if member.isfile() and member.name.endswith("-trace.csv") and member.size <= _MAX_MEMBER:
-                        file = tar.extractfile(member)
-                        assert file is not None
-                        yield member.name, file.read().decode("utf-8", errors="replace")
-        except (OSError, tarfile.TarError) as error:
-            raise InputError(f"cannot read the archive: {error}", file=path) from None
-    else:
-        yield path.name, "\n".join(line for _, line in _lines(path))
-
-
 def _servegen_windows(path: Path) -> list[np.ndarray]:
-    """Windows of each client as an array (windows, 4): start s, length s, rate, CV. The length is the distance between
-    two starts, or 600 s if there is only one."""
-    clients = []
-    for name, text in _servegen_texts(path):
-        windows = []
-        for number, line in enumerate(text.splitlines(), start=1):
-            cells = line.split(",")
-            if len(cells) < 3:
-                raise InputError(f"{name}: a row must be start,rate,cv,...", file=path, line=number)
-            windows.append([_finite(c, path, number, f) for c, f in zip(cells, ("start", "rate", "cv"), strict=False)])
-        step = windows[1][0] - windows[0][0] if len(windows) > 1 else 600.0
-        if step <= 0:
-            raise InputError(f"{name}: windows must start one after another", file=path, line=2, field="start")
-        clients.append(np.array([(start, step, rate, cv) for start, rate, cv in windows]).reshape(-1, 4))
-    return clients
+    """Windows of each client as an array (windows, 3): start s, rate, CV."""
+    if path.is_dir() or ".tar" in path.name or path.suffix in (".tgz", ".txz"):
+        texts = servegen.texts_of(str(path), ("-trace.csv",))
+    else:
+        texts = {path.name: "\n".join(line for _, line in _lines(path))}
+    return [servegen.windows_of(str(path), name, text) for name, text in texts.items()]
 
 
 def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) -> Recorded:
     """Draw requests of all clients. Weeks of many clients are billions of requests, so windows after the end of the run
     are only counted. Each client has its own random stream, so that a longer run has the same beginning."""
-    clients = _servegen_windows(path)
-    total = sum(float((w[:, 1] * w[:, 2]).sum()) for w in clients)
+    clients = [(servegen.step_of(windows), windows) for windows in _servegen_windows(path)]
+    total = sum(float(windows[:, 1].sum()) * step for step, windows in clients)
     if not total:
         raise InputError("has no requests", file=path)
-    end = max(float((w[:, 0] + w[:, 1]).max()) for w in clients if len(w))
+    end = max(float(windows[:, 0].max()) + step for step, windows in clients if len(windows))
     reach = duration_s if rate_rps is None else duration_s * rate_rps * end / total
-    parts, drawn = [], 0
-    for client, windows in enumerate(clients):
+    parts, drawn = [], 0.0
+    for client, (step, windows) in enumerate(clients):
         rng = np.random.default_rng([seed, client])
-        for start, step, rate, cv in windows[(windows[:, 0] < reach) & (windows[:, 2] > 0)]:
-            shape = 1.0 / max(cv, 0.05) ** 2
-            count = int(rate * step * 1.5 + 10 * max(cv, 1.0) * math.sqrt(rate * step) + 10)
-            drawn += count
+        for start, rate, cv in windows[(windows[:, 0] < reach) & (windows[:, 1] > 0)]:
+            drawn += rate * step
             if drawn > MAX_REQUESTS:
                 raise InputError(f"more than {MAX_REQUESTS:,} requests; a shorter run needs fewer", file=path)
-            gaps = rng.gamma(shape, 1.0 / (shape * rate), count)
-            # an interval need not begin with an arrival, so the first gap is cut at a random point (renewal process in
-            # equilibrium)
-            times = start + np.cumsum(gaps) - gaps[0] * rng.random()
-            parts.append(times[times < start + step])
+            parts.append(servegen.arrivals(rng, start, step, rate, cv))
     times = np.sort(np.concatenate(parts)) if parts else np.zeros(0)
     return Recorded(times, end) if reach >= end else Recorded(times, end, total=total)
 
