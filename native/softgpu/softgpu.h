@@ -286,7 +286,6 @@ struct soft_stream *soft_stream_new(struct soft_context *context, bool blocking,
 uint64_t soft_context_tail(struct soft_context *context);
 void soft_context_drop(struct soft_context *context);
 void soft_pools_trim(int device);
-uint64_t soft_graph_reserved(int device);
 
 #define CHECK_READY()                          \
     do {                                       \

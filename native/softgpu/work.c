@@ -17,11 +17,6 @@ struct soft_module {
 
 static _Atomic uint64_t graph_reserved[SOFT_MAX_DEVICES];
 
-uint64_t soft_graph_reserved(int device)
-{
-    return graph_reserved[device];
-}
-
 /* ---- modules ---- */
 
 static bool parse_kernel(const char *line, struct soft_function *function)

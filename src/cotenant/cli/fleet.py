@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,18 +20,7 @@ NODES, POLICY, TIME = "Nodes", "Policy (see cotenant policies)", "Rounds and lea
 Where = Annotated[
     Path | None, typer.Option("--fleet", metavar="DIR", help="Folder of the fleet (default: $COTENANT_FLEET).")
 ]
-
-
-def _node(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=NODES, **more)
-
-
-def _policy(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=POLICY, **more)
-
-
-def _time(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=TIME, **more)
+_node, _policy, _time = (partial(typer.Option, rich_help_panel=panel) for panel in (NODES, POLICY, TIME))
 
 
 @app.command()

@@ -6,12 +6,10 @@ There is no column of models: each file is from one service (code or conversatio
 
 from __future__ import annotations
 
-from cotenant.core.extras import needs
+import polars as pl
+
 from cotenant.workloads.llm.trace import MAX_TOKENS, TokenOptions, TokenTrace, make_trace
 from cotenant.workloads.table_files import read_csv
-
-with needs("sim"):
-    import polars as pl
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from cotenant.core.errors import InputError
-from cotenant.core.extras import needs
 from cotenant.workloads.llm.trace import TokenTrace, make_trace
 from cotenant.workloads.requests.arrivals import draw, parse_arrivals
-
-with needs("sim"):
-    import numpy as np
 
 POOL = 4096  # number of lengths, for each model, that closed-loop clients use in rotation
 Lengths = Callable[[np.random.Generator, int], np.ndarray]

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cotenant.core.errors import InputError
-from cotenant.core.extras import needs
+import orjson
 
-with needs("sim"):
-    import orjson
+from cotenant.core.errors import InputError
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 

@@ -3,12 +3,10 @@ cached_tokens."""
 
 from __future__ import annotations
 
-from cotenant.core.extras import needs
+import numpy as np
+
 from cotenant.workloads.llm.trace import MAX_TOKENS, TokenOptions, TokenTrace, coded, make_trace
 from cotenant.workloads.table_files import read_csv, read_parquet
-
-with needs("sim"):
-    import numpy as np
 
 COLUMNS = ("time_s", "model", "prompt_tokens", "output_tokens", "cached_tokens")
 

@@ -13,13 +13,11 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+import numpy as np
+
 from cotenant.core.errors import InputError
-from cotenant.core.extras import needs
 from cotenant.workloads.llm.trace import MAX_REQUESTS, TokenOptions, TokenTrace, coded, make_trace
 from cotenant.workloads.servegen import arrivals, step_of, texts_of, windows_of
-
-with needs("sim"):
-    import numpy as np
 
 PAIR = re.compile(r"([0-9.]+)\s*:\s*([0-9.eE+-]+)")
 INPUTS = ("text_tokens", "image_tokens", "audio_tokens", "video_tokens")

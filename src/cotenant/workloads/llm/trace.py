@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cotenant.core.errors import InputError
-from cotenant.core.extras import needs
+import numpy as np
 
-with needs("sim"):
-    import numpy as np
+from cotenant.core.errors import InputError
 
 MAX_TOKENS = 10_000_000
 MAX_REQUESTS = 50_000_000
