@@ -24,9 +24,7 @@ def another(node: Node, name: str, kind: str) -> Program:
     """A tenant that works until it is killed."""
     if kind == "service":
         workload = node.service(5, 1, name)
-        assert workload.process.stdin is not None
-        workload.process.stdin.write("1000000\n")
-        workload.process.stdin.flush()
+        workload.tell("1000000")
         return workload
     workload = node.add(name, best_effort=True) if kind == "best-effort" else node.add(name, limit=0.4)
     workload.begin(3600)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 
@@ -57,12 +56,7 @@ def loops(node: Node, name: str, kernel_ns: int) -> Program:
 
 
 def slices(program: Program, order: str = "") -> list[int]:
-    pipe, answers = program.process.stdin, program.process.stdout
-    assert pipe is not None
-    assert answers is not None
-    pipe.write(f"{order}\n")
-    pipe.flush()
-    return list(json.loads(answers.readline()))
+    return list(program.ask(order, None))
 
 
 def test_a_service_preempts_long_kernels_and_waits_for_short_ones(node: Node) -> None:
@@ -83,13 +77,8 @@ def test_between_two_requests_that_follow_each_other_no_best_effort_work_starts(
         return sum(holder["raises"] for holder in node.clients[0].call("colocation")["gpus"][uuid]["holders"])
 
     before = raises()
-    assert service.process.stdin is not None
-    assert service.process.stdout is not None
-    service.process.stdin.write("100\n")
-    service.process.stdin.flush()
-    service.process.stdout.readline()
-    # A flag that is cleared at once is set for each of the 100 requests. On a loaded machine the service may pause
-    # between some of them.
+    service.ask("100", None)
+    # a flag that is cleared at once is set for each of the 100; a loaded machine may pause the service between some
     assert 1 <= raises() - before <= 90
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Container, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterable
+from dataclasses import fields, replace
 from typing import Any
 
 from cotenant.abi.protocol import FailMode
@@ -304,56 +304,28 @@ class Registry:
                 )
 
 
+# how a field of TenantSpec is made of its JSON value, by the field's type
+_OF_JSON: dict[str, Callable[[Any], Any]] = {
+    "str": str, "int": int, "float": float, "bool": bool, "int | None": int, "float | None": float,
+    "tuple[str, ...]": lambda names: tuple(str(name) for name in names), "Strength": Strength,
+}  # fmt: skip
+_LOCAL = ("uid", "choices")  # fields of declared tenants, which only the configuration file sets
+
+
 def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
     """A spec in JSON types, for the state file and the control socket."""
-    return {
-        "name": spec.name,
-        "request": spec.request,
-        "limit": spec.limit,
-        "memory_bytes": spec.memory_bytes,
-        "enforce_memory": spec.enforce_memory,
-        "priority": spec.priority,
-        "weight": spec.weight,
-        "gpus": list(spec.gpus),
-        "gpu_count": spec.gpu_count,
-        "mechanism": spec.mechanism,
-        "best_effort": spec.best_effort,
-        "copy_weight": spec.copy_weight,
-        "oversubscribe": spec.oversubscribe,
-        "latency_sensitive": spec.latency_sensitive,
-        "work_class": spec.work_class,
-        "work_sms": spec.work_sms,
-        "kernels": spec.kernels,
-        "in_flight_us": spec.in_flight_us,
-    }
+    values = {name: value for name, value in vars(spec).items() if name not in _LOCAL}
+    return values | {"gpus": list(spec.gpus)}
 
 
 def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
     """Convert a JSON object of the control socket or the state file to a spec. Raises InputError for wrong types."""
     try:
-        memory = data.get("memory_bytes")
-        whole = isinstance(memory, int) or (isinstance(memory, float) and memory.is_integer())
-        if memory is not None and (isinstance(memory, bool) or not whole):
-            raise InputError(f"memory_bytes is {str(memory)[:40]!r}, which is not a whole number", field="memory_bytes")
-        return TenantSpec(
-            name=str(data["name"]),
-            request=float(data.get("request") or 0.0),
-            limit=float(1.0 if data.get("limit") is None else data["limit"]),
-            memory_bytes=None if memory is None else int(memory),
-            enforce_memory=Strength(data.get("enforce_memory") or Strength.NOTHING),
-            priority=int(data.get("priority") or 0),
-            weight=float(data.get("weight") or 0.0),
-            gpus=tuple(str(g) for g in data.get("gpus") or ()),
-            gpu_count=int(data.get("gpu_count") or 1),
-            mechanism=str(data.get("mechanism") or mechanism_list.AUTO),
-            best_effort=bool(data.get("best_effort")),
-            oversubscribe=str(data.get("oversubscribe") or "none"),
-            copy_weight=None if data.get("copy_weight") is None else float(data["copy_weight"]),
-            latency_sensitive=bool(data.get("latency_sensitive")),
-            work_class=str(data.get("work_class") or "unknown"),
-            work_sms=int(data.get("work_sms") or 0),
-            kernels=str(data.get("kernels") or ""),
-            in_flight_us=int(data.get("in_flight_us") or 0),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        values = {
+            field.name: _OF_JSON[str(field.type)](data[field.name])
+            for field in fields(TenantSpec)
+            if field.name not in _LOCAL and data.get(field.name) not in (None, "")
+        }
+        return TenantSpec(**{"name": str(data["name"])} | values)
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the description of the tenant cannot be read: {error}") from None
