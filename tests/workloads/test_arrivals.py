@@ -216,5 +216,5 @@ def test_gaps_without_end_are_refused(text: str) -> None:
 
 
 def test_stays_far_shorter_than_the_run_are_refused() -> None:
-    with pytest.raises(InputError, match="1,000,000 stays"):
+    with pytest.raises(InputError, match="over 1,000,000 times"):
         draw(parse_arrivals("mmpp:1,1e-9;2,1e-9"), 10.0, 5.0, np.random.default_rng(0))
