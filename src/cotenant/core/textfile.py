@@ -28,7 +28,7 @@ def csv_rows(path: str | Path, least: int = 1) -> Iterator[tuple[int, list[str]]
         for row in reader:
             cells = [cell.strip() for cell in row]
             if any(cells) and len(cells) < least:
-                raise InputError(f"has {len(cells)} cells of {least} or more", file=path, line=reader.line_num)
+                raise InputError(f"has {len(cells)} cells; at least {least} are needed", file=path, line=reader.line_num)
             if any(cells):
                 yield reader.line_num, cells
     except csv.Error as error:

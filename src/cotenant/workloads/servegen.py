@@ -68,7 +68,9 @@ def windows_of(path: str, name: str, text: str) -> np.ndarray:
         except ValueError:
             row = []
         if len(row) < 3 or not all(math.isfinite(x) and x >= 0 for x in row):
-            raise InputError(f"{name}: a row is start,rate,CV,...", file=path, line=number)
+            raise InputError(
+                f"{name}: a row must be start,rate,CV,..., with numbers of at least 0", file=path, line=number
+            )
         rows.append(row)
     if len(rows) > 1 and rows[1][0] <= rows[0][0]:
         raise InputError(f"{name}: windows must start one after another", file=path, line=2)

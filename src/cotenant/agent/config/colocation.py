@@ -17,11 +17,6 @@ from cotenant.profiles.kernels.profile import CLASS_NAMES, read_kernel_rows
 # setting -> its type: float for a fraction, int for a count, str for one of a list of names
 _KEYS = {each.name: str(each.type) for each in fields(ColocationSettings)}
 _KEPT = ("overlap", "heartbeat_timeout_ms", "sm_threshold")  # these settings keep their values when the scheme changes
-_RENAMED = {
-    "interval": "in_flight_us", "beside": "overlap", "duty": "duty_cycle", "hold_limit": "heartbeat_timeout_ms",
-    "ahead": "run_ahead", "ahead_below": "run_ahead",
-}  # fmt: skip
-_GONE = ("lead", "check", "stretch")
 _CLASSES = CLASS_NAMES[1:]
 
 

@@ -321,11 +321,15 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
 def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
     """Convert a JSON object of the control socket or the state file to a spec. Raises InputError for wrong types."""
     try:
+        memory = data.get("memory_bytes")
+        whole = isinstance(memory, int) or (isinstance(memory, float) and memory.is_integer())
+        if memory is not None and (isinstance(memory, bool) or not whole):
+            raise InputError(f"memory_bytes is {str(memory)[:40]!r}, which is not a whole number", field="memory_bytes")
         values = {
             field.name: _OF_JSON[str(field.type)](data[field.name])
             for field in fields(TenantSpec)
             if field.name not in _LOCAL and data.get(field.name) not in (None, "")
         }
         return TenantSpec(**{"name": str(data["name"])} | values)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"the description of the tenant cannot be read: {error}") from None

@@ -232,7 +232,9 @@ def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
         if line == 1 and row[0] == "model":
             continue
         if len(row) < 4:
-            raise InputError("a row is model,partition_pct,batch,latency_ms", file=path, line=line)
+            raise InputError(
+                "a row is too short; it must be model,partition_pct,batch,latency_ms", file=path, line=line
+            )
         pct, batch = cell_number(row[1], path, line, "partition_pct"), cell_number(row[2], path, line, "batch")
         if not 1 <= batch <= MAX_BATCH:
             raise InputError(f"batch {row[2]} is not 1 to {MAX_BATCH}", file=path, line=line, field="batch")
