@@ -27,10 +27,12 @@ def csv_rows(path: str | Path, least: int = 1) -> Iterator[tuple[int, list[str]]
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
-            if any(cells) and len(cells) < least:
-                raise InputError(f"has {len(cells)} cells; at least {least} are needed", file=path, line=reader.line_num)
-            if any(cells):
-                yield reader.line_num, cells
+            if not any(cells):
+                continue
+            if len(cells) < least:
+                what = f"has {len(cells)} cells; at least {least} are needed"
+                raise InputError(what, file=path, line=reader.line_num)
+            yield reader.line_num, cells
     except csv.Error as error:
         raise InputError(f"is not CSV: {error}", file=path, line=reader.line_num) from None
 
