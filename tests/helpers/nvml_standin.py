@@ -161,8 +161,8 @@ class StandIn:
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
         if isinstance(handle, tuple):  # the handle of a MIG device is a tuple
-            card, instance = handle
-            return f"MIG-{self.cards[card].uuid[4:12]}-0000-0000-0000-{instance:012d}"
+            card, instance, compute = handle
+            return f"MIG-{self.cards[card].uuid[4:12]}-0000-0000-{compute:04d}-{instance:012d}"
         return self.cards[handle].uuid
 
     def nvmlDeviceGetName(self, handle: int) -> bytes:
@@ -316,11 +316,11 @@ class StandIn:
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
         return 7
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> tuple[int, int]:
-        live = [i.id for i in self.card(handle).instances.values() if i.compute]
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> tuple[int, int, int]:
+        live = [(i.id, compute) for i in self.card(handle).instances.values() for compute in i.compute]
         if index >= len(live):
             self.fail("NOT_FOUND")
-        return handle, live[index]
+        return handle, *live[index]
 
-    def nvmlDeviceGetGpuInstanceId(self, handle: tuple[int, int]) -> int:
+    def nvmlDeviceGetGpuInstanceId(self, handle: tuple[int, int, int]) -> int:
         return handle[1]

@@ -310,7 +310,13 @@ def _show_steps(done: dict[str, Any], as_json: bool) -> None:
     for step in done["steps"] or ["nothing to do"]:
         print(f"{word}{step}" if done["steps"] else step)
     for row in done.get("instances", []):
-        print(f"{row['profile']}@{row['start']}  {row['uuid']}")
+        _show_instance(row, "")
+
+
+def _show_instance(row: dict[str, Any], before: str) -> None:
+    """Print one line for each UUID of an instance."""
+    for uuid in row["uuids"] or ["has no compute instance, so that no program can use it"]:
+        print(f"{before}{row['profile']}@{row['start']}  {uuid}")
 
 
 @app.command()
@@ -330,7 +336,7 @@ def export(
         state = {True: "on", False: "off", None: "not supported"}[row["mig"]]
         print(f"{row['index']}  {row['uuid']}  {row['name']}  MIG {state}")
         for instance in row["instances"]:
-            print(f"   {instance['profile']}@{instance['start']}  {instance['uuid']}")
+            _show_instance(instance, "   ")
 
 
 @app.command()

@@ -8,6 +8,7 @@ the previous instances are created again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,17 +37,26 @@ class Change:
     def steps(self, geo: Geometry) -> list[str]:
         """The steps of the change in words, in order."""
         return [
-            *(f"destroy {g} (instance {g.id})" for g in self.destroy),
+            *(f"destroy {_whole_name(g)}" for g in self.destroy),
             *(f"complete {g} (instance {g.id} has no compute instance)" for g in self.fill),
             *(f"create {geo.name(p)}" for p in self.create),
         ]
 
 
-def difference(layout: Layout, existing: list[GpuInstance]) -> Change:
-    """The change from the existing instances to a layout; larger instances are created first."""
+def _whole_name(instance: GpuInstance) -> str:
+    """An instance with its id, and with the number of its compute instances if it is divided."""
+    divided = f" with {len(instance.compute_ids)} compute instances" if len(instance.compute_ids) > 1 else ""
+    return f"{instance} (instance {instance.id}{divided})"
+
+
+def difference(layout: Layout, existing: list[GpuInstance], untouched: AbstractSet[int] = frozenset()) -> Change:
+    """The change from the existing instances to a layout; larger instances are created first.
+
+    `untouched`: ids of instances that stay as they are, although they are divided or have no compute instance.
+    """
     wanted = set(layout)
-    keep = tuple(g for g in existing if g.placement in wanted and len(g.compute_ids) == 1)
-    fill = tuple(g for g in existing if g.placement in wanted and not g.compute_ids)
+    keep = tuple(g for g in existing if g.placement in wanted and (len(g.compute_ids) == 1 or g.id in untouched))
+    fill = tuple(g for g in existing if g.placement in wanted and not g.compute_ids and g.id not in untouched)
     spared = {g.id for g in (*keep, *fill)}
     destroy = tuple(g for g in existing if g.id not in spared)
     have = {g.placement for g in (*keep, *fill)}
@@ -63,7 +73,9 @@ def _open(nvml: Nvml, gpu: str) -> tuple[NvmlGpu, Geometry]:
     return device, nvml.geometry(device)
 
 
-def _refuse_if_used(nvml: Nvml, device: NvmlGpu, change: Change, *, beside_running: bool) -> None:
+def _refuse_if_used(nvml: Nvml, device: NvmlGpu, change: Change, *, beside_running: bool | None) -> None:
+    """Raise WorkError if processes run on the GPU, or, with `beside_running`, on an instance that is to be changed.
+    None: the command has no such option, so the message does not name it."""
     running = nvml.processes(device)
     if beside_running:
         doomed = {g.id for g in change.destroy} | {g.id for g in change.fill}
@@ -73,7 +85,7 @@ def _refuse_if_used(nvml: Nvml, device: NvmlGpu, change: Change, *, beside_runni
         pids = ", ".join(
             f"{pid} on {names[where]}" if where in names else str(pid) for pid, where in sorted(running.items())[:8]
         )
-        hint = "" if beside_running else "; --beside-running changes only instances that are not in use"
+        hint = "" if beside_running is not False else "; --beside-running changes only instances that are not in use"
         raise WorkError(f"GPU {device.index} runs process {pids}: stop it first{hint}")
 
 
@@ -100,7 +112,10 @@ def _carry_out(nvml: Nvml, device: NvmlGpu, geo: Geometry, change: Change, say: 
 def _put_back(nvml: Nvml, device: NvmlGpu, geo: Geometry, before: list[GpuInstance], say: Say) -> str:
     """Create the previous instances again after a step has failed. Returns the outcome in words."""
     try:
-        back = difference(tuple(g.placement for g in before), nvml.instances(device, geo))
+        now = nvml.instances(device, geo)
+        as_before = {(g.id, g.compute_ids) for g in before}
+        untouched = {g.id for g in now if (g.id, g.compute_ids) in as_before}
+        back = difference(tuple(g.placement for g in before), now, untouched)
         if back.empty:
             return "nothing was changed"
         _carry_out(nvml, device, geo, back, say)
@@ -108,7 +123,10 @@ def _put_back(nvml: Nvml, device: NvmlGpu, geo: Geometry, before: list[GpuInstan
         left = ", ".join(map(str, nvml.instances(device, geo))) or "no instance"
         was = ", ".join(map(str, before)) or "no instance"
         return f"the GPU had {was}, which could not be created again ({error}); it now has {left}"
-    return "the previous instances exist again" + (", with new UUIDs" if back.create else "")
+    made = {g.placement for g in back.fill} | set(back.create)
+    whole = ", ".join(str(g) for g in before if g.placement in made and len(g.compute_ids) > 1)
+    lost = f"; {whole} had several compute instances and has one now" if whole else ""
+    return "the previous instances exist again" + (", with new UUIDs" if back.create else "") + lost
 
 
 def apply(
@@ -149,7 +167,7 @@ def reset(nvml: Nvml, gpu: str, *, dry_run: bool = False) -> dict[str, Any]:
     device, geo = _open(nvml, gpu)
     change = difference((), nvml.instances(device, geo))
     if not change.empty:
-        _refuse_if_used(nvml, device, change, beside_running=False)
+        _refuse_if_used(nvml, device, change, beside_running=None)
     if not dry_run:
         why = ""
         for instance in change.destroy:
@@ -185,10 +203,16 @@ def apply_rules(
     for device, rule in todo:
         _refuse_rule(rule, ids[device.uuid])
     for dry in (True, False)[: 1 if dry_run else 2]:
-        done = [
-            {"gpu": d.uuid, "name": d.name, "dry_run": dry, "steps": _follow(nvml, d, rule, dry, beside_running, say)}
-            for d, rule in todo
-        ]
+        done: list[dict[str, Any]] = []
+        for device, rule in todo:
+            try:
+                steps = _follow(nvml, device, rule, dry, beside_running, say)
+            except WorkError as error:
+                changed = [str(d.index) for (d, _), row in zip(todo, done, strict=False) if row["steps"] and not dry]
+                if not changed:
+                    raise
+                raise WorkError(f"{error}; changed before, as the rule says: GPU {', '.join(changed)}") from None
+            done.append({"gpu": device.uuid, "name": device.name, "dry_run": dry, "steps": steps})
     return done
 
 
@@ -203,18 +227,34 @@ def _refuse_rule(rule: Rule, pci_id: int) -> None:
 
 def _follow(nvml: Nvml, device: NvmlGpu, rule: Rule, dry_run: bool, beside_running: bool, say: Say) -> list[str]:
     """Apply a rule to one GPU, unless `dry_run`. Returns the steps in words."""
-    steps = []
-    now = nvml.mode(device)[0]
-    if rule.enabled and not now:
-        done = set_mode(nvml, device.uuid, True, dry_run=dry_run)
-        steps.append("turn MIG on")
-        if dry_run:
-            return [*steps, *([f"create {rule}"] if rule.profiles else [])]
-        if done["reset_needed"]:
-            raise WorkError(f"MIG on GPU {device.index} waits for a GPU reset")
-    elif not rule.enabled and not now:
+    now = _mode_or_none(nvml, device)
+    if not rule.enabled and now is None:
+        return []  # mig-parted's lists turn MIG off on all GPUs, and some GPUs do not have it
+    if not rule.enabled and not now:
         back = set_mode(nvml, device.uuid, False, dry_run=dry_run)["changed"]
         return ["cancel turning MIG on"] if back else []
+    if now:
+        return _follow_with_mig(nvml, device, rule, dry_run, beside_running, say)
+    done = set_mode(nvml, device.uuid, True, dry_run=dry_run)
+    if dry_run:
+        return ["turn MIG on", *([f"create {rule}"] if rule.profiles else [])]
+    if done["reset_needed"]:
+        raise WorkError(f"MIG on GPU {device.index} waits for a GPU reset")
+    try:
+        return ["turn MIG on", *_follow_with_mig(nvml, device, rule, dry_run, beside_running, say)]
+    except (InputError, WorkError) as error:
+        try:
+            off = not set_mode(nvml, device.uuid, False)["reset_needed"]
+        except WorkError:
+            off = False
+        raise WorkError(f"{error}; MIG on GPU {device.index} is {'off again' if off else 'on now'}") from None
+
+
+def _follow_with_mig(
+    nvml: Nvml, device: NvmlGpu, rule: Rule, dry_run: bool, beside_running: bool, say: Say
+) -> list[str]:
+    """Apply a rule to a GPU whose MIG mode is on, unless `dry_run`. Returns the steps in words."""
+    steps: list[str] = []
     if rule.profiles:
         geo = nvml.geometry(device)
         text = geo.format(rule.layout(geo, [g.placement for g in nvml.instances(device, geo)]))
@@ -261,7 +301,10 @@ def set_mode(nvml: Nvml, gpu: str, on: bool, *, dry_run: bool = False) -> dict[s
 
 
 def describe(nvml: Nvml, device: NvmlGpu, geo: Geometry) -> list[dict[str, Any]]:
-    """The MIG instances of a GPU: profile, start, id, sizes, and the UUID for CUDA_VISIBLE_DEVICES."""
+    """The MIG instances of a GPU: profile, start, id, sizes, and the UUIDs for CUDA_VISIBLE_DEVICES.
+
+    `uuids` has one UUID for each compute instance, and `uuid` is the first of them.
+    """
     rows = []
     for g in nvml.instances(device, geo):
         profile = geo.every.get(g.placement.kind)
@@ -271,6 +314,7 @@ def describe(nvml: Nvml, device: NvmlGpu, geo: Geometry) -> list[dict[str, Any]]
                 "start": g.placement.start,
                 "instance_id": g.id,
                 "uuid": g.uuid,
+                "uuids": list(g.uuids),
                 "memory_bytes": profile and profile.memory_bytes,
                 "sms": profile and profile.sms,
             }

@@ -53,8 +53,13 @@ class GpuInstance:
     id: int
     placement: Placement
     compute_ids: tuple[int, ...]
-    uuid: str | None = None
+    uuids: tuple[str, ...] = ()  #: of its MIG devices: one for each compute instance
     name: str = ""
+
+    @property
+    def uuid(self) -> str | None:
+        """UUID of its first MIG device; None if it has no compute instance."""
+        return self.uuids[0] if self.uuids else None
 
     def __str__(self) -> str:
         return f"{self.name}@{self.placement.start}"
@@ -219,7 +224,7 @@ class Nvml:
                 info = self.call("reading a GPU instance", "nvmlGpuInstanceGetInfo", array[i])
                 compute = tuple(c for c, _ in self._compute(array[i]))
                 place = Placement(int(info.placement.start), kind)
-                found.append(GpuInstance(int(info.id), place, compute, uuids.get(int(info.id)), profile.name))
+                found.append(GpuInstance(int(info.id), place, compute, uuids.get(int(info.id), ()), profile.name))
         # instances whose profile the driver does not describe
         for missing in uuids.keys() - {instance.id for instance in found}:
             handle = self._instance(device, missing)
@@ -264,10 +269,10 @@ class Nvml:
         )  # fmt: skip
         return [info for info in infos if info is not None]
 
-    def _uuids(self, device: NvmlGpu) -> dict[int, str]:
-        """GPU instance id -> UUID of its MIG device."""
+    def _uuids(self, device: NvmlGpu) -> dict[int, tuple[str, ...]]:
+        """GPU instance id -> UUIDs of its MIG devices. A divided instance has one for each of its compute instances."""
         most = int(self.call("counting MIG devices", "nvmlDeviceGetMaxMigDeviceCount", device.handle))
-        result: dict[int, str] = {}
+        result: dict[int, tuple[str, ...]] = {}
         for index in range(most):
             try:
                 handle = self.call("opening a MIG device", "nvmlDeviceGetMigDeviceHandleByIndex", device.handle, index)
@@ -276,7 +281,8 @@ class Nvml:
                     continue
                 raise
             instance = int(self.call("reading a MIG device", "nvmlDeviceGetGpuInstanceId", handle))
-            result.setdefault(instance, _text(self.call("reading a MIG device", "nvmlDeviceGetUUID", handle)))
+            uuid = _text(self.call("reading a MIG device", "nvmlDeviceGetUUID", handle))
+            result[instance] = (*result.get(instance, ()), uuid)
         return result
 
     def create(self, device: NvmlGpu, profile: SliceProfile, start: int) -> int:
